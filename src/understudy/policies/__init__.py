@@ -4,6 +4,7 @@ registry           types of policies by name, their settings and configs
 policy             `Policy`, the base class of all of them
 draws              random numbers of a policy, keyed by position
 losses             per-sample losses
+imagined           predicted consequences of actions
 batch              checks of the batch
 common             layers, normalization, flow matching and augmentation
 flow               the small flow-matching policy
@@ -11,6 +12,7 @@ pi05               pi0.5 and pi0
 world_action       the world-action model: actions, and the states and images that follow
 inference          `load_policy`: a saved policy that acts on observations
 observation_history  past observations of an episode, as training read them
+meta_device        construction without memory for large tensors
 field_types        types of the values in a config.json
 companion_files    files that a policy needs besides its weights
 policy_folder      a policy as a folder: weights, config, normalization

@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from understudy.batch_keys import STATE, TASK
-from understudy.meta_device import OnMeta
 from understudy.policies import policy_folder
 from understudy.policies.common.layers import Linear
 from understudy.policies.common.normalizer import Normalizer
-from understudy.policies.common.task_modes import POLICY
+from understudy.policies.common.task_modes import FORWARD, POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
+from understudy.policies.imagined import Imagined
 from understudy.policies.losses import Loss
+from understudy.policies.meta_device import OnMeta
 from understudy.policies.registry import policy_type
-from understudy.policies.weight_files import ReadRows
+from understudy.policies.weight_files import ReadRows, StoredRows, StoredTensors
 
 
 class Policy(nn.Module):
@@ -40,10 +41,14 @@ class Policy(nn.Module):
     validation_draws: int = 1
     """Independent draws per sample in a validation: the second axis of `Detail.sum`."""
     fills_weights: ClassVar[bool] = False
-    """Whether `first_weights` gives every parameter, so that a run can build the policy on the meta device."""
+    """Whether `first_weights` and `stored_rows` give every parameter, so that a run can build the policy on the meta
+    device."""
     packs: bool = False
     """Whether `losses` computes the valid tokens of a batch alone, where the policy has tokens; runs with
     `max_num_tokens` set it."""
+    length_multiple: int = 1
+    """Multiple to which `losses` pads texts, where the policy has tokens; runs with `compile` set it, so that compiled
+    blocks meet few lengths."""
     config: Any
     """A `PolicyConfig` with the settings of this type."""
     normalizer: Normalizer
@@ -79,6 +84,9 @@ class Policy(nn.Module):
         It reads neither weights nor random numbers, so that threads may run it beside a step.
         """
         return batch
+
+    def check_ready(self) -> None:
+        """Raise ConfigError where the policy lacks a file that `preprocess` needs. A run calls it at its start."""
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements in a batch per loss term, int64 []: the divisor of the loss, known before it."""
@@ -135,6 +143,25 @@ class Policy(nn.Module):
         """
         raise ValueError(f"a policy of type {self.config.type} cannot continue a chunk; call act without previous")
 
+    @property
+    def imagines(self) -> bool:
+        """Whether `imagine` can predict the consequences of given actions."""
+        return False
+
+    def imagine(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
+        """Predict the states that follow, and images where the policy has them; optional (`imagines`).
+
+        Args:
+            batch: see the class; mode "forward_dynamics" needs `action` [B, T, A].
+            draws: the numbers of `random_spec("act")`.
+            steps: integration steps, where the policy samples.
+            mode: "forward_dynamics": after the batch's actions; "policy": after the policy's own.
+
+        Raises:
+            ValueError: the policy predicts no future, or the mode gives it.
+        """
+        raise ValueError(f"a policy of type {self.config.type} imagines no future; see `imagines`")
+
     def describe_losses(self, terms: Collection[str]) -> list[str]:
         """Describe, in a line or none, the parts that the given loss terms train. A run prints it at its start."""
         return []
@@ -157,6 +184,29 @@ class Policy(nn.Module):
             ValueError: a file of weights is damaged or not one of this network. OSError: it cannot be read.
         """
         raise NotImplementedError
+
+    def stored_rows(self, weights: StoredTensors) -> StoredRows:
+        """Fill the stored buffers, and return the rows of stored weights by the names of `named_parameters`.
+
+        Names of earlier releases are accepted.
+
+        Raises:
+            ValueError: names or shapes differ, or a weight is of integers.
+        """
+        keys, files = {current_name(key, self.config.OLD_MODULES): key for key in weights}, weights.files
+        what = "the weights are not those of this config"
+        own, parameters = self.state_dict(), dict(self.named_parameters(remove_duplicate=False))
+        for name, tensor in own.items():
+            if files.shapes.get(key := keys.get(name, "")) != tuple(tensor.shape):
+                raise ValueError(f"{what}: {name} is missing or has another shape")
+            if name in parameters and not files.dtypes[key].is_floating_point:
+                raise ValueError(f"{what}: {name} is {files.dtypes[key]}; weights are floating-point")
+        if unknown := sorted(keys.keys() - own.keys()):
+            raise ValueError(f"{what}: {unknown[0]} is not in the network")
+        for name in own.keys() - parameters.keys():
+            path, _, leaf = name.rpartition(".")
+            setattr(self.get_submodule(path), leaf, files.read(keys[name]).to(own[name].dtype))  # a large one is meta
+        return StoredRows(weights.files, keys)
 
     def largest_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Preprocess a batch with instructions as long as the policy takes, for `understudy plan`.

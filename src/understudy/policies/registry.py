@@ -230,6 +230,17 @@ class PolicyConfig:
     future: bool = False
     """Whether the run also trains on the states that follow each action of the chunk (task modes)."""
 
+    def fact_problems(self) -> list[str]:
+        """List the rules that these facts break, one line each."""
+        found = [
+            f"{n}: {getattr(self, n)}: must be at least 1" for n in ("action_dim", "chunk") if getattr(self, n) < 1
+        ]
+        if self.state_dim < 0:
+            found.append(f"state_dim: {self.state_dim}: must be 0 (no state) or more")
+        if self.future and not self.state_dim:
+            found.append("future: True: needs a state, and state_dim is 0")
+        return found
+
 
 def check_start(config: Any) -> None:
     """Check the config of a new run against the files that it starts from, by its `START_CHECK`.

@@ -7,7 +7,8 @@ A read maps the file for the length of the call, so the memory beside the result
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 
 import torch
@@ -113,6 +114,13 @@ class WeightFiles:
             return next(iter(found.values()))
         return hashlib.sha256("".join(f"{own} {name}\n" for name, own in found.items()).encode()).hexdigest()
 
+    def check_values(self) -> None:
+        """Read all tensors, `PART` bytes at a time; raises as `read` does."""
+        for key, shape in self.shapes.items():
+            step = rows_of_part(shape)
+            for low in range(0, shape[0] if shape else 1, step):
+                self.read(key, low, low + step)
+
     def _check_version(self, file: Path) -> None:
         if _version(file) != self._versions[file]:
             raise ValueError(f"{file} changed while its tensors were read: load it again")
@@ -122,9 +130,14 @@ class WeightFiles:
         if not target.ndim:
             target.copy_(self.read(key))
             return
-        step = max(1, PART // max(1, target[:1].numel() * 4))
+        step = rows_of_part(target.shape)
         for low in range(0, len(target), step):
             target[low : low + step].copy_(self.read(key, low, low + step))
+
+
+def rows_of_part(shape: Sequence[int]) -> int:
+    """Return the number of rows of a tensor that take `PART` bytes in float32; at least 1."""
+    return max(1, PART // max(1, prod(shape[1:]) * 4))
 
 
 class StoredTensors(Mapping[str, Tensor]):
@@ -146,6 +159,23 @@ class StoredTensors(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.files.shapes)
+
+
+class StoredRows:
+    """Rows of parameters from files (`ReadRows`).
+
+    Attributes:
+        dtypes: by parameter, those of the files.
+    """
+
+    def __init__(self, files: WeightFiles, keys: Mapping[str, str]) -> None:
+        """Read from `files`; keys: parameter -> its key there."""
+        self.dtypes = {name: files.dtypes[key] for name, key in keys.items()}
+        self._files, self._keys = files, keys
+
+    def __call__(self, name: str, start: int, stop: int) -> Tensor:
+        """Read the rows [start, stop) of a parameter; raises as `WeightFiles.read` does."""
+        return self._files.read(self._keys[name], start, stop)
 
 
 def stored_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -6,11 +6,12 @@ affine           normalization as an affine map per norm head
 normalizer       between the robot's units and the network's, per norm head
 fast_tokenizer   FAST action tokens
 fit_text_tokenizer  a small sentencepiece model for the texts of a dataset
-segments         attention between segments of flat tokens
 letterbox        images of any size between black bars
 ages             ages of past frames in settings
 history          past frames and states of a batch
 token_loss       cross-entropy over a large vocabulary
 augment          image augmentation from explicit draws
+towers           pairs of transformer towers that attend to each other
+encoders         texts and images as vectors
 task_modes       task modes: policy, forward, inverse and joint
 """

@@ -35,6 +35,14 @@ class Conv2d(nn.Conv2d):
         return self._conv_forward(input, self.weight.to(input.dtype), bias)
 
 
+class Embedding(nn.Embedding):
+    """Table of rows in any float dtype; the rows come in float32."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Look up rows by their numbers, int64 [...]; returns float32 [..., width]."""
+        return super().forward(input).float()
+
+
 def rows(layer: nn.Module, x: Tensor) -> Tensor:
     """Apply a layer to x [..., in] as to a matrix: torch returns a product of more dimensions as a view.
 

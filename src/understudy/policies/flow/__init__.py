@@ -2,6 +2,4 @@
 
 config    settings and config
 model     `FlowPolicy`
-vision    the image encoder
-text      instructions as UTF-8 bytes
 """

@@ -20,14 +20,15 @@ from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION, MODE, STATE, TASK
 from understudy.policies.batch import check_shape, value_of
+from understudy.policies.common.encoders.image import ImageEncoder
+from understudy.policies.common.encoders.text import TextEncoder
 from understudy.policies.common.flow_matching import euler, noisy_actions, spread_times, velocity
 from understudy.policies.common.layers import Layer, Linear, layer_norm, sinusoids, zero_init
 from understudy.policies.common.normalizer import Normalizer, blanked, state_now
 from understudy.policies.common.task_modes import DYNAMICS, FLOW, FORWARD, MODES, POLICY, TRAINS
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.flow.config import FlowPolicyConfig
-from understudy.policies.flow.text import TextEncoder
-from understudy.policies.flow.vision import ImageEncoder
+from understudy.policies.imagined import Imagined
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
 from understudy.policies.policy import Policy
 
@@ -60,7 +61,7 @@ class FlowPolicy(Policy):
     unless all samples have mode "policy". To act, [B, S] is enough.
     """
 
-    forward_methods: ClassVar[tuple[str, ...]] = ("losses", "act", "sample_actions", "sample_future")
+    forward_methods: ClassVar[tuple[str, ...]] = ("losses", "act", "sample_actions", "sample_future", "imagine")
     validation_draws = VALIDATION_DRAWS
     config: FlowPolicyConfig
 
@@ -106,6 +107,11 @@ class FlowPolicy(Policy):
     def loss_terms(self) -> tuple[str, ...]:
         """Names of the loss terms: `flow` of the actions, and with a future `dynamics` of the states."""
         return self._streams
+
+    @property
+    def imagines(self) -> bool:
+        """Whether it was built with a future."""
+        return self.config.future
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -218,7 +224,7 @@ class FlowPolicy(Policy):
     @torch.no_grad()
     def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
         """Sample actions from the noise of `random_spec("act")`; see `sample_actions`."""
-        return self.normalizer.robot_actions(self._sample(batch, draws["noise"], steps, mode, FLOW), batch)
+        return self.normalizer.robot_actions(self._sample(batch, draws["noise"], steps, mode, FLOW)[FLOW], batch)
 
     @torch.no_grad()
     def sample_actions(self, batch: Mapping[str, Any], noise: Tensor, steps: int = 10, mode: str = POLICY) -> Tensor:
@@ -233,7 +239,7 @@ class FlowPolicy(Policy):
         Returns:
             float32 [B, T, A] in the robot's units, not clipped to any limits; 0 behind a robot's own dimensions.
         """
-        return self.normalizer.robot_actions(self._sample(batch, noise, steps, mode, FLOW), batch)
+        return self.normalizer.robot_actions(self._sample(batch, noise, steps, mode, FLOW)[FLOW], batch)
 
     @torch.no_grad()
     def sample_future(self, batch: Mapping[str, Any], noise: Tensor, steps: int = 10, mode: str = FORWARD) -> Tensor:
@@ -248,7 +254,17 @@ class FlowPolicy(Policy):
         Returns:
             float32 [B, T, S] in the robot's units; 0 behind a robot's own dimensions.
         """
-        return self.normalizer.robot_states(self._sample(batch, noise, steps, mode, DYNAMICS), batch)
+        return self.normalizer.robot_states(self._sample(batch, noise, steps, mode, DYNAMICS)[DYNAMICS], batch)
+
+    @torch.no_grad()
+    def imagine(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
+        """Sample the states that follow; see `Policy.imagine`. There are no images."""
+        found = self._sample(batch, draws["noise"], steps, mode, DYNAMICS)
+        return Imagined(
+            self.normalizer.robot_actions(found[FLOW], batch),
+            self.normalizer.robot_states(found[DYNAMICS], batch),
+            None,
+        )
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -330,8 +346,8 @@ class FlowPolicy(Policy):
             h = layer(h, modulation)
         return self.out_proj(layer_norm(h)).float().view(x.shape)
 
-    def _sample(self, batch: Mapping[str, Any], noise: Tensor, steps: int, mode: str, term: str) -> Tensor:
-        """Sample the target of `term` from noise [B, T, A + S] in `mode`: normalized, [B, T, dim]."""
+    def _sample(self, batch: Mapping[str, Any], noise: Tensor, steps: int, mode: str, term: str) -> dict[str, Tensor]:
+        """Sample `term` and the other streams from noise [B, T, A + S] in `mode`: normalized, [B, T, dim] each."""
         if mode not in self.modes or term not in self._streams or term not in TRAINS[mode]:
             able = [each for each in self.modes if term in TRAINS[each] and term in self._streams]
             reason = f"mode {mode!r} does not lead to {'actions' if term == FLOW else 'states'} with this policy"
@@ -355,7 +371,7 @@ class FlowPolicy(Policy):
             return torch.cat(parts, dim=2)
 
         found = euler(field, torch.cat(start, dim=2), steps)
-        return self._split(found)[self._streams.index(term)]
+        return dict(zip(self._streams, self._split(found)))
 
     def _given_stream(self, batch: Mapping[str, Any], term: str) -> Tensor:
         """Stream that a mode gives as an input, [B, T, dim]; slots are padded where the batch has a mask."""

@@ -1,19 +1,15 @@
 """pi0.5 and pi0: a vision-language model and an action expert that attend to each other, layer by layer.
 
-sizes      dimensions of a network
-config     settings and configs
-policy     `Pi05Policy`
-network    `Pi0Network`
-extents    images of a batch, cameras and numbers of tokens of a sample
-respond    text behind the prompt: losses and predictions
-chunking   real-time chunking
-gemma      layers of the language tower and the action expert
-siglip     the vision encoder
-attention  attention between segments of tokens, rotary positions
-prompt     prompts, responses and action tokens in PaliGemma's vocabulary
-tokenize_batch  tokens of a batch
-released_keys  names of released weights, both ways
-weights    first weights: of a released file, or fresh
-normalization  normalization that released weights were trained with
-formats    folders of LeRobot and openpi
+sizes         dimensions of a network
+config        settings and configs
+policy        `Pi05Policy`
+flow_targets  noisy chunks of actions, and their loss
+network       `Pi0Network`
+observation   its inputs: text, past states, embedded prefix and tail
+siglip        the vision encoder
+extents       images of a batch, cameras and numbers of tokens of a sample
+chunking      real-time chunking
+text          prompts and responses as tokens
+weights       released weights: names, first weights, normalization
+formats       folders of LeRobot and openpi
 """

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from understudy.policies.common.ages import age_problems, times_of
 from understudy.policies.common.fast_tokenizer import FastTokenizer
-from understudy.policies.pi05.prompt import RESERVED, TextSettings
-from understudy.policies.pi05.released_keys import released_key
 from understudy.policies.pi05.sizes import Sizes
+from understudy.policies.pi05.text.prompt import RESERVED, TextSettings
+from understudy.policies.pi05.weights.released_keys import released_key
 from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType
 
 NETWORK_SIZE = (0, 0)
@@ -204,9 +204,7 @@ class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
     """Dimensions of the network (`Sizes`) as a JSON object; None: those of `size`. config.json always has them."""
 
     def __post_init__(self) -> None:
-        found = [
-            f"{n}: {getattr(self, n)}: must be at least 1" for n in ("action_dim", "chunk") if getattr(self, n) < 1
-        ]
+        found = self.fact_problems()
         if self.dimensions is None:
             object.__setattr__(self, "dimensions", asdict(self.preset()))
         object.__setattr__(self, "network", "")  # `dimensions` has it
@@ -216,8 +214,6 @@ class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
         for name in ("action_dim", "state_dim"):
             if getattr(self, name) > sizes.dim:
                 found.append(f"{name}: {getattr(self, name)}: the network takes up to {sizes.dim} (dim)")
-        if self.state_dim < 0:
-            found.append(f"state_dim: {self.state_dim}: must be 0 (no state) or more")
         if not sizes.adaptive and not self.state_dim:
             found.append("state_dim: 0: pi0 needs a state; set data.state to its key")
         if self.state_history and not self.state_dim:

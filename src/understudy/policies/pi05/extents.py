@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION
 from understudy.policies.batch import check_shape, to_device, value_of
+from understudy.policies.common.history import STATES_IS_PAD
 from understudy.policies.common.letterbox import blank, letterbox
-from understudy.policies.pi05.attention import Packing
+from understudy.policies.common.towers.attention import Packing
 from understudy.policies.pi05.siglip import Frames
 
 TEXT, FAST = "text", "fast"
@@ -33,6 +34,8 @@ class Extent(NamedTuple):
     prompt: int
     text: int = 0
     fast: int = 0
+    states: tuple[bool, ...] = ()
+    """Whether the sample has the state of each time, of a policy that sees past states; else empty."""
 
     def tokens(self, term: str) -> int:
         """Return the number of tokens that a loss term predicts."""
@@ -40,13 +43,14 @@ class Extent(NamedTuple):
 
     def total(self, image: int) -> int:
         """Return the tokens of the language tower, of which each camera has `image`."""
-        return sum(self.cameras) * image + self.prompt + self.text + self.fast
+        return sum(self.cameras) * image + sum(self.states) + self.prompt + self.text + self.fast
 
 
 def enclosing(sizes: Sequence[Extent]) -> Extent:
-    """Return the extent to which a batch is padded: every camera of any sample, and the longest texts."""
-    cameras, *lengths = zip(*sizes, strict=True)
-    return Extent(tuple(map(any, zip(*cameras, strict=True))), *map(max, lengths))
+    """Return the extent to which a batch is padded: each camera of any sample, the states, and the longest texts."""
+    cameras, prompts, texts, fasts, states = zip(*sizes, strict=True)
+    shown = tuple(map(any, zip(*cameras, strict=True)))
+    return Extent(shown, max(prompts), max(texts), max(fasts), (True,) * len(states[0]))
 
 
 def extents(batch: Mapping[str, Any], cameras: Sequence[str]) -> list[Extent]:
@@ -68,7 +72,9 @@ def extents(batch: Mapping[str, Any], cameras: Sequence[str]) -> list[Extent]:
     missing = [batch.get(f"{camera}_is_missing") for camera in cameras]
     count = len(lengths[0])
     has = [[True] * count if each is None else (~each).tolist() for each in missing]
-    return [Extent(tuple(own[row] for own in has), *(own[row] for own in lengths)) for row in range(count)]
+    states = (~batch[STATES_IS_PAD]).tolist() if STATES_IS_PAD in batch else [()] * count
+    rows = zip(zip(*has, strict=True) if has else [()] * count, *lengths, map(tuple, states), strict=True)
+    return [Extent(*row) for row in rows]
 
 
 class Images(NamedTuple):
@@ -131,9 +137,20 @@ def known_extents(batch: Mapping[str, Any], cameras: Sequence[str]) -> list[Exte
     return batch[EXTENTS] if EXTENTS in batch else extents(batch, cameras)
 
 
-def padded_tokens(sizes: Sequence[Extent], image: int) -> int:
-    """Return the number of tokens by which a batch is padded to the longest; `image`: tokens of a camera."""
-    return len(sizes) * enclosing(sizes).total(image) - sum(each.total(image) for each in sizes)
+def padded_tokens(sizes: Sequence[Extent], image: int, multiple: int = 1, most: Sequence[int] = (0, 0, 0)) -> int:
+    """Return the number of tokens by which a batch is padded.
+
+    Args:
+        sizes: of each sample.
+        image: tokens of a camera.
+        multiple: see `padded_length`.
+        most: the same, of prompt, response and FAST actions.
+    """
+    own = enclosing(sizes)
+    texts = zip((own.prompt, own.text, own.fast), most, strict=True)
+    prompt, text, fast = (padded_length(length, multiple, limit) for length, limit in texts)
+    own = own._replace(prompt=prompt, text=text, fast=fast)
+    return len(sizes) * own.total(image) - sum(each.total(image) for each in sizes)
 
 
 def packing_of(sizes: Sequence[Extent], image: int, tail: bool) -> Packing | None:
@@ -150,19 +167,25 @@ def packing_of(sizes: Sequence[Extent], image: int, tail: bool) -> Packing | Non
     most = enclosing(sizes)
     shown = [number for number, seen in enumerate(most.cameras) if seen] or [0][: len(most.cameras)]
     has = torch.tensor([[each.cameras[number] for number in shown] for each in sizes], dtype=torch.bool)
-    kept = [has.view(len(sizes), len(shown)).repeat_interleave(image, dim=1)]
-    for length, own in zip(most[1:], zip(*(each[1:] for each in sizes), strict=True), strict=True):
+    states = torch.tensor([each.states for each in sizes], dtype=torch.bool).view(len(sizes), len(most.states))
+    kept = [has.view(len(sizes), len(shown)).repeat_interleave(image, dim=1), states]
+    for length, own in zip(most[1:4], zip(*(each[1:4] for each in sizes), strict=True), strict=True):
         kept.append(torch.arange(length) < torch.tensor(own)[:, None])
-    marks = torch.cat(kept if tail else kept[:2], dim=1)
+    marks = torch.cat(kept if tail else kept[:3], dim=1)
     if bool(marks.all()):
         return None
-    images, prompt, response, fast = (own.sum(dim=1) * (number < 2 or tail) for number, own in enumerate(kept))
-    return Packing(marks.flatten().nonzero()[:, 0], images + prompt, response, response + fast)
+    images, past, prompt, response, fast = (own.sum(dim=1) * (number < 3 or tail) for number, own in enumerate(kept))
+    return Packing(marks.flatten().nonzero()[:, 0], images + past + prompt, response, response + fast)
 
 
 def longest(batch: Mapping[str, Any], cameras: Sequence[str], *lengths: int) -> dict[str, Any]:
-    """Add tokens without meaning to a batch, of these lengths of prompt, response and FAST actions; 0: none."""
+    """Add tokens without meaning to a batch, of these lengths of prompt, response and FAST actions; 0: none.
+
+    Past states count as present, too.
+    """
     found = dict(batch)
+    if STATES_IS_PAD in found:
+        found[STATES_IS_PAD] = torch.zeros_like(found[STATES_IS_PAD])
     for (tokens, is_pad), length in zip((PROMPT, TOKENS[TEXT], TOKENS[FAST]), lengths, strict=True):
         if length:
             found[tokens] = torch.zeros(len(value_of(batch, ACTION)), length, dtype=torch.int64)
@@ -170,10 +193,25 @@ def longest(batch: Mapping[str, Any], cameras: Sequence[str], *lengths: int) -> 
     return {**found, EXTENTS: extents(found, cameras)}
 
 
-def cut(tokens: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor | None]:
-    """Cut tokens [B, L] to the longest of `lengths`, and mark them, bool [B, longest]; None where all are as long."""
-    longest = max(lengths, default=0)
-    tokens = tokens[:, :longest]
+def padded_length(length: int, multiple: int, most: int) -> int:
+    """Round a length up to a multiple, but not beyond `most`, the longest text of the policy."""
+    return max(length, min(most, -(-length // multiple) * multiple))
+
+
+def cut(tokens: Tensor, lengths: list[int], multiple: int = 1, most: int = 0) -> tuple[Tensor, Tensor | None]:
+    """Cut or pad tokens to the `padded_length` of the longest, and mark them.
+
+    Args:
+        tokens: int64 [B, L].
+        lengths: valid tokens of each sample.
+        multiple: see `padded_length`; compiled code then meets few lengths.
+        most: see `padded_length`.
+
+    Returns:
+        Tokens [B, N], and marks bool [B, N]; None where all are valid.
+    """
+    longest = padded_length(max(lengths, default=0), multiple, most)
+    tokens = nn.functional.pad(tokens[:, :longest], (0, max(0, longest - tokens.shape[1])))
     if min(lengths, default=0) == longest:
         return tokens, None
     marks = torch.arange(longest) < torch.tensor(lengths)[:, None]

@@ -5,14 +5,13 @@
                                                                             |
     noisy actions, flow time, (pi0: state) -------------> action expert <---+  -> velocity
 
-`attention.py` has the table of attention. Time 1 is noise and time 0 the actions (`common/flow_matching.py`). Masked
-images and tokens are neither encoded nor read, for any content. Source: Physical Intelligence 2025, "pi0.5: a
-Vision-Language-Action Model with Open-World Generalization", and its released code.
+`common/towers/attention.py` has the table of attention. Time 1 is noise and time 0 the actions
+(`common/flow_matching.py`). Masked images and tokens are neither encoded nor read, for any content. Source: Physical
+Intelligence 2025, "pi0.5: a Vision-Language-Action Model with Open-World Generalization", and its released code.
 """
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,46 +19,12 @@ from torch import Tensor, nn
 
 from understudy.policies.batch import check_shape, to_device
 from understudy.policies.common.flow_matching import euler, noisy_actions, time_features, velocity
-from understudy.policies.common.layers import Linear, rows, zero_init
-from understudy.policies.pi05.attention import Packing, Plan, key_mask, packed_plan, padded_plan
-from understudy.policies.pi05.gemma import AdaRMSNorm, Cache, PairLayer, RMSNorm
+from understudy.policies.common.layers import Embedding, Linear, rows, zero_init
+from understudy.policies.common.towers.attention import Packing, Plan, key_mask, packed_plan, padded_plan
+from understudy.policies.common.towers.gemma import AdaRMSNorm, Cache, PairLayer, RMSNorm
+from understudy.policies.pi05.observation import Observation, States, Tail
 from understudy.policies.pi05.siglip import Frames, VisionEncoder
 from understudy.policies.pi05.sizes import Sizes
-
-
-class Tail(NamedTuple):
-    """Text behind the prompt, which the tower predicts token by token."""
-
-    tokens: Tensor
-    """int64 [B, L]."""
-    masks: Tensor
-    """bool [B, L], True for tokens that count."""
-    response: int
-    """Leading tokens that the expert sees; those behind are action tokens, which it does not."""
-
-
-class States(NamedTuple):
-    """States of a sample over time, for the language tower."""
-
-    values: Tensor
-    """float32 [B, T, dim], normalized."""
-    valid: Tensor
-    """bool [B, T]."""
-
-
-class Observation(NamedTuple):
-    """Embedded prefix and tail of a batch, before the first layer."""
-
-    embeddings: Tensor
-    """[B, P + L, width]."""
-    valid: Tensor
-    """bool [B, P + L]."""
-    prefix: int
-    """P."""
-    response: int
-    """Tokens of the tail that the expert sees."""
-    full: bool
-    """Whether every token of the prefix is known to be valid."""
 
 
 class Pi0Network(nn.Module):
@@ -76,7 +41,7 @@ class Pi0Network(nn.Module):
         vlm, expert = sizes.vlm, sizes.expert
         self.vision = VisionEncoder(sizes.vision)
         self.projector = Linear(sizes.vision.width, vlm.width)
-        self.embedding = nn.Embedding(sizes.vocab, vlm.width)
+        self.embedding = Embedding(sizes.vocab, vlm.width)
         nn.init.normal_(self.embedding.weight, std=vlm.width**-0.5)
         self.layers = nn.ModuleList(PairLayer(vlm, expert, sizes.adaptive) for _ in range(vlm.depth))
         self.vlm_norm = RMSNorm(vlm.width)

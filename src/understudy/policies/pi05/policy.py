@@ -23,16 +23,14 @@ from understudy.policies.batch import check_shape, value_of
 from understudy.policies.common.flow_matching import (
     delays,
     euler,
-    noisy_actions,
     released_times,
     spread_times,
-    velocity,
 )
 from understudy.policies.common.history import STATES, STATES_IS_PAD, split_states
 from understudy.policies.common.normalizer import Normalizer, state_now
 from understudy.policies.common.task_modes import FLOW, POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.losses import Loss, masked_squared_error, valid_elements
+from understudy.policies.losses import Loss, valid_elements
 from understudy.policies.pi05.chunking import Field, sample_given, sample_guided
 from understudy.policies.pi05.config import Pi05PolicyConfig
 from understudy.policies.pi05.extents import (
@@ -50,13 +48,14 @@ from understudy.policies.pi05.extents import (
     packing_of,
     padded_tokens,
 )
-from understudy.policies.pi05.network import Observation, Pi0Network, States
-from understudy.policies.pi05.released_keys import match
-from understudy.policies.pi05.respond import respond, tail_of, token_losses
-from understudy.policies.pi05.tokenize_batch import Shared, Texts
-from understudy.policies.pi05.weights import FirstWeights
+from understudy.policies.pi05.flow_targets import flow_loss, noisy_chunks, unlearnt_actions, widened
+from understudy.policies.pi05.network import Pi0Network
+from understudy.policies.pi05.observation import Observation, States
+from understudy.policies.pi05.text.respond import respond, tail_of, token_losses
+from understudy.policies.pi05.text.tokenize_batch import Shared, Texts
+from understudy.policies.pi05.weights.first_weights import FirstWeights, stored_keys
 from understudy.policies.policy import Policy
-from understudy.policies.weight_files import fill_parameters, stored_dtypes, stored_shapes
+from understudy.policies.weight_files import StoredRows, StoredTensors, fill_parameters
 
 VALIDATION_DRAWS = 8
 """Noises and flow times per sample of a validation."""
@@ -139,6 +138,10 @@ class Pi05Policy(Policy, Pi0Network):
             spec["flow delay"] = RandomSpec("uniform", (), partial(delays, most=config.max_delay))
         return spec
 
+    def check_ready(self) -> None:
+        """Raise ConfigError where there is no tokenizer."""
+        self.texts.required()
+
     def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Add the tokens of the texts, and the extent of each sample."""
         found = self.texts.add(self._split(batch), self._at_host[0])
@@ -148,23 +151,21 @@ class Pi05Policy(Policy, Pi0Network):
         """Add tokens of the greatest lengths; it needs no tokenizer."""
         config = self.config
         fast = config.action_tokens if config.fast else 0
-        batch = self._split(batch)
-        return longest(batch, config.cameras, config.prompt_tokens, config.response_tokens, fast)
+        return longest(self._split(batch), config.cameras, config.prompt_tokens, config.response_tokens, fast)
 
     def tokens(self, batch: Mapping[str, Any]) -> list[int]:
         """Count the tokens of each sample in training: images, texts, past states, and `noise_samples` chunks."""
         expert = self.config.noise_samples * (self.config.chunk + (not self.sizes.adaptive))  # pi0: each with the state
-        rest = len(self.config.state_times) + expert
-        return [each.total(self.sizes.vision.tokens) + rest for each in known_extents(batch, self.config.cameras)]
+        return [each.total(self.sizes.vision.tokens) + expert for each in known_extents(batch, self.config.cameras)]
 
     def processed_tokens(self, batch: Mapping[str, Any]) -> int:
         """Count the tokens that the towers compute: without `packs` each sample is as long as the longest."""
         counts, sizes = self.tokens(batch), known_extents(batch, self.config.cameras)
-        return sum(counts) + (0 if self._packs else padded_tokens(sizes, self.sizes.vision.tokens))
+        return sum(counts) + (0 if self.packs else padded_tokens(sizes, self.sizes.vision.tokens, *self._padding))
 
     @property
-    def _packs(self) -> bool:
-        return self.packs and not self.config.state_times  # past states are padded in front, and masked
+    def _padding(self) -> tuple[int, tuple[int, int, int]]:
+        return (1 if self.packs else self.length_multiple), self.config.longest_texts
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements in a batch per loss term, int64 []."""
@@ -173,7 +174,10 @@ class Pi05Policy(Policy, Pi0Network):
             if term == FLOW:
                 dims = self.normalizer.dim_is_pad(ACTION, batch)
                 found[term] = valid_elements(
-                    self._unlearnt(batch, draws), draws["flow time"].shape[1], self.config.action_dim, dims
+                    unlearnt_actions(batch, draws, self.config.chunk),
+                    draws["flow time"].shape[1],
+                    self.config.action_dim,
+                    dims,
                 ).sum()
             else:
                 tokens, is_pad = TOKENS[term]
@@ -194,12 +198,12 @@ class Pi05Policy(Policy, Pi0Network):
             return {}
         predicted = [term for term in wanted if term != FLOW]
         observed, sizes = self._observed(batch)
-        tail = tail_of(batch, sizes) if len(self.loss_terms) > 1 else None
+        tail = tail_of(batch, sizes, *self._padding) if len(self.loss_terms) > 1 else None
         if tail is not None:
             observed = self.with_tail(observed, tail)
         noisy = times = clean = None
         if FLOW in wanted:
-            noisy, times, clean = self._noisy(batch, draws)
+            noisy, times, clean = noisy_chunks(batch, draws, self.config, self.normalizer, self.sizes.dim)
         moves, hidden = self.compute(
             observed,
             noisy,
@@ -207,11 +211,11 @@ class Pi05Policy(Policy, Pi0Network):
             self._state(batch),
             insulate=self.config.insulation and bool(predicted),
             hidden=bool(predicted),
-            packing=packing_of(sizes, self.sizes.vision.tokens, tail is not None) if self._packs else None,
+            packing=packing_of(sizes, self.sizes.vision.tokens, tail is not None) if self.packs else None,
         )
         found = {}
         if moves is not None and clean is not None:
-            found[FLOW] = self._flow(batch, draws, moves, clean, detail)
+            found[FLOW] = flow_loss(batch, draws, moves, clean, self.normalizer, detail)
         if tail is not None and hidden is not None:
             found |= token_losses(self, observed, hidden, tail, sizes, predicted)
         return found
@@ -267,7 +271,7 @@ class Pi05Policy(Policy, Pi0Network):
             )
         observed = self._before_acting(batch)
         rest = nn.functional.pad(executing.float(), (0, 0, 0, config.chunk - known))
-        chunk = self._widen(self.normalizer.actions({**batch, ACTION: rest}))
+        chunk = widened(self.normalizer.actions({**batch, ACTION: rest}), self.sizes.dim)
         field = self._field(observed, batch, draws["noise"])
         if horizon is None:
             found = sample_given(field, draws["noise"], chunk, delay, steps)
@@ -280,21 +284,16 @@ class Pi05Policy(Policy, Pi0Network):
         return self.normalizer.robot_actions(x[..., : self.config.action_dim], batch)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy a state dict into the policy, under own names or those of a released file.
+        """Copy a state dict into the policy, under own names or those of a released file; raises as `stored_keys`."""
+        fill_parameters(self, weights, stored_keys(self, weights))
 
-        Raises:
-            ValueError: a tensor is missing, unexpected, of another shape or of integers; names each.
-        """
-        shapes = stored_shapes(weights)
-        if whole := [key for key, dtype in stored_dtypes(weights).items() if not dtype.is_floating_point]:
-            raise ValueError(f"{', '.join(whole)}: holds integers, weights are floating-point")
-        own = {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
-        fill_parameters(self, weights, match(shapes, own).keys)
+    def stored_rows(self, weights: StoredTensors) -> StoredRows:
+        """Rows of stored weights, under own names or those of a released file; raises as `load_weights` does."""
+        return StoredRows(weights.files, stored_keys(self, weights))
 
     def first_weights(self, seed: int) -> FirstWeights:
         """Rows of the weights of a fresh run: those of `config.weights`, or fresh ones."""
-        shapes = {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
-        return FirstWeights(shapes, self.config.weights, seed=seed)
+        return FirstWeights({name: p.shape for name, p in self.named_parameters()}, self.config.weights, seed=seed)
 
     def _split(self, batch: dict[str, Any]) -> dict[str, Any]:
         times = self.config.state_times
@@ -307,7 +306,7 @@ class Pi05Policy(Policy, Pi0Network):
         sizes, config = known_extents(batch, self.config.cameras), self.config
         tokens = value_of(batch, PROMPT[0])
         images = images_of(batch, config.cameras, sizes, self.sizes.vision.image, config.image_times, tokens.device)
-        tokens, masks = cut(tokens, [extent.prompt for extent in sizes])
+        tokens, masks = cut(tokens, [extent.prompt for extent in sizes], self._padding[0], config.prompt_tokens)
         states = self._states(batch) if config.state_times else None
         return self.observe(images.pixels, images.has, tokens, masks, images.frames, states), sizes
 
@@ -315,7 +314,7 @@ class Pi05Policy(Policy, Pi0Network):
         """States over time in the network's units and width."""
         values, is_pad = value_of(batch, STATES), value_of(batch, STATES_IS_PAD)
         check_shape(STATES, values, (None, len(self.config.state_times), self.config.state_dim))
-        return States(self._widen(self.normalizer.states(batch, values)), ~is_pad)
+        return States(widened(self.normalizer.states(batch, values), self.sizes.dim), ~is_pad)
 
     def _before_acting(self, batch: Mapping[str, Any]) -> Observation:
         """Embed a batch to act on, with the response that the expert sees."""
@@ -324,8 +323,7 @@ class Pi05Policy(Policy, Pi0Network):
             return observed
         if TOKENS[TEXT][0] in batch:
             return self.with_tail(observed, tail_of(batch, [each._replace(fast=0) for each in sizes]))
-        assert self.texts.tokenizer is not None  # `preprocess` ran
-        end = self.texts.tokenizer.model.eos_id()
+        end = self.texts.required().model.eos_id()
         return self.with_tail(observed, respond(self, observed, self.config.response_tokens, end))
 
     def _state(self, batch: Mapping[str, Any]) -> Tensor | None:
@@ -334,50 +332,7 @@ class Pi05Policy(Policy, Pi0Network):
             return None
         state = state_now(batch)
         check_shape(STATE, state, (None, self.config.state_dim))
-        return self._widen(self.normalizer.states(batch, state))
-
-    def _unlearnt(self, batch: Mapping[str, Any], draws: Draws) -> Tensor:
-        """Actions without a loss, bool [B, T]: padded ones and given ones."""
-        is_pad: Tensor = value_of(batch, f"{ACTION}_is_pad")
-        check_shape(f"{ACTION}_is_pad", is_pad, (None, self.config.chunk))
-        given = self._given(draws)
-        return is_pad if given is None else is_pad | given
-
-    def _given(self, draws: Draws) -> Tensor | None:
-        """Actions that the sample is given without noise, bool [B, T]; None: none."""
-        if "flow delay" not in draws:
-            return None
-        delay = draws["flow delay"]
-        return torch.arange(self.config.chunk, device=delay.device) < delay[:, None]
-
-    def _noisy(self, batch: Mapping[str, Any], draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
-        """Noisy actions [B, D, T, dim], their times [B, D] or [B, D, T], and the clean actions [B, T, dim].
-
-        Padded actions are replaced by 0 before any arithmetic: such a slot carries noise only.
-        """
-        config, noise, time = self.config, draws["flow noise"], draws["flow time"]
-        check_shape(ACTION, value_of(batch, ACTION), (None, config.chunk, config.action_dim))
-        actions = self.normalizer.actions(batch)
-        is_pad: Tensor = value_of(batch, f"{ACTION}_is_pad")
-        check_shape(f"{ACTION}_is_pad", is_pad, tuple(actions.shape[:2]))
-        clean = self._widen(torch.where(is_pad[..., None], torch.zeros_like(actions), actions))
-        check_shape("noise", noise, (len(clean), None, config.chunk, self.sizes.dim))
-        check_shape("time", time, tuple(noise.shape[:2]))
-        given = self._given(draws)
-        every = clean[:, None].expand_as(noise)
-        if given is None:
-            return noisy_actions(every, noise, time), time, clean
-        times = torch.where(given[:, None], 0.0, time[..., None].expand(*noise.shape[:3]))
-        return noisy_actions(every.unsqueeze(3), noise.unsqueeze(3), times).squeeze(3), times, clean
-
-    def _flow(self, batch: Mapping[str, Any], draws: Draws, moves: Tensor, clean: Tensor, detail: bool) -> Loss:
-        noise, own = draws["flow noise"], self.config.action_dim
-        target = velocity(clean[:, None].expand_as(noise), noise)
-        dims = self.normalizer.dim_is_pad(ACTION, batch)
-        found = masked_squared_error(moves[..., :own], target[..., :own], self._unlearnt(batch, draws), dims, detail)
-        if detail and found.detail is not None:  # the d-th earliest of a sample's times lies in the d-th interval
-            found = found._replace(detail=found.detail._replace(order=draws["flow time"].argsort(dim=1)))
-        return found
+        return widened(self.normalizer.states(batch, state), self.sizes.dim)
 
     def _field(self, observed: Observation, batch: Mapping[str, Any], noise: Tensor) -> Field:
         """Make the velocity field of a batch that starts at `noise` [B, T, dim].
@@ -394,7 +349,3 @@ class Pi05Policy(Policy, Pi0Network):
         if is_pad is None:
             is_pad = torch.zeros(1, self.config.action_dim, dtype=torch.bool, device=value_of(batch, PROMPT[0]).device)
         return nn.functional.pad(~is_pad, (0, self.sizes.dim - is_pad.shape[-1]))[:, None]
-
-    def _widen(self, x: Tensor) -> Tensor:
-        """Pad the last dimension with zeros to the network's."""
-        return nn.functional.pad(x, (0, self.sizes.dim - x.shape[-1]))

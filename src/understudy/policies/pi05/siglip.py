@@ -11,7 +11,8 @@ With past frames the encoder is that of MEM (2026, arXiv 2603.03596), with the s
     h  = h + out(attend(q, k, v'))  of each frame, over its patches
 
 The present frame alone has tokens for later layers, so its features are as long as those of one image. A single frame
-takes the plain path, to the bit.
+takes the plain path, to the bit. A present frame whose whole past is masked has the bits of a batch of as many images:
+its only key has the weight 1. A batch of fewer images rounds matrix products differently in some shapes.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from understudy.policies.batch import check_shape, to_device
 from understudy.policies.common.layers import Conv2d, Linear
-from understudy.policies.pi05.attention import attend
+from understudy.policies.common.towers.attention import attend
 from understudy.policies.pi05.sizes import VisionSizes
 
 EPS = 1e-6

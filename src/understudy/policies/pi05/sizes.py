@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self, TypeVar
 
+from understudy.policies.common.towers.tower_sizes import TowerSizes
+
 T = TypeVar("T")
 
 MEMORY = "mem"
@@ -43,24 +45,6 @@ class VisionSizes:
     def tokens(self) -> int:
         """Tokens of an image."""
         return (self.image // self.patch) ** 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class TowerSizes:
-    """Dimensions of a Gemma tower (Gemma team 2024)."""
-
-    width: int
-    """Features per token."""
-    depth: int
-    """Layers."""
-    mlp_dim: int
-    """Hidden features of the MLP."""
-    num_heads: int
-    """Query heads."""
-    num_kv_heads: int
-    """Heads of keys and values; they divide `num_heads`."""
-    head_dim: int
-    """Features of a head; even."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,45 +1,33 @@
 """Settings and config of the world-action model. No torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType
-
-LIMITS = {
-    "text_bytes": 2**20,
-    "channels": 2**16,
-    "blocks": 10**4,
-    "keypoints": 2**16,
-    "width": 2**20,
-    "layers": 10**4,
-    "heads": 2**10,
-    "patch": 2**10,
-    "future_patch": 2**10,
-    "noise_samples": 2**12,
-}
-"""Largest value of each number; the smallest is 1."""
+from understudy.policies.common.encoders.settings import EncoderSettings
+from understudy.policies.registry import PolicyConfig, PolicyType
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorldActionSettings(PolicySettings):
+class WorldActionSettings(EncoderSettings):
     """The world-action model: a small transformer that predicts actions, and in other modes their consequences.
 
     In mode `policy` alone it predicts actions. In every other setting of `mode` it also predicts the states and images
     that follow.
     """
 
-    RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute", "noise_samples")
+    LIMITS: ClassVar[Mapping[str, int]] = {
+        **EncoderSettings.LIMITS,
+        "width": 2**20,
+        "layers": 10**4,
+        "heads": 2**10,
+        "patch": 2**10,
+        "future_patch": 2**10,
+        "noise_samples": 2**12,
+    }
 
     type: Literal["world_action"] = "world_action"
     """Type of the policy."""
-    text_bytes: int = 96
-    """Length of the instruction in bytes, with its start token; longer ones are cut."""
-    channels: int = 24
-    """Channels of the image network (a multiple of 8)."""
-    blocks: int = 3
-    """Residual blocks of the image network."""
-    keypoints: int = 32
-    """Keypoints read from each image (even)."""
     width: int = 128
     """Width of both towers (a multiple of twice `heads`)."""
     layers: int = 4
@@ -61,15 +49,7 @@ class WorldActionSettings(PolicySettings):
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
-        found = [
-            f"{name}: {getattr(self, name)}: must be from 1 to {most}"
-            for name, most in LIMITS.items()
-            if not 1 <= getattr(self, name) <= most
-        ]
-        if self.channels % 8:
-            found.append(f"channels: {self.channels}: must be a multiple of 8")
-        if self.keypoints % 2:
-            found.append(f"keypoints: {self.keypoints}: must be even")
+        found = super().problems()
         if self.heads >= 1 and self.width % (2 * self.heads):
             found.append(f"width: {self.width}: must be a multiple of {2 * self.heads}, twice the heads")
         if not 0 <= self.future_images <= 2**10:
@@ -78,8 +58,6 @@ class WorldActionSettings(PolicySettings):
             side = getattr(self, name)
             if side >= 1 and any(length % side for length in self.image_size):
                 found.append(f"{name}: {side}: must divide the image_size of {self.image_size}")
-        if len(self.image_size) != 2 or any(side < 8 or side % 4 or side > 8192 for side in self.image_size):
-            found.append(f"image_size: {self.image_size}: height and width must be multiples of 4, from 8 to 8192")
         return found
 
 
@@ -98,13 +76,7 @@ class WorldActionConfig(WorldActionSettings, PolicyConfig):
         return (self.image_size[0] // self.future_patch) * (self.image_size[1] // self.future_patch)
 
     def __post_init__(self) -> None:
-        found = [
-            f"{n}: {getattr(self, n)}: must be at least 1" for n in ("action_dim", "chunk") if getattr(self, n) < 1
-        ]
-        if self.state_dim < 0:
-            found.append(f"state_dim: {self.state_dim}: must be 0 (no state) or more")
-        if self.future and not self.state_dim:
-            found.append("future: True: needs a state, and state_dim is 0")
+        found = self.fact_problems()
         if self.imagined > self.chunk:
             found.append(f"future_images: {self.future_images}: must be at most the chunk of {self.chunk} actions")
         if found := [*found, *self.problems()]:

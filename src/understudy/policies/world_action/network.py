@@ -1,41 +1,53 @@
-"""Context tower and stream tower of the world-action model, in the layers of pi0.5 (`pi05/gemma.py`).
+"""Context tower and stream tower of the world-action model, in the layers of pi0.5 (`towers/gemma.py`).
 
     instruction, keypoints of the images, state -> one token -+
     patches of the present images ----------------------------+-> context tower --- keys, values of each layer
                                                                                               |
     noisy actions | noisy states | noisy patches of future images -> stream tower <-----------+ -> one head per stream
 
-Each stream has its own flow time, which the adaptive norms of its tokens read. The head of the images predicts the
-clean patches instead of the velocity: a patch has more numbers than a token, so that a token cannot hold its noise (Li
-& He 2025, "Back to Basics: Let Denoising Generative Models Denoise").
+Each stream has its own flow time. The adaptive norms of its tokens read this time, the fused token and the whole chunks
+of actions and states. A token of a future image also gets the present patch of its place. The head of the images
+predicts the clean patches instead of the velocity: a patch has more numbers than a token, so that a token cannot hold
+its noise (Li & He 2025, "Back to Basics: Let Denoising Generative Models Denoise"). It predicts new content and a mask
+per pixel, which blends it into the present patch (Finn et al. 2016, "Unsupervised Learning for Physical Interaction
+through Video Prediction"): most of a scene stays, and uncovered background is easy to draw.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from understudy.policies.common.encoders.image import ImageEncoder, as_network_input
+from understudy.policies.common.encoders.text import TextEncoder
 from understudy.policies.common.layers import Linear, sinusoids, zero_init
 from understudy.policies.common.task_modes import DYNAMICS, FLOW, IMAGES
-from understudy.policies.flow.text import TextEncoder
-from understudy.policies.flow.vision import ImageEncoder, as_network_input
-from understudy.policies.pi05.attention import Plan, key_mask, rotary
-from understudy.policies.pi05.gemma import AdaRMSNorm, PairLayer
-from understudy.policies.pi05.sizes import TowerSizes
+from understudy.policies.common.towers.attention import Plan, key_mask, rotary
+from understudy.policies.common.towers.gemma import AdaRMSNorm, PairLayer
+from understudy.policies.common.towers.tower_sizes import TowerSizes
 from understudy.policies.world_action.config import WorldActionConfig
 from understudy.policies.world_action.patches import to_patches
+from understudy.policies.world_action.streams import CHANGE
 
 TIME_FEATURES = 64
+CLOSED = -2.0
+"""Logit of a fresh mask: an imagined image starts near the present one."""
 
 
-class Context:
-    """Embedded observation of a batch: `tokens` [B, C, width] and `valid` bool [B, C], None where all are valid."""
+class Context(NamedTuple):
+    """Embedded observation of a batch."""
 
-    def __init__(self, tokens: Tensor, valid: Tensor | None) -> None:
-        """Hold both."""
-        self.tokens, self.valid = tokens, valid
+    tokens: Tensor
+    """[B, C, width]; the first is the fused one."""
+    valid: Tensor | None
+    """bool [B, C]; None where all are valid."""
+    now: Tensor | None
+    """float32 [B, cameras * P, 3 * side * side], present patches at the places of a future image, in -1..1; None
+    without future images."""
+    places: Tensor | None
+    """[B, cameras * P, width], these patches embedded."""
 
 
 class WorldActionNetwork(nn.Module):
@@ -61,11 +73,15 @@ class WorldActionNetwork(nn.Module):
             self.patch_proj = Linear(3 * config.patch**2, width)
             self.patch_position = nn.Parameter(torch.randn(high * wide, width) * 0.02)
             self.camera = nn.Parameter(torch.randn(cameras, width) * 0.02)
+        if config.imagined:
+            self.place_proj = Linear(3 * config.future_patch**2, width)
         self.in_proj = nn.ModuleDict({name: Linear(dim, width) for name, (_, dim) in self.streams.items()})
         self.slots = nn.ParameterDict(
             {name: nn.Parameter(torch.randn(count, width) * 0.5) for name, (count, _) in self.streams.items()}
         )
         self.time = nn.ModuleDict({name: Linear(TIME_FEATURES, width) for name in self.streams})
+        chunks = {name: count * dim for name, (count, dim) in self.streams.items() if name != IMAGES}
+        self.chunk_proj = nn.ModuleDict({name: Linear(numbers, width) for name, numbers in chunks.items()})
         sizes = TowerSizes(
             width=width,
             depth=config.layers,
@@ -74,9 +90,15 @@ class WorldActionNetwork(nn.Module):
             num_kv_heads=config.heads,
             head_dim=width // config.heads,
         )
-        self.layers = nn.ModuleList(PairLayer(sizes, sizes, adaptive=True) for _ in range(config.layers))
-        self.norm = AdaRMSNorm(width)
-        self.out_proj = nn.ModuleDict({name: zero_init(Linear(width, dim)) for name, (_, dim) in self.streams.items()})
+        shared = [count for count, _ in self.streams.values()]  # the tokens of a stream share a flow time
+        layers = [PairLayer(sizes, sizes, adaptive=True, shared=shared) for _ in range(config.layers)]
+        layers[-1].drop_unread()
+        self.layers = nn.ModuleList(layers)
+        self.norm = AdaRMSNorm(width, shared)
+        outputs = {name: dim for name, (_, dim) in self.streams.items()}
+        if IMAGES in outputs:
+            outputs[IMAGES] += config.future_patch**2  # the mask
+        self.out_proj = nn.ModuleDict({name: zero_init(Linear(width, dim)) for name, dim in outputs.items()})
         for module in self.modules():
             if isinstance(module, AdaRMSNorm):  # fresh layers of the stream tower are the identity
                 zero_init(module.dense)
@@ -114,7 +136,7 @@ class WorldActionNetwork(nn.Module):
             parts.append(state.to(dtype))
         fused = self.fuse2(F.gelu(self.fuse(torch.cat(parts, dim=1))))[:, None]
         if not images:
-            return Context(fused, None)
+            return Context(fused, None, None, None)
         pixels = torch.stack([as_network_input(image, config.image_size, torch.float32) for image in images], dim=1)
         lacking = _stacked(missing, len(text), pixels.device)
         if lacking is not None:
@@ -125,7 +147,11 @@ class WorldActionNetwork(nn.Module):
         if lacking is not None:
             shown = (~lacking).repeat_interleave(patches.shape[2], dim=1)
             valid = torch.cat([torch.ones_like(shown[:, :1]), shown], dim=1)
-        return Context(torch.cat([fused, patches.flatten(1, 2)], dim=1), valid)
+        now = places = None
+        if config.imagined:
+            now = to_patches(pixels, config.future_patch).flatten(1, 2)
+            places = self.place_proj(now.to(dtype))
+        return Context(torch.cat([fused, patches.flatten(1, 2)], dim=1), valid, now, places)
 
     def predict(self, context: Context, points: Mapping[str, Tensor], times: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Predict each stream at points of its path.
@@ -139,16 +165,15 @@ class WorldActionNetwork(nn.Module):
             float32 [B, D, tokens, dim] of each stream: velocities, and of the images clean patches.
         """
         dtype, draws = context.tokens.dtype, points[FLOW].shape[1]
-        tokens = torch.cat(
-            [self.in_proj[name](points[name].to(dtype)) + self.slots[name].to(dtype) for name in self.streams], dim=2
-        ).flatten(0, 1)
-        spread = [
-            F.silu(self.time[name](sinusoids(times[name], TIME_FEATURES).to(dtype)))[:, :, None].expand(
-                -1, -1, count, -1
-            )
-            for name, (count, _) in self.streams.items()
-        ]
-        condition = torch.cat(spread, dim=2).flatten(0, 1)
+        given = {name: self.in_proj[name](points[name].to(dtype)) + self.slots[name].to(dtype) for name in self.streams}
+        if context.places is not None:
+            given[IMAGES] = given[IMAGES] + context.places.repeat(1, self.config.imagined, 1)[:, None]
+        tokens = torch.cat(list(given.values()), dim=2).flatten(0, 1)
+        spread = [self.time[name](sinusoids(times[name], TIME_FEATURES).to(dtype)) for name in self.streams]
+        chunks = sum(project(points[name].flatten(2).to(dtype)) for name, project in self.chunk_proj.items())
+        common = context.tokens[:, :1] + chunks  # [B, D, width]
+        condition = torch.stack(spread, dim=2) + common[:, :, None]  # [B, D, streams, width]
+        condition = F.silu(condition).flatten(0, 1)
         plan = self._plan(context, tokens, draws)
         seen: Tensor | None = context.tokens
         stream: Tensor | None = tokens
@@ -157,7 +182,17 @@ class WorldActionNetwork(nn.Module):
         assert stream is not None
         found = self.norm(stream, condition)[0].unflatten(0, (-1, draws))
         parts = found.split([count for count, _ in self.streams.values()], dim=2)
-        return {name: self.out_proj[name](part).float() for name, part in zip(self.streams, parts)}
+        predicted = {name: self.out_proj[name](part).float() for name, part in zip(self.streams, parts)}
+        if context.now is not None:
+            predicted[IMAGES] = self._changed(predicted[IMAGES], context.now)
+        return predicted
+
+    def _changed(self, found: Tensor, now: Tensor) -> Tensor:
+        """Blend new content into the present patches by a mask per pixel: the change of each patch, in `CHANGE`."""
+        pixels = self.config.future_patch**2
+        content, logits = found.split([3 * pixels, pixels], dim=-1)
+        mask = torch.sigmoid(logits + CLOSED).repeat(1, 1, 1, 3)
+        return mask * (content - now.repeat(1, self.config.imagined, 1)[:, None]) / CHANGE
 
     def _plan(self, context: Context, tokens: Tensor, draws: int) -> Plan:
         batch, length = context.tokens.shape[:2]

@@ -6,17 +6,18 @@ model of the world (forward dynamics) and an inverse of it, as in Zhu et al. 202
 
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION, MODE, STATE, TASK
 from understudy.policies.batch import check_shape, value_of
-from understudy.policies.common.flow_matching import noisy_actions, spread_times, velocity
+from understudy.policies.common.flow_matching import noisy_actions, shift_times, spread_times, velocity
 from understudy.policies.common.normalizer import Normalizer, blanked, state_now
 from understudy.policies.common.task_modes import DYNAMICS, FLOW, FORWARD, IMAGES, MODES, POLICY, TRAINS
 from understudy.policies.draws import Draws, RandomSpec, Use
+from understudy.policies.imagined import Imagined
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
 from understudy.policies.policy import Policy
 from understudy.policies.world_action.config import WorldActionConfig
@@ -25,19 +26,16 @@ from understudy.policies.world_action.streams import check_mode, imagined_images
 
 VALIDATION_DRAWS = 8
 """Noises and flow times per sample of a validation."""
+IMAGE_SHIFT = 8.0
+"""Shift of the flow times of images towards noise. A patch has hundreds of correlated pixels: at even times their noise
+hides so little that the network would denoise instead of predicting."""
 NOISE = {FLOW: "flow noise", DYNAMICS: "future noise", IMAGES: "image noise"}
 """Name of the noise of each stream."""
 
 
-class Imagined(NamedTuple):
-    """Predicted consequences of actions."""
-
-    actions: Tensor
-    """float32 [B, T, A] in the robot's units: the given actions, or the policy's own."""
-    states: Tensor
-    """float32 [B, T, S] in the robot's units, after each action."""
-    images: Tensor | None
-    """uint8 [B, K, cameras, 3, H, W] of the network's size; None for a network without future images."""
+def image_times(uniform: Tensor) -> Tensor:
+    """Flow times of images from uniform numbers [B, D], one per stratum."""
+    return shift_times(spread_times(uniform), IMAGE_SHIFT)
 
 
 class WorldActionPolicy(Policy):
@@ -79,6 +77,11 @@ class WorldActionPolicy(Policy):
         """Task modes that the policy can be trained in."""
         return MODES if self.config.future else (POLICY,)
 
+    @property
+    def imagines(self) -> bool:
+        """Whether it was built with a future."""
+        return self.config.future
+
     def blocks(self) -> list[nn.Module]:
         """Modules to recompute, compile and shard one by one."""
         vision = self.network.vision
@@ -100,7 +103,7 @@ class WorldActionPolicy(Policy):
         spec = {name: RandomSpec("normal", (draws, *shape)) for name, shape in shapes.items()}
         spec["flow time"] = RandomSpec("uniform", (draws,), spread_times)
         for term in self.loss_terms[1:]:
-            spec[f"{term} time"] = RandomSpec("uniform", (draws,), spread_times)
+            spec[f"{term} time"] = RandomSpec("uniform", (draws,), image_times if term == IMAGES else spread_times)
             spec[f"{term} stratum"] = RandomSpec("uniform", (draws,), partial(torch.argsort, dim=1))
         return spec
 
@@ -164,17 +167,7 @@ class WorldActionPolicy(Policy):
 
     @torch.no_grad()
     def imagine(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
-        """Sample the states and images that follow, from the noise of `random_spec("act")`.
-
-        Args:
-            batch: see the class; mode "forward_dynamics" needs `action` [B, T, A].
-            draws: noise of each stream.
-            steps: Euler steps.
-            mode: "forward_dynamics": after the batch's actions; "policy": after the policy's own.
-
-        Raises:
-            ValueError: the policy has no future, or the mode gives it.
-        """
+        """Sample the states and images that follow, by Euler steps; see `Policy.imagine`."""
         if not self.config.future or DYNAMICS not in TRAINS.get(mode, ()):
             raise ValueError(
                 f"mode {mode!r}: nothing to imagine; use a policy with a future in {FORWARD!r} or {POLICY!r}"
@@ -225,19 +218,20 @@ class WorldActionPolicy(Policy):
             noise = value_of(draws, NOISE[term])
             check_shape(NOISE[term], noise, (count, *shape))
             points[term] = self._given_stream(term, batch) if given[term] else blanked(noise, pads[term])
+        even = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+        grids = {term: (shift_times(even, IMAGE_SHIFT) if term == IMAGES else even).tolist() for term in points}
         for step in range(steps):
-            time = 1 - step / steps
             times = {
-                term: torch.full((count, 1), 0.0 if given[term] else time, device=x.device)
+                term: torch.full((count, 1), 0.0 if given[term] else grids[term][step], device=x.device)
                 for term, x in points.items()
             }
             moves = self.network.predict(context, {term: x[:, None] for term, x in points.items()}, times)
             for term, x in points.items():
                 if given[term]:
                     continue
-                move = moves[term][:, 0]
+                move, time, after = moves[term][:, 0], *grids[term][step : step + 2]
                 move = (x - move) / time if term == IMAGES else move  # from the clean patches to a velocity
-                points[term] = x - blanked(move, pads[term]) / steps
+                points[term] = x - blanked(move, pads[term]) * (time - after)
         return points
 
     def _given_stream(self, term: str, batch: Mapping[str, Any]) -> Tensor:

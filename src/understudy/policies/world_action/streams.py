@@ -12,9 +12,9 @@ from torch import Tensor
 
 from understudy.batch_keys import ACTION, MODE, STATE
 from understudy.policies.batch import check_shape, value_of
+from understudy.policies.common.encoders.image import as_network_input
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.common.task_modes import DYNAMICS, FLOW, MODES, POLICY, TRAINS
-from understudy.policies.flow.vision import as_network_input
 from understudy.policies.world_action.config import WorldActionConfig
 from understudy.policies.world_action.patches import to_images, to_patches
 

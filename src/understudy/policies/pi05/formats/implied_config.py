@@ -16,7 +16,7 @@ from typing import Any
 from understudy.errors import ConfigError
 from understudy.policies.pi05.config import Pi05PolicyConfig
 from understudy.policies.pi05.formats.robot import variant
-from understudy.policies.pi05.normalization import read_object
+from understudy.policies.pi05.weights.stored_figures import read_object
 
 FILES = ("config.json", "metadata.json")
 PROMPTS = {True: "state", False: "plain"}

@@ -21,9 +21,9 @@ from understudy.errors import ConfigError
 from understudy.policies.folder_formats import ForeignFolder
 from understudy.policies.pi05.config import Pi05PolicyConfig
 from understudy.policies.pi05.formats.robot import Robot, check_prompts, common_files, to_json, variant
-from understudy.policies.pi05.normalization import LEROBOT, LEROBOT_OUT
-from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
 from understudy.policies.pi05.sizes import Sizes
+from understudy.policies.pi05.weights.lerobot_normalization import LEROBOT, LEROBOT_OUT
+from understudy.policies.pi05.weights.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
 
 Step = tuple[str, dict[str, Any]]
 """Registered name of a processor's step, and its config."""

@@ -18,11 +18,13 @@ from understudy.errors import ConfigError
 from understudy.policies.folder_formats import ForeignFolder
 from understudy.policies.pi05.config import Pi05PolicyConfig
 from understudy.policies.pi05.formats.robot import Robot, check_prompts, common_files, to_json, variant
-from understudy.policies.pi05.normalization import OPENPI, OPENPI_EPS
-from understudy.policies.pi05.released_keys import EXPERT_HEAD, released_key
+from understudy.policies.pi05.weights.openpi_normalization import OPENPI, OPENPI_EPS
+from understudy.policies.pi05.weights.released_keys import EXPERT_HEAD, released_key
 
 NAMES = {STATE: "state", ACTION: "actions"}
 """Key -> openpi's name."""
+CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+"""Names of openpi's cameras, in the order of the tokens."""
 
 
 def openpi_folder(
@@ -51,7 +53,11 @@ def openpi_folder(
     settings = ", ".join(f"{name}={value!r}" for name, value in ours.items())
     notes.append(f"settings: openpi reads none from a folder; give its code Pi0Config({settings}), assets {asset!r}")
     cameras = [key for key in config.cameras if key in robot_facts.get("cameras", config.cameras)]
-    notes.append(f"cameras: openpi names its own; map these in this order: {', '.join(cameras) or 'none'}")
+    pairs = [f"{theirs} is {own}" for theirs, own in zip(CAMERAS, cameras)]
+    pairs += [f"{theirs} is missing (image_mask False)" for theirs in CAMERAS[len(cameras) :]]
+    if more := cameras[len(CAMERAS) :]:
+        pairs.append(f"openpi has no camera for {', '.join(more)}")
+    notes.append(f"cameras: openpi's transforms have to map them: {'; '.join(pairs)}")
     if robot.delta:
         notes.append(f"differences: the actions {list(robot.delta)} are differences to the state; set DeltaActions so")
     if STATE in robot.maps and (constant := robot.maps[STATE].constant):

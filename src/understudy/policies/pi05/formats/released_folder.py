@@ -22,10 +22,11 @@ from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
 from understudy.policies.pi05.formats.robot import SIZES, VARIANTS
 from understudy.policies.pi05.formats.tensor_sizes import complete_dimensions
-from understudy.policies.pi05.normalization import Stored, find_normalization, read_object
-from understudy.policies.pi05.released_keys import Shapes, is_adaptive
 from understudy.policies.pi05.sizes import Sizes
-from understudy.policies.weight_files import WeightFiles
+from understudy.policies.pi05.weights.jax_tree import open_weights
+from understudy.policies.pi05.weights.normalization import find_normalization
+from understudy.policies.pi05.weights.released_keys import Shapes, is_adaptive
+from understudy.policies.pi05.weights.stored_figures import Stored, read_object
 
 CAMERAS = tuple(f"observation.images.{name}_0_rgb" for name in ("base", "left_wrist", "right_wrist"))
 """Cameras of the released policies, where a folder names none."""
@@ -101,7 +102,7 @@ def stored_facts(weights: str | Path) -> Values:
     file = next((folder / name for name in (CONFIG, METADATA) if (folder / name).is_file()), None)
     stored = read_object(file) if file is not None else {}
     try:
-        shapes = WeightFiles(path).shapes
+        shapes = open_weights(path).shapes
         kind = "pi05" if is_adaptive(shapes) else "pi0"
         found = _translate(stored, kind) if stored.get("type", kind) == kind else {}
         dimensions = complete_dimensions(shapes, _stated(folder, stored), path)

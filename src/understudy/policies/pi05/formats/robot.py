@@ -11,9 +11,10 @@ import numpy as np
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
 from understudy.policies.common.normalizer import Normalizer
+from understudy.policies.common.towers.tower_sizes import TowerSizes
 from understudy.policies.pi05.config import Pi05PolicyConfig
-from understudy.policies.pi05.prompt import TOKENIZER
-from understudy.policies.pi05.sizes import Sizes, TowerSizes
+from understudy.policies.pi05.sizes import Sizes
+from understudy.policies.pi05.text.prompt import TOKENIZER
 
 VARIANTS = {Sizes.BASE.vlm: "gemma_2b", Sizes.BASE.expert: "gemma_300m"}
 """Names of towers in openpi and LeRobot."""

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from math import isqrt
 from typing import Any
 
-from understudy.policies.pi05.released_keys import EMBEDDING, HEAD, Shapes, canonical, is_adaptive, own_name
 from understudy.policies.pi05.sizes import Sizes
+from understudy.policies.pi05.weights.released_keys import EMBEDDING, HEAD, Shapes, canonical, is_adaptive, own_name
 
 PARTS = ("vision", "vlm", "expert")
 

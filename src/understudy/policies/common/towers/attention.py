@@ -13,7 +13,7 @@ see the actions.) A mask hides keys only, never queries: the result of a padded 
 softmax has zero keys. Without padding there is no mask at all, so that a GPU takes its fastest kernel.
 
 A batch may also be packed: the tower computes the tokens that count and no others, and each call is one of
-`attend_segments` (`common/segments.py`).
+`attend_segments` (`towers/segments.py`).
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from understudy.policies.batch import to_device
-from understudy.policies.common.segments import Segments, join_ranges, make_segments, takes_varlen
+from understudy.policies.common.towers.segments import Segments, join_ranges, make_segments, takes_varlen
 
 THETA = 10_000.0
 """Base of the rotary periods (Su et al. 2021, "RoFormer", and Gemma)."""

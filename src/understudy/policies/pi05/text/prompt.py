@@ -27,7 +27,7 @@ import numpy as np
 from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
 from understudy.policies.common import fast_tokenizer
-from understudy.policies.pi05.normalization import NormalizationSettings
+from understudy.policies.pi05.weights.normalization import NormalizationSettings
 
 TOKENIZER = "tokenizer.model"
 """Name of PaliGemma's sentencepiece model in a folder."""
@@ -92,6 +92,11 @@ class TextSettings(NormalizationSettings):
         with_file = replace(self, tokenizer="" if found is None else str(found))
         paths = {name: os.path.abspath(path) for name in self.FILES if (path := getattr(with_file, name))}
         return replace(with_file, **paths)
+
+    @property
+    def longest_texts(self) -> tuple[int, int, int]:
+        """Most tokens of a prompt, a response and an action chunk."""
+        return self.prompt_tokens, self.response_tokens, self.action_tokens
 
     def text_problems(self) -> list[str]:
         """List the rules that the values break, one line each."""

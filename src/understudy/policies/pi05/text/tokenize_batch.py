@@ -12,7 +12,7 @@ from understudy.errors import ConfigError
 from understudy.policies.batch import check_shape, value_of
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.common.normalizer import Normalizer, state_now
-from understudy.policies.pi05.prompt import Rows, TextSettings, TextTokenizer, find_tokenizer, state_bins
+from understudy.policies.pi05.text.prompt import Rows, TextSettings, TextTokenizer, find_tokenizer, state_bins
 
 CUT = {
     "prompts": f"prompt{CUT_SUFFIX}",
@@ -68,6 +68,16 @@ class Texts:
                 f"{room} beside the texts; fit one with --fast.vocab-size {room} or less"
             )
 
+    def required(self) -> TextTokenizer:
+        """Return the tokenizer of texts. Raises ConfigError where there is none."""
+        if self.tokenizer is None:
+            raise ConfigError(
+                "policy.tokenizer: required to read instructions: PaliGemma's sentencepiece model (tokenizer.model of "
+                "google/paligemma-3b-pt-224), a file or a folder that holds it; with fresh weights also one of "
+                "`understudy tokenizer fit`"
+            )
+        return self.tokenizer
+
     def add(self, batch: Mapping[str, Any], normalizer: Normalizer) -> dict[str, Any]:
         """Return the batch with the tokens of its texts.
 
@@ -84,13 +94,7 @@ class Texts:
             ConfigError: the policy has no tokenizer, or the batch has responses that the policy does not take.
             ValueError: a missing key, a state that is NaN, or an action that is not finite.
         """
-        config, tokenizer = self.config, self.tokenizer
-        if tokenizer is None:
-            raise ConfigError(
-                "policy.tokenizer: required to read instructions: PaliGemma's sentencepiece model (tokenizer.model of "
-                "google/paligemma-3b-pt-224), a file or a folder that holds it; with fresh weights also one of "
-                "`understudy tokenizer fit`"
-            )
+        config, tokenizer = self.config, self.required()
         has_response = config.response_tokens > 0
         if RESPONSE in batch and not has_response:
             raise ConfigError(

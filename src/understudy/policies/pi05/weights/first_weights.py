@@ -8,16 +8,17 @@ which keeps the size of activations; biases, gains stored minus 1 and the projec
 fresh expert is the identity in each of its residuals, as in openpi's JAX code.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from understudy.order.random.keys import make_key
-from understudy.policies.pi05.released_keys import NEW, Match, Shapes, match
-from understudy.policies.weight_files import WeightFiles
+from understudy.policies.pi05.weights.jax_tree import open_weights
+from understudy.policies.pi05.weights.released_keys import NEW, Match, Shapes, match
+from understudy.policies.weight_files import stored_dtypes, stored_shapes
 
 ZEROS = (
     ".bias",
@@ -38,6 +39,7 @@ class FirstWeights:
     Attributes:
         match: which tensor of the file serves which parameter; None without a file.
         files: the tensors of the file; None without a file.
+        dtypes: by parameter, those of the file.
     """
 
     def __init__(self, wanted: Shapes, path: str | Path = "", fresh: Collection[str] = (), seed: int = 0) -> None:
@@ -45,7 +47,7 @@ class FirstWeights:
 
         Args:
             wanted: shape of each parameter by name.
-            path: released weights, a file or a folder (`WeightFiles`); "": all weights are fresh.
+            path: released weights, safetensors or a JAX tree (`open_weights`); "": all weights are fresh.
             fresh: patterns of parameters that start from fresh weights, whatever the file has.
             seed: of the fresh weights.
 
@@ -56,8 +58,10 @@ class FirstWeights:
         self._shapes = {name: tuple(shape) for name, shape in wanted.items()}
         self._seed = seed
         self._drawn: tuple[str, Tensor] | None = None
-        self.files = WeightFiles(path) if path else None
+        self.files = open_weights(path) if path else None
         self.match: Match | None = match(self.files.shapes, wanted, path, fresh, NEW) if self.files else None
+        keys = self.match.keys if self.match else {}
+        self.dtypes = {name: self.files.dtypes[key] for name, key in keys.items()} if self.files else {}
 
     def __call__(self, name: str, start: int, stop: int) -> Tensor:
         """Return the rows [start, stop) of a parameter: float32 if fresh, else in the dtype of the file."""
@@ -66,6 +70,18 @@ class FirstWeights:
         if self._drawn is None or self._drawn[0] != name:
             self._drawn = (name, fresh_weight(name, self._shapes[name], self._seed))
         return self._drawn[1][start:stop]
+
+
+def stored_keys(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the name in `weights` of each parameter, under own names or those of a released file.
+
+    Raises:
+        ValueError: a tensor is missing, unexpected, of another shape or of integers; names each.
+    """
+    if whole := [key for key, dtype in stored_dtypes(weights).items() if not dtype.is_floating_point]:
+        raise ValueError(f"{', '.join(whole)}: holds integers, weights are floating-point")
+    own = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    return dict(match(stored_shapes(weights), own).keys)
 
 
 def fresh_weight(name: str, shape: Sequence[int], seed: int) -> Tensor:

@@ -5,14 +5,16 @@ of the released files. Sources: Gemma team 2024, "Gemma: Open Models Based on Ge
 al. 2024, "pi0", appendix B; Physical Intelligence 2025, "pi0.5", for the adaptive norm.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from understudy.policies.common.layers import Linear
-from understudy.policies.common.segments import attend_segments
-from understudy.policies.pi05.attention import Plan, Rotary, attend, rotate
-from understudy.policies.pi05.sizes import TowerSizes
+from understudy.policies.common.towers.attention import Plan, Rotary, attend, rotate
+from understudy.policies.common.towers.segments import attend_segments
+from understudy.policies.common.towers.tower_sizes import TowerSizes
 
 EPS = 1e-6
 
@@ -40,9 +42,15 @@ class RMSNorm(nn.Module):
 class AdaRMSNorm(nn.Module):
     """x / rms(x) * (1 + scale) + shift, both linear in a condition, and a gate for the residual branch (pi0.5)."""
 
-    def __init__(self, width: int) -> None:
-        """Build the norm of vectors of `width`, for conditions of as many numbers."""
+    def __init__(self, width: int, shared: Sequence[int] = ()) -> None:
+        """Build the norm of vectors of `width`, for conditions of as many numbers.
+
+        Args:
+            width: of a token.
+            shared: numbers of consecutive tokens with one condition; (): the condition says it.
+        """
         super().__init__()
+        self.shared = tuple(shared)
         self.dense = Linear(width, 3 * width)
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -50,13 +58,15 @@ class AdaRMSNorm(nn.Module):
 
         Args:
             x: [B, T, width].
-            condition: [B, width], one for all tokens, or [B, T, width].
+            condition: [B, width], one for all tokens, or [B, T, width]; with `shared` [B, len(shared), width].
 
         Returns:
             In x's dtype: the result [B, T, width], and the gate [B, 1 or T, width].
         """
         assert condition is not None
         found = self.dense(condition.to(x.dtype))
+        if self.shared:  # a product per group and not per token
+            found = torch.cat([part.expand(-1, n, -1) for part, n in zip(found.split(1, dim=1), self.shared)], dim=1)
         scale, shift, gate = (found[:, None] if condition.ndim == 2 else found).chunk(3, dim=-1)
         return (_rms(x) * (1 + scale.float()) + shift.float()).to(x.dtype), gate
 
@@ -115,13 +125,12 @@ class Mlp(nn.Module):
 class TowerLayer(nn.Module):
     """One layer of a tower; `PairLayer` computes with it."""
 
-    def __init__(self, sizes: TowerSizes, adaptive: bool) -> None:
-        """Build the layer, with adaptive norms or plain ones."""
+    def __init__(self, sizes: TowerSizes, adaptive: bool, shared: Sequence[int] = ()) -> None:
+        """Build the layer, with adaptive norms (`shared` is theirs) or plain ones."""
         super().__init__()
-        norm = AdaRMSNorm if adaptive else RMSNorm
-        self.input_layernorm = norm(sizes.width)
+        self.input_layernorm = AdaRMSNorm(sizes.width, shared) if adaptive else RMSNorm(sizes.width)
         self.self_attn = Attention(sizes)
-        self.post_attention_layernorm = norm(sizes.width)
+        self.post_attention_layernorm = AdaRMSNorm(sizes.width, shared) if adaptive else RMSNorm(sizes.width)
         self.mlp = Mlp(sizes)
 
     def finish(self, x: Tensor, attended: Tensor, gate: Tensor | None, condition: Tensor | None = None) -> Tensor:
@@ -141,11 +150,19 @@ class TowerLayer(nn.Module):
 class PairLayer(nn.Module):
     """One layer of both towers. The expert's queries also see the keys and values of the language tower."""
 
-    def __init__(self, vlm: TowerSizes, expert: TowerSizes, adaptive: bool) -> None:
-        """Build the layers of both towers; the expert's norms are `adaptive` in pi0.5."""
+    def __init__(self, vlm: TowerSizes, expert: TowerSizes, adaptive: bool, shared: Sequence[int] = ()) -> None:
+        """Build the layers of both towers; the expert's norms are `adaptive` in pi0.5 (`shared`: see `AdaRMSNorm`)."""
         super().__init__()
         self.vlm = TowerLayer(vlm, adaptive=False)
-        self.expert = TowerLayer(expert, adaptive)
+        self.expert = TowerLayer(expert, adaptive, shared)
+
+    def drop_unread(self) -> None:
+        """Remove the weights of the language tower behind its keys and values; calls then need `keys_only`.
+
+        Nothing reads them in the last layer of a network without a text head. Released files have them, so pi0.5 keeps
+        them.
+        """
+        del self.vlm.self_attn.q_proj, self.vlm.self_attn.o_proj, self.vlm.post_attention_layernorm, self.vlm.mlp
 
     def forward(
         self,
@@ -162,7 +179,7 @@ class PairLayer(nn.Module):
             tokens: prefix and tail, [B, P + L, width]; None: `cache` replaces them.
             actions: suffix of each chunk, [B * N, T, expert width]; None: fill the cache alone.
             plan: positions and masks.
-            condition: of the expert's adaptive norms, [B * N, width] or [B * N, T, width].
+            condition: of the expert's adaptive norms, as these take it.
             cache: of an earlier call with `tokens`; with `tokens` these continue it, each behind all of the cache.
             keys_only: leave out all results of the tower but keys and values. (Nothing reads its last layer's.)
 

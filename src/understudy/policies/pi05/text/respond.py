@@ -9,19 +9,30 @@ from torch import Tensor
 
 from understudy.policies.batch import to_device, value_of
 from understudy.policies.common.token_loss import token_cross_entropy
+from understudy.policies.common.towers.attention import Plan, rotary
+from understudy.policies.common.towers.gemma import Cache
 from understudy.policies.losses import Loss
-from understudy.policies.pi05.attention import Plan, rotary
 from understudy.policies.pi05.extents import FAST, PROMPT, TEXT, TOKENS, Extent, cut
-from understudy.policies.pi05.gemma import Cache
-from understudy.policies.pi05.network import Observation, Pi0Network, Tail
+from understudy.policies.pi05.network import Pi0Network
+from understudy.policies.pi05.observation import Observation, Tail
 
 
-def tail_of(batch: Mapping[str, Any], sizes: Sequence[Extent]) -> Tail:
-    """Read the tokens to predict; without any, a tail of no tokens, so that every rank uses the same weights."""
+def tail_of(
+    batch: Mapping[str, Any], sizes: Sequence[Extent], multiple: int = 1, most: Sequence[int] = (0, 0, 0)
+) -> Tail:
+    """Read the tokens to predict; without any, a tail of no tokens, so that every rank uses the same weights.
+
+    Args:
+        batch: with tokens.
+        sizes: extent of each sample.
+        multiple: see `padded_length`.
+        most: the same, of prompt, response and FAST actions.
+    """
     like = value_of(batch, PROMPT[0])
     parts, masks = [], []
-    for term in (TEXT, FAST):
-        tokens, mask = cut(batch.get(TOKENS[term][0], like[:, :0]), [extent.tokens(term) for extent in sizes])
+    for term, limit in zip((TEXT, FAST), most[1:], strict=True):
+        lengths = [extent.tokens(term) for extent in sizes]
+        tokens, mask = cut(batch.get(TOKENS[term][0], like[:, :0]), lengths, multiple, limit)
         parts.append(tokens)
         masks.append(torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask)
     return Tail(torch.cat(parts, dim=1), torch.cat(masks, dim=1), parts[0].shape[1])
