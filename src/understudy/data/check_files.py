@@ -4,18 +4,18 @@ Opens each data file and the index of each video; decodes no image.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.missing_files import spread_evenly
+from understudy.data.format.missing_files import MissingFiles, spread_evenly
 from understudy.data.read.image_column import ImageColumns
 from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames
-from understudy.errors import DatasetError
+from understudy.errors import DatasetError, SourceError
 
 
 def check_files(catalog: Catalog, limit: int | None = None) -> Iterator[str]:
@@ -40,6 +40,57 @@ def check_files(catalog: Catalog, limit: int | None = None) -> Iterator[str]:
         for row in _first_rows(videos.file, with_frames & (videos.file >= 0) & ~absent[camera], limit):
             yield from _collect(frames.notes, partial(frames.reader, camera, row))
             frames.close()
+
+
+def broken_episodes(
+    catalog: Catalog, cameras: Iterable[str], keys: Sequence[str], rows: np.ndarray
+) -> list[MissingFiles]:
+    """Find episodes whose files are there and cannot be used: unreadable ones, and those that contradict the metadata.
+
+    Reads all rows of `keys`, and the index of each video; decodes no image.
+
+    Args:
+        catalog: the dataset.
+        cameras: cameras whose videos to open.
+        keys: columns of numbers to read.
+        rows: int64 (n,), table rows of the episodes to look at. Those without a file are left out.
+
+    Raises:
+        SourceError: the source of the dataset gives no answer.
+    """
+    absent = rows_without_files(catalog)
+    chosen = np.zeros(len(catalog.episodes), bool)
+    chosen[rows] = catalog.episodes.lengths[rows] > 0
+    data, videos = Rows(catalog, keys, cache_bytes=0), VideoFrames(catalog, cache_bytes=0, backend="pyav")
+    found: list[MissingFiles] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for row in _first_rows(catalog.episodes.data_file, chosen & ~absent["data"], None):
+            of_file = np.flatnonzero(chosen & (catalog.episodes.data_file == catalog.episodes.data_file[row]))
+            try:
+                bad = data.bad_rows(row)
+            except SourceError:
+                raise
+            except DatasetError as error:
+                found.append(MissingFiles("data", str(error), of_file))
+            else:
+                where = catalog.files.where(catalog.data_path(row))
+                found += [
+                    MissingFiles("data", f"{where}: {bad[one]}", np.array([one]))
+                    for one in of_file.tolist()
+                    if one in bad
+                ]
+        for camera in cameras:
+            file = catalog.videos(camera).file
+            for row in _first_rows(file, chosen & (file >= 0) & ~absent[camera], None):
+                try:
+                    videos.reader(camera, row)
+                except SourceError:
+                    raise
+                except DatasetError as error:
+                    found.append(MissingFiles(camera, str(error), np.flatnonzero(chosen & (file == file[row]))))
+                videos.close()
+    return found
 
 
 def rows_without_files(catalog: Catalog) -> dict[str, np.ndarray]:

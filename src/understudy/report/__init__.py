@@ -5,7 +5,7 @@ charts          line charts of a run
 sparklines      small inline curves and histograms
 style           style of matplotlib figures
 run             the report of a run
-dataset         the page of `inspect`
+dataset         the pages of `inspect` and `check`
 order           the comparison of `order explain`
 bench_figure    the figure of `bench`
 """

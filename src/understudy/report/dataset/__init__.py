@@ -4,4 +4,5 @@ examine            contents, encoding and defects as plain values
 recorded_claims    recorded statistics compared with the data
 text               the facts as text
 page               the facts as a page
+check_page         the findings of `check` as a page
 """

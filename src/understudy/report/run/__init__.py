@@ -5,4 +5,5 @@ validation    its section on validation
 heatmap       loss per group over the steps
 tables        a validation as text
 rollouts      its section on rollouts
+imagined      its section on imagined futures
 """

@@ -23,6 +23,7 @@ def write_report(root: Path) -> Path:
     from understudy.config.schema import dump_yaml
     from understudy.errors import CheckpointError
     from understudy.report import html
+    from understudy.report.run.imagined import render_imagined
     from understudy.report.run.rollouts import read_results, render_during_training, render_result
     from understudy.report.run.validation import render_validation
     from understudy.train.checkpoint import checkpoint
@@ -49,6 +50,7 @@ def write_report(root: Path) -> Path:
         html.tiles(_headlines(kinds, rollouts)),
         html.section("Training", _curves(kinds)),
         html.section("Validation", render_validation(kinds["val"])),
+        html.section("Imagined futures", render_imagined(kinds["val"], run.imagined)),
         html.section(
             "Rollouts",
             render_during_training(kinds["rollout"]),

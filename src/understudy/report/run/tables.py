@@ -40,7 +40,62 @@ def format_validation(result: Mapping[str, Any], mode: str = "policy") -> str:
             parts.append(_aligned((f"{short(source)}: dimension", "loss"), rows))
     if "open_loop" in result:
         parts += _open_loop(result["open_loop"])
+    if "modes" in result:
+        top, *table = mode_rows(result["modes"])
+        parts.append(_aligned(top, table))
+    if "imagined" in result:
+        parts += _imagined(result["imagined"])
     return "\n\n".join(parts)
+
+
+def mode_rows(modes: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Return a table of validations in several task modes: a head, and for each mode all samples and every task.
+
+    A loss term that a mode gives, and the open-loop error where a group has none, are empty cells.
+    """
+    terms = list(dict.fromkeys(term for figures in modes.values() for term in figures.get("terms", ())))
+    kinds = {
+        kind: name for kind, name in KINDS.items() if kind != "heads" or any(len(m[kind]) > 1 for m in modes.values())
+    }
+    rows = [("task mode", "of", *terms, "open-loop error", "samples")]
+    for mode, figures in modes.items():
+        groups = [("all", figures, (figures.get("open_loop") or {}).get("normalised"))]
+        for kind in kinds:
+            of_kind = figures[kind]
+            if kind == "sources" and len(of_kind) < 2:
+                continue
+            own = (figures.get("open_loop") or {}).get("sources", {}) if kind == "sources" else {}
+            groups += [(short(name), entry, own.get(name, {}).get("normalised")) for name, entry in of_kind.items()]
+        for name, entry, error in groups:
+            found = entry.get("terms", {})
+            cells = [_number(found[term]["loss"]) if term in found else "" for term in terms]
+            rows.append((mode, name, *cells, "" if error is None else _number(error), str(entry["samples"])))
+    return rows
+
+
+def _imagined(figures: Mapping[str, Any]) -> list[str]:
+    """Format errors of imagined states and images beside a copy of the present."""
+    parts = []
+    if states := figures.get("states"):
+        rows = [
+            (str(ahead), *("" if value is None else _number(value) for value in values))
+            for ahead, values in enumerate(zip(states["model"], states["copy"]), start=1)
+        ]
+        title = f"imagined states, {figures['frames']} frames: actions ahead"
+        parts.append(_aligned((title, "mean squared error", "copy of the present"), rows))
+    if images := figures.get("images"):
+        kinds = ("psnr", "psnr_moved")
+        rows = [
+            (str(ahead), *(_decibels(images[kind][name][k]) for kind in kinds for name in ("model", "copy")))
+            for k, ahead in enumerate(images["ahead"])
+        ]
+        head = ("imagined images, PSNR in dB: frames ahead", "imagined", "copy", "where pixels change", "copy there")
+        parts.append(_aligned(head, rows))
+    return parts
+
+
+def _decibels(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def short(name: str) -> str:

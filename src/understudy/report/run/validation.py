@@ -8,7 +8,7 @@ from typing import Any
 
 from understudy.report import charts, html
 from understudy.report.run import heatmap
-from understudy.report.run.tables import KINDS, STILL, with_error
+from understudy.report.run.tables import KINDS, STILL, mode_rows, with_error
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -24,6 +24,9 @@ def render_validation(val: Records) -> str:
     if len(val) > 1:
         cards.append(html.card("<h3>Each group over the steps</h3>", heatmap.heatmap(val)))
     cards.append(html.card(_table(val)))
+    if modes := last.get("modes"):
+        head, *rows = mode_rows(modes)
+        cards.append(html.card("<h3>Losses in each task mode</h3>", _folded(html.table(head, rows), len(rows), "rows")))
     half_width = []
     if len(val) > 1 and len(last["tasks"]) <= LINES:
         cards.append(html.card("<h3>Per task</h3>", charts.per_task(val)))

@@ -1,0 +1,15 @@
+"""Checks of a whole dataset (format, rows, clocks, values, statistics, images) and of loaders. Knows no training.
+
+findings        `Finding`, `Report`, and the names of all rules
+remedies        commands and steps that mend findings
+row_facts       facts about all rows, from one pass over the data files
+column_facts    summaries of numeric columns per episode
+pairs           action against state
+rotations       angles that wrap, and quaternions
+video_facts     facts about video files
+image_facts     facts about decoded images
+rules           the rules by theme
+run             `check_dataset`: all rules over one dataset
+text            a report as text
+loader          checks of any loader of a dataset
+"""

@@ -1,0 +1,190 @@
+"""Summaries of a numeric column, per episode and dimension, from one pass over its rows in bounded memory."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+SAMPLE = 1 << 16
+"""Rows kept of a dataset for quantiles, evenly spread."""
+_BLOCK = 1 << 21  # numbers that are converted to float64 at a time
+_PER_EPISODE = ("low", "high", "mean", "m2", "first", "step", "beside", "path", "jerk", "at_low", "at_high", "visits")
+
+
+@dataclass
+class Column:
+    """Summary of one column of N episodes with D numbers per frame. Arrays are (N, D) float64 unless stated.
+
+    Attributes:
+        names: names of the dimensions.
+        low, high, mean, m2: extremes, mean and sum of squared differences to the mean of the finite values.
+        first: value in the first frame.
+        step: largest change between two frames; `step_frame` int64 (N, D) is the frame after it.
+        beside: the smaller one of the changes before and after the largest one; 0 at the ends of an episode.
+        path: sum of the absolute changes.
+        jerk: sum of the absolute second differences of consecutive changes.
+        at_low, at_high: frames at the episode's least and greatest value.
+        visits: separate runs of frames at the greatest or least value, whichever has more frames.
+        bad: int64 (N,), frames with a value that is not finite; `bad_frame` int64 (N,) is the first.
+        sample: float64 (S, D), rows evenly spread over the dataset.
+        steps: float64 (S, D), absolute changes to the next row of those rows.
+    """
+
+    key: str
+    names: list[str]
+    low: np.ndarray
+    high: np.ndarray
+    mean: np.ndarray
+    m2: np.ndarray
+    first: np.ndarray
+    step: np.ndarray
+    step_frame: np.ndarray
+    beside: np.ndarray
+    path: np.ndarray
+    jerk: np.ndarray
+    at_low: np.ndarray
+    at_high: np.ndarray
+    visits: np.ndarray
+    bad: np.ndarray
+    bad_frame: np.ndarray
+    sample: np.ndarray
+    steps: np.ndarray
+
+    @property
+    def width(self) -> int:
+        """Numbers per frame, D."""
+        return self.low.shape[1]
+
+    @property
+    def range(self) -> np.ndarray:
+        """Greatest minus least value, (N, D)."""
+        return self.high - self.low
+
+
+class ColumnBuilder:
+    """Builds a `Column` from the rows of episodes, in any order.
+
+    Args:
+        key: key of the column.
+        names: names of its dimensions.
+        episodes: number of episodes N.
+        frames: number of frames of the dataset.
+    """
+
+    def __init__(self, key: str, names: list[str], episodes: int, frames: int) -> None:
+        self.key, self.names = key, names
+        width = len(names)
+        self._tables = {name: np.full((episodes, width), np.nan) for name in _PER_EPISODE}
+        self._step_frame = np.zeros((episodes, width), np.int64)
+        self._bad, self._bad_frame = np.zeros(episodes, np.int64), np.zeros(episodes, np.int64)
+        self._stride = max(1, frames // SAMPLE)
+        self._seen = 0
+        self._sample: list[np.ndarray] = []
+        self._steps: list[np.ndarray] = []
+
+    def add(self, rows: np.ndarray, values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
+        """Add episodes.
+
+        Args:
+            rows: int64 (n,), their table rows.
+            values: numbers (total, D), rows of the file.
+            starts: int64 (n,), first row of each episode in `values`, ascending.
+            lengths: int64 (n,), rows of each, 1 or more.
+        """
+        limit = max(1, _BLOCK // max(1, values.shape[1]))
+        begin = 0
+        while begin < len(rows):
+            ends = np.cumsum(lengths[begin:])
+            count = max(1, int(np.searchsorted(ends, limit, side="right")))
+            part = slice(begin, begin + count)
+            self._add_block(rows[part], values, starts[part], lengths[part])
+            begin += count
+
+    def _add_block(self, rows: np.ndarray, values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
+        ends = starts + lengths
+        if (starts[1:] == ends[:-1]).all():
+            block = values[starts[0] : ends[-1]].astype(np.float64)
+        else:
+            block = np.concatenate([values[a:b] for a, b in zip(starts, ends)]).astype(np.float64)
+        begins = np.cumsum(lengths) - lengths
+        block = self._without_gaps(rows, block, begins)
+        counts = lengths[:, None]
+        low, high = np.minimum.reduceat(block, begins), np.maximum.reduceat(block, begins)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = np.add.reduceat(block, begins) / counts
+            of = np.repeat(np.arange(len(rows)), lengths)
+            m2 = np.add.reduceat((block - mean[of]) ** 2, begins)
+            change = np.zeros_like(block)
+            np.subtract(block[1:], block[:-1], out=change[1:])
+            change[begins] = 0.0
+            second = np.zeros_like(block)
+            np.subtract(change[1:], change[:-1], out=second[1:])
+            inner = np.clip(lengths - 2, 0, None)
+            for at in (begins, (begins + 1)[lengths > 1]):
+                second[at] = 0.0
+            np.abs(change, out=change)
+            np.abs(second, out=second)
+            jerk = np.add.reduceat(second, begins) / np.maximum(inner, 1)[:, None]
+            path = np.add.reduceat(change, begins)
+        step = np.maximum.reduceat(change, begins)
+        tables = {"low": low, "high": high, "mean": mean, "m2": m2, "first": block[begins], "step": step}
+        tables |= {"path": path, "jerk": jerk}
+        tables |= self._bounds(block, low, high, begins, of)
+        for name, table in tables.items():
+            self._tables[name][rows] = table
+        # The frame of the largest step is only needed where it is large: the first frame that reaches it.
+        reached = change == step[of]
+        number = np.where(reached, np.arange(len(block))[:, None], len(block))
+        at = np.minimum.reduceat(number, begins)
+        self._step_frame[rows] = at - begins[:, None]
+        around = np.concatenate([change, np.zeros((1, change.shape[1]))])  # the first change of an episode is 0
+        around = np.minimum(np.take_along_axis(around, at - 1, axis=0), np.take_along_axis(around, at + 1, axis=0))
+        self._tables["beside"][rows] = around
+        kept = np.arange(-self._seen % self._stride, len(block), self._stride)
+        self._seen += len(block)
+        self._sample.append(block[kept])
+        self._steps.append(change[kept])
+
+    def _without_gaps(self, rows: np.ndarray, block: np.ndarray, begins: np.ndarray) -> np.ndarray:
+        """Count values that are not finite, and replace them by the preceding value of their dimension, or by 0."""
+        finite = np.isfinite(block)
+        if finite.all():
+            return block
+        bad = ~finite.all(axis=1)
+        self._bad[rows] = np.add.reduceat(bad.astype(np.int64), begins)
+        first = np.where(bad, np.arange(len(block)), len(block))
+        self._bad_frame[rows] = np.minimum.reduceat(first, begins) - begins
+        at = np.where(finite, np.arange(len(block))[:, None], -1)
+        at[begins] = np.maximum(at[begins], begins[:, None])
+        at = np.maximum.accumulate(at, axis=0)
+        filled = np.take_along_axis(block, at, axis=0)
+        return np.asarray(np.where(np.isfinite(filled), filled, 0.0))
+
+    @staticmethod
+    def _bounds(
+        block: np.ndarray, low: np.ndarray, high: np.ndarray, begins: np.ndarray, of: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Frames at the extremes, and separate visits of the one with more frames."""
+        counts, visits = {}, {}
+        for name, bound in (("at_low", low), ("at_high", high)):
+            at = block == bound[of]
+            enters = at.copy()
+            enters[1:] &= ~at[:-1]
+            enters[begins] = at[begins]
+            counts[name] = np.add.reduceat(at, begins, dtype=np.float64)
+            visits[name] = np.add.reduceat(enters, begins, dtype=np.float64)
+        more = counts["at_high"] >= counts["at_low"]
+        return counts | {"visits": np.where(more, visits["at_high"], visits["at_low"])}
+
+    def result(self) -> Column:
+        """Return the summary; NaN for episodes that were not added."""
+        empty = np.zeros((0, len(self.names)))
+        return Column(
+            key=self.key,
+            names=self.names,
+            **self._tables,
+            step_frame=self._step_frame,
+            bad=self._bad,
+            bad_frame=self._bad_frame,
+            sample=np.concatenate([empty, *self._sample]),
+            steps=np.concatenate([empty, *self._steps]),
+        )

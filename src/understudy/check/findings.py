@@ -1,0 +1,238 @@
+"""Findings of a check: `Finding`, `Place` and `Report`, and the names of all rules.
+
+An *error* is a proof that the dataset contradicts itself or cannot be read. A *warning* is a measured irregularity that
+a person should look at. A *note* is a fact about the dataset.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from typing import Any, Literal
+
+import numpy as np
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+
+RULES = {
+    "metadata.unreadable": "the files of meta/ can be parsed",
+    "metadata.totals": "totals in info.json equal those of the tables",
+    "metadata.splits": "splits in info.json cover the listed episodes",
+    "metadata.names": "a feature has one name per dimension, without repeats",
+    "metadata.features": "info.json declares the five index columns",
+    "metadata.oddity": "metadata needs no guess to be read",
+    "files.missing": "each named data and video file exists and is no git LFS pointer",
+    "files.orphan": "each data and video file is named by the tables",
+    "files.unreadable": "each data file can be parsed, with the declared columns, dtypes and shapes",
+    "files.columns": "all data files have the same columns, and info.json declares them",
+    "files.camera": "each declared camera has files",
+    "rows.count": "an episode has as many rows as its length",
+    "rows.split": "the rows of an episode are contiguous in one file",
+    "rows.orphan": "each row belongs to a listed episode",
+    "rows.episode": "the column episode_index is the episode's id",
+    "rows.frame_index": "frame_index counts 0, 1, 2, ...",
+    "rows.index": "index counts all frames, and dataset_from_index is its first value",
+    "episodes.ids": "episode ids count 0, 1, 2, ...",
+    "episodes.empty": "an episode has frames",
+    "episodes.range": "dataset_from_index and dataset_to_index enclose length frames, without overlap",
+    "episodes.duplicate": "no two episodes have the same rows",
+    "episodes.outlier": "length, path, jerk, idle share and location of an episode resemble the others",
+    "tasks.unknown": "each task_index is in the task list",
+    "tasks.unused": "each task has an episode",
+    "tasks.repeated": "task texts differ from each other and are not blank",
+    "tasks.listed": "the tasks listed for an episode are those of its rows",
+    "tasks.none": "each episode has a task",
+    "clock.order": "timestamps rise within an episode",
+    "clock.fps": "timestamps advance by 1/fps",
+    "clock.gap": "no two timestamps are more than 1.5 frames apart",
+    "clock.jitter": "timestamps are multiples of 1/fps",
+    "clock.start": "timestamps start at 0 in each episode",
+    "values.finite": "numbers are finite",
+    "values.outlier": "no value is far outside the range of the others",
+    "values.constant": "a dimension of action or state varies",
+    "values.dead": "a dimension that moves in most episodes moves in each",
+    "values.gripper": "a gripper that opens and closes in most episodes does so in each",
+    "values.jump": "no dimension jumps between two frames where it otherwise moves smoothly",
+    "values.saturation": "a dimension does not stick at a bound that other episodes exceed",
+    "values.unit": "a dimension has one unit in all episodes",
+    "values.sign": "a dimension of action and state moves in the same direction in all episodes",
+    "values.lag": "the delay from action to state is the same in all episodes",
+    "values.exchanged": "a column of an episode is not that of another episode",
+    "statistics.missing": "statistics are recorded for action and state",
+    "statistics.shape": "recorded statistics have the shape of their feature",
+    "statistics.values": "recorded statistics equal those of the rows",
+    "statistics.order": "recorded statistics are finite, with min <= quantiles <= max and std >= 0",
+    "statistics.episodes": "statistics recorded per episode equal those of its rows",
+    "statistics.images": "recorded image statistics are in [0, 1] and match sampled images",
+    "videos.unreadable": "each video file can be opened",
+    "videos.count": "a video holds as many frames as its episodes have rows",
+    "videos.start": "from_timestamp is the episode's place in its video",
+    "videos.length": "to_timestamp - from_timestamp is length / fps",
+    "videos.encoding": "codec, size and rate of the videos are those in info.json, and equal in all files",
+    "images.decode": "the first and the last image of an episode can be decoded",
+    "images.black": "images are not black",
+    "images.frozen": "images change while the robot moves",
+    "images.repeated": "no image repeats for many frames while the robot moves",
+    "images.exchanged": "images of one camera are not those of another",
+    "images.duplicate": "no two episodes show the same images",
+    "images.boundary": "the scene changes where one episode of a video ends and the next begins",
+    "images.shifted": "motion in the images and in the rows have the same delay in all episodes",
+    "images.outlier": "images of an episode resemble those of the others",
+}
+"""Name of each rule -> the rule."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Location of a finding. Empty fields do not apply.
+
+    Attributes:
+        episodes: ids, ascending.
+        column: key of a column.
+        dimension: name of a dimension of the column.
+        camera: key of a camera.
+        file: path under the dataset's root.
+        frame: frame of the first episode.
+    """
+
+    episodes: tuple[int, ...] = ()
+    column: str = ""
+    dimension: str = ""
+    camera: str = ""
+    file: str = ""
+    frame: int | None = None
+
+    def __str__(self) -> str:
+        parts = [self.file, self.camera, self.column + (f"[{self.dimension}]" if self.dimension else "")]
+        if self.episodes:
+            parts.append(f"episode{'s' if len(self.episodes) > 1 else ''} {list_ids(self.episodes)}")
+        if self.frame is not None:
+            parts.append(f"frame {self.frame}")
+        return ", ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A broken rule at one place.
+
+    Attributes:
+        rule: a key of `RULES`.
+        severity: "error", "warning" or "note".
+        message: the measured fact as one line, without the place.
+        place: its location.
+        measured: measured value, as JSON holds it; None where there is no single one.
+        expected: value by the rule.
+        fix: command or step that mends it.
+        score: how bad, for ranking within a rule: larger is worse.
+    """
+
+    rule: str
+    severity: Severity
+    message: str
+    place: Place = field(default_factory=Place)
+    measured: Any = None
+    expected: Any = None
+    fix: str = ""
+    score: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ValueError(f"rule is {self.rule!r}; give a key of RULES")
+
+    @property
+    def is_about_episodes(self) -> bool:
+        """Whether leaving out the episodes of the place removes the finding."""
+        return bool(self.place.episodes)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Result of a check.
+
+    Attributes:
+        root: address of the dataset.
+        version: its format, "" where it cannot be read.
+        episodes: number of episodes.
+        frames: number of frames.
+        read: name -> number of things that were read: "data_files", "rows", "videos", "images".
+        findings: worst first.
+        ranking: most unusual episodes first (see `rules/episodes.py`), as JSON holds them.
+        seconds: duration of the check.
+        idle_share: share of the frames in which no dimension of the action changes; None where no action was read.
+    """
+
+    root: str
+    version: str
+    episodes: int
+    frames: int
+    read: dict[str, int]
+    findings: tuple[Finding, ...]
+    ranking: tuple[dict[str, Any], ...] = ()
+    seconds: float = 0.0
+    idle_share: float | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of findings by severity."""
+        found = Counter(finding.severity for finding in self.findings)
+        return {severity: found[severity] for severity in SEVERITIES}
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether there is no error."""
+        return not self.counts["error"]
+
+    @property
+    def bad_episodes(self) -> tuple[int, ...]:
+        """Ids of the episodes of all errors, ascending."""
+        bad = {
+            episode for finding in self.findings if finding.severity == "error" for episode in finding.place.episodes
+        }
+        return tuple(sorted(bad))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-serialisable values."""
+        return {
+            "root": self.root,
+            "format": self.version,
+            "episodes": self.episodes,
+            "frames": self.frames,
+            "sound": self.is_sound,
+            "counts": self.counts,
+            "bad_episodes": list(self.bad_episodes),
+            "read": self.read,
+            "seconds": round(self.seconds, 3),
+            "idle_share": self.idle_share,
+            "findings": [_plain(asdict(finding)) for finding in self.findings],
+            "ranking": [_plain(entry) for entry in self.ranking],
+        }
+
+
+def _plain(value: Any) -> Any:
+    """Convert a value to one that JSON holds: numpy numbers to Python's, numbers that are not finite to text."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
+
+
+def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings with errors first, then in the order of `RULES`, and the highest score first in a rule."""
+    order = {rule: number for number, rule in enumerate(RULES)}
+    return tuple(sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), order[f.rule], -f.score)))
+
+
+def list_ids(ids: Sequence[int], limit: int = 8) -> str:
+    """Format ascending ids as "3, 12-19, 40", at most `limit` ranges."""
+    ranges: list[tuple[int, int]] = []
+    for i in ids:
+        if ranges and i == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], i)
+        else:
+            ranges.append((i, i))
+    shown = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ranges[:limit])
+    return shown if len(ranges) <= limit else f"{shown}, ... ({len(ids)} in all)"

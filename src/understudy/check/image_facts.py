@@ -1,0 +1,225 @@
+"""Facts about images: thumbnails of some frames of some episodes, and the frames around the cuts of packed videos."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from understudy.check.row_facts import ACTION, STATE, RowFacts
+from understudy.check.video_facts import VideoFacts
+from understudy.data.format.catalog import Catalog
+from understudy.data.format.missing_files import spread_evenly
+from understudy.data.read.image_column import ImageColumns
+from understudy.data.read.rows import Rows
+from understudy.data.read.video_frames import VideoFrames
+from understudy.errors import DatasetError, SourceError
+
+SAMPLED_EPISODES = 24
+"""Most episodes per camera of which images are decoded for a sample."""
+WINDOW = 64
+"""Frames in a row that are decoded of a sampled episode."""
+CUT = 3
+"""Frames on each side of a cut between two episodes of a file."""
+_HEIGHT, _WIDTH = 24, 32
+_PART = 32  # frames decoded at a time
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Images of one camera in one episode.
+
+    Attributes:
+        camera: key of the camera.
+        row: table row of the episode.
+        ends: float32 (3, 24, 32, 3), thumbnails of the first, middle and last image.
+        begin: first frame of the window.
+        window: float32 (n, 24, 32, 3), thumbnails of n consecutive images.
+        change: float64 (m,), mean absolute difference of each image of the decoded range to the one before it, from
+            the second image on; `first_change` is the frame of the first entry.
+        action, state: float64 (n, D) of the frames of the window; None without such a column.
+    """
+
+    camera: str
+    row: int
+    ends: np.ndarray
+    begin: int
+    window: np.ndarray
+    change: np.ndarray
+    first_change: int
+    action: np.ndarray | None = None
+    state: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Images around the place of a video where one episode ends and the next begins.
+
+    Attributes:
+        camera: key of the camera.
+        row: table row of the second episode.
+        file: number of the file.
+        change: float64 (2 * CUT - 1,), mean absolute difference of neighbors; the middle one is that of the cut.
+    """
+
+    camera: str
+    row: int
+    file: int
+    change: np.ndarray
+
+
+@dataclass
+class ImageFacts:
+    """Facts about images.
+
+    Attributes:
+        clips: camera -> its clips.
+        cuts: camera -> its cuts.
+        broken: (camera, table row, error) of images that cannot be decoded.
+        images: number of images that were decoded, each counted once.
+    """
+
+    clips: dict[str, list[Clip]] = field(default_factory=dict)
+    cuts: dict[str, list[Cut]] = field(default_factory=dict)
+    broken: list[tuple[str, int, DatasetError]] = field(default_factory=list)
+    images: int = 0
+
+
+def read_images(
+    catalog: Catalog,
+    rows: RowFacts,
+    videos: VideoFacts,
+    limit: int | None,
+    progress: Callable[[int], None] = lambda episodes: None,
+) -> ImageFacts:
+    """Decode images of at most `limit` episodes per camera, spread evenly; None decodes all images.
+
+    Episodes in videos that `videos` shows to be broken are left out.
+    """
+    facts = ImageFacts()
+    frames = VideoFrames(catalog, cache_bytes=0, backend="pyav")
+    keys = [key for key in (ACTION, STATE) if key in rows.columns]
+    numbers = Rows(catalog, keys, cache_bytes=64 << 20)
+    for camera in catalog.camera_keys:
+        is_video = catalog.features[camera].is_video
+        stored = None if is_video else ImageColumns(catalog, [camera], cache_bytes=64 << 20)
+        chosen = _chosen(catalog, camera, rows, videos, limit)
+        clips, cuts = facts.clips.setdefault(camera, []), facts.cuts.setdefault(camera, [])
+        seen: dict[int, np.ndarray] = {}
+
+        def take(
+            row: int,
+            wanted: np.ndarray,
+            camera: str = camera,
+            stored: ImageColumns | None = stored,
+            seen: dict[int, np.ndarray] = seen,
+        ) -> np.ndarray:
+            at = np.full(len(wanted), row)
+            seen.setdefault(row, np.zeros(catalog.episodes.lengths[row], bool))[wanted] = True
+            if stored is None:
+                return frames.take(camera, at, wanted)
+            return stored.take(camera, at, numbers.file_rows(at, wanted))
+
+        for row in chosen:
+            try:
+                clips.append(_clip(catalog, camera, row, take, numbers, keys, whole=limit is None))
+            except SourceError:
+                raise
+            except DatasetError as error:
+                facts.broken.append((camera, row, error))
+            else:
+                if is_video and row in (pair := _before(catalog, camera, row)):
+                    try:
+                        cuts.append(_cut(catalog, camera, pair, take))
+                    except DatasetError as error:
+                        facts.broken.append((camera, row, error))
+            progress(1)
+        facts.images += sum(int(positions.sum()) for positions in seen.values())
+        frames.close()
+    return facts
+
+
+def _chosen(catalog: Catalog, camera: str, rows: RowFacts, videos: VideoFacts, limit: int | None) -> list[int]:
+    """Table rows of the episodes of which to decode images."""
+    good = rows.is_read & (catalog.episodes.lengths > 0)
+    if catalog.features[camera].is_video:
+        file = catalog.videos(camera).file
+        good = good & (file >= 0)
+        good[good] &= videos.sound_files(catalog, camera)[file[good]]
+    some = np.flatnonzero(good)
+    return [int(some[place]) for place in spread_evenly(len(some), limit)]
+
+
+def _clip(
+    catalog: Catalog,
+    camera: str,
+    row: int,
+    take: Callable[[int, np.ndarray], np.ndarray],
+    numbers: Rows,
+    keys: list[str],
+    whole: bool,
+) -> Clip:
+    length = int(catalog.episodes.lengths[row])
+    size = min(length, WINDOW)
+    begin = (length - size) // 2
+    ends = shrink(take(row, np.array([0, length // 2, length - 1])))
+    first, last = (0, length) if whole else (begin, begin + size)
+    window, changes = np.zeros((size, _HEIGHT, _WIDTH, 3), np.float32), []
+    previous: np.ndarray | None = None
+    for start in range(first, last, _PART):
+        stop = min(start + _PART, last)
+        part = shrink(take(row, np.arange(start, stop)))
+        both = part if previous is None else np.concatenate([previous, part])
+        changes.append(np.abs(np.diff(both, axis=0)).mean(axis=(1, 2, 3)))
+        previous = part[-1:]
+        inside = np.arange(max(start, begin), min(stop, begin + size))
+        window[inside - begin] = part[inside - start]
+    values = {}
+    if keys:
+        wanted = np.arange(begin, begin + size)[None]
+        try:
+            found = numbers.take(np.array([row]), dict.fromkeys(keys, wanted))
+        except SourceError:
+            raise
+        except DatasetError:
+            found = {}  # a finding about the file, not about its images
+        values = {key: np.asarray(value, np.float64).reshape(size, -1) for key, value in found.items()}
+    change = np.concatenate(changes).astype(np.float64)
+    return Clip(camera, row, ends, begin, window, change, first + 1, values.get(ACTION), values.get(STATE))
+
+
+def _before(catalog: Catalog, camera: str, row: int) -> tuple[int, ...]:
+    """(Table row of the episode before `row` in its file, `row`); () for the first one or for short ones."""
+    videos, lengths = catalog.videos(camera), catalog.episodes.lengths
+    if catalog.episodes.own_files or lengths[row] < CUT:
+        return ()
+    same = np.flatnonzero(
+        (videos.file == videos.file[row]) & (videos.first + lengths == videos.first[row]) & (lengths > 0)
+    )
+    if len(same) != 1 or lengths[same[0]] < CUT:
+        return ()
+    return int(same[0]), row
+
+
+def _cut(catalog: Catalog, camera: str, pair: tuple[int, ...], take: Callable[[int, np.ndarray], np.ndarray]) -> Cut:
+    before, row = pair
+    length = int(catalog.episodes.lengths[before])
+    images = [take(before, np.arange(length - CUT, length)), take(row, np.arange(CUT))]
+    small = shrink(np.concatenate(images))
+    change = np.abs(np.diff(small, axis=0)).mean(axis=(1, 2, 3)).astype(np.float64)
+    return Cut(camera, row, int(catalog.videos(camera).file[row]), change)
+
+
+def shrink(images: np.ndarray) -> np.ndarray:
+    """Average images uint8 (n, C, H, W) over a grid: float32 (n, 24, 32, 3), in 0 to 255."""
+    if images.shape[1] != 3:
+        images = np.repeat(images[:, :1], 3, axis=1)
+    step = max(1, min(images.shape[2] // (3 * _HEIGHT), images.shape[3] // (3 * _WIDTH)))
+    thin: np.ndarray = images[:, :, ::step, ::step].astype(np.float32)
+    for axis, size in ((2, _HEIGHT), (3, _WIDTH)):
+        edges = np.linspace(0, thin.shape[axis], size + 1).astype(int)[:-1]
+        if thin.shape[axis] < size:
+            thin = np.repeat(thin, -(-size // thin.shape[axis]), axis=axis)
+            edges = np.linspace(0, thin.shape[axis], size + 1).astype(int)[:-1]
+        counts = np.diff(np.append(edges, thin.shape[axis])).astype(np.float32)
+        thin = np.add.reduceat(thin, edges, axis=axis) / counts.reshape([-1 if a == axis else 1 for a in range(4)])
+    return np.ascontiguousarray(thin.transpose(0, 2, 3, 1), np.float32)

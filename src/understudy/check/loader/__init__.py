@@ -1,0 +1,11 @@
+"""A conformance kit for any loader of a dataset: torch's DataLoader, a stream, or a loader of another library.
+
+results         `LoaderCheck`, `LoaderReport`, and the names of all checks
+batch_values    batches as arrays, and the samples that they hold
+make_loader     the caller's factory, state hooks and loaders of several epochs
+reading         batches of all ranks in step, up to a limit
+content         rows, windows, padding and images against a slow reference
+sample_order    coverage, equality and shuffle quality of sequences of samples
+resume          resume from a state in the middle of an epoch
+run             `check_loader`: all checks over one loader
+"""

@@ -1,0 +1,285 @@
+"""`check_loader`: all checks over one loader."""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.check.loader.batch_values import Adapt, SampleNumbers
+from understudy.check.loader.content import Content, Tally
+from understudy.check.loader.make_loader import Epochs, Factory, LoadState, SaveState
+from understudy.check.loader.reading import Reader, Stretch
+from understudy.check.loader.results import CHECKS, LoaderCheck, LoaderReport
+from understudy.check.loader.resume import check_resume
+from understudy.check.loader.sample_order import (
+    check_coverage,
+    check_differ,
+    check_equal,
+    check_even,
+    check_shuffling,
+)
+from understudy.data.dataset import EpisodeDataset
+from understudy.errors import ConfigError
+
+
+def check_loader(
+    make_loader: Callable[..., Any],
+    dataset: EpisodeDataset | str | Path,
+    *,
+    delta_timestamps: Mapping[str, Sequence[float]] | None = None,
+    world_size: int = 2,
+    num_workers: int = 2,
+    adapt: Adapt | None = None,
+    save_state: SaveState | None = None,
+    load_state: LoadState | None = None,
+    shuffled: bool = True,
+    skip: Sequence[str] = (),
+    max_batches: int | None = None,
+    max_images: int = 200,
+    show_progress: bool = False,
+) -> LoaderReport:
+    """Check any loader of a dataset: coverage, content, order, resume and shuffle quality.
+
+        report = us.check_loader(lambda rank, world_size, num_workers, epoch: ..., "path or hub id")
+        print(report)
+        assert report.passed
+
+    The loader is read about seven times, in this process, one batch of each rank in turn. An endless loader is read for
+    one epoch and one global batch. An error of the loader fails the check that read it. A loader that waits forever
+    for its own batch blocks the check, too.
+
+    Args:
+        make_loader: called with those of `rank`, `world_size`, `num_workers`, `epoch` and `seed` (0) that it takes, by
+            name. Returns an iterable of batches: mappings of tensors, arrays or lists, or lists of samples. Their
+            samples are known by `episode_index` and `frame_index`, by `index`, or by `episode_index` and `timestamp`.
+            Without `epoch`, the loader is iterated once per epoch; an endless one continues.
+        dataset: an `EpisodeDataset` with the selection and the windows of the loader, or a path, URL or hub id.
+        delta_timestamps: windows of the loader, for a path.
+        world_size: ranks of the checks of several ranks.
+        num_workers: workers of the checks of several workers.
+        adapt: makes a mapping under the dataset's keys of a loader's batch, such as renamed or unnormalized columns.
+        save_state: called as save_state(loader, consumed) with a `Consumed` after some batches; returns a state.
+        load_state: called as load_state(loader, state) with a fresh loader; may return another one. By default both
+            are the loader's `state_dict` and `load_state_dict`.
+        shuffled: False for a loader in storage order, which has neither other epochs nor a shuffle quality.
+        skip: checks to leave out, keys of `CHECKS`.
+        max_batches: batches to read of each epoch and rank. Coverage is then "not checked", unless a sample is
+            repeated.
+        max_images: images to decode for comparison.
+        show_progress: whether to show progress on stderr, which needs the extra train.
+
+    Raises:
+        ConfigError: the samples of a batch cannot be identified, or an argument is out of range.
+        DatasetError: the dataset cannot be read.
+    """
+    begin = time.monotonic()
+    if unknown := sorted(set(skip) - set(CHECKS)):
+        raise ConfigError(f"skip names {unknown[0]!r}; the checks are {', '.join(CHECKS)}")
+    for name, value, least in (("world_size", world_size, 2), ("num_workers", num_workers, 1)):
+        if value < least:
+            raise ConfigError(f"{name} is {value}; give {least} or more")
+    if max_batches is not None and max_batches < 2:
+        raise ConfigError(f"max_batches is {max_batches}; give 2 or more")
+    if (save_state is None) != (load_state is None):
+        raise ConfigError("save_state and load_state belong together; give both or neither")
+    if isinstance(dataset, EpisodeDataset):
+        if delta_timestamps is not None:
+            raise ConfigError("delta_timestamps belong to a path; an open EpisodeDataset has its own")
+        data = dataset
+    else:
+        data = EpisodeDataset(dataset, delta_timestamps)
+    numbers = SampleNumbers(data)
+    epoch = len(numbers) if max_batches is None else min(len(numbers), max_batches * 32)
+    with ExitStack() as stack, warnings.catch_warnings():
+        update: Callable[[int], None] = _ignore
+        if show_progress:
+            from understudy.progress import Progress  # needs the extra train
+
+            update = stack.enter_context(Progress(7 * epoch, "loader", "sample")).update
+        reader = Reader(numbers, adapt, update)
+        hooks = (save_state, load_state) if save_state is not None and load_state is not None else None
+        checks = _Checks(Factory(make_loader), reader, data, max_batches, frozenset(skip), hooks)
+        found = checks.run(world_size, num_workers, shuffled, max_images)
+    return LoaderReport(
+        dataset=str(data.catalog.root),
+        samples=len(numbers),
+        checks=tuple(found[name] for name in CHECKS),
+        batches=reader.batches,
+        seconds=time.monotonic() - begin,
+    )
+
+
+def _ignore(samples: int) -> None:
+    """Show no progress."""
+
+
+class _Checks:
+    """The checks of one loader, in sequence. A check whose premise failed is not made."""
+
+    def __init__(
+        self,
+        factory: Factory,
+        reader: Reader,
+        data: EpisodeDataset,
+        max_steps: int | None,
+        skip: frozenset[str],
+        hooks: tuple[SaveState, LoadState] | None,
+    ) -> None:
+        self._factory, self._reader, self._data, self._max_steps = factory, reader, data, max_steps
+        self._numbers, self._skip, self._hooks = reader.numbers, skip, hooks
+        self._found = {
+            name: LoaderCheck(name, "not applicable", "skipped by the caller") for name in CHECKS if name in skip
+        }
+
+    def run(self, world_size: int, num_workers: int, shuffled: bool, max_images: int) -> dict[str, LoaderCheck]:
+        content = Content(self._data, max_images)
+        known = self._read(epochs=2, content=content)
+        self._put(check_coverage("coverage", self._numbers, self._contiguous(known)))
+        self._put_content(content)
+        if known[0].end == "error" or not known[0].samples:
+            reason = known[0].error or "it has no batches"
+            for name in CHECKS:
+                self._put_missing(name, f"one process cannot read an epoch: {reason}")
+            return self._found
+        self._check_epochs(known, shuffled)
+        self._check_ranks(world_size)
+        workers = self._check_workers(num_workers, known[0])
+        if "resume" not in self._skip:
+            epochs = [stretch for stretch in known if stretch.end != "error" and stretch.samples]
+            self._put(
+                check_resume(
+                    self._factory,
+                    self._reader,
+                    epochs,
+                    num_workers=workers,
+                    limit=len(self._numbers),
+                    max_steps=self._max_steps,
+                    hooks=self._hooks,
+                )
+            )
+        for name in CHECKS:
+            self._put_missing(name, "not reached")
+        return self._found
+
+    def _put(self, check: LoaderCheck) -> None:
+        self._found.setdefault(check.name, check)
+
+    def _put_missing(self, name: str, reason: str) -> None:
+        self._put(LoaderCheck(name, "not checked", reason))
+
+    def _read(self, world_size: int = 1, num_workers: int = 0, epochs: int = 1, content: Any = None) -> list[Stretch]:
+        """Read epochs 0, 1, ...; the content of the first is compared with the dataset."""
+        loaders, found = Epochs(self._factory, world_size, num_workers), list[Stretch]()
+        try:
+            for epoch in range(epochs):
+                endless = bool(found) and found[-1].end == "limit"
+                found.append(
+                    self._reader.read(
+                        partial(loaders.begin, epoch, endless),
+                        limit=len(self._numbers),
+                        max_steps=self._max_steps,
+                        visit=content.visit if content is not None and not epoch else None,
+                    )
+                )
+                if found[-1].end == "error":
+                    break
+        finally:
+            loaders.close()
+        return found
+
+    def _contiguous(self, epochs: list[Stretch]) -> list[Stretch]:
+        """Epochs of which each begins where the one before ends."""
+        apart = epochs[0].end == "limit" and self._factory.takes("epoch")
+        return epochs[:1] if apart or (len(epochs) > 1 and not epochs[1].samples) else epochs
+
+    def _put_content(self, content: Content) -> None:
+        windows, cameras = set(self._data.offsets), {*self._data.video_keys, *self._data.image_keys}
+        left_out = content.not_compared
+        for name, tally, applies in (
+            ("rows", content.rows, True),
+            ("windows", content.windows, bool(windows - cameras)),
+            ("padding", content.padding, bool(windows)),
+            ("images", content.images, bool(cameras)),
+        ):
+            own = {"images": cameras, "windows": windows - cameras, "padding": {f"{key}_is_pad" for key in windows}}
+            other = set[str]().union(*own.values())
+            missing = {k: why for k, why in left_out.items() if (k in own[name] if name in own else k not in other)}
+            self._put(_describe(name, tally, missing, applies))
+
+    def _check_epochs(self, known: list[Stretch], shuffled: bool) -> None:
+        if "epochs.repeat" not in self._skip:
+            again = self._read()[0]
+            self._put(check_equal("epochs.repeat", known[0], again, "epoch 0 of another loader"))
+        if not shuffled:
+            for name in ("epochs.differ", "shuffling"):
+                self._put(LoaderCheck(name, "not applicable", "shuffled=False"))
+            return
+        self._put(check_shuffling(self._numbers, known[0]))
+        if len(known) < 2 or not known[1].samples:
+            self._put_missing("epochs.differ", "the loader ended after one epoch: let make_loader take `epoch`")
+        elif known[1].end == "error":
+            self._put(LoaderCheck("epochs.differ", "failed", f"the loader raised {known[1].error} in epoch 1"))
+        else:
+            total, first, second = len(self._numbers), known[0].numbers, known[1].numbers
+            if known[0].end == "limit" and not self._factory.takes("epoch"):
+                second = np.concatenate([first, second])[total : 2 * total]
+            self._put(check_differ(first[:total], second[:total]))
+
+    def _check_ranks(self, world_size: int) -> None:
+        if not self._factory.takes("rank", "world_size"):
+            for name in ("coverage.ranks", "ranks.even"):
+                self._put_missing(name, "make_loader takes no `rank` and `world_size`")
+            return
+        if {"coverage.ranks", "ranks.even"} <= self._skip:
+            return
+        ranks = self._read(world_size=world_size, epochs=2)
+        self._put_coverage("coverage.ranks", ranks)
+        self._put(
+            check_even(ranks[0], world_size)
+            if ranks[0].end != "error"
+            else LoaderCheck("ranks.even", "not checked", f"the loader raised {ranks[0].error}")
+        )
+
+    def _check_workers(self, num_workers: int, alone: Stretch) -> int:
+        """Check several workers, and return the number with which the loader works."""
+        if not self._factory.takes("num_workers"):
+            for name in ("coverage.workers", "workers.same"):
+                self._put_missing(name, "make_loader takes no `num_workers`")
+            return 0
+        if {"coverage.workers", "workers.same"} <= self._skip:
+            return 0
+        workers = self._read(num_workers=num_workers, epochs=2)
+        self._put_coverage("coverage.workers", workers)
+        if self._found["coverage.workers"].status == "failed":
+            self._put_missing("workers.same", f"{num_workers} workers do not cover an epoch")
+            return 0
+        self._put(check_equal("workers.same", alone, workers[0], f"{num_workers} workers"))
+        return num_workers
+
+    def _put_coverage(self, name: str, epochs: list[Stretch]) -> None:
+        """Coverage of several ranks or workers: checked where one process covers an epoch."""
+        check = check_coverage(name, self._numbers, self._contiguous(epochs))
+        if check.status == "failed" and epochs[0].end != "error" and self._found["coverage"].status == "failed":
+            check = replace(check, status="not checked", detail="one process alone does not cover an epoch")
+        self._put(check)
+
+
+def _describe(name: str, tally: Tally, missing: Mapping[str, str], applies: bool) -> LoaderCheck:
+    """Result of comparisons."""
+    if not applies:
+        return LoaderCheck(name, "not applicable", "the dataset has none")
+    left_out = "; ".join(f"{key}: {why}" for key, why in sorted(missing.items()))
+    measured = {"compared": tally.compared, "wrong": tally.wrong, "keys": sorted(tally.keys), "left_out": dict(missing)}
+    if tally.wrong:
+        share = f"{tally.wrong:,} of {tally.compared:,} comparisons differ: {', '.join(tally.examples)}"
+        return LoaderCheck(name, "failed", share, measured)
+    if not tally.compared:
+        return LoaderCheck(name, "not checked", left_out or "nothing could be compared", measured)
+    detail = f"{tally.compared:,} comparisons of {', '.join(sorted(tally.keys))}"
+    return LoaderCheck(name, "passed", detail + (f"; left out {left_out}" if left_out else ""), measured)

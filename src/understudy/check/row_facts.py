@@ -1,0 +1,328 @@
+"""Facts about the rows of all episodes, from one pass over the data files. Rules read these arrays, never the files.
+
+A file that cannot be read, or a column of it, becomes an entry of `unreadable`; the other files are still read.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from understudy.check.column_facts import Column, ColumnBuilder
+from understudy.check.pairs import PairFacts
+from understudy.data.check_files import rows_without_files
+from understudy.data.format.catalog import Catalog
+from understudy.data.format.features import INDEX_KEYS, Feature
+from understudy.data.read.columns import is_numeric, to_numpy
+from understudy.errors import DatasetError
+
+ACTION, STATE = "action", "observation.state"
+WIDEST = 1024
+"""Most numbers per frame of a column that is summarized; wider ones hold images or maps."""
+_IDLE = 1e-3  # as in `IdleRule`
+
+_UNKNOWN = -(1 << 62)
+
+
+@dataclass
+class RowFacts:
+    """Facts about the rows of N episodes. Arrays are int64 (N,) unless stated; -2**62 where unknown.
+
+    Attributes:
+        is_read: bool (N,), the episode's rows were found as the tables describe them, and summarized.
+        found: rows of the episode in its file.
+        is_split: bool (N,), the rows are not contiguous.
+        stored_id: first value of `episode_index` in a file that holds one episode.
+        first_index: first value of `index`; `index_counts` bool (N,): it rises by one.
+        position: number of rows in all files before the episode's first.
+        first_frame: first value of `frame_index`; `frames_rise`, `frames_count` bool (N,).
+        time: float64 (N, 5): first timestamp, least, median and largest step, and the largest distance from
+            first + frame / fps, all in seconds.
+        late_frame: frame after the largest step of `timestamp`.
+        idle: frames in which no dimension of the action changed.
+        digest: per episode 16 bytes that depend on all numeric columns but the index columns, b"" unread.
+        used_tasks: (row, task_index) of all tasks in the rows.
+        orphans: id -> rows of episodes that are not listed for the file that holds them.
+        orphan_file: first file with orphan rows.
+        unreadable: (file number, column or "", error).
+        schemas: columns with their types -> files, as far as they are read.
+        lacking: column -> files without it.
+        undeclared: columns that info.json does not declare.
+        columns: key -> summary.
+        pairs: action against state; None unless both have the same width.
+    """
+
+    episodes: int
+    is_read: np.ndarray
+    found: np.ndarray
+    is_split: np.ndarray
+    stored_id: np.ndarray
+    first_index: np.ndarray
+    index_counts: np.ndarray
+    position: np.ndarray
+    first_frame: np.ndarray
+    frames_rise: np.ndarray
+    frames_count: np.ndarray
+    time: np.ndarray
+    late_frame: np.ndarray
+    idle: np.ndarray
+    digest: list[bytes]
+    used_tasks: list[tuple[int, int]] = field(default_factory=list)
+    orphans: Counter[int] = field(default_factory=Counter)
+    orphan_file: str = ""
+    unreadable: list[tuple[int, str, DatasetError]] = field(default_factory=list)
+    schemas: dict[tuple[tuple[str, str], ...], list[int]] = field(default_factory=dict)
+    lacking: dict[str, list[int]] = field(default_factory=dict)
+    undeclared: dict[str, str] = field(default_factory=dict)
+    columns: dict[str, Column] = field(default_factory=dict)
+    pairs: PairFacts | None = None
+    rows: int = 0
+    files: int = 0
+
+    @classmethod
+    def empty(cls, episodes: int) -> "RowFacts":
+        """Return facts of which nothing is known yet."""
+
+        def unknown() -> np.ndarray:
+            return np.full(episodes, _UNKNOWN, np.int64)
+
+        def yes() -> np.ndarray:
+            return np.ones(episodes, bool)
+
+        return cls(
+            episodes=episodes,
+            is_read=np.zeros(episodes, bool),
+            found=unknown(),
+            is_split=np.zeros(episodes, bool),
+            stored_id=unknown(),
+            first_index=unknown(),
+            index_counts=yes(),
+            position=unknown(),
+            first_frame=unknown(),
+            frames_rise=yes(),
+            frames_count=yes(),
+            time=np.full((episodes, 5), np.nan),
+            late_frame=np.zeros(episodes, np.int64),
+            idle=np.zeros(episodes, np.int64),
+            digest=[b""] * episodes,
+        )
+
+    @staticmethod
+    def is_known(values: np.ndarray) -> np.ndarray:
+        """Whether each value of an int64 array of these facts is known, bool."""
+        return np.asarray(values != _UNKNOWN)
+
+
+def read_rows(catalog: Catalog, progress: Callable[[int], None] = lambda rows: None) -> RowFacts:
+    """Read all data files of a dataset.
+
+    Args:
+        catalog: the dataset.
+        progress: receives the number of rows of each file.
+    """
+    table = catalog.episodes
+    facts = RowFacts.empty(len(table))
+    absent = rows_without_files(catalog)["data"]
+    builders: dict[str, ColumnBuilder] = {}
+    if {ACTION, STATE} <= catalog.features.keys():
+        widths = [int(np.prod(catalog.features[key].shape)) for key in (ACTION, STATE)]
+        if widths[0] == widths[1] <= WIDEST:
+            facts.pairs = PairFacts(len(table), widths[0])
+    by_file = np.argsort(table.data_file, kind="stable")
+    cuts = np.flatnonzero(np.diff(table.data_file[by_file])) + 1
+    before = 0
+    for rows in np.split(by_file, cuts):
+        listed = rows[table.lengths[rows] > 0]
+        if len(listed) and not absent[rows].any():
+            count = _read_file(catalog, int(table.data_file[rows[0]]), np.sort(rows), facts, builders, before)
+            before += count
+            facts.rows += count
+            facts.files += count > 0
+        progress(int(table.lengths[rows].sum()))
+    facts.columns = {key: builder.result() for key, builder in builders.items()}
+    return facts
+
+
+def numeric_keys(catalog: Catalog) -> list[str]:
+    """Keys of the declared columns of numbers, without cameras and index columns."""
+    return [
+        key
+        for key, feature in catalog.features.items()
+        if not (feature.is_camera or feature.is_text or feature.looks_like_images)
+        and key not in INDEX_KEYS
+        and 0 < int(np.prod(feature.shape)) <= WIDEST
+    ]
+
+
+def _read_file(
+    catalog: Catalog, file: int, rows: np.ndarray, facts: RowFacts, builders: dict[str, ColumnBuilder], before: int
+) -> int:
+    """Read one file. Returns its rows; 0 where it cannot be read."""
+    path = catalog.data_path(int(rows[0]))
+    where = catalog.files.where(path)
+    keys = numeric_keys(catalog)
+    cameras = [key for key, feature in catalog.features.items() if feature.is_camera and not feature.is_video]
+    texts = [key for key, feature in catalog.features.items() if feature.is_text]
+    try:
+        with catalog.files.parquet(path) as opened:
+            schema, total = opened.schema_arrow, int(opened.metadata.num_rows)
+        table = catalog.files.table(path, [*keys, *INDEX_KEYS])
+    except DatasetError as error:
+        facts.unreadable.append((file, "", error))
+        return 0
+    facts.schemas.setdefault(tuple(sorted((f.name, str(f.type)) for f in schema)), []).append(file)
+    declared = {*catalog.features, *catalog.skipped_features, *INDEX_KEYS}
+    facts.undeclared |= {f.name: str(f.type) for f in schema if f.name not in declared}
+    for key in (*keys, *cameras, *texts):
+        if key not in schema.names:
+            facts.lacking.setdefault(key, []).append(file)
+    columns: dict[str, np.ndarray] = {}
+    for key in (*INDEX_KEYS, *keys):
+        if key in table.column_names:
+            try:
+                columns[key] = _column(table.column(key), catalog.features.get(key), where, key)
+            except DatasetError as error:
+                facts.unreadable.append((file, key, error))
+    starts, found = _find_episodes(catalog, rows, columns.get("episode_index"), total, path, facts)
+    good = np.flatnonzero(found & (catalog.episodes.lengths[rows] > 0))
+    good = good[np.argsort(starts[good], kind="stable")]
+    if len(good):
+        placed, begins = rows[good], starts[good]
+        lengths = catalog.episodes.lengths[placed]
+        facts.is_read[placed] = True
+        facts.position[placed] = before + begins
+        _read_index(catalog, columns, placed, begins, lengths, facts)
+        for key in keys:
+            if key in columns:
+                values = columns[key].reshape(total, -1)
+                if key not in builders:
+                    names = _names(catalog, key, values.shape[1])
+                    builders[key] = ColumnBuilder(key, names, len(catalog.episodes), catalog.num_frames)
+                builders[key].add(placed, values, begins, lengths)
+        _digest(columns, keys, placed, begins, lengths, facts)
+    return total
+
+
+def _column(column: pa.ChunkedArray, feature: Feature | None, where: str, key: str) -> np.ndarray:
+    if feature is None and not is_numeric(column.type):
+        raise DatasetError(f"column {key!r} holds {column.type} instead of numbers", where=where, fix="repair the file")
+    values = to_numpy(column, feature, where, key)
+    if key in INDEX_KEYS:
+        values = values.reshape(len(values), -1)
+        if len(values) and values.shape[1] != 1:
+            raise DatasetError(f"column {key!r} is not a single number per row", where=where, fix="repair the file")
+        return values[:, 0] if values.shape[1] else np.zeros(0)
+    return values
+
+
+def _names(catalog: Catalog, key: str, width: int) -> list[str]:
+    names = catalog.features[key].dimension_names
+    return names if len(names) == width else [str(number) for number in range(width)]
+
+
+def _find_episodes(
+    catalog: Catalog, rows: np.ndarray, ids: np.ndarray | None, total: int, path: str, facts: RowFacts
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first row of each listed episode, int64 (n,), and whether its rows are as listed, bool (n,)."""
+    table = catalog.episodes
+    wanted, lengths = table.ids[rows], table.lengths[rows]
+    if table.own_files:
+        facts.found[rows] = total
+        if ids is not None and total:
+            facts.stored_id[rows] = int(ids[0]) if (ids == ids[0]).all() else _UNKNOWN + 1
+        return np.zeros(len(rows), np.int64), lengths == total
+    if ids is None:
+        starts = table.data_row[rows]
+        facts.found[rows] = np.where(total == lengths.sum(), lengths, np.clip(total - starts, 0, lengths))
+        return starts, facts.found[rows] == lengths
+    cuts = np.concatenate([[0], np.flatnonzero(np.diff(ids)) + 1, [total]]).astype(np.int64)
+    cuts = cuts if total else np.zeros(1, np.int64)
+    begins, sizes = cuts[:-1], np.diff(cuts)
+    run_ids = ids[begins].astype(np.int64)
+    for episode, size in (
+        zip(run_ids.tolist(), sizes.tolist()) if not set(run_ids.tolist()) <= set(wanted.tolist()) else ()
+    ):
+        if episode not in set(wanted.tolist()):
+            facts.orphans[episode] += size
+            facts.orphan_file = facts.orphan_file or path
+    order = np.argsort(run_ids, kind="stable")
+    left = np.searchsorted(run_ids[order], wanted, side="left")
+    right = np.searchsorted(run_ids[order], wanted, side="right")
+    ends = np.concatenate([[0], np.cumsum(sizes[order])])
+    facts.found[rows] = ends[right] - ends[left]
+    facts.is_split[rows] = right - left > 1
+    starts = np.zeros(len(rows), np.int64)
+    there = right > left
+    starts[there] = begins[order][left[there]]
+    return starts, (right - left == 1) & (facts.found[rows] == lengths)
+
+
+def _read_index(
+    catalog: Catalog,
+    columns: dict[str, np.ndarray],
+    rows: np.ndarray,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    facts: RowFacts,
+) -> None:
+    """Facts about the index columns, episode by episode."""
+    index, frame = columns.get("index"), columns.get("frame_index")
+    time, task = columns.get("timestamp"), columns.get("task_index")
+    fps = float(catalog.fps)
+    for row, start, length in zip(rows.tolist(), starts.tolist(), lengths.tolist()):
+        here = slice(start, start + length)
+        if index is not None:
+            facts.first_index[row] = int(index[start])
+            facts.index_counts[row] = bool(index[start + length - 1] - index[start] == length - 1) and bool(
+                (np.diff(index[here]) == 1).all()
+            )
+        if frame is not None:
+            steps = np.diff(frame[here])
+            facts.first_frame[row] = int(frame[start])
+            facts.frames_rise[row] = bool((steps > 0).all())
+            facts.frames_count[row] = bool((steps == 1).all()) and int(frame[start]) == 0
+        if time is not None:
+            own = time[here].astype(np.float64)
+            gaps = np.diff(own) if length > 1 else np.full(1, 1 / fps)
+            off = np.abs(own - own[0] - np.arange(length) / fps).max()
+            facts.time[row] = own[0], gaps.min(), np.median(gaps), gaps.max(), off
+            facts.late_frame[row] = int(gaps.argmax()) + 1
+        if task is not None:
+            own_tasks = task[here]
+            tasks = {int(own_tasks[0])} if (own_tasks == own_tasks[0]).all() else set(own_tasks.astype(int).tolist())
+            facts.used_tasks += [(row, one) for one in sorted(tasks)]
+
+
+def _digest(
+    columns: dict[str, np.ndarray],
+    keys: list[str],
+    rows: np.ndarray,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    facts: RowFacts,
+) -> None:
+    """Digests, idle frames, and action against state, episode by episode."""
+    own = [np.ascontiguousarray(columns[key]) for key in keys if key in columns]
+    flat = {key: columns[key].reshape(len(columns[key]), -1) for key in (ACTION, STATE) if key in columns}
+    both = facts.pairs is not None and len(flat) == 2
+    for row, start, length in zip(rows.tolist(), starts.tolist(), lengths.tolist()):
+        digest = hashlib.blake2b(digest_size=16)
+        for values in own:
+            digest.update(values[start : start + length].data)
+        facts.digest[row] = digest.digest() if own else b""
+        if ACTION in flat and length > 1:
+            steps = np.abs(np.diff(flat[ACTION][start : start + length], axis=0))
+            facts.idle[row] = int((steps.max(axis=1) < _IDLE).sum())
+        if both and facts.pairs is not None:
+            part = slice(start, start + length)
+            facts.pairs.add(row, flat[ACTION][part], flat[STATE][part])
+
+
+def runs_of(flags: np.ndarray) -> list[tuple[int, int]]:
+    """[start, stop) of each maximal run of True in bool (n,)."""
+    turns = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
+    return list(pairwise(turns.tolist()))[::2]

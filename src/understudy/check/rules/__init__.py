@@ -1,0 +1,14 @@
+"""Rules by theme: each file yields findings from facts, and reads no file of the dataset itself.
+
+metadata    info.json and the episode table
+files       data files, and places of episodes in them
+tasks       task list, and tasks of episodes
+clocks      timestamps
+values      numbers of one column
+units       unit, direction, delay and order of dimensions
+statistics  recorded statistics
+episodes    repeated and unusual episodes
+videos      video files, and places of episodes in them
+images      decoded images
+motion      images against rows
+"""

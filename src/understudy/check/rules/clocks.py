@@ -1,0 +1,68 @@
+"""Rules of timestamps."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from understudy.check.findings import Finding, Place, Severity
+from understudy.check.remedies import REWRITE, correct
+from understudy.check.row_facts import RowFacts
+from understudy.data.format.catalog import INFO, Catalog
+
+TOLERANCE = 1e-4
+"""Seconds by which LeRobot lets a timestamp differ from a multiple of 1/fps."""
+_RATE = 0.03  # share by which the median step may differ from 1/fps
+_FIX = f"frames are paired by number here; for LeRobot: {REWRITE}"
+
+
+def check_clocks(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+    """Yield findings about timestamps, from their least, median and largest steps per episode."""
+    first, least, middle, most, off = facts.time.T
+    fps, ids = float(catalog.fps), catalog.episodes.ids
+    known = np.isfinite(middle)
+    rounding = 1.2e-7 * (np.abs(first) + catalog.episodes.lengths / fps)  # of float32, at both ends
+    several = known & (catalog.episodes.lengths > 1)
+
+    def about(
+        rule: str, severity: Severity, rows: np.ndarray, message: str, measured: float, expected: float, fix: str = _FIX
+    ) -> Finding:
+        row = int(rows[0])
+        frame = int(facts.late_frame[row]) if rule == "clock.gap" else None
+        place = Place(tuple(ids[rows].tolist()), "timestamp", file=catalog.data_path(row), frame=frame)
+        return Finding(rule, severity, message, place, measured, expected, fix)
+
+    bad = np.flatnonzero((facts.late_frame > 0) & ~np.isfinite(middle))  # of episodes with timestamps
+    falls = np.flatnonzero(several & (least <= 0))
+    if len(falls):
+        message = f"timestamps do not rise: the least step is {least[falls].min():.4g} s"
+        yield about("clock.order", "error", falls, message, float(least[falls].min()), 1 / fps)
+    several &= least > 0
+    rate = np.divide(1, middle, out=np.full(len(middle), np.nan), where=middle > 0)
+    wrong = np.flatnonzero(several & (catalog.episodes.lengths > 3) & (np.abs(middle * fps - 1) > _RATE))
+    if len(wrong):
+        own = float(np.median(rate[wrong]))
+        all_of_them = len(wrong) > 0.5 * several.sum()
+        message = f"timestamps advance at {own:.4g} frames per second, info.json declares {fps:g}"
+        fix = correct(f"fps: {own:.4g}", INFO) if all_of_them else _FIX
+        yield about("clock.fps", "error", wrong, message, own, fps, fix)
+    fine = several & ~np.isin(np.arange(len(first)), wrong)
+    late = np.flatnonzero(fine & (most * fps > 1.5))
+    if len(late):
+        late = late[np.argsort(-most[late], kind="stable")] if len(late) < 1000 else late
+        worst = float(most[late].max())
+        order = np.sort(late)
+        message = f"timestamps jump by up to {worst:.4g} s, {worst * fps:.3g} frames: frames are absent"
+        yield about("clock.gap", "warning", order, message, worst, 1 / fps)
+    jitter = np.flatnonzero(fine & (most * fps <= 1.5) & (off > np.maximum(TOLERANCE, rounding)))
+    if len(jitter):
+        message = f"timestamps are up to {off[jitter].max():.3g} s off frame / fps; LeRobot allows {TOLERANCE:g} s"
+        yield about("clock.jitter", "warning", jitter, message, float(off[jitter].max()), TOLERANCE)
+    late_start = np.flatnonzero(known & (np.abs(first) > np.maximum(0.5 / fps, TOLERANCE)))
+    if len(late_start):
+        worst = float(first[late_start][np.abs(first[late_start]).argmax()])
+        everywhere = len(late_start) == known.sum()
+        message = f"timestamps start at up to {worst:.4g} s instead of 0"
+        severity: Severity = "note" if everywhere and abs(worst) * fps < 1.5 else "warning"
+        yield about("clock.start", severity, late_start, message, worst, 0.0)
+    if len(bad):
+        yield about("clock.order", "error", bad, "timestamps are not finite", float("nan"), 1 / fps)

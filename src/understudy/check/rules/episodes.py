@@ -1,0 +1,137 @@
+"""Rules that compare whole episodes: repeated ones, and a ranking of unusual ones."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from understudy.check.column_facts import Column
+from understudy.check.findings import Finding, Place
+from understudy.check.remedies import LOOK, drop
+from understudy.check.rotations import quaternions, wrapping
+from understudy.check.row_facts import ACTION, STATE, RowFacts
+from understudy.data.format.catalog import Catalog
+
+ENOUGH = 8
+"""Least number of episodes for a ranking."""
+WARN, NOTE = 8.0, 5.0
+"""Robust z of an episode from which it is a warning, and a note."""
+RANKED = 20
+_LEAST_SCATTER = {"length": 0.15, "path": 0.15, "jerk": 0.2, "idle share": 0.05, "distance": 0.25}
+_LOGARITHMIC = ("length", "path", "jerk")
+_LEAST_FRAMES = 10  # of an episode whose motion is compared
+
+
+def check_episodes(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+    """Yield findings about repeated and about unusual episodes."""
+    yield from _repeated(catalog, facts)
+    by_reason: dict[tuple[str, str], list[tuple[int, float, Any, Any]]] = defaultdict(list)
+    for entry in rank_episodes(catalog, facts):
+        for name, z in entry["z"].items():
+            if abs(z) >= NOTE:
+                kind = "warning" if abs(z) >= WARN else "note"
+                by_reason[name, kind].append((entry["episode"], z, entry["measured"][name], entry["usual"][name]))
+    for (name, kind), found in by_reason.items():
+        worst = max(found, key=lambda one: abs(one[1]))
+        yield Finding(
+            "episodes.outlier",
+            "warning" if kind == "warning" else "note",
+            f"{name} is {worst[2]:.4g}, the median {worst[3]:.4g} (robust z = {worst[1]:.3g})",
+            Place(tuple(sorted(one[0] for one in found)), column=name if name in facts.columns else ""),
+            measured=worst[2],
+            expected=worst[3],
+            fix=LOOK,
+            score=abs(worst[1]),
+        )
+
+
+def _repeated(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+    groups: dict[bytes, list[int]] = defaultdict(list)
+    for row, digest in enumerate(facts.digest):
+        if digest:
+            groups[digest].append(int(catalog.episodes.ids[row]))
+    for ids in groups.values():
+        if len(ids) > 1:
+            yield Finding(
+                "episodes.duplicate",
+                "warning",
+                f"all rows equal those of episode {ids[0]}",
+                Place(tuple(ids)),
+                measured=len(ids),
+                expected=1,
+                fix=drop(ids[1:]),
+            )
+
+
+def rank_episodes(catalog: Catalog, facts: RowFacts) -> list[dict[str, Any]]:
+    """Rank episodes by their largest robust z, the most unusual first.
+
+    Measured are the length, the path of all dimensions per frame in units of their range, the jerk relative to the
+    path, the share of idle frames, and the distance of the mean from that of the other episodes.
+
+    Returns:
+        For each episode "episode", "score", "why", and "z", "measured", "usual" by measure. [] for less than `ENOUGH`.
+    """
+    lengths = catalog.episodes.lengths
+    rows = np.flatnonzero(facts.is_read & (lengths > 0))
+    column = facts.columns.get(ACTION) or facts.columns.get(STATE)
+    if len(rows) < ENOUGH:
+        return []
+    measures: dict[str, np.ndarray] = {"length": lengths[rows].astype(np.float64)}
+    if column is not None and np.isfinite(column.mean[rows]).all():
+        low, high = np.quantile(column.sample, [0.005, 0.995], axis=0)
+        unit = np.where((high > low) & ~_jumping(catalog, column, rows), high - low, np.inf)
+        path = (column.path[rows] / unit).sum(1) / np.maximum(lengths[rows] - 1, 1)
+        measures["path"] = path
+        measures["jerk"] = (column.jerk[rows] / unit).sum(1)
+        measures["idle share"] = facts.idle[rows] / np.maximum(lengths[rows] - 1, 1)
+        measures["distance"] = _distances(column.mean[rows], unit)
+    scores: dict[str, np.ndarray] = {}
+    for name, values in measures.items():
+        moving = lengths[rows] >= (0 if name == "length" else _LEAST_FRAMES)
+        some = (values > 0) & moving
+        if name in _LOGARITHMIC:
+            floor = np.median(values[some]) / 100 if some.any() else 1.0
+            values = np.log(np.maximum(values, floor))
+        of = values[moving] if moving.any() else values
+        middle = np.median(of)
+        scatter = 1.4826 * max(float(np.median(np.abs(of - middle))), _LEAST_SCATTER[name])
+        z = (values - middle) / scatter
+        z[~moving] = 0.0
+        scores[name] = np.maximum(z, 0) if name == "distance" else z
+    total = np.max([np.abs(z) for z in scores.values()], axis=0)
+    ranking: list[dict[str, Any]] = []
+    for at in np.argsort(-total, kind="stable").tolist():
+        if total[at] < 2 and len(ranking) >= RANKED:
+            break
+        z = {name: round(float(values[at]), 2) for name, values in scores.items()}
+        measured = {name: float(values[at]) for name, values in measures.items()}
+        usual = {name: float(np.median(values)) for name, values in measures.items()}
+        worst = max(z, key=lambda name: abs(z[name]))
+        ranking.append(
+            {
+                "episode": int(catalog.episodes.ids[rows[at]]),
+                "score": round(float(total[at]), 2),
+                "why": f"{worst} {measured[worst]:.4g}, median {usual[worst]:.4g}",
+                "z": z,
+                "measured": measured,
+                "usual": usual,
+            }
+        )
+    return ranking
+
+
+def _jumping(catalog: Catalog, column: Column, rows: np.ndarray) -> np.ndarray:
+    """Find dimensions of rotations that jump without motion: bool (D,)."""
+    use = np.isin(np.arange(len(catalog.episodes)), rows)
+    jumping = wrapping(column, use)
+    for part in quaternions(column, use, catalog.episodes.lengths):
+        jumping[part] = True
+    return jumping
+
+
+def _distances(means: np.ndarray, unit: np.ndarray) -> np.ndarray:
+    """Distance of each episode's mean (n, D) from the median episode, as a root mean square over the dimensions."""
+    off = (means - np.median(means, axis=0)) / unit
+    return np.asarray(np.sqrt((off**2).mean(axis=1)) * np.sqrt(off.shape[1] / max(1, int(np.isfinite(unit).sum()))))

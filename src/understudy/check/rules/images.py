@@ -1,0 +1,262 @@
+"""Rules of images: decodable, not black, not frozen, of the right camera, and cut where episodes begin."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from understudy.check.findings import Finding, Place, list_ids
+from understudy.check.image_facts import CUT, Clip, Cut, ImageFacts
+from understudy.check.remedies import LOOK, drop, restore
+from understudy.check.row_facts import ACTION, STATE, RowFacts, runs_of
+from understudy.data.format.catalog import Catalog
+from understudy.errors import DatasetError
+
+BLACK = 6.0
+"""Brightness, of 255, below which a whole image is black."""
+_STILL = 0.03  # change between images that no motion causes, in levels of 255
+_REPEATS = 6  # images in a row
+_CATCH_UP = 1.5  # ratio of the change after a camera has hung to the usual one
+_APART = 4.0  # levels of 255 between the usual images of two cameras, to distinguish them
+_CLEAR = 2.5  # ratio of the change at a cut to those beside it
+_STRANGE = 12.0  # robust z of the usual image of an episode
+
+
+def check_images(catalog: Catalog, rows: RowFacts, facts: ImageFacts) -> Iterator[Finding]:
+    """Yield findings about decoded images."""
+    for camera, row, error in facts.broken:
+        episode = int(catalog.episodes.ids[row])
+        place = Place((episode,), camera=camera, file=_path(catalog, camera, row))
+        fix = error.fix or restore(place.file)
+        yield Finding("images.decode", "error", error.what, place, fix=f"{fix}; or {drop([episode])}")
+    for camera, clips in facts.clips.items():
+        if not clips:
+            continue
+        dark = [clip for clip in clips if clip.ends.mean(axis=(1, 2, 3)).max() < BLACK and clip.ends.max() < 4 * BLACK]
+        yield from _black(catalog, camera, clips, dark)
+        seen = [clip for clip in clips if clip not in dark]
+        yield from _frozen(catalog, rows, camera, seen)
+        yield from _repeated(catalog, rows, camera, seen)
+        yield from _duplicates(catalog, rows, camera, seen)
+        yield from _outliers(catalog, camera, seen)
+        yield from _statistics(catalog, camera, clips)
+    yield from _exchanged(catalog, facts)
+    for camera, cuts in facts.cuts.items():
+        yield from _boundaries(catalog, camera, cuts)
+
+
+def _path(catalog: Catalog, camera: str, row: int) -> str:
+    try:
+        return catalog.video_path(camera, row) if catalog.features[camera].is_video else catalog.data_path(row)
+    except DatasetError:
+        return ""
+
+
+def _place(catalog: Catalog, camera: str, clips: list[Clip], frame: int | None = None) -> Place:
+    ids = sorted(int(catalog.episodes.ids[clip.row]) for clip in clips)
+    return Place(tuple(ids), camera=camera, file=_path(catalog, camera, clips[0].row), frame=frame)
+
+
+def _moves(rows: RowFacts, row: int) -> float:
+    """Motion of an episode: the largest range of a dimension of state or action, as a share of its usual range."""
+    found = 0.0
+    for key in (ACTION, STATE):
+        if key in rows.columns:
+            column = rows.columns[key]
+            usual = np.nanmedian(column.range, axis=0)
+            share = np.divide(column.range[row], usual, out=np.zeros_like(usual), where=usual > 1e-6)
+            found = max(found, float(share.max(initial=0.0)))
+    return found
+
+
+def _black(catalog: Catalog, camera: str, clips: list[Clip], dark: list[Clip]) -> Iterator[Finding]:
+    if dark:
+        level = max(float(clip.ends.mean()) for clip in dark)
+        message = f"images are black: their mean is {level:.3g} of 255"
+        if len(dark) == len(clips):
+            message += ", in all sampled episodes"
+        yield Finding("images.black", "warning", message, _place(catalog, camera, dark), level, None, LOOK)
+
+
+def _frozen(catalog: Catalog, rows: RowFacts, camera: str, clips: list[Clip]) -> Iterator[Finding]:
+    """Episodes whose images do not change at all, although the robot moves and images of the others change."""
+
+    def change(clip: Clip) -> float:
+        inner = float(np.abs(np.diff(clip.ends, axis=0)).mean(axis=(1, 2, 3)).max())
+        return max(inner, float(clip.change.max(initial=0.0)))
+
+    changes = np.array([change(clip) for clip in clips])
+    usual = float(np.median(changes))
+    still = changes < np.clip(0.06 * usual, _STILL, 1.5)
+    if not still.any():
+        return
+    moving = [clip for clip, one in zip(clips, still) if one and _moves(rows, clip.row) > 0.2 and len(clip.window) > 4]
+    if not moving:
+        return
+    if still.mean() > 0.5:
+        message = "images never change in most episodes: a fixed image, or a camera that does not see the robot"
+        yield Finding("images.frozen", "note", message, _place(catalog, camera, moving), 0.0, None, LOOK)
+    elif usual > 10 * _STILL:
+        message = f"images do not change while the robot moves; in the other episodes they change by {usual:.3g} levels"
+        yield Finding("images.frozen", "warning", message, _place(catalog, camera, moving), 0.0, usual, LOOK)
+
+
+def _repeated(catalog: Catalog, rows: RowFacts, camera: str, clips: list[Clip]) -> Iterator[Finding]:
+    """Images that repeat for many frames while the robot moves, in an episode whose images change otherwise."""
+    for clip in clips:
+        change = clip.change
+        lively = np.median(change)
+        if len(change) < 2 * _REPEATS or lively < 4 * _STILL:
+            continue
+        speed = _speed(clip)
+        still = change < min(_STILL, 0.1 * float(lively))
+        moved = speed[1:][~_within(still, clip)] if speed is not None else np.zeros(0)
+        usual = float(np.median(moved)) if len(moved) else 0.0
+        for start, stop in runs_of(still):
+            if stop - start < _REPEATS - 1 or (stop < len(change) and change[stop] < _CATCH_UP * lively):
+                continue
+            frame = clip.first_change + start
+            inside = slice(frame - clip.begin, clip.first_change + stop - clip.begin)
+            part = speed[max(inside.start, 0) : max(inside.stop, 0)] if speed is not None else np.zeros(0)
+            if len(part) and np.median(part) > 0.3 * usual > 0:
+                message = f"{stop - start + 1} images are the same while the robot moves"
+                place = _place(catalog, camera, [clip], frame - 1)
+                yield Finding("images.repeated", "warning", message, place, stop - start + 1, 1, LOOK)
+                break
+
+
+def _within(flags: np.ndarray, clip: Clip) -> np.ndarray:
+    """Return the flags of changes, bool (m,), for the changes inside the window: bool (n - 1,)."""
+    start = clip.begin + 1 - clip.first_change
+    return flags[start : start + len(clip.window) - 1]
+
+
+def _speed(clip: Clip) -> np.ndarray | None:
+    """Change of state and action at each frame of the window, in units of their range there: float64 (n,)."""
+    parts = []
+    for values in (clip.action, clip.state):
+        if values is not None and len(values) > 1 and np.isfinite(values).all():
+            unit = np.ptp(values, axis=0)
+            use = unit > 1e-6
+            if use.any():
+                parts.append((np.abs(np.diff(values[:, use], axis=0)) / unit[use]).sum(axis=1))
+    if not parts:
+        return None
+    return np.concatenate([[0.0], np.sum(parts, axis=0)])
+
+
+def _duplicates(catalog: Catalog, rows: RowFacts, camera: str, clips: list[Clip]) -> Iterator[Finding]:
+    """Episodes that show exactly the images of another one, with other rows."""
+    groups: dict[bytes, list[Clip]] = defaultdict(list)
+    for clip in clips:
+        if np.abs(np.diff(clip.ends, axis=0)).mean(axis=(1, 2, 3)).min() > 4 * _STILL:
+            groups[clip.ends.tobytes()].append(clip)
+    repeated = [same for same in groups.values() if len({rows.digest[clip.row] for clip in same}) > 1]
+    if repeated:
+        ids = [catalog.episodes.ids[clip.row] for clip in repeated[0]]
+        message = f"episodes with different rows show the same images: {list_ids(sorted(map(int, ids)))}"
+        message += f", and {len(repeated) - 1} more groups" if len(repeated) > 1 else ""
+        place = _place(catalog, camera, [clip for same in repeated for clip in same])
+        yield Finding("images.duplicate", "warning", message, place, len(place.episodes), 1, LOOK)
+
+
+def _usual(clips: list[Clip]) -> np.ndarray:
+    """Mean image of each clip: float32 (n, 24 * 32 * 3)."""
+    return np.stack([clip.ends.mean(axis=0).reshape(-1) for clip in clips])
+
+
+def _outliers(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding]:
+    """Episodes whose mean image is far from those of all others."""
+    if len(clips) < 6:
+        return
+    images = _usual(clips)
+    distance = np.abs(images - np.median(images, axis=0)).mean(axis=1)
+    middle = float(np.median(distance))
+    scatter = max(1.4826 * float(np.median(np.abs(distance - middle))), 0.15 * middle, 1.0)
+    z = (distance - middle) / scatter
+    odd = [clip for clip, one in zip(clips, z) if one > _STRANGE]
+    if odd and len(odd) <= max(1, 0.2 * len(clips)):
+        message = (
+            f"images differ from those of the other episodes by {distance.max():.3g} levels, usual are {middle:.3g}"
+        )
+        place = _place(catalog, camera, odd)
+        yield Finding("images.outlier", "warning", message, place, float(distance.max()), middle, LOOK, float(z.max()))
+
+
+def _statistics(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding]:
+    """Recorded mean of the images against that of the sampled ones."""
+    try:
+        entry = catalog.stats.get(camera, {})
+    except DatasetError:
+        return
+    known = np.asarray(entry.get("mean", np.zeros(0)), np.float64).reshape(-1)
+    if len(known) != 3 or not np.isfinite(known).all() or (known > 1.5).any() or len(clips) < 4:
+        return
+    levels = np.stack([clip.ends.mean(axis=(0, 1, 2)) for clip in clips]) / 255
+    mean = levels.mean(axis=0)
+    slack = 0.08 + 4 * levels.std(axis=0) / np.sqrt(len(clips))
+    off = np.abs(known - mean)
+    if (off > slack).any():
+        channel = int((off - slack).argmax())
+        message = f"the recorded mean of channel {channel} is {known[channel]:.3g}, "
+        message += f"that of sampled images {mean[channel]:.3g}"
+        measured, expected = float(known[channel]), float(mean[channel])
+        place = Place(camera=camera, file="meta/")
+        yield Finding("statistics.images", "warning", message, place, measured, expected, "compute them again")
+
+
+def _exchanged(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
+    """Pairs of cameras whose images are exchanged in few episodes."""
+    by_row = {camera: {clip.row: clip for clip in clips} for camera, clips in facts.clips.items()}
+    cameras = list(by_row)
+    for i, one in enumerate(cameras):
+        for two in cameras[i + 1 :]:
+            both = sorted(by_row[one].keys() & by_row[two].keys())
+            if len(both) < 3:
+                continue
+            first = _usual([by_row[one][row] for row in both])
+            second = _usual([by_row[two][row] for row in both])
+            usual = np.median(first, axis=0), np.median(second, axis=0)
+            if np.abs(usual[0] - usual[1]).mean() < _APART:
+                continue
+            own = np.abs(first - usual[0]).mean(axis=1) + np.abs(second - usual[1]).mean(axis=1)
+            cross = np.abs(first - usual[1]).mean(axis=1) + np.abs(second - usual[0]).mean(axis=1)
+            wrong = np.flatnonzero(own > 2 * cross)
+            if len(wrong) and len(wrong) < 0.5 * len(both):
+                clips = [by_row[one][both[at]] for at in wrong]
+                message = f"images resemble those of {two} in the other episodes, and those of {two} resemble {one}"
+                place = _place(catalog, one, clips)
+                measured, expected = float(cross[wrong].min()), float(own[wrong].max())
+                yield Finding("images.exchanged", "warning", message, place, measured, expected, "exchange the files")
+
+
+def _boundaries(catalog: Catalog, camera: str, cuts: list[Cut]) -> Iterator[Finding]:
+    """Cuts between episodes that lie some frames beside the place in the tables."""
+    by_file: dict[int, list[tuple[int, Cut]]] = defaultdict(list)
+    for cut in cuts:
+        at = int(cut.change.argmax())
+        rest = np.delete(cut.change, at)
+        if cut.change[at] > max(_CLEAR * float(rest.max()), 4.0):
+            by_file[cut.file].append((at - (CUT - 1), cut))
+    for file, found in by_file.items():
+        wrong = [(shift, cut) for shift, cut in found if shift]
+        if not wrong:
+            continue
+        shifts = [shift for shift, _ in wrong]
+        agree = len(set(shifts)) == 1 and len(wrong) >= 2 and len(wrong) > 0.5 * len(found)
+        if not agree and all(cut.change.max() < 2 * _CLEAR * np.sort(cut.change)[-2] for _, cut in wrong):
+            continue
+        later = "later" if shifts[0] > 0 else "earlier"
+        message = (
+            f"the scene changes {abs(shifts[0])} frame{'s' if abs(shifts[0]) > 1 else ''} {later} than the tables "
+        )
+        message += f"begin the episode, at {len(wrong)} of {len(found)} clear cuts of the file"
+        rows = sorted(cut.row for _, cut in wrong)
+        place = Place(
+            tuple(catalog.episodes.ids[rows].tolist()),
+            camera=camera,
+            file=catalog.videos(camera).files.path(file),
+            frame=0,
+        )
+        fix = "look at the first images: they are those of a camera's buffer, or all images belong to other rows"
+        yield Finding("images.boundary", "warning", message, place, shifts[0], 0, fix)

@@ -1,0 +1,130 @@
+"""Rules of info.json and of the episode table, from metadata alone."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from understudy.check.findings import Finding, Place, list_ids
+from understudy.check.remedies import EDIT, REWRITE, correct
+from understudy.data.format.catalog import INFO, Catalog
+from understudy.data.format.features import INDEX_KEYS
+
+_COVERED = ("info.json: total_", "info.json: splits", "episode ids have gaps", "tasks: ")
+"""Beginnings of lines of `Catalog.metadata_notes` that rules here and in `tasks` report with their values."""
+
+
+def check_metadata(catalog: Catalog) -> Iterator[Finding]:
+    """Yield findings about info.json and the episode table."""
+    yield from _totals(catalog)
+    yield from _features(catalog)
+    table = catalog.episodes
+    if int(table.ids[0]) != 0 or int(table.ids[-1]) != len(table) - 1:
+        gaps = sorted(set(range(int(table.ids[-1]) + 1)) - set(table.ids.tolist())) if table.ids[-1] < 1 << 22 else []
+        yield Finding(
+            "episodes.ids",
+            "warning",
+            f"{len(table)} episodes have ids {int(table.ids[0])} to {int(table.ids[-1])}; LeRobot reads by position",
+            measured=int(table.ids[-1]) + 1,
+            expected=len(table),
+            fix=f"{REWRITE}" + (f"; absent are {list_ids(gaps)}" if gaps else ""),
+        )
+    empty = table.ids[table.lengths == 0]
+    if len(empty):
+        yield Finding(
+            "episodes.empty",
+            "warning",
+            f"{len(empty)} episodes have no frames",
+            Place(episodes=tuple(empty.tolist())),
+            measured=0,
+            fix=f"{EDIT} --where 'length > 0', or leave them: they give no samples",
+        )
+    left_out = {f"{key} {why}: left out" for key, why in catalog.skipped_features.items()}
+    for line in catalog.metadata_notes():
+        covered = line.startswith(_COVERED) or line in left_out or "have no frame" in line or "task texts" in line
+        if not covered and "from_timestamp of" not in line:
+            yield Finding("metadata.oddity", "warning", line, Place(file=INFO), fix=correct("the entry"))
+
+
+def _totals(catalog: Catalog) -> Iterator[Finding]:
+    info, table = catalog.info, catalog.episodes
+    true = {"total_episodes": len(table), "total_frames": table.frames}
+    true["total_tasks"] = sum(1 for text in catalog.tasks if text)
+    if "total_chunks" in info:
+        true["total_chunks"] = int(np.unique(table.data.chunk).size)
+    if "total_videos" in info:
+        true["total_videos"] = sum(int(np.unique(v.file[v.file >= 0]).size) for v in table.videos.values())
+    for name, value in true.items():
+        if name in info and info[name] != value:
+            yield Finding(
+                "metadata.totals",
+                "warning",
+                f"{name} is {info[name]!r}, the tables hold {value}",
+                Place(file=INFO, column=name),
+                measured=info[name],
+                expected=value,
+                fix=correct(f"{name}: {value}"),
+            )
+    splits = info.get("splits")
+    whole = f"0:{len(table)}"
+    if isinstance(splits, dict) and splits.get("train") not in (None, whole) and not _is_covering(splits, len(table)):
+        yield Finding(
+            "metadata.splits",
+            "warning",
+            f"splits are {splits}, the tables list {len(table)} episodes",
+            Place(file=INFO),
+            measured=splits,
+            expected={"train": whole},
+            fix=correct(f'splits: {{"train": "{whole}"}}'),
+        )
+
+
+def _is_covering(splits: dict[str, object], episodes: int) -> bool:
+    """Whether splits are ranges "a:b" inside 0:episodes."""
+    for value in splits.values():
+        first, colon, last = str(value).partition(":")
+        if not (colon and first.isdigit() and last.isdigit() and int(first) <= int(last) <= episodes):
+            return False
+    return True
+
+
+def _features(catalog: Catalog) -> Iterator[Finding]:
+    for key, feature in catalog.features.items():
+        width = int(np.prod(feature.shape))
+        given = feature.names
+        if feature.is_camera or feature.is_text or not given or width == 1:
+            continue
+        flat = feature.dimension_names
+        if flat == [str(number) for number in range(width)] and not _is_axes(given, len(feature.shape)):
+            yield Finding(
+                "metadata.names",
+                "warning",
+                f"the declared names are not {width} different ones",
+                Place(file=INFO, column=key),
+                measured=str(given)[:200],
+                expected=width,
+                fix=correct(f"names of {key}"),
+            )
+    lacking = [key for key in INDEX_KEYS if key not in catalog.features]
+    if lacking:
+        yield Finding(
+            "metadata.features",
+            "note",
+            f"info.json does not declare {', '.join(lacking)}; the reader computes absent ones",
+            Place(file=INFO),
+            measured=lacking,
+            fix=correct("features"),
+        )
+    for key, why in catalog.skipped_features.items():
+        no_file = key in catalog.cameras_without_files
+        yield Finding(
+            "files.camera" if no_file else "metadata.oddity",
+            "warning" if no_file else "note",
+            f"the camera {why}" if no_file else f"{key} {why}",
+            Place(camera=key),
+            fix=f"restore its files, or remove {key} from info.json" if no_file else "use another camera",
+        )
+
+
+def _is_axes(names: object, axes: int) -> bool:
+    """Whether names are those of the axes instead of the dimensions."""
+    return isinstance(names, list | tuple) and len(names) == axes and all(isinstance(name, str) for name in names)

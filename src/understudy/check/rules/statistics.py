@@ -1,0 +1,183 @@
+"""Rules of recorded statistics: shape, order, and equality with the rows.
+
+Tolerances are those of correct writers: float32 sums, means of parts, and statistics of a sample of the rows.
+"""
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from understudy.check.column_facts import Column
+from understudy.check.findings import Finding, Place
+from understudy.check.remedies import RECOMPUTE
+from understudy.check.row_facts import ACTION, STATE, RowFacts
+from understudy.data.format.catalog import Catalog
+from understudy.data.format.recorded_stats import GLOBAL, PER_EPISODE
+from understudy.errors import DatasetError
+
+_MEAN, _STD, _RANGE = 0.02, 0.02, 0.002
+"""Allowed differences: of the mean in standard deviations, of std and of the range as shares of themselves."""
+_QUANTILES = ("q01", "q10", "q50", "q90", "q99")
+
+
+def check_statistics(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+    """Yield findings about the statistics recorded with the dataset."""
+    path = PER_EPISODE if catalog.version == "v2.1" and not catalog.files.exists(GLOBAL) else GLOBAL
+    try:
+        stats = catalog.stats
+    except DatasetError as error:
+        yield Finding("statistics.shape", "warning", error.what, Place(file=path), fix=RECOMPUTE)
+        return
+    lacking = [key for key in (ACTION, STATE) if key in catalog.features and key not in stats]
+    if lacking:
+        message = f"no statistics of {', '.join(lacking)}" if stats else "no statistics are recorded"
+        yield Finding("statistics.missing", "warning", message, Place(file=path), fix=RECOMPUTE)
+    for key, entry in stats.items():
+        if key in facts.columns:
+            yield from _column(catalog, facts, facts.columns[key], entry, path)
+        elif key in catalog.features and catalog.features[key].is_camera:
+            yield from _images(key, entry, path)
+    if path == PER_EPISODE:
+        yield from _per_episode(catalog, facts)
+
+
+def _column(
+    catalog: Catalog, facts: RowFacts, column: Column, entry: dict[str, np.ndarray], path: str
+) -> Iterator[Finding]:
+    place = Place(column=column.key, file=path)
+    known = {name: np.asarray(value, np.float64).reshape(-1) for name, value in entry.items() if name != "count"}
+    wrong = {name: len(value) for name, value in known.items() if len(value) != column.width}
+    if wrong:
+        name, width = next(iter(wrong.items()))
+        message = f"{name} has {width} values, the feature {column.width}"
+        yield Finding("statistics.shape", "warning", message, place, width, column.width, RECOMPUTE)
+        return
+    yield from _order(column, known, place)
+    read = facts.is_read & np.isfinite(column.mean).all(axis=1)
+    if read.any() and {"mean", "std"} <= known.keys() and not column.bad.any():
+        complete = bool((read | (catalog.episodes.lengths == 0)).all())
+        yield from _compare(column, known, place, summarize(column, read, catalog.episodes.lengths), complete)
+
+
+def _order(column: Column, known: dict[str, np.ndarray], place: Place) -> Iterator[Finding]:
+    bad = [name for name, value in known.items() if not np.isfinite(value).all()]
+    if bad:
+        message = f"{bad[0]} holds values that are not finite"
+        yield Finding("statistics.order", "warning", message, place, measured=bad, fix=RECOMPUTE)
+        return
+    if "std" in known and (known["std"] < 0).any():
+        message = f"std is {known['std'].min():.4g}"
+        yield Finding("statistics.order", "warning", message, place, float(known["std"].min()), 0.0, RECOMPUTE)
+    chain = [name for name in ("min", *_QUANTILES, "max") if name in known]
+    scale = known["max"] - known["min"] if {"min", "max"} <= known.keys() else np.ones(column.width)
+    slack = 1e-3 * np.abs(scale) + 1e-6
+    for lower, upper in pairwise(chain):
+        over = known[lower] - known[upper] - slack
+        if (over > 0).any():
+            dim = int(over.argmax())
+            message = f"{lower} {known[lower][dim]:.4g} is above {upper} {known[upper][dim]:.4g}"
+            at = Place(column=place.column, dimension=column.names[dim], file=place.file)
+            yield Finding("statistics.order", "warning", message, at, float(known[lower][dim]), fix=RECOMPUTE)
+            return
+
+
+def _compare(
+    column: Column, known: dict[str, np.ndarray], place: Place, true: dict[str, np.ndarray], complete: bool
+) -> Iterator[Finding]:
+    """Compare recorded figures with the `true` ones of the rows: of some of them only the range, which must hold it."""
+    std = np.maximum(true["std"], 1e-6 + 1e-4 * np.abs(true["mean"]))
+    span = np.maximum(true["max"] - true["min"], 1e-6 + 1e-4 * np.abs(true["max"]))
+    off: dict[str, np.ndarray] = {}
+    if complete:
+        off["mean"] = np.abs(known["mean"] - true["mean"]) / std / _MEAN
+        off["std"] = np.abs(known["std"] - true["std"]) / std / _STD
+    for name, sign in (("min", 1.0), ("max", -1.0)):
+        if name in known:
+            distance = sign * (known[name] - true[name])  # positive: the recorded range is too narrow
+            tolerance = _RANGE * span
+            off[name] = (distance if not complete else np.abs(distance)) / tolerance
+    if not off:
+        return
+    off = {name: np.nan_to_num(values) for name, values in off.items()}  # `_order` reports those that are not finite
+    worst = {name: (float(values.max()), int(values.argmax())) for name, values in off.items()}
+    name, (score, dim) = max(worst.items(), key=lambda item: item[1][0])
+    if score <= 1:
+        return
+    count = sum(1 for values in zip(*off.values()) if max(values) > 1)
+    message = f"recorded {name} is {known[name][dim]:.4g}, that of the rows {true[name][dim]:.4g}"
+    message += f"; {count} of {column.width} dimensions differ" if column.width > 1 else ""
+    at = Place(column=column.key, dimension=column.names[dim] if column.width > 1 else "", file=place.file)
+    measured, expected = float(known[name][dim]), float(true[name][dim])
+    yield Finding("statistics.values", "warning", message, at, measured, expected, RECOMPUTE, score)
+
+
+def summarize(column: Column, rows: np.ndarray, lengths: np.ndarray) -> dict[str, np.ndarray]:
+    """Combine the summaries of episodes (Chan, Golub & LeVeque 1979).
+
+    Args:
+        column: the column.
+        rows: bool (N,), the episodes to combine.
+        lengths: int64 (N,), their frames.
+
+    Returns:
+        "min", "max", "mean" and "std" (population), float64 (D,) each.
+    """
+    count = lengths[rows][:, None].astype(np.float64)
+    total = max(1.0, float(count.sum()))
+    mean = (count * column.mean[rows]).sum(0) / total
+    m2 = column.m2[rows].sum(0) + (count * (column.mean[rows] - mean) ** 2).sum(0)
+    return {
+        "min": column.low[rows].min(0),
+        "max": column.high[rows].max(0),
+        "mean": mean,
+        "std": np.sqrt(m2 / total),
+    }
+
+
+def _images(key: str, entry: dict[str, np.ndarray], path: str) -> Iterator[Finding]:
+    place = Place(camera=key, file=path)
+    for name in ("mean", "max"):
+        if name in entry and np.isfinite(entry[name]).all() and (entry[name] > 1.5).any():
+            message = f"{name} is {float(entry[name].max()):.4g}; image statistics are in [0, 1]"
+            yield Finding("statistics.images", "warning", message, place, float(entry[name].max()), 1.0, RECOMPUTE)
+            return
+    bad = [name for name, value in entry.items() if not np.isfinite(value).all()]
+    if bad:
+        message = f"{bad[0]} holds values that are not finite"
+        yield Finding("statistics.order", "warning", message, place, measured=bad, fix=RECOMPUTE)
+
+
+def _per_episode(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+    """Compare v2.1's records with the rows of their episode, for action and state."""
+    recorded: dict[int, dict[str, dict[str, list[float]]]] = {}
+    for line in catalog.files.read(PER_EPISODE).splitlines():
+        if line.strip():
+            entry = json.loads(line)
+            if isinstance(entry.get("episode_index"), int):
+                recorded[entry["episode_index"]] = entry["stats"]
+    ids = catalog.episodes.ids.tolist()
+    absent = [episode for episode in ids if episode not in recorded]
+    if absent:
+        message = f"{len(absent)} episodes have no record"
+        place = Place(tuple(absent), file=PER_EPISODE)
+        yield Finding("statistics.episodes", "warning", message, place, len(absent), 0, RECOMPUTE)
+    wrong: list[tuple[float, int, str]] = []
+    for row, episode in enumerate(ids):
+        for key in (ACTION, STATE):
+            column, entry = facts.columns.get(key), recorded.get(episode, {}).get(key, {})
+            if column is None or not facts.is_read[row] or "mean" not in entry:
+                continue
+            mean = np.asarray(entry["mean"], np.float64).reshape(-1)
+            if len(mean) != column.width or not np.isfinite(column.mean[row]).all():
+                continue
+            spread = np.maximum(column.range[row], 1e-5 + 1e-4 * np.abs(column.mean[row]))
+            off = float((np.abs(mean - column.mean[row]) / spread).max())
+            if off > _MEAN:
+                wrong.append((off, episode, key))
+    if wrong:
+        off, episode, key = max(wrong)
+        message = f"recorded means differ from those of the rows, by {off:.3g} of the range in episode {episode}"
+        place = Place(tuple(sorted({episode for _, episode, _ in wrong})), key, file=PER_EPISODE)
+        yield Finding("statistics.episodes", "warning", message, place, off, _MEAN, RECOMPUTE)

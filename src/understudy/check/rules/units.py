@@ -1,0 +1,201 @@
+"""Rules that compare one episode's dimensions with those of the others: unit, direction, delay, column order."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from understudy.check.column_facts import Column
+from understudy.check.findings import Finding, Place, Severity
+from understudy.check.pairs import LAGS
+from understudy.check.remedies import LOOK
+from understudy.check.row_facts import ACTION, STATE, RowFacts
+from understudy.check.rules.values import FEW, is_gripper, is_input
+from understudy.data.format.catalog import Catalog
+
+UNITS = {
+    "degrees and radians": 57.29578,
+    "millimeters and meters": 1000.0,
+    "centimeters and meters": 100.0,
+    "counts of 4096 a turn and radians": 651.9,
+}
+_RATIO = 6.0  # least ratio of magnitudes that can be a change of unit
+_ALIKE = 2.5  # ratio within which the shape of a motion is the same in both units
+_FIX = "convert the values, or leave the episodes out with --data.exclude-episodes"
+
+
+def check_units(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+    """Yield findings about dimensions whose meaning differs between episodes."""
+    for key, column in facts.columns.items():
+        read = facts.is_read & np.isfinite(column.mean).all(axis=1) & (catalog.episodes.lengths >= 5)
+        if is_input(key) and read.sum() >= FEW:
+            rows = np.flatnonzero(read)
+            partner = facts.columns.get({ACTION: STATE, STATE: ACTION}.get(key, ""))
+            yield from _units(catalog, column, rows, partner)
+            yield from _exchanged(catalog, column, rows)
+    if facts.pairs is not None:
+        yield from _directions(catalog, facts)
+        yield from _delays(catalog, facts)
+
+
+def _place(catalog: Catalog, rows: np.ndarray, key: str, dimension: str = "") -> Place:
+    return Place(tuple(catalog.episodes.ids[np.sort(rows)].tolist()), key, dimension)
+
+
+def _units(catalog: Catalog, column: Column, rows: np.ndarray, partner: Column | None) -> Iterator[Finding]:
+    """Two groups of episodes whose magnitudes and ranges differ by one large factor, each group alike.
+
+    A change of unit keeps the shape of the motion. A sensor's noise while an arm is not used, or a shock, has another
+    one. Where the factor is that of no known units, and the partner of `column` (state of an action, and the reverse)
+    shows it too, the robot may have moved by so much more: a note.
+    """
+    lengths = catalog.episodes.lengths
+    for dim in range(column.width):
+        if is_gripper(column, dim) and "gripper" not in column.names[dim].lower():
+            continue
+        magnitude = np.maximum(np.abs(column.low[rows, dim]), np.abs(column.high[rows, dim]))
+        extent = column.range[rows, dim]
+        if not (magnitude > 0).all() or (extent > 0).sum() < FEW:
+            continue
+        logs = np.log(magnitude)
+        order = np.argsort(logs)
+        gaps = np.diff(logs[order])
+        at = int(gaps.argmax())
+        gap = float(gaps[at])
+        low, high = order[: at + 1], order[at + 1 :]
+        inner = max(float(np.ptp(logs[low])), float(np.ptp(logs[high])))
+        if gap < np.log(_RATIO) or inner > 0.6 * gap:
+            continue
+        moved = np.log(np.median(extent[high]) / np.median(extent[low])) if np.median(extent[low]) > 0 else 0.0
+        if abs(moved) < np.log(_RATIO):  # the values are elsewhere, but move by as much
+            continue
+        if not _is_same_shape(column, rows[low], rows[high], dim, lengths):
+            continue
+        few, many = (high, low) if len(high) <= len(low) else (low, high)
+        factor = float(np.exp(abs(np.median(logs[high]) - np.median(logs[low]))))
+        name = next((name for name, unit in UNITS.items() if 0.6 < factor / unit < 1.7), "")
+        size = float(np.median(magnitude[few])), float(np.median(magnitude[many]))
+        severity: Severity = "note"
+        if name or (partner is not None and not _shares(partner, rows[low], rows[high], dim)):
+            severity = "warning"
+        yield Finding(
+            "values.unit",
+            severity,
+            f"magnitudes are {size[0]:.4g} here and {size[1]:.4g} in the other {len(many)} episodes, a factor of "
+            f"{factor:.3g}" + (f": {name}?" if name else ""),
+            _place(catalog, rows[few], column.key, column.names[dim] if column.width > 1 else ""),
+            measured=size[0],
+            expected=size[1],
+            fix=_FIX,
+            score=factor,
+        )
+
+
+def _is_same_shape(column: Column, low: np.ndarray, high: np.ndarray, dim: int, lengths: np.ndarray) -> bool:
+    """Whether two groups of episodes are equally rough, and cross their range equally fast."""
+    for measure in (_roughness, _travel):
+        one, two = (float(np.median(measure(column, rows, dim, lengths))) for rows in (low, high))
+        if not one / _ALIKE <= two <= one * _ALIKE:
+            return False
+    return True
+
+
+def _roughness(column: Column, rows: np.ndarray, dim: int, lengths: np.ndarray) -> np.ndarray:
+    """Mean second difference as a share of the mean change: about 1.7 for noise, less for motion."""
+    mean = column.path[rows, dim] / np.maximum(lengths[rows] - 1, 1)
+    return np.divide(column.jerk[rows, dim], mean, out=np.zeros(len(rows)), where=mean > 0)
+
+
+def _travel(column: Column, rows: np.ndarray, dim: int, lengths: np.ndarray) -> np.ndarray:
+    """Mean change as a share of the range: small for a shock, large for noise."""
+    mean = column.path[rows, dim] / np.maximum(lengths[rows] - 1, 1)
+    return np.divide(mean, column.range[rows, dim], out=np.zeros(len(rows)), where=mean > 0)
+
+
+def _shares(partner: Column, low: np.ndarray, high: np.ndarray, dim: int) -> bool:
+    """Whether the ranges of the same dimension of another column differ by a large factor as well."""
+    if partner.width <= dim:
+        return True
+    one, two = float(np.median(partner.range[low, dim])), float(np.median(partner.range[high, dim]))
+    return two > _RATIO / 2 * one
+
+
+def _exchanged(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Finding]:
+    """Two dimensions that have each other's values in a few episodes."""
+    if column.width < 2 or len(rows) < FEW + 1:
+        return
+    mean, spread = column.mean[rows], np.sqrt(column.m2[rows] / np.maximum(catalog.episodes.lengths[rows], 1)[:, None])
+    center, width = np.median(mean, axis=0), np.median(spread, axis=0)
+    scatter = 1.4826 * np.median(np.abs(mean - center), axis=0)
+    unit = np.maximum(scatter, 0.25 * width) + 1e-9
+    far = np.abs(mean - center) / unit
+    for row in np.flatnonzero((far > 6).sum(axis=1) >= 2).tolist():
+        dims = np.flatnonzero(far[row] > 6)
+        if len(dims) > 12:
+            continue
+        for i, a in enumerate(dims.tolist()):
+            for b in dims[i + 1 :].tolist():
+                cross = abs(mean[row, a] - center[b]) / unit[b], abs(mean[row, b] - center[a]) / unit[a]
+                if max(cross) < 3 and min(far[row, a], far[row, b]) > 3 * max(cross):
+                    yield Finding(
+                        "values.exchanged",
+                        "warning",
+                        f"{column.names[a]} and {column.names[b]} have each other's usual values",
+                        _place(catalog, rows[row : row + 1], column.key, column.names[a]),
+                        measured=[float(mean[row, a]), float(mean[row, b])],
+                        expected=[float(center[a]), float(center[b])],
+                        fix=_FIX,
+                    )
+
+
+def _directions(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+    """Dimensions of which action and state correlate in most episodes, and oppose each other in few."""
+    assert facts.pairs is not None
+    table = facts.pairs.correlation
+    known = np.isfinite(table)
+    names = facts.columns[STATE].names if STATE in facts.columns else []
+    for dim in range(table.shape[1] if names else 0):
+        rows = np.flatnonzero(known[:, dim])
+        if len(rows) < FEW:
+            continue
+        own = table[rows, dim]
+        opposed = rows[own < -0.5]
+        if np.median(own) > 0.8 and 0 < len(opposed) <= max(1, 0.3 * len(rows)):
+            yield Finding(
+                "values.sign",
+                "warning",
+                f"action and state correlate by {own.min():.2f}, in the other episodes by {np.median(own):.2f}",
+                _place(catalog, opposed, STATE, names[dim]),
+                measured=float(own.min()),
+                expected=float(np.median(own)),
+                fix=_FIX,
+            )
+
+
+def _delays(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+    """Episodes in which the state follows the action by another number of frames than in the others."""
+    assert facts.pairs is not None
+    follows = facts.pairs.follows
+    rows = np.flatnonzero(np.isfinite(follows).all(axis=1))
+    if len(rows) < FEW + 1:
+        return
+    best = follows[rows].argmax(axis=1)
+    peak = follows[rows].max(axis=1)
+    clear = peak > 0.5
+    if clear.sum() < FEW + 1:
+        return
+    usual = int(np.median(best[clear]))
+    if (np.abs(best[clear] - usual) <= 1).mean() < 0.8:
+        return
+    here = follows[rows, usual]
+    odd = clear & (np.abs(best - usual) >= 2) & (peak > here + 0.25)
+    if odd.any() and odd.sum() <= max(1, 0.2 * clear.sum()):
+        at = int(np.flatnonzero(odd)[0])
+        yield Finding(
+            "values.lag",
+            "warning",
+            f"the state follows the action by {LAGS[int(best[at])]} frames, in the other episodes by {LAGS[usual]}",
+            _place(catalog, rows[odd], ACTION),
+            measured=LAGS[int(best[at])],
+            expected=LAGS[usual],
+            fix=LOOK,
+        )

@@ -1,0 +1,290 @@
+"""Rules of the numbers in one column: finite values, outliers, constant dimensions, jumps, bounds.
+
+Rules that compare episodes need `FEW` of them, and report a behavior only where a minority of the episodes has it: a
+gripper that jumps in each episode is a gripper.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from understudy.check.column_facts import Column
+from understudy.check.findings import Finding, Place, Severity
+from understudy.check.remedies import LOOK, drop
+from understudy.check.rotations import TURNS, is_sign_flip, quaternions, wrapping
+from understudy.check.row_facts import ACTION, STATE, RowFacts
+from understudy.data.format.catalog import Catalog
+
+FEW = 4
+"""Least number of episodes to compare one with the others."""
+_MINORITY = 0.2  # largest share of episodes with a behavior that counts as unusual
+_FAR = 8.0  # half ranges of the central 98 % from which a value is an outlier
+_EXTREME = 1e6  # from here on training refuses it, too (`data/stats/outliers.py`)
+_LEAST_UNIT = 1e-3  # and it counts in units of at least this
+_HUGE = 1e19
+_DECIDE = (ACTION, STATE)
+_SHOCK = 1000.0  # as `_FAR`, for sensors: forces, currents and accelerations peak at contacts
+_GLITCH = 0.25  # share of the distance of an outlier from the others that one step covers; motion takes many
+_SHORT = 10  # frames of a dataset that may all be equal by chance
+
+
+def is_input(key: str) -> bool:
+    """Whether a column is an input or output of policies."""
+    return key.startswith(("action", "observation."))
+
+
+def check_values(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+    """Yield findings about the values of each numeric column."""
+    for key, column in facts.columns.items():
+        yield from _finite(catalog, column)
+        if not is_input(key):
+            continue
+        read = facts.is_read & np.isfinite(column.mean).all(axis=1)
+        if not read.any():
+            continue
+        yield from _outliers(catalog, column, read)
+        yield from _constant(column, read, int(catalog.episodes.lengths[read].sum()))
+        if read.sum() >= FEW:
+            yield from _dead(catalog, facts, column, read)
+            yield from _jumps(catalog, column, read)
+            yield from _bounds(catalog, facts, column, read)
+
+
+def _place(
+    catalog: Catalog, rows: Sequence[int] | np.ndarray, column: Column, dim: int, frame: int | None = None
+) -> Place:
+    ids = catalog.episodes.ids[np.asarray(rows, np.int64)]
+    return Place(tuple(ids.tolist()), column.key, column.names[dim] if column.width > 1 else "", frame=frame)
+
+
+def _finite(catalog: Catalog, column: Column) -> Iterator[Finding]:
+    rows = np.flatnonzero(column.bad)
+    if not len(rows):
+        return
+    severity: Severity = "error" if column.key in _DECIDE else "warning"
+    episodes = tuple(catalog.episodes.ids[rows].tolist())
+    frames = int(column.bad.sum())
+    yield Finding(
+        "values.finite",
+        severity,
+        f"{frames} frames hold a value that is not finite",
+        Place(episodes, column.key, frame=int(column.bad_frame[rows[0]])),
+        measured=frames,
+        expected=0,
+        fix=drop(episodes),
+    )
+
+
+def _outliers(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Finding]:
+    """Values far outside the central 98 %, in standard deviations ("z") as after normalization."""
+    q01, q50, q99 = np.quantile(column.sample, [0.01, 0.5, 0.99], axis=0)
+    unit = np.maximum((q99 - q01) / 2, 1e-3 * np.maximum(np.maximum(np.abs(q01), np.abs(q99)), 1e-3))
+    resting = q99 - q01 <= 1e-3 * np.maximum(np.abs(q50), 1e-6)
+    beyond = np.maximum(column.high - q99, q01 - column.low) / unit
+    beyond[~read] = 0.0
+    std = column.sample.std(axis=0)
+    wraps = wrapping(column, read)
+    limit = _FAR if column.key in _DECIDE else _SHOCK
+    for dim in np.flatnonzero((beyond > limit).any(axis=0) & ~wraps).tolist():
+        rows = np.flatnonzero(beyond[:, dim] > limit)
+        row = int(rows[beyond[rows, dim].argmax()])
+        value = column.high[row, dim] if column.high[row, dim] - q99[dim] > q01[dim] - column.low[row, dim] else 0.0
+        value = value or column.low[row, dim]
+        far = float(beyond[row, dim])
+        is_extreme = (far * min(1.0, unit[dim] / _LEAST_UNIT) > _EXTREME and not resting[dim]) or abs(value) > _HUGE
+        if not is_extreme and (resting[dim] or len(rows) > max(1, _MINORITY * read.sum())):
+            continue
+        glitches = rows[column.step[rows, dim] > _GLITCH * beyond[rows, dim] * unit[dim]]
+        if not is_extreme:
+            rows = glitches if len(glitches) else rows
+        z = abs(value - column.sample[:, dim].mean()) / std[dim] if std[dim] > 0 else float("inf")
+        severity: Severity = "error" if is_extreme else "warning" if len(glitches) else "note"
+        yield Finding(
+            "values.outlier",
+            severity,
+            f"z = {z:.3g}: a value is {value:.4g}; 98 % of the values are between {q01[dim]:.4g} and {q99[dim]:.4g}",
+            _place(catalog, rows, column, dim),
+            measured=float(value),
+            expected=[float(q01[dim]), float(q99[dim])],
+            fix=drop(catalog.episodes.ids[rows].tolist()),
+            score=far,
+        )
+
+
+def _constant(column: Column, read: np.ndarray, frames: int) -> Iterator[Finding]:
+    if frames < 2:
+        return
+    still = np.flatnonzero(column.low[read].min(axis=0) == column.high[read].max(axis=0))
+    if len(still):
+        names = ", ".join(column.names[dim] for dim in still[:8].tolist())
+        all_of_them = len(still) == column.width and column.key in _DECIDE and column.width > 1
+        yield Finding(
+            "values.constant",
+            "warning" if all_of_them and frames >= _SHORT else "note",
+            f"{len(still)} of {column.width} dimensions have one value in all rows: {names}"
+            + (", ..." if len(still) > 8 else ""),
+            Place(column=column.key),
+            measured=still.tolist(),
+            expected=[],
+            fix="the recorder may not have written them; constant inputs teach a policy nothing",
+        )
+
+
+def _spread(column: Column) -> np.ndarray:
+    """Range of each dimension over the dataset, without the outer hundredths, float64 (D,)."""
+    low, high = np.quantile(column.sample, [0.005, 0.995], axis=0)
+    return np.asarray(high - low)
+
+
+def _dead(catalog: Catalog, facts: RowFacts, column: Column, read: np.ndarray) -> Iterator[Finding]:
+    """Dimensions that are exactly constant in a few episodes and move in almost all others."""
+    long_enough = read & (catalog.episodes.lengths >= 10)
+    total = int(long_enough.sum())
+    if total < FEW:
+        return
+    moves = column.range > 0
+    spread = _spread(column)
+    lively = (column.range > 0.2 * np.maximum(spread, 1e-12)) & moves
+    dead_by_row: dict[int, list[int]] = {}
+    for dim in range(column.width):
+        still = np.flatnonzero(long_enough & ~moves[:, dim])
+        others = lively[long_enough, dim].sum() / total
+        if len(still) and len(still) <= max(1, _MINORITY * total) and others >= 0.75:
+            for row in still.tolist():
+                dead_by_row.setdefault(row, []).append(dim)
+    by_dims: dict[tuple[int, ...], list[int]] = {}
+    for row, dims in dead_by_row.items():
+        by_dims.setdefault(tuple(dims), []).append(row)
+    for dead, rows in by_dims.items():
+        gripper = len(dead) <= 2 and all(is_gripper(column, dim) for dim in dead)
+        names = ", ".join(column.names[dim] for dim in dead[:8])
+        place = _place(catalog, rows, column, dead[0])
+        message = (
+            f"{names}: one value ({column.low[rows[0], dead[0]]:.4g}) in the whole episode, and motion in the others"
+        )
+        if gripper:
+            message = (
+                f"{names} does not open or close, and does so in {100 * _share(lively, long_enough, dead[0]):.0f} %"
+            )
+            message += " of the episodes"
+        rule = "values.gripper" if gripper else "values.dead"
+        severity: Severity = "warning" if gripper or _partner_moves(facts, column, rows, dead) else "note"
+        yield Finding(rule, severity, message, place, measured=0.0, expected=float(spread[dead[0]]), fix=LOOK)
+
+
+def _partner_moves(facts: RowFacts, column: Column, rows: list[int], dims: Sequence[int]) -> bool:
+    """Whether the same dimensions of action, for a state, or of the state move there; True without such a column.
+
+    Where both rest, an arm is not used in the episode.
+    """
+    partner = facts.columns.get({ACTION: STATE, STATE: ACTION}.get(column.key, ""))
+    if partner is None or partner.width != column.width:
+        return True
+    return bool((partner.range[rows][:, dims] > 0.1 * _spread(partner)[list(dims)]).any())
+
+
+def _share(flags: np.ndarray, rows: np.ndarray, dim: int) -> float:
+    return float(flags[rows, dim].mean())
+
+
+def is_gripper(column: Column, dim: int) -> bool:
+    """Whether a dimension is a gripper: by name, or by values at two levels, of which it holds each for long."""
+    name = column.names[dim].lower()
+    if any(word in name for word in ("gripper", "jaw", "claw")):
+        return True
+    values = column.sample[:, dim]
+    low, high = values.min(), values.max()
+    if not low < high:
+        return False
+    place = (values - low) / (high - low)
+    ends = (place < 0.1) | (place > 0.9)
+    return bool(ends.mean() > 0.9 and (place < 0.1).mean() > 0.05 and (place > 0.9).mean() > 0.05)
+
+
+def _jumps(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Finding]:
+    """Single steps far larger than all usual ones of the dimension and than their neighbors, in few episodes."""
+    usual = np.quantile(column.steps, 0.99, axis=0) if len(column.steps) else np.zeros(column.width)
+    spread = _spread(column)
+    typical = np.median(column.step[read], axis=0)
+    limit = np.maximum(np.maximum(5 * usual, 5 * typical), 0.25 * spread)
+    by_place: dict[tuple[tuple[int, ...], int], list[int]] = {}
+    wraps: list[tuple[int, int]] = []
+    flips: list[tuple[int, int]] = []
+    rotations = quaternions(column, read, catalog.episodes.lengths)
+    large = (column.step > limit) & (column.step > 4 * column.beside) & read[:, None] & (limit > 0)
+    for dim in np.flatnonzero(large.any(axis=0)).tolist():
+        rows = np.flatnonzero(large[:, dim])
+        if len(rows) > max(1, _MINORITY * read.sum()) or is_gripper(column, dim):
+            continue
+        if all(is_sign_flip(column, row, dim, rotations) for row in rows.tolist()):
+            flips += [(dim, row) for row in rows.tolist()]
+            continue
+        turns = [np.abs(column.step[rows, dim] - turn) < 4 * typical[dim] + 0.01 * turn for turn in TURNS]
+        if np.any(turns, axis=0).all():
+            wraps += [(dim, row) for row in rows.tolist()]
+            continue
+        by_place.setdefault((tuple(rows.tolist()), int(column.step_frame[rows[0], dim])), []).append(dim)
+    for (rows_of, frame), dims in by_place.items():
+        steps = column.step[rows_of, :][:, dims] / limit[dims]
+        at, which = np.unravel_index(int(steps.argmax()), steps.shape)
+        dim = dims[int(which)]
+        step = float(column.step[rows_of[int(at)], dim])
+        message = f"changes by {step:.4g} between two frames, otherwise by {typical[dim]:.3g} at most in most episodes"
+        message += f"; {len(dims)} dimensions jump there" if len(dims) > 1 else ""
+        yield Finding(
+            "values.jump",
+            "warning" if column.key in _DECIDE else "note",
+            message,
+            _place(catalog, rows_of, column, dim, frame),
+            measured=step,
+            expected=float(limit[dim]),
+            fix=LOOK,
+            score=step / float(limit[dim]),
+        )
+    kinds = (
+        (wraps, "angles wrap by a whole turn", "a policy learns angles better as sine and cosine, or unwrapped"),
+        (flips, "quaternions change their sign, not their rotation,", "give all quaternions of an episode one sign"),
+    )
+    for found, fact, fix in kinds:
+        if found:
+            dims_of = sorted({column.names[dim] for dim, _ in found})
+            message = f"{fact} between two frames: {', '.join(dims_of[:8])}"
+            place = _place(catalog, sorted({row for _, row in found}), column, found[0][0])
+            yield Finding("values.jump", "note", message, place, measured=len(found), expected=0, fix=fix)
+
+
+def _bounds(catalog: Catalog, facts: RowFacts, column: Column, read: np.ndarray) -> Iterator[Finding]:
+    """Episodes that return to exactly their own extreme again and again, which other episodes exceed."""
+    lengths = np.maximum(catalog.episodes.lengths, 1)[:, None]
+    at_high = column.at_high >= column.at_low
+    share = np.where(at_high, column.at_high, column.at_low) / lengths
+    stuck = (share > 0.1) & (column.visits >= 3) & (column.range > 0) & read[:, None]
+    spread = _spread(column)
+    for dim in np.flatnonzero(stuck.any(axis=0)).tolist():
+        if is_gripper(column, dim):
+            continue
+        rows = np.flatnonzero(stuck[:, dim])
+        if len(rows) > max(1, _MINORITY * read.sum()):
+            continue
+        others = read.copy()
+        others[rows] = False
+        beyond = np.where(
+            at_high[rows, dim],
+            np.median(column.high[others, dim]) - column.high[rows, dim],
+            column.low[rows, dim] - np.median(column.low[others, dim]),
+        )
+        rows = rows[beyond > 0.05 * spread[dim]]
+        if not len(rows):
+            continue
+        row = int(rows[share[rows, dim].argmax()])
+        bound = column.high[row, dim] if at_high[row, dim] else column.low[row, dim]
+        yield Finding(
+            "values.saturation",
+            "warning",
+            f"{share[row, dim]:.0%} of the frames are exactly {bound:.4g}, in {int(column.visits[row, dim])} separate "
+            "ranges, and other episodes exceed it",
+            _place(catalog, rows, column, dim),
+            measured=float(share[row, dim]),
+            expected=0.0,
+            fix=LOOK,
+        )

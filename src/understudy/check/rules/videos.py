@@ -1,0 +1,230 @@
+"""Rules of video files and of the places of episodes in them, without decoding."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from understudy.check.findings import Finding, Place, Severity
+from understudy.check.remedies import EDIT, correct, restore
+from understudy.check.video_facts import VideoFacts, VideoFile, frame_times
+from understudy.data.format.catalog import INFO, Catalog
+from understudy.data.format.lerobot_v3 import episode_files
+from understudy.data.read.video_frames import CODEC_NAMES
+from understudy.errors import DatasetError, SourceError
+
+EPISODES = "meta/episodes"
+_DRIFT = 0.5  # frames by which a start time may be off before another frame is nearer
+_JUMP = 0.75  # frames by which the start of the next episode may be off its place
+
+
+def check_videos(catalog: Catalog, facts: VideoFacts) -> Iterator[Finding]:
+    """Yield findings about video files: unreadable ones, frame counts, encoding."""
+    for camera, file, path, error in facts.unreadable:
+        place = Place(_episodes_of(catalog, camera, file), camera=camera, file=path)
+        yield Finding("videos.unreadable", "error", error.what, place, fix=error.fix or restore(path))
+    for camera, files in facts.files.items():
+        videos = catalog.videos(camera)
+        surplus = []
+        for one in files:
+            expected = int(videos.expected[one.file])
+            place = Place(_episodes_of(catalog, camera, one.file), camera=camera, file=one.path)
+            if one.count < expected:
+                message = f"the video holds {one.count} frames, its episodes have {expected} rows"
+                fix = restore(one.path)
+                score = float(expected - one.count)
+                yield Finding("videos.count", "error", message, place, one.count, expected, fix, score)
+            elif one.count > expected:
+                surplus.append((one, expected, place))
+        yield from _surplus(catalog, camera, surplus)
+        yield from _encoding(catalog, facts, camera)
+
+
+def _episodes_of(catalog: Catalog, camera: str, file: int) -> tuple[int, ...]:
+    return tuple(catalog.episodes.ids[catalog.videos(camera).file == file].tolist())
+
+
+def _surplus(catalog: Catalog, camera: str, found: list[tuple[VideoFile, int, Place]]) -> Iterator[Finding]:
+    """Videos with more frames than rows: the extra ones may be anywhere, unless recorded times place the episodes."""
+    videos = catalog.videos(camera)
+    for one, expected, place in found:
+        count, file = one.count, one.file
+        packed = int((videos.file == file).sum()) > 1
+        placed = videos.first_by_time is not None and bool((videos.first_by_time[videos.file == file] >= 0).any())
+        unclear = float(videos.drift[file]) > _DRIFT
+        message = f"the video holds {count} frames, its episodes have {expected} rows"
+        if placed:
+            message += "; the recorded times place the episodes"
+        elif unclear:
+            message += ", and the recorded times do not show which frames belong to them"
+        else:
+            message += f"; the first {expected} are used"
+        yield Finding(
+            "videos.count",
+            "error" if unclear and packed and not placed else "warning",
+            message,
+            place,
+            count,
+            expected,
+            restore(place.file),
+            float(count - expected),
+        )
+
+
+def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Iterator[Finding]:
+    files, feature = facts.files[camera], catalog.features[camera]
+    if not files:
+        return
+    sizes = Counter((one.width, one.height) for one in files)
+    usual = sizes.most_common(1)[0][0]
+    odd = [one for one in files if (one.width, one.height) != usual]
+    if odd:
+        episodes = tuple(sorted(e for one in odd for e in _episodes_of(catalog, camera, one.file)))
+        message = f"{len(odd)} files have frames of {odd[0].width}x{odd[0].height}, the others {usual[0]}x{usual[1]}"
+        place = Place(episodes, camera=camera, file=odd[0].path)
+        yield Finding("videos.encoding", "error", message, place, [odd[0].width, odd[0].height], list(usual))
+    place = Place(camera=camera, file=files[0].path)
+    if feature.size is not None and feature.size != (usual[1], usual[0]):
+        message = f"frames are {usual[0]}x{usual[1]}, info.json declares shape {list(feature.shape)}"
+        fix = correct(f"the shape of {camera}: {usual[1]} high, {usual[0]} wide", INFO)
+        yield Finding("videos.encoding", "warning", message, place, list(usual), list(feature.shape), fix)
+    rates = [one for one in files if abs(one.fps / catalog.fps - 1) > 0.01 and one.count > 1]
+    if rates:
+        episodes = tuple(sorted(e for one in rates for e in _episodes_of(catalog, camera, one.file)))
+        message = f"{len(rates)} videos play {rates[0].fps:.4g} frames per second, info.json declares {catalog.fps:g}"
+        at = Place(() if len(rates) == len(files) else episodes, camera=camera, file=rates[0].path)
+        fix = f"frames are paired by number here; for LeRobot write the videos with {catalog.fps:g} frames per second"
+        yield Finding("videos.encoding", "warning", message, at, rates[0].fps, catalog.fps, fix)
+    declared = feature.info.get("video.codec")
+    codecs = Counter(one.codec for one in files)
+    if isinstance(declared, str) and CODEC_NAMES.get(declared, declared) not in codecs:
+        codec = codecs.most_common(1)[0][0]
+        message = f"the codec is {codec}, info.json declares {declared}"
+        fix = correct(f"video.codec of {camera}", INFO)
+        yield Finding("videos.encoding", "warning", message, place, codec, declared, fix)
+    if len(codecs) > 1:
+        message = f"files differ in codec: {', '.join(f'{codec} ({count})' for codec, count in codecs.most_common())}"
+        yield Finding("videos.encoding", "note", message, Place(camera=camera), dict(codecs))
+
+
+def check_places(catalog: Catalog, opens_videos: bool) -> Iterator[Finding]:
+    """Yield findings about recorded places of v3 episodes: rows of the dataset, and seconds of the videos.
+
+    Args:
+        catalog: the dataset.
+        opens_videos: whether to compare suspicious seconds with the times in the videos.
+    """
+    if not catalog.version.startswith("v3"):
+        return
+    try:
+        columns = _recorded(catalog)
+    except SourceError:
+        raise
+    except DatasetError as error:
+        place = Place(file=str(error.where or EPISODES).removeprefix(f"{catalog.root}/"))
+        yield Finding("metadata.unreadable", "error", error.what, place, fix=error.fix)
+        return
+    ids, lengths = catalog.episodes.ids, catalog.episodes.lengths
+    first, stop = columns.get("dataset_from_index"), columns.get("dataset_to_index")
+    if first is not None and stop is not None:
+        wrong = np.flatnonzero(stop - first != lengths)
+        if len(wrong):
+            row = int(wrong[0])
+            message = f"dataset_from_index {first[row]:g} and dataset_to_index {stop[row]:g} enclose "
+            message += f"{stop[row] - first[row]:g} frames, length is {int(lengths[row])}"
+            place = Place(tuple(ids[wrong].tolist()), file=EPISODES)
+            measured = float(stop[row] - first[row])
+            yield Finding(
+                "episodes.range", "error", message, place, measured, int(lengths[row]), correct("both", EPISODES)
+            )
+        order = np.argsort(first, kind="stable")
+        over = order[1:][first[order][1:] < (first + lengths)[order][:-1]]
+        if len(over):
+            message = f"{len(over)} episodes begin before the previous one ends"
+            place = Place(tuple(np.sort(ids[over]).tolist()), file=EPISODES)
+            yield Finding(
+                "episodes.range", "error", message, place, len(over), 0, correct("dataset_from_index", EPISODES)
+            )
+    for camera in catalog.episodes.videos:
+        begins, ends = columns.get(f"videos/{camera}/from_timestamp"), columns.get(f"videos/{camera}/to_timestamp")
+        if begins is not None:
+            yield from _starts(catalog, camera, begins, ends, opens_videos)
+
+
+def _recorded(catalog: Catalog) -> dict[str, np.ndarray]:
+    """Number columns of meta/episodes in the order of the episode table, float64 (N,), NaN for null."""
+    names = ["episode_index", "dataset_from_index", "dataset_to_index"]
+    names += [f"videos/{camera}/{end}_timestamp" for camera in catalog.episodes.videos for end in ("from", "to")]
+    parts: dict[str, list[np.ndarray]] = {}
+    for path in episode_files(catalog.files):
+        table = catalog.files.table(path, names)
+        for name in table.column_names:
+            if not (pa.types.is_integer(kind := table.schema.field(name).type) or pa.types.is_floating(kind)):
+                continue
+            values = table.column(name).cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
+            parts.setdefault(name, []).append(values)
+    columns = {name: np.concatenate(values) for name, values in parts.items()}
+    complete = all(len(values) == len(catalog.episodes) for values in columns.values())
+    if not complete or "episode_index" not in columns:
+        return {}
+    order = np.argsort(columns.pop("episode_index"), kind="stable")
+    return {name: values[order] for name, values in columns.items()}
+
+
+def _starts(
+    catalog: Catalog, camera: str, begins: np.ndarray, ends: np.ndarray | None, opens_videos: bool
+) -> Iterator[Finding]:
+    """Compare recorded seconds with the number of frames before each episode in its file.
+
+    Where they differ, the times in the video decide: the frames of a file may have gaps.
+    """
+    videos, ids, lengths = catalog.videos(camera), catalog.episodes.ids, catalog.episodes.lengths
+    fps = float(catalog.fps)
+    used = (videos.file >= 0) & (lengths > 0) & np.isfinite(begins)
+    first = videos.first.copy()
+    by_time = videos.first_by_time if videos.first_by_time is not None else np.full(len(first), -1)
+    off = np.where(used, begins * fps - first, 0.0)
+    jumps = is_proven = False
+    for file in np.unique(videos.file[used]).tolist():
+        rows = np.flatnonzero(used & (videos.file == file))
+        rows = rows[np.argsort(first[rows], kind="stable")]
+        before = np.concatenate([[0], lengths[rows][:-1]])
+        if not (np.abs(off[rows]) > _DRIFT).any():
+            continue
+        times = frame_times(catalog, camera, file) if opens_videos else None
+        if (by_time[rows] >= 0).all() and (times is None or len(times) > videos.expected[file]):
+            first[rows] = by_time[rows]  # the file holds episodes that the tables do not list
+            off[rows] = begins[rows] * fps - first[rows]
+        elif times is not None and len(times) > first[rows].max():
+            off[rows] = (begins[rows] - times[first[rows]]) * fps
+            is_proven = True
+        steps = np.diff(off[rows], prepend=0.0)
+        jumps |= bool((np.abs(steps) > np.maximum(_JUMP, 0.004 * before)).any())
+    late = np.flatnonzero(np.abs(off) > _DRIFT)
+    if jumps and len(late):
+        row = int(late[0])
+        message = (
+            f"from_timestamp is {begins[row]:.6g} s, frame {begins[row] * fps:.2f}; {int(first[row])} frames precede "
+        )
+        message += "the episode in its video"
+        place = Place(tuple(ids[late].tolist()), camera=camera, file=EPISODES)
+        expected = float(first[row] / fps)
+        fix = f"{EDIT} (writes these times anew): LeRobot shows the frame of that time"
+        severity: Severity = "error" if is_proven else "warning"
+        yield Finding("videos.start", severity, message, place, float(begins[row]), expected, fix, float(abs(off[row])))
+    elif len(late):
+        row = int(np.abs(off).argmax())
+        message = f"from_timestamp drifts by up to {off[row]:.2f} frames from the place in the video"
+        place = Place(tuple(ids[late].tolist()), camera=camera, file=EPISODES)
+        fix = f"frames are paired by number here; for LeRobot: {EDIT} (writes these times anew)"
+        yield Finding("videos.start", "warning", message, place, float(off[row]), 0.0, fix, float(abs(off[row])))
+    if ends is not None:
+        spans = (ends - begins) * fps
+        wrong = np.flatnonzero(used & np.isfinite(ends) & (np.abs(spans - lengths) > 1.5))
+        if len(wrong):
+            row = int(wrong[0])
+            message = f"from_timestamp and to_timestamp enclose {spans[row]:.2f} frames, length is {int(lengths[row])}"
+            place = Place(tuple(ids[wrong].tolist()), camera=camera, file=EPISODES)
+            fix = correct("to_timestamp", EPISODES)
+            yield Finding("videos.length", "warning", message, place, float(spans[row]), int(lengths[row]), fix)

@@ -1,0 +1,40 @@
+"""A report as text for a terminal."""
+
+from understudy.check.findings import SEVERITIES, Report
+
+
+def format_report(report: Report, limit: int = 40) -> str:
+    """Format a report: its findings with place and fix, at most `limit` of each severity, and one line of counts."""
+    lines = [
+        report.root,
+        f"  LeRobot {report.version or 'format unknown'}, {report.episodes:,} episodes, {report.frames:,} frames; read "
+        + (", ".join(_count(name, count) for name, count in report.read.items()) or "metadata"),
+    ]
+    if report.idle_share is not None:
+        lines.append(f"  idle in {report.idle_share:.1%} of the frames: no dimension of the action changes")
+    for severity in SEVERITIES:
+        own = [finding for finding in report.findings if finding.severity == severity]
+        for finding in own[:limit]:
+            place = str(finding.place)
+            lines.append(f"{severity} {finding.rule}" + (f": {place}" if place else ""))
+            lines.append(f"  {finding.message}")
+            if finding.fix and severity != "note":
+                lines.append(f"  fix: {finding.fix}")
+        if len(own) > limit:
+            lines.append(f"and {len(own) - limit} more of severity {severity}")
+    if report.ranking:
+        lines.append("most unusual episodes")
+        lines += [f"  {entry['episode']}: {entry['why']}" for entry in report.ranking[:5]]
+    counts = report.counts
+    bad = len(report.bad_episodes)
+    result = "sound: " if not (counts["error"] or counts["warning"]) else ""
+    if counts["error"]:
+        result = f"{bad} bad episode{'s' if bad != 1 else ''}: "
+    numbers = ", ".join(f"{counts[name]} {name}{'s' if counts[name] != 1 else ''}" for name in SEVERITIES)
+    lines.append(f"{result}{numbers}, {report.seconds:.1f} s")
+    return "\n".join(lines)
+
+
+def _count(name: str, count: int) -> str:
+    name = name.replace("_", " ")
+    return f"{count:,} {name.removesuffix('s') if count == 1 else name}"

@@ -1,0 +1,346 @@
+"""`check_loader` passes our loaders in all checks and names the fault of each planted one by exactly one check."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.datasets import Spec, write_dataset
+from torch.utils.data import DataLoader, default_collate
+
+import understudy as us
+from understudy.check.loader.results import CHECKS, LoaderReport
+from understudy.errors import ConfigError
+
+TOP = "observation.images.top"
+WINDOWS = {"action": [-0.1, 0.0, 0.1, 0.2]}
+BATCH = 8
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("loaders") / "set"
+    write_dataset(root, Spec(lengths=(13, 17, 11, 6)))
+    return root
+
+
+@pytest.fixture(scope="module")
+def data(root: Path) -> us.EpisodeDataset:
+    return us.EpisodeDataset(root, WINDOWS)
+
+
+@pytest.fixture(scope="module")
+def samples(data: us.EpisodeDataset) -> list[dict[str, Any]]:
+    return [data[i] for i in range(len(data))]
+
+
+def statuses(report: LoaderReport) -> dict[str, str]:
+    return {check.name: check.status for check in report.checks}
+
+
+@dataclass
+class Toy:
+    """A correct loader over samples in memory: epochs of whole and one short batch, any ranks, a state.
+
+    Faults are overridden methods.
+    """
+
+    samples: list[dict[str, Any]]
+    rank: int = 0
+    world_size: int = 1
+    num_workers: int = 0
+    epoch: int = 0
+    start: int = 0
+
+    def order(self) -> list[int]:
+        return np.random.default_rng([7, self.epoch]).permutation(len(self.samples)).tolist()
+
+    def sample(self, number: int) -> dict[str, Any]:
+        return self.samples[number]
+
+    def batches(self) -> list[list[int]]:
+        order = self.order()
+        share = -(-BATCH // self.world_size)
+        steps = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
+        return [step[self.rank * share : (self.rank + 1) * share] for step in steps]
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.batches()[self.start :]:
+            self.start += 1
+            if batch:
+                yield default_collate([self.sample(number) for number in batch])
+        self.start = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"start": self.start}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["start"]
+
+
+class RepeatsTheEpoch(Toy):
+    def order(self) -> list[int]:
+        return np.random.default_rng(7).permutation(len(self.samples)).tolist()
+
+
+class DropsTheTail(Toy):
+    def order(self) -> list[int]:
+        return super().order()[: -(len(self.samples) % BATCH)]
+
+
+class OtherRow(Toy):
+    def sample(self, number: int) -> dict[str, Any]:
+        state = self.samples[(number + 1) % len(self.samples)]["observation.state"]
+        return self.samples[number] | {"observation.state": state}
+
+
+class OtherImage(Toy):
+    def sample(self, number: int) -> dict[str, Any]:
+        return self.samples[number] | {TOP: self.samples[max(0, number - 1)][TOP]}
+
+
+class OtherWindow(Toy):
+    def sample(self, number: int) -> dict[str, Any]:
+        return self.samples[number] | {"action": self.samples[number]["action"].roll(1, 0)}
+
+
+class NoPadding(Toy):
+    def sample(self, number: int) -> dict[str, Any]:
+        return self.samples[number] | {"action_is_pad": torch.zeros(4, dtype=torch.bool)}
+
+
+class ResumesOneLate(Toy):
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["start"] + 1
+
+
+class ResumesTheFirstEpoch(Toy):
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start, self.epoch = state["start"], 0
+
+
+class WorkersRepeat(Toy):
+    def batches(self) -> list[list[int]]:
+        return [batch for batch in super().batches() for _ in range(max(1, self.num_workers))]
+
+
+class WorkersInAnotherOrder(Toy):
+    def batches(self) -> list[list[int]]:
+        return super().batches()[:: -1 if self.num_workers else 1]
+
+
+class RanksRepeat(Toy):
+    def batches(self) -> list[list[int]]:
+        order = self.order()
+        return [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
+
+
+class FirstRankHasAll(Toy):
+    def batches(self) -> list[list[int]]:
+        return [] if self.rank else Toy(self.samples, epoch=self.epoch).batches()
+
+
+class Unseeded(Toy):
+    calls = 0
+
+    def order(self) -> list[int]:
+        Unseeded.calls += 1
+        return np.random.default_rng([Unseeded.calls]).permutation(len(self.samples)).tolist()
+
+
+class InOrder(Toy):
+    def order(self) -> list[int]:
+        return np.roll(np.arange(len(self.samples)), self.epoch).tolist()
+
+
+class Breaks(Toy):
+    def sample(self, number: int) -> dict[str, Any]:
+        raise OSError("the disk is gone")
+
+
+def check(toy: type[Toy], data: us.EpisodeDataset, samples: list[dict[str, Any]], **options: Any) -> LoaderReport:
+    def make_loader(rank: int, world_size: int, num_workers: int, epoch: int) -> Toy:
+        return toy(samples, rank, world_size, num_workers, epoch)
+
+    return us.check_loader(make_loader, data, **options)
+
+
+def test_check_loader_passes_a_correct_loader(data: us.EpisodeDataset, samples: list[dict[str, Any]]) -> None:
+    # FirstRankHasAll's opposite: ranks of a short last batch may differ, which `ranks.even` reports.
+    report = check(Toy, data, samples, skip=["ranks.even"])
+    assert report.passed
+    assert set(statuses(report)) == set(CHECKS)
+    assert report["rows"].measured["compared"] >= 7 * len(data)
+    assert report["images"].measured["compared"] >= 6
+    assert json.loads(json.dumps(report.to_json()))["checks"]["coverage"]["missing"] == 0
+
+
+@pytest.mark.parametrize(
+    ("toy", "name", "unchecked"),
+    [
+        (RepeatsTheEpoch, "epochs.differ", set()),
+        (DropsTheTail, "coverage", {"coverage.ranks", "coverage.workers", "workers.same"}),
+        (OtherRow, "rows", set()),
+        (OtherImage, "images", set()),
+        (OtherWindow, "windows", set()),
+        (NoPadding, "padding", set()),
+        (ResumesOneLate, "resume", set()),
+        (ResumesTheFirstEpoch, "resume", set()),
+        (WorkersRepeat, "coverage.workers", {"workers.same"}),
+        (WorkersInAnotherOrder, "workers.same", set()),
+        (RanksRepeat, "coverage.ranks", set()),
+        (InOrder, "shuffling", set()),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_check_loader_names_a_planted_fault(
+    toy: type[Toy], name: str, unchecked: set[str], data: us.EpisodeDataset, samples: list[dict[str, Any]]
+) -> None:
+    report = check(toy, data, samples, skip=["ranks.even"])
+    assert report.failed == (name,)
+    assert {key for key, status in statuses(report).items() if status == "not checked"} <= unchecked
+    assert not report.passed
+
+
+def test_check_loader_names_uneven_ranks(data: us.EpisodeDataset, samples: list[dict[str, Any]]) -> None:
+    report = check(FirstRankHasAll, data, samples)
+    assert report.failed == ("ranks.even",)
+    assert report["ranks.even"].measured["batches"] == [6, 0]
+
+
+def test_check_loader_counts_missing_samples(data: us.EpisodeDataset, samples: list[dict[str, Any]]) -> None:
+    measured = check(DropsTheTail, data, samples)["coverage"].measured
+    assert measured == {"missing": len(data) % BATCH, "doubled": 0, "foreign": 0}
+
+
+def test_check_loader_sees_that_an_epoch_cannot_be_repeated(
+    data: us.EpisodeDataset, samples: list[dict[str, Any]]
+) -> None:
+    report = check(Unseeded, data, samples, skip=["ranks.even", "resume", "coverage.ranks", "workers.same"])
+    assert report.failed == ("epochs.repeat",)
+
+
+def test_check_loader_reports_the_error_of_a_loader(data: us.EpisodeDataset, samples: list[dict[str, Any]]) -> None:
+    report = check(Breaks, data, samples)
+    assert report.failed == ("coverage",)
+    assert report["coverage"].measured["error"] == "OSError: the disk is gone"
+    assert report["resume"].status == "not checked"
+
+
+def test_check_loader_ends_with_a_loader_of_empty_or_endless_batches(
+    data: us.EpisodeDataset, samples: list[dict[str, Any]]
+) -> None:
+    first = default_collate(samples[:BATCH])
+
+    def repeat(batch: dict[str, Any]) -> Callable[[], Iterator[Any]]:
+        def make_loader() -> Iterator[Any]:
+            while True:
+                yield batch
+
+        return make_loader
+
+    report = us.check_loader(repeat(first), data)
+    assert report["coverage"].measured["missing"] == len(data) - BATCH
+    assert report.batches < 10 * len(data) / BATCH
+    empty = {key: value[:0] for key, value in first.items()}
+    assert us.check_loader(repeat(empty), data).failed == ("coverage",)
+
+
+def test_check_loader_without_hooks_does_not_check_what_it_cannot(
+    data: us.EpisodeDataset, samples: list[dict[str, Any]]
+) -> None:
+    """Lists of samples, identified by `index` alone, and a loader that is only iterable."""
+
+    def make_loader() -> list[list[dict[str, Any]]]:
+        order = np.random.default_rng(0).permutation(len(samples))
+        keep = ("index", "action")
+        return [[{k: samples[i][k] for k in keep} for i in order[j : j + BATCH]] for j in range(0, len(order), BATCH)]
+
+    report = us.check_loader(make_loader, data)
+    found = statuses(report)
+    assert found["coverage"] == found["rows"] == found["windows"] == found["epochs.repeat"] == "passed"
+    assert found["epochs.differ"] == "failed"  # the same list again
+    for name in ("padding", "images", "resume", "coverage.ranks", "ranks.even", "coverage.workers", "workers.same"):
+        assert found[name] == "not checked", name
+    assert not report.passed
+
+
+def test_check_loader_with_max_batches_does_not_claim_coverage(
+    data: us.EpisodeDataset, samples: list[dict[str, Any]]
+) -> None:
+    report = check(Toy, data, samples, max_batches=4, skip=["ranks.even"])
+    assert report.failed == ()
+    assert report["coverage"].status == "not checked"
+    assert report["resume"].status == "passed"
+
+
+def test_check_loader_accepts_float_images_of_another_layout(
+    data: us.EpisodeDataset, samples: list[dict[str, Any]]
+) -> None:
+    def adapt(batch: Any) -> dict[str, Any]:
+        return {**batch, TOP: batch[TOP].permute(0, 2, 3, 1).float() / 255, "action": batch["action"].numpy()}
+
+    options: dict[str, Any] = {"adapt": adapt, "skip": ["ranks.even"]}
+    assert check(Toy, data, samples, **options).passed
+    assert check(OtherImage, data, samples, **options).failed == ("images",)
+
+
+def test_check_loader_refuses_batches_without_a_place(data: us.EpisodeDataset) -> None:
+    with pytest.raises(ConfigError):
+        us.check_loader(lambda: [{"action": np.zeros((4, 2))}], data)
+    with pytest.raises(ConfigError):
+        us.check_loader(lambda: [3], data)
+    with pytest.raises(ConfigError):
+        us.check_loader(list, data, skip=["coverages"])
+
+
+def test_check_loader_passes_loader(root: Path, data: us.EpisodeDataset) -> None:
+    def make_loader(rank: int, world_size: int, num_workers: int) -> us.Loader:
+        options: dict[str, Any] = {"delta_timestamps": WINDOWS, "num_threads": num_workers + 1, "seed": 0}
+        return us.Loader(root, batch_size=BATCH, rank=rank, world_size=world_size, **options)
+
+    report = us.check_loader(make_loader, data)
+    assert set(statuses(report).values()) == {"passed"}, str(report)
+
+
+@pytest.mark.slow
+def test_check_loader_passes_episode_stream(root: Path, data: us.EpisodeDataset) -> None:
+    def make_loader(rank: int, world_size: int, num_workers: int) -> DataLoader[Any]:
+        options: dict[str, Any] = {"delta_timestamps": WINDOWS, "seed": 0}
+        stream = us.EpisodeStream(root, batch_size=BATCH, rank=rank, world_size=world_size, **options)
+        return DataLoader(stream, batch_size=None, num_workers=num_workers)
+
+    def load_state(loader: Any, state: Any) -> None:
+        loader.dataset.load_state_dict(state)
+
+    report = us.check_loader(
+        make_loader,
+        data,
+        save_state=lambda loader, consumed: loader.dataset.state_after(consumed.batch),
+        load_state=load_state,
+    )
+    assert set(statuses(report).values()) == {"passed"}, str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_epoch", [True, False], ids=["set_epoch", "iterated again"])
+def test_check_loader_passes_episode_sampler(root: Path, data: us.EpisodeDataset, by_epoch: bool) -> None:
+    def make_loader(rank: int, world_size: int, num_workers: int, epoch: int = 0) -> DataLoader[Any]:
+        sampler = us.EpisodeSampler(data, seed=0, batch_size=BATCH, rank=rank, world_size=world_size)
+        sampler.set_epoch(epoch)
+        return DataLoader(data, sampler=sampler, batch_size=BATCH // world_size, num_workers=num_workers)
+
+    def again(rank: int, world_size: int, num_workers: int) -> DataLoader[Any]:
+        return make_loader(rank, world_size, num_workers)
+
+    report = us.check_loader(
+        make_loader if by_epoch else again,
+        data,
+        save_state=lambda loader, consumed: loader.sampler.state_dict(consumed.samples),
+        load_state=lambda loader, state: loader.sampler.load_state_dict(state),
+    )
+    assert set(statuses(report).values()) == {"passed"}, str(report)

@@ -1,0 +1,204 @@
+"""`check_dataset` and `understudy check`: findings as values, exit codes, JSON, and facts against plain loops."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import av
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from support.datasets import Spec, edit_json, write_dataset
+from understudy.check.column_facts import ColumnBuilder
+from understudy.check.findings import RULES, Finding, Place, list_ids, sort_findings
+from understudy.check.row_facts import read_rows
+from understudy.check.run import check_dataset
+from understudy.cli import main
+from understudy.data.format.catalog import Catalog
+from understudy.errors import DatasetError
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("check")
+    for version in ("v2.0", "v2.1", "v3.0"):
+        write_dataset(root / version, Spec(version=version, lengths=(6, 9, 4, 7), ids=(), gop=3))
+    return {version: root / version for version in ("v2.0", "v2.1", "v3.0")}
+
+
+@pytest.mark.parametrize("version", ["v2.0", "v2.1", "v3.0"])
+def test_check_finds_nothing_wrong_in_each_format(sets: dict[str, Path], version: str) -> None:
+    report = check_dataset(sets[version], "all")
+    assert [finding for finding in report.findings if finding.severity != "note"] == []
+    assert report.is_sound
+    assert report.read["rows"] == report.frames == 26
+    assert report.read["images"] == 26 * len(Catalog.open(sets[version]).camera_keys)  # each once
+
+
+def test_check_command_exits_with_the_result(
+    sets: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["check", str(sets["v2.1"]), "--pictures", "none", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sound"] is True
+    shutil.copytree(sets["v2.1"], tmp_path / "set")
+    next((tmp_path / "set/data").rglob("episode_000002.parquet")).unlink()
+    assert main.main(["check", str(tmp_path / "set"), "--json", "--pictures", "none"]) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert result["bad_episodes"] == [2]
+    [finding] = [one for one in result["findings"] if one["severity"] == "error"]
+    assert finding["rule"] == "files.missing"
+    assert finding["place"]["episodes"] == [2]
+    assert finding["fix"]
+    assert main.main(["check", str(tmp_path / "set"), "--pictures", "none"]) == 1
+    assert "files.missing" in capsys.readouterr().out
+    assert main.main(["check", str(tmp_path / "nowhere")]) == 2
+
+
+def test_check_reports_unreadable_metadata_and_raises_without_any(sets: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(sets["v3.0"], tmp_path / "set")
+    edit_json(tmp_path / "set/meta/info.json", lambda info: info.update(fps=-3))
+    report = check_dataset(tmp_path / "set")
+    assert [(one.rule, one.severity) for one in report.findings] == [("metadata.unreadable", "error")]
+    with pytest.raises(DatasetError):
+        check_dataset(tmp_path / "nowhere")
+
+
+def test_check_names_a_missing_task_list_and_a_timestamp_that_is_no_number(
+    sets: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(sets["v3.0"], tmp_path / "set")
+    (tmp_path / "set/meta/tasks.parquet").unlink()
+    [finding] = check_dataset(tmp_path / "set").findings
+    assert (finding.rule, finding.severity, finding.place.file) == (
+        "metadata.unreadable",
+        "error",
+        "meta/tasks.parquet",
+    )
+    shutil.copytree(sets["v2.1"], tmp_path / "other")
+    path = next((tmp_path / "other/data").rglob("episode_000001.parquet"))
+    table = pq.read_table(path)
+    at = table.column_names.index("timestamp")
+    times = table["timestamp"].to_pylist()
+    column = pa.array([*times[:3], float("nan"), *times[4:]], pa.float32())
+    pq.write_table(table.set_column(at, "timestamp", column), path)
+    errors = [one for one in check_dataset(tmp_path / "other", "none").findings if one.severity == "error"]
+    assert [(one.rule, one.place.episodes) for one in errors] == [("clock.order", (1,))]
+
+
+def test_an_unreadable_column_is_no_fault_of_the_images(sets: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(sets["v2.1"], tmp_path / "set")
+    path = next((tmp_path / "set/data").rglob("episode_000001.parquet"))
+    table = pq.read_table(path)
+    column = pa.array([["a", "b"]] * len(table))
+    pq.write_table(table.set_column(table.column_names.index("action"), "action", column), path)
+    errors = [one for one in check_dataset(tmp_path / "set").findings if one.severity == "error"]
+    assert [(one.rule, one.place.episodes) for one in errors] == [("files.unreadable", (1,))]
+
+
+def test_each_rule_is_registered() -> None:
+    with pytest.raises(ValueError, match="RULES"):
+        Finding("no.rule", "error", "")
+    findings = [Finding(rule, severity, "") for rule in RULES for severity in ("note", "error")]  # type: ignore[arg-type]
+    assert [one.severity for one in sort_findings(findings)][: len(RULES)] == ["error"] * len(RULES)
+    assert str(Place((3, 4, 5, 9), "action", "grip")) == "action[grip], episodes 3-5, 9"
+    assert list_ids(range(0, 40, 2), 3) == "0, 2, 4, ... (20 in all)"
+
+
+def test_docs_list_each_rule() -> None:
+    text = (Path(__file__).parents[2] / "docs/checking.md").read_text()
+    assert re.findall(r"^\| `(\w+\.\w+)` \|", text, re.MULTILINE) == list(RULES)
+
+
+def test_column_summary_equals_plain_loops() -> None:
+    """Also with gaps between episodes, values that are not finite, and blocks smaller than an episode."""
+    rng = np.random.default_rng(0)
+    lengths = np.array([1, 7, 2, 40, 3])
+    starts = np.array([2, 3, 12, 14, 60])
+    values = rng.integers(0, 4, (70, 3)).astype(np.float32)
+    values[20, 1] = np.nan
+    builder = ColumnBuilder("x", ["a", "b", "c"], 6, 53)
+    builder.add(np.array([4, 0, 2, 1, 5]), values, starts, lengths)
+    column = builder.result()
+    for row, start, length in zip([4, 0, 2, 1, 5], starts, lengths, strict=True):
+        own = values[start : start + length].astype(np.float64)
+        assert column.bad[row] == (~np.isfinite(own)).any(1).sum()
+        for at in np.argwhere(~np.isfinite(own)):
+            own[at[0], at[1]] = own[at[0] - 1, at[1]]
+        step = np.abs(np.diff(own, axis=0)) if length > 1 else np.zeros((1, 3))
+        second = np.abs(np.diff(own, n=2, axis=0)) if length > 2 else np.zeros((1, 3))
+        expected = {"low": own.min(0), "high": own.max(0), "mean": own.mean(0), "m2": own.var(0) * length}
+        expected |= {"step": step.max(0), "path": step.sum(0), "jerk": second.mean(0), "first": own[0]}
+        expected |= {"at_low": (own == own.min(0)).sum(0), "at_high": (own == own.max(0)).sum(0)}
+        for name, value in expected.items():
+            np.testing.assert_allclose(getattr(column, name)[row], value, atol=1e-9, err_msg=name)
+    assert np.isnan(column.mean[3]).all()
+    assert len(column.sample) == 53
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_row_facts_place_each_episode(sets: dict[str, Path], version: str) -> None:
+    facts = read_rows(Catalog.open(sets[version]))
+    assert facts.is_read.all()
+    assert facts.found.tolist() == [6, 9, 4, 7]
+    assert facts.first_index.tolist() == facts.position.tolist() == [0, 6, 15, 19]
+    assert len(set(facts.digest)) == 4
+    assert facts.columns["action"].width == 2
+
+
+def test_skip_bad_writes_a_list_and_page_shows_it(
+    sets: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(sets["v2.1"], tmp_path / "set")
+    next((tmp_path / "set/data").rglob("episode_000003.parquet")).write_bytes(b"not parquet")
+    path = next((tmp_path / "set/data").rglob("episode_000001.parquet"))
+    table = pq.read_table(path)
+    values = [[float("nan"), 0.0]] * len(table)
+    column = pa.array(values, table.schema.field("action").type)
+    pq.write_table(table.set_column(table.column_names.index("action"), "action", column), path)
+    bad, page = tmp_path / "bad.json", tmp_path / "page.html"
+    arguments = ["check", str(tmp_path / "set"), "--skip-bad", str(bad), "--page", str(page), "--limit", "1"]
+    assert main.main(arguments) == 1
+    content = json.loads(bad.read_text())
+    assert content["bad_episodes"] == [1, 3]
+    assert content["rules"] == {"1": ["values.finite"], "3": ["files.unreadable"]}
+    assert "files.unreadable" in page.read_text()
+    assert page.read_text().count("<img") == 6  # of episode 1
+    assert "2 bad episodes" in capsys.readouterr().out
+
+
+def test_a_start_time_is_an_error_only_if_the_video_contradicts_it(tmp_path: Path) -> None:
+    """A file with a gap in its times: the recorded second and the frames before the episode may both be right."""
+    write_dataset(tmp_path / "set", Spec(lengths=(6, 9, 4, 7), per_video_file=2, foreign=False))
+    for path in sorted((tmp_path / "set/meta/episodes").rglob("*.parquet")):
+        table = pq.read_table(path)
+        name = "videos/observation.images.top/from_timestamp"
+        column = pa.array([value + 0.2 * (value > 0) for value in table[name].to_pylist()])
+        pq.write_table(table.set_column(table.column_names.index(name), name, column), path)
+    by_images = {
+        images: [one.severity for one in check_dataset(tmp_path / "set", images).findings if one.rule == "videos.start"]
+        for images in ("none", "sample")
+    }
+    assert by_images == {"none": [], "sample": ["error"]}  # unread, it might hold episodes that are not listed
+    videos = sorted((tmp_path / "set/videos").rglob("*.mp4"))
+    for path, first in zip(videos, (6, 4), strict=True):
+        _delay(path, first, 2)
+    assert [one for one in check_dataset(tmp_path / "set").findings if one.rule == "videos.start"] == []
+
+
+def _delay(path: Path, first: int, frames: int) -> None:
+    """Show a video's frames from number `first` on some frames later, by copying its packets."""
+    target = path.with_suffix(".new.mp4")
+    with av.open(str(path)) as source, av.open(str(target), "w") as out:
+        stream = source.streams.video[0]
+        copy = out.add_stream_from_template(stream)
+        ticks = round(float(1 / stream.average_rate / stream.time_base)) if stream.average_rate else 0
+        for number, packet in enumerate(packet for packet in source.demux(stream) if packet.size):
+            if number >= first:
+                packet.pts += frames * ticks
+                packet.dts += frames * ticks
+            packet.stream = copy
+            out.mux(packet)
+    target.replace(path)

@@ -1,0 +1,123 @@
+"""Sound datasets that look unusual raise no alarm: short ones, rotations, unused arms, shocks."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from understudy.check.findings import Finding
+from understudy.check.run import check_dataset
+from understudy.data.write.writer import EpisodeWriter
+
+STATE, ACTION, FORCE = "observation.state", "action", "observation.force"
+Rows = dict[str, np.ndarray]
+Change = Callable[[int, Rows], None]
+
+
+def episode(number: int, length: int, width: int) -> Rows:
+    """Minimum-jerk motion between random places; the state follows by two frames."""
+    rng, parts = np.random.default_rng([3, number]), [np.zeros((1, width))]
+    while sum(map(len, parts)) < length + 2:
+        steps = np.linspace(0, 1, int(rng.integers(16, 40)))[1:, None]
+        place = parts[-1][-1]
+        parts.append(place + (rng.uniform(-1, 1, width) - place) * (10 * steps**3 - 15 * steps**4 + 6 * steps**5))
+    path = np.concatenate(parts)[: length + 2]
+    noise = rng.normal(0, 0.002, (length, width))
+    return {STATE: (path[:length] + noise).astype(np.float32), ACTION: path[2:].astype(np.float32)}
+
+
+def check(
+    root: Path, lengths: tuple[int, ...], change: Change = lambda episode, rows: None, width: int = 6
+) -> list[Finding]:
+    """Write a dataset of rows, and return the alarms of a check."""
+    rows = [episode(number, length, width) for number, length in enumerate(lengths)]
+    for number, own in enumerate(rows):
+        change(number, own)
+    features = {key: {"dtype": "float32", "shape": values.shape[1:]} for key, values in rows[0].items()}
+    with EpisodeWriter(root, fps=20, features=features) as writer:
+        for own in rows:
+            for values in zip(*own.values(), strict=True):
+                writer.add_frame(dict(zip(own, values, strict=True)), "move")
+            writer.save_episode()
+    return [one for one in check_dataset(root, "none").findings if one.severity != "note"]
+
+
+@pytest.mark.parametrize("lengths", [(1,), (1, 1, 1, 1), (1, 2, 3) * 4], ids=str)
+def test_short_episodes_raise_no_alarm(tmp_path: Path, lengths: tuple[int, ...]) -> None:
+    assert check(tmp_path / "set", lengths) == []
+
+
+def wrap(number: int, rows: Rows) -> None:
+    """An angle at the turn: in some episodes noise carries it over, in few it moves there."""
+    rng = np.random.default_rng([5, number])
+    for values in rows.values():
+        angle = np.pi + rng.normal(0, 0.02, len(values)) if number % 4 else np.pi - 0.3 + 0.05 * values[:, 3]
+        values[:, 3] = (angle + np.pi) % (2 * np.pi) - np.pi
+
+
+def flip(number: int, rows: Rows) -> None:
+    for values in rows.values():
+        values[:, 2:6] = np.array([1, 0.2, 0.1, 0.05]) + 0.3 * values[:, 2:6]
+        values[:, 2:6] /= np.linalg.norm(values[:, 2:6], axis=1, keepdims=True)
+        if number in (2, 9):
+            values[60:, 2:6] *= -1
+
+
+def rest(number: int, rows: Rows) -> None:
+    """Three joints of a second arm rest in few episodes, with the noise of their sensors."""
+    if number % 6 == 0:
+        rows[ACTION][:, 3:] = 0
+        rows[STATE][:, 3:] = np.random.default_rng(number).normal(0, 0.001, (len(rows[STATE]), 3))
+
+
+def move_once(number: int, rows: Rows) -> None:
+    if number != 4:
+        rows[ACTION][:, 3:] = 0
+        rows[STATE][:, 3:] = np.random.default_rng(number).normal(0, 1e-8, (len(rows[STATE]), 3))
+
+
+def touch(number: int, rows: Rows) -> None:
+    """A sensor of forces that peaks at contacts in few episodes."""
+    rng = np.random.default_rng([7, number])
+    rows[FORCE] = rng.normal(0, 0.3, (len(rows[ACTION]), 3)).astype(np.float32)
+    if number % 6 == 0:
+        rows[FORCE][40:44] += rng.normal(0, 25, (4, 3)).astype(np.float32)
+
+
+def scale(number: int, rows: Rows) -> None:
+    """Half of the episodes are of a task with small motion."""
+    if number % 2:
+        for values in rows.values():
+            values *= 0.08
+
+
+@pytest.mark.parametrize("change", [wrap, flip, rest, move_once, touch, scale])
+def test_rotations_unused_arms_and_shocks_raise_no_alarm(tmp_path: Path, change: Change) -> None:
+    assert check(tmp_path / "set", (90, 120, 100) * 8, change) == []
+
+
+def encoder_counts(number: int, rows: Rows) -> None:
+    if number in (3, 7):
+        rows[STATE][:, 1] *= 4096 / 360
+
+
+def jump_beside_quaternions(number: int, rows: Rows) -> None:
+    flip(number, rows)
+    if number == 5:
+        rows[STATE][50:, 0] += 2.0
+
+
+def late_by_six(number: int, rows: Rows) -> None:
+    flip(number, rows)
+    if number == 5:
+        rows[ACTION][6:] = rows[ACTION][:-6].copy()
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "episode"),
+    [(encoder_counts, "values.unit", 7), (jump_beside_quaternions, "values.jump", 5), (late_by_six, "values.lag", 5)],
+)
+def test_faults_beside_them_are_named(tmp_path: Path, change: Change, rule: str, episode: int) -> None:
+    found = check(tmp_path / "set", (90, 120, 100) * 6, change)
+    assert [one.rule for one in found if episode in one.place.episodes] == [rule]

@@ -1,0 +1,69 @@
+"""Each planted fault of benchmarks/planted_faults.py is named by rule and place, and sound datasets raise no alarm."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from understudy.check.run import check_dataset
+
+
+def load() -> ModuleType:
+    path = Path(__file__).parents[2] / "benchmarks" / "planted_faults.py"
+    spec = importlib.util.spec_from_file_location("planted_faults", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["planted_faults"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+planted = load()
+NEED_IMAGES = ("images.", "videos.unreadable", "videos.count", "videos.start", "videos.encoding")
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found: dict[str, Path] = planted.write_bases(tmp_path_factory.mktemp("planted"))
+    return found
+
+
+def test_there_are_enough_faults() -> None:
+    assert len({fault.name for fault in planted.FAULTS}) == len(planted.FAULTS) >= 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", planted.FAULTS, ids=lambda fault: fault.name)
+def test_check_names_the_planted_fault(fault: Any, bases: dict[str, Path], tmp_path: Path) -> None:
+    images = "sample" if any(rule.startswith(NEED_IMAGES) for rule in fault.rules) else "none"
+    report = planted.plant(fault, bases, tmp_path, images)
+    assert [finding for finding in report.findings if fault.is_named_by(finding)], report.findings
+    named = next(finding for finding in report.findings if fault.is_named_by(finding))
+    assert named.message
+    json.dumps(report.to_json(), allow_nan=False)
+    assert named.fix or fault.name == "video_of_another_size"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["v3.0", "v2.1"])
+def test_sound_datasets_raise_no_alarm(bases: dict[str, Path], version: str) -> None:
+    assert check_dataset(bases[version], "all").findings == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", sorted(planted.SOUND))
+def test_unusual_but_sound_datasets_raise_no_alarm(title: str, tmp_path: Path) -> None:
+    planted.SOUND[title](tmp_path / "set")
+    assert planted.alarms(check_dataset(tmp_path / "set"), set()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["g1_v21", "g1_v30", "gr1_sim_v20"])
+def test_real_recordings_raise_no_alarm(real_data: Path, name: str) -> None:
+    report = check_dataset(real_data / name, "none")
+    assert planted.alarms(report, planted.KNOWN.get(name, set())) == []
