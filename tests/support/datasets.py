@@ -276,7 +276,7 @@ def write_video(path: Path, pictures: Sequence[np.ndarray], spec: Spec) -> None:
     elif spec.codec == "libx265":
         options |= {
             "preset": "ultrafast",
-            "x265-params": f"log-level=error:pools=none:bframes={spec.b_frames}:keyint={spec.gop}",
+            "x265-params": f"log-level=error:pools=none:ctu=32:bframes={spec.b_frames}:keyint={spec.gop}",
         }
     elif spec.codec == "mpeg4":
         options = {"g": str(spec.gop), "qscale": "2"}

@@ -22,8 +22,8 @@ KINDS: dict[str, tuple[str, int, dict[str, str]]] = {
     "h264-open": ("libx264", 10, {"bf": "3", "x264-params": "open-gop=1:b-pyramid=2:b-adapt=0:scenecut=0"}),
     "h264-gop250": ("libx264", 250, {"x264-params": "scenecut=0"}),
     "h264-refresh": ("libx264", 15, {"x264-params": "intra-refresh=1"}),
-    "hevc-closed": ("libx265", 12, {"x265-params": "log-level=none:pools=none:open-gop=0"}),
-    "hevc-open": ("libx265", 10, {"x265-params": "log-level=none:pools=none:bframes=4:b-adapt=0:scenecut=0"}),
+    "hevc-closed": ("libx265", 12, {"x265-params": "log-level=none:pools=none:ctu=32:open-gop=0"}),
+    "hevc-open": ("libx265", 10, {"x265-params": "log-level=none:pools=none:ctu=32:bframes=4:b-adapt=0:scenecut=0"}),
     "mpeg4-bframes": ("mpeg4", 12, {"bf": "2"}),
 }
 COUNT = 45

@@ -11,8 +11,8 @@ from av.video.reformatter import VideoReformatter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.refusals import refused
 from support.videos import container_decode, moving_pictures
-from understudy.errors import DatasetError
 from understudy.video.encode import VideoEncoder, concat_videos, encode_video
 from understudy.video.native.ffmpeg import PYAV_MAJOR
 from understudy.video.open import open_video
@@ -43,6 +43,26 @@ def test_encode_video_round_trip(codec: str, gop: int, tmp_path: Path) -> None:
     wrong_by_one = np.abs(video.read(np.arange(1, 20)).astype(int) - images[:-1]).mean(axis=(1, 2, 3))
     assert wrong_by_one.min() > error.max()
     assert [item.name for item in tmp_path.iterdir()] == ["clip.mp4"]
+
+
+@pytest.mark.parametrize("size", [(64, 64), (64, 80), (80, 64), (80, 80)], ids=str)
+@pytest.mark.parametrize("codec", ENCODERS)
+def test_same_images_give_the_same_bytes(codec: str, size: tuple[int, int], tmp_path: Path) -> None:
+    """x265 with one coding block a row reads memory that it never filled: a video in two was another one."""
+    images, written = np.stack(list(smooth(12, *size))), set()
+    for number in range(6):
+        litter = [np.full(1 << (8 + k % 12), k, np.uint8) for k in range(40 * number)]  # another state of the memory
+        encode_video(tmp_path / "clip.mp4", images, 15, codec, 7)
+        written.add((tmp_path / "clip.mp4").read_bytes())
+        del litter
+    assert len(written) == 1
+
+
+@pytest.mark.parametrize(("codec", "size"), [("libx265", (62, 64)), ("libx265", (64, 48)), ("libx264", (14, 16))])
+def test_sizes_that_an_encoder_cannot_write_are_refused(codec: str, size: tuple[int, int], tmp_path: Path) -> None:
+    with refused(f"{size[1]}x{size[0]}", kind=ValueError):
+        VideoEncoder(tmp_path / "clip.mp4", 15, *size, codec)
+    assert not list(tmp_path.iterdir())
 
 
 def tabletop(count: int) -> Iterator[np.ndarray]:
@@ -106,12 +126,12 @@ def test_encode_and_concat_put_the_index_in_front(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(63, 64), (64, 63), (8, 64), (64, 14)])
 def test_encode_video_refuses_sizes_that_yuv420p_cannot_hold(height: int, width: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"{width}x{height}"):
+    with refused(f"{width}x{height}", kind=ValueError):
         encode_video(tmp_path / "clip.mp4", smooth(2, height, width), 30)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("codec", ENCODERS)
+@pytest.mark.parametrize("codec", ["libsvtav1", "libx264"])
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (18, 50)])
 def test_encode_video_small_sizes(codec: str, height: int, width: int, tmp_path: Path) -> None:
     encode_video(tmp_path / "clip.mp4", smooth(3, height, width), 30, codec)
@@ -123,20 +143,20 @@ def test_encode_video_leaves_no_file_after_an_error(tmp_path: Path) -> None:
 
     def breaks() -> Iterator[np.ndarray]:
         yield from smooth(3)
-        raise RuntimeError("camera unplugged")
+        raise RuntimeError("unplugged")
 
-    for frames, error, text in [
-        ([], ValueError, "at least one image"),
-        ([*smooth(2), np.zeros((64, 32, 3), np.uint8)], ValueError, "expected uint8"),
-        ([np.zeros((64, 64, 3), np.float32)], ValueError, "expected uint8"),
-        (breaks(), RuntimeError, "camera unplugged"),
+    for frames, error, words in [
+        ([], ValueError, [path, "image"]),
+        ([*smooth(2), np.zeros((64, 32, 3), np.uint8)], ValueError, [path, (64, 32, 3), (64, 64, 3)]),
+        ([np.zeros((64, 64, 3), np.float32)], ValueError, [path, "float32", "uint8"]),
+        (breaks(), RuntimeError, ["unplugged"]),
     ]:
-        with pytest.raises(error, match=text):
+        with refused(*words, kind=error):
             encode_video(path, frames, 30, "libx264")
         assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match="libsvtav1, libx264, libx265"):
+    with refused("codec='h264_nvenc'", "libsvtav1, libx264, libx265", kind=ValueError):
         encode_video(path, smooth(2), 30, "h264_nvenc")
-    with pytest.raises(ValueError, match="must be positive"):
+    with refused("fps=0", "gop=2", kind=ValueError):
         encode_video(path, smooth(2), 0)
 
 
@@ -163,11 +183,11 @@ def test_encoder_abandon_leaves_the_old_file(tmp_path: Path) -> None:
 def test_concat_videos_equals_its_parts(
     codec: str, gop: int, lengths: list[int], fps: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = tmp_path_factory.mktemp("join")
+    folder, side = tmp_path_factory.mktemp("join"), 64 if codec == "libx265" else 32
     options = {"bf": "2"} if codec == "libx264" else {}
     paths = [folder / f"{k}.mp4" for k in range(len(lengths))]
     for k, (path, length) in enumerate(zip(paths, lengths)):
-        encode_video(path, moving_pictures(length, 32, 32, seed=k), fps, codec, gop, options=options)
+        encode_video(path, moving_pictures(length, side, side, seed=k), fps, codec, gop, options=options)
     out = folder / "out.mp4"
     assert concat_videos(paths, out) == lengths
     parts = np.concatenate([container_decode(path) for path in paths])
@@ -188,9 +208,9 @@ def test_concat_videos_refuses_parts_that_differ(tmp_path: Path) -> None:
     encode_video(tmp_path / "b.mp4", smooth(3, 32, 64), 30, "libx264")
     encode_video(tmp_path / "c.mp4", smooth(3), 15, "libx264")
     for other in ("b.mp4", "c.mp4"):
-        with pytest.raises(DatasetError, match=r"a\.mp4") as error:
+        with refused("a.mp4", where=other) as error:
             concat_videos([tmp_path / "a.mp4", tmp_path / other], tmp_path / "out.mp4")
         assert error.value.where == str(tmp_path / other)
-    with pytest.raises(ValueError, match="nothing to join"):
+    with refused(tmp_path / "out.mp4", kind=ValueError):
         concat_videos([], tmp_path / "out.mp4")
     assert sorted(item.name for item in tmp_path.iterdir()) == ["a.mp4", "b.mp4", "c.mp4"]

@@ -23,7 +23,7 @@ ENCODERS = {
     "hevc": (
         "libx265",
         {
-            "x265-params": "log-level=none:pools=none:frame-threads=1:bframes=0:open-gop=0"
+            "x265-params": "log-level=none:pools=none:ctu=32:frame-threads=1:bframes=0:open-gop=0"
             ":repeat-headers={repeat}:range={range}:colormatrix={matrix}"
         },
     ),

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.refusals import refused
 from support.videos import COUNT, KINDS, container_decode, rgb, write_video
-from understudy.errors import DatasetError
+from understudy.errors import DatasetError, SourceError
 from understudy.video.codec_pool import CodecKey
 from understudy.video.index import VideoIndex
 from understudy.video.mp4 import read_mp4
@@ -148,9 +149,9 @@ def test_read_obeys_an_edit_list_that_cuts(clips: dict[str, tuple[Path, np.ndarr
 @pytest.mark.parametrize("bad", [[-1], [COUNT], [0, 1, 10**9]])
 def test_read_refuses_positions_outside(bad: list[int], clips: dict[str, tuple[Path, np.ndarray]]) -> None:
     video = open_video(clips["av1-gop2"][0])
-    with pytest.raises(IndexError, match=str(bad[-1])):
+    with refused("frame", bad[-1], kind=IndexError):
         video.read(np.array(bad))
-    with pytest.raises(ValueError, match="integers"):
+    with refused("positions", "float64", (1,), kind=ValueError):
         video.read(np.array([0.5]))
     assert video.read(np.array([], np.int64)).shape == (0, 48, 64, 3)
 
@@ -214,7 +215,7 @@ def test_read_names_a_file_that_shrank(clips: dict[str, tuple[Path, np.ndarray]]
     path.write_bytes(write_video(tmp_path / "w.mp4", "h264-gop2", container={"movflags": "+faststart"}).read_bytes())
     video = open_video(path)
     os.truncate(path, path.stat().st_size - 500)
-    with pytest.raises(DatasetError, match=r"clip\.mp4"):
+    with refused("changed", where="clip.mp4, frame 0", kind=SourceError):
         video.read(np.arange(COUNT))
 
 
@@ -235,7 +236,7 @@ def test_open_video_refuses_other_files(content: str, tmp_path: Path) -> None:
             frame.rate = 16000
             out.mux(stream.encode(frame))
             out.mux(stream.encode(None))
-    with pytest.raises(DatasetError, match=r"file\.mp4"):
+    with refused(where="file.mp4"):
         open_video(path)
 
 
@@ -243,7 +244,7 @@ def test_open_video_does_not_wait_for_a_pipe(tmp_path: Path) -> None:
     path = tmp_path / "file.mp4"
     os.mkfifo(path)
     both_ends = os.open(path, os.O_RDWR)  # a reader that opens it fails instead of waiting
-    with pytest.raises(DatasetError, match=r"file\.mp4"):
+    with refused(where="file.mp4"):
         open_video(path)
     os.close(both_ends)
 
@@ -307,7 +308,7 @@ def test_read_refuses_frames_of_another_size(clips: dict[str, tuple[Path, np.nda
 
 
 def test_open_video_refuses_an_unknown_backend() -> None:
-    with pytest.raises(ValueError, match="'pyav' or 'torchcodec'"):
+    with refused("backend='opencv'", "'pyav'", "'torchcodec'", kind=ValueError):
         open_video("clip.mp4", backend="opencv")
 
 
@@ -355,7 +356,7 @@ def test_open_video_refuses_a_video_without_frames(tmp_path: Path) -> None:
     whole = write_video(tmp_path / "whole.mkv", "h264-gop2").read_bytes()
     path = tmp_path / "cut.mkv"
     path.write_bytes(whole[: whole.index(b"\x1f\x43\xb6\x75")])  # up to the first cluster of frames
-    with pytest.raises(DatasetError, match=r"cut\.mkv: "):
+    with refused(where="cut.mkv"):
         open_video(path)
 
 

@@ -5,7 +5,6 @@ dimension T (also when T is 1); other keys do not.
 """
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from understudy.data.choose_keys import check_columns, choose_keys
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS
 from understudy.data.format.standard_keys import rename_keys
@@ -20,16 +20,13 @@ from understudy.data.read.image_column import ImageColumns
 from understudy.data.read.response_text import Responses
 from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames
+from understudy.data.selection.segment_table import SegmentTable, as_integers
 from understudy.data.selection.select import KeepRanges, select
 from understudy.data.time_windows import frame_offsets, reach, window
 from understudy.deprecation import renamed_arguments
 from understudy.errors import DatasetError, SourceError
-from understudy.storage.dataset_root import with_location
-from understudy.storage.mapped_tables import dumps, loads, share_arrays
 
 _MAX_TRIES = 64  # videos to open in search of a readable one
-_TABLES = ("segments", "_stop", "_begins", "_ends")  # memory-mapped when large
-_EPISODE = np.int64(1) << 32  # packs (episode, frame) into one integer: both are below 2**31
 
 
 class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
@@ -103,9 +100,10 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self.missing_cameras = {
             camera: (int(size[0]), int(size[1])) for camera, size in (missing_cameras or {}).items()
         }
-        self.keys = self._select_keys(keys)
+        self.keys = choose_keys(self.catalog, keys, self.missing_cameras)
         known = tuple(dict.fromkeys([*self.keys, *INDEX_KEYS]))
-        self._offsets = frame_offsets(delta_timestamps, float(self.catalog.fps), known)
+        self.offsets = frame_offsets(delta_timestamps, float(self.catalog.fps), known)
+        """Key -> frames of its window relative to the sample, int64 (T,)."""
         selection = select(
             self.catalog,
             episodes=episodes,
@@ -114,14 +112,11 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             drop_last=drop_n_last_frames,
             keep_ranges=keep_ranges,
             keep_rule=keep_rule,
-            reach=reach(list(self._offsets.values())),
+            reach=reach(list(self.offsets.values())),
         )
-        rows = selection.segments
-        begins, ends = rows[:, 0] * _EPISODE + rows[:, 1], np.cumsum(rows[:, 2] - rows[:, 1])
         remote = self.catalog.files.options
-        tables = {"segments": rows, "_stop": selection.stop, "_begins": begins, "_ends": ends}
-        tables = dict(share_arrays(tables, remote.cache if remote is not None else ""))
-        self.segments, self._stop, self._begins, self._ends = (tables[name] for name in _TABLES)
+        cache = remote.cache if remote is not None else ""
+        self._table = SegmentTable(selection.segments, selection.stop, self.catalog.root, cache)
         self._notes = selection.notes
         self.keep_report = selection.keep_report
         """Frames that `keep_ranges` keeps and leaves out; None without ranges."""
@@ -129,54 +124,14 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._videos = tuple(k for k in self.keys if k in features and features[k].is_video)
         self._images = tuple(k for k in self.keys if k in features and features[k].is_camera and k not in self._videos)
         self._columns = tuple(k for k in known if k not in (*self._videos, *self._images, *self.missing_cameras))
-        self._check_columns([k for k in self._columns if k not in features and k not in INDEX_KEYS])
+        undeclared = [k for k in self._columns if k not in features and k not in INDEX_KEYS]
+        check_columns(self.catalog, undeclared, int(self.segments[0, 0]))
         self.row_cache_bytes = row_cache_bytes
         self._responses = Responses(self.catalog, response)
         columns = [k for k in (*self._columns, *self._responses.columns) if k not in INDEX_KEYS]
         self._rows = Rows(self.catalog, columns, row_cache_bytes)
         self._stored = ImageColumns(self.catalog, self._images, row_cache_bytes)
         self.video_frames = VideoFrames(self.catalog, frame_cache_bytes, video_backend)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        return state | {"tables": dumps({name: state.pop(name) for name in _TABLES})}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(loads(state.pop("tables")) | state)
-
-    def _select_keys(self, keys: Sequence[str] | None) -> tuple[str, ...]:
-        features = self.catalog.features
-        skipped_features = {
-            key: why for key, why in self.catalog.skipped_features.items() if key not in self.missing_cameras
-        }
-        if keys is None:
-            for key, why in skipped_features.items():
-                warnings.warn(f"{self.catalog.root}: {key} {why}: left out", stacklevel=4)
-            return (*features, *self.missing_cameras)
-        if isinstance(keys, str):
-            raise DatasetError(f"keys is {keys!r}", fix="give a list of keys")
-        for key, why in skipped_features.items():
-            if key in keys:
-                raise DatasetError(f"{key} {why}", where=self.catalog.root, fix="leave it out of keys")
-        for key, own in self.catalog.stored_names.items():
-            if own in keys and own not in features:
-                what = f"keys names {own!r}, which is mapped to {key!r}"
-                raise DatasetError(what, where=self.catalog.root, fix=f"give {key!r}, its standard key")
-        return tuple(dict.fromkeys([*keys, *self.missing_cameras]))
-
-    def _check_columns(self, keys: Sequence[str]) -> None:
-        """Refuse undeclared keys that the first data file in use does not hold either."""
-        if not keys:
-            return
-        first = self.catalog.episodes.row_of(int(self.segments[0, 0]))
-        path = self.catalog.data_path(first)
-        where = f"{self.catalog.files.where(path)} (episode {int(self.segments[0, 0])})"
-        with with_location(where), self.catalog.files.parquet(path) as file:
-            columns = file.schema_arrow.names
-        for key in keys:
-            if key not in columns:
-                known = ", ".join(dict.fromkeys([*self.catalog.features, *INDEX_KEYS, *columns]))
-                raise DatasetError(f"keys names {key!r}", where=self.catalog.root, fix=f"the keys are {known}")
 
     @property
     def name(self) -> str:
@@ -194,6 +149,11 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return self.catalog
 
     @property
+    def segments(self) -> np.ndarray:
+        """int64 (K, 3): selected segments, rows [episode id, start, stop)."""
+        return self._table.segments
+
+    @property
     def num_frames(self) -> int:
         """Samples in the selection, as `len`."""
         return len(self)
@@ -206,21 +166,21 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
     @property
     def reach(self) -> tuple[int, int]:
         """Frames that image windows reach (back, ahead); (0, 0) when images have no windows."""
-        return reach([self._offsets[k] for k in (*self._videos, *self._images) if k in self._offsets])
+        return reach([self.offsets[k] for k in (*self._videos, *self._images) if k in self.offsets])
 
     def reach_of(self, key: str) -> tuple[int, int]:
         """Return the frames that the window of `key` reaches (back, ahead); (0, 0) without a window."""
-        return reach([self._offsets[key]] if key in self._offsets else [])
+        return reach([self.offsets[key]] if key in self.offsets else [])
 
     @property
     def window_stops(self) -> np.ndarray:
         """int64 (K,): end (exclusive) of the windows of each segment, in frames of its episode (see `Selection`)."""
-        return self._stop
+        return self._table.stops
 
     @property
     def windows(self) -> dict[str, int]:
         """Key -> window length T, for keys with a window."""
-        return {key: len(offsets) for key, offsets in self._offsets.items()}
+        return {key: len(offsets) for key, offsets in self.offsets.items()}
 
     @cached_property
     def gop(self) -> int:
@@ -261,7 +221,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return f"EpisodeDataset({self.catalog.root!r}: {size}, {', '.join(self.keys)})"
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return len(self._table)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Sample number `index` of the selection, in storage order; negative numbers count from the end."""
@@ -274,13 +234,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def locate(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (episode ids, frames), int64 (B,) each, of sample numbers; negative numbers count from the end."""
-        asked = _as_integers(indices, "sample numbers")
-        at = np.where(asked < 0, asked + len(self), asked)
-        wrong = (at < 0) | (at >= len(self))
-        if wrong.any():
-            raise IndexError(f"sample {int(asked[wrong][0])} of {len(self)}")
-        segment = np.searchsorted(self._ends, at, side="right")
-        return self.segments[segment, 0], self.segments[segment, 2] - (self._ends[segment] - at)
+        return self._table.locate(indices)
 
     def sample(self, episode: int, frame: int) -> dict[str, Any]:
         """Return the sample at one frame of an episode (see `batch`)."""
@@ -310,14 +264,14 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def black_images(self, camera: str, count: int) -> torch.Tensor:
         """Return black images of a missing camera: uint8 (count, 3, H, W), or (count, T, 3, H, W) for a window."""
-        window = [len(self._offsets[camera])] if camera in self._offsets else []
+        window = [len(self.offsets[camera])] if camera in self.offsets else []
         return torch.zeros((count, *window, 3, *self.missing_cameras[camera]), dtype=torch.uint8)
 
     def _missing_flags(self, camera: str, count: int) -> dict[str, torch.Tensor]:
         """`<camera>_is_missing` and `<camera>_is_pad` of a missing camera."""
         flags = {f"{camera}_is_missing": torch.ones(count, dtype=torch.bool)}
-        if camera in self._offsets:
-            flags[f"{camera}_is_pad"] = torch.ones((count, len(self._offsets[camera])), dtype=torch.bool)
+        if camera in self.offsets:
+            flags[f"{camera}_is_pad"] = torch.ones((count, len(self.offsets[camera])), dtype=torch.bool)
         return flags
 
     def row_batch(self, episodes: np.ndarray, frames: np.ndarray) -> dict[str, Any]:
@@ -329,15 +283,15 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             out |= self._missing_flags(camera, len(rows))
         for key in (*self._columns, *self._videos, *self._images):
             at[key] = frames
-            if key in self._offsets:
-                at[key], pad = window(frames, self._offsets[key], np.zeros_like(frames), stop)
+            if key in self.offsets:
+                at[key], pad = window(frames, self.offsets[key], np.zeros_like(frames), stop)
                 out[f"{key}_is_pad"] = torch.from_numpy(pad)
         taken = self._rows.take(rows, {key: at[key] for key in self._columns})
         for key, value in taken.items():
             out[key] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         for key in self._images:
             out[key] = torch.from_numpy(self._stored.take(key, rows, self._rows.file_rows(rows, at[key])))
-        has_window = "task_index" in self._offsets
+        has_window = "task_index" in self.offsets
         now = (self._rows.take(rows, {"task_index": frames}) if has_window else taken)["task_index"]
         out["task"] = [self.catalog.tasks[int(task)] for task in np.asarray(now).tolist()]
         return out | self._responses.read(self._rows, rows, frames, out["task"])
@@ -353,8 +307,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         wanted = {}
         for key in self._videos:
             wanted[key] = frames
-            if key in self._offsets:
-                wanted[key] = window(frames, self._offsets[key], np.zeros_like(frames), stop)[0]
+            if key in self.offsets:
+                wanted[key] = window(frames, self.offsets[key], np.zeros_like(frames), stop)[0]
         return rows, wanted
 
     @property
@@ -369,32 +323,6 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def _locate_rows(self, episodes: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Table rows, frames, and the end of each sample's windows, int64 (B,) each."""
-        episodes, frames = _as_integers(episodes, "episodes"), _as_integers(frames, "frames")
-        stop = self._stop[self._find_segments(episodes, frames)]
+        episodes, frames = as_integers(episodes, "episodes"), as_integers(frames, "frames")
+        stop = self._table.stops[self._table.find(episodes, frames)]
         return self.catalog.episodes.rows_of(episodes), frames, stop
-
-    def _find_segments(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
-        """Index of the segment of each frame, int64 (B,)."""
-        if episodes.ndim != 1 or episodes.shape != frames.shape or len(episodes) == 0:
-            raise DatasetError(
-                f"episodes {episodes.shape} and frames {frames.shape}", fix="give one row of each, same length"
-            )
-        asked = episodes * _EPISODE + np.clip(frames, -1, _EPISODE - 1)
-        found = np.searchsorted(self._begins, asked, side="right") - 1
-        held = self.segments[np.maximum(found, 0)]
-        good = (found >= 0) & (held[:, 0] == episodes) & (frames >= held[:, 1]) & (frames < held[:, 2])
-        if not good.all():
-            bad = int(np.flatnonzero(~good)[0])
-            own = self.segments[self.segments[:, 0] == episodes[bad]]
-            selected = ", ".join(f"[{a}, {b})" for _, a, b in own[:4].tolist()) or "none"
-            what = f"frame {int(frames[bad])} of episode {int(episodes[bad])} is not selected"
-            raise DatasetError(what, where=self.catalog.root, fix=f"selected of that episode: {selected}")
-        return found
-
-
-def _as_integers(numbers: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
-    """Convert integers to int64. Refuses floats, which numpy would truncate."""
-    array = np.asarray(numbers)
-    if array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"{name} are integers, not {array.reshape(-1)[0]!r}")
-    return array.astype(np.int64)

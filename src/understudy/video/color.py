@@ -27,12 +27,11 @@ import av
 import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 
-from understudy.image_size import ImageSize, Resize
 from understudy.video.native.swscale import PixelLayout, PlaneConverter, make_noise, matches_pyav
 from understudy.video.reformat import reformat
-from understudy.video.resize import make_resize
+from understudy.video.resize import ImageSize, Resize, make_resize
 
-_PLANES = (1, 2, 0)  # gbrp holds green, blue, red
+PLANE_CHANNELS = (1, 2, 0)  # gbrp holds green, blue, red
 _AREA = Interpolation.AREA
 _MAX_LAYOUTS = 16  # pixel layouts whose tables one converter keeps
 _PLANAR = ("yuv420p", "yuvj420p")  # formats that swscale converts to planes and to packed RGB by the same routine
@@ -73,7 +72,7 @@ class Converter:
         else:
             high, wide = self.size
             scaled = reformat(self._reformatter, frame, "gbrp", self.size, _AREA)
-            for plane, channel in zip(scaled.planes, _PLANES):
+            for plane, channel in zip(scaled.planes, PLANE_CHANNELS):
                 out[channel] = _lines(plane, high)[:, :wide]
 
     def write_all(self, frames: Sequence[av.VideoFrame], places: Sequence[int], out: np.ndarray) -> None:
@@ -105,7 +104,7 @@ class Converter:
         if converter is not None and (first := converter.address(out)) is not None:
             converter.write([frame], [first])
         elif planes_match_packed(frame.format.name, height, width):
-            for plane, channel in zip(reformat(self._reformatter, frame, "gbrp").planes, _PLANES):
+            for plane, channel in zip(reformat(self._reformatter, frame, "gbrp").planes, PLANE_CHANNELS):
                 out[channel] = _lines(plane, height)[:, :width]  # lines may be padded
         else:
             plane = reformat(self._reformatter, frame, "rgb24").planes[0]
@@ -130,7 +129,7 @@ def planes_match_packed(name: str, height: int, width: int) -> bool:
     expected = _lines(packed, height)[:, : width * 3].reshape(height, width, 3)
     return all(
         np.array_equal(_lines(plane, height)[:, :width], expected[:, :, channel])
-        for plane, channel in zip(planes, _PLANES)
+        for plane, channel in zip(planes, PLANE_CHANNELS)
     )
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 
@@ -20,11 +22,14 @@ import numpy as np
 
 from understudy.atomic import draft_path, replace_file
 from understudy.errors import DatasetError
-from understudy.video.index import VideoIndex
+from understudy.storage.byte_source import ByteSource, LocalSource, as_file
+from understudy.video.index import Mp4Index, VideoIndex
 from understudy.video.packets import open_packets
+from understudy.video.parameter_sets import InBand
 from understudy.video.scheduling import preserve_scheduling
 
 _MUXER = {"movflags": "+faststart"}
+_COPIED = ("h264", "hevc", "av1", "mpeg4")  # codecs that `mp4.py` reads
 
 _QUIET = "log-level=error:pools=none:frame-threads=1"  # x265: one thread
 # Encoder -> (codec, constant rate factor, options). The factors give about the same quality on the encoders' own scales
@@ -35,6 +40,10 @@ _ENCODERS: dict[str, tuple[str, int, dict[str, str]]] = {
     "libx264": ("h264", 22, {"preset": "veryfast", "bf": "0"}),
     "libx265": ("hevc", 24, {"preset": "veryfast", "x265-params": f"{_QUIET}:bframes=0"}),
 }
+# x265 4.1 writes outside its memory for images of up to 48 pixels width, and reads memory that it never filled where a
+# side is at most one coding block of 64 pixels: the same images then give another video each time, some far off.
+_SMALLEST = {"libx265": 64}
+_ONE_BLOCK, _SMALL_BLOCKS = 64, "ctu=32"
 
 
 def codec_name(codec: str) -> str:
@@ -44,10 +53,26 @@ def codec_name(codec: str) -> str:
     return _ENCODERS[codec][0]
 
 
+def default_crf(codec: str) -> int:
+    """Quality that an encoder has by default, on its own scale. Raises ValueError for an unknown encoder."""
+    codec_name(codec)
+    return _ENCODERS[codec][1]
+
+
+def check_size(codec: str, height: int, width: int) -> None:
+    """Raise ValueError for a size that an encoder cannot write; the message names the size, the rule and the fix."""
+    codec_name(codec)
+    if height % 2 or width % 2 or min(height, width) < 16:
+        raise ValueError(f"images of {width}x{height}: both sides must be even and at least 16")
+    if min(height, width) < _SMALLEST.get(codec, 16):
+        rule = f"{codec} needs sides of at least {_SMALLEST[codec]}"
+        raise ValueError(f"images of {width}x{height}: {rule}; smaller images need libx264 or libsvtav1")
+
+
 class VideoEncoder:
     """Encoder of one video: `add` each image, then `close` for the finished file, or `abandon`.
 
-    Images are uint8 (height, width, 3) RGB, all of one size, both sides even (4:2:0 chroma) and >= 16.
+    Images are uint8 (height, width, 3) RGB, all of one size, both sides even (4:2:0 chroma) and >= 16 (libx265: 64).
 
     Args:
         path: of the file.
@@ -71,9 +96,10 @@ class VideoEncoder:
         crf: int | None = None,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        codec_name(codec)
-        if height % 2 or width % 2 or min(height, width) < 16:
-            raise ValueError(f"{path}: images of {width}x{height}: both sides must be even and at least 16")
+        try:
+            check_size(codec, height, width)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
         if not fps > 0 or gop < 1:
             raise ValueError(f"{path}: fps={fps}, gop={gop}: both must be positive")
         _, default_crf, defaults = _ENCODERS[codec]
@@ -82,6 +108,8 @@ class VideoEncoder:
         self._temporary = draft_path(self.path)
         self._container = av.open(str(self._temporary), "w", format="mp4", options=_MUXER)
         settings = {**defaults, "crf": str(default_crf if crf is None else crf), "g": str(gop), **(options or {})}
+        if codec == "libx265" and min(height, width) <= _ONE_BLOCK:
+            settings["x265-params"] += f":{_SMALL_BLOCKS}"
         rate = Fraction(fps).limit_denominator(1001)
         stream = self._container.add_stream(codec, rate=rate, options=settings)
         assert isinstance(stream, av.VideoStream)
@@ -164,6 +192,72 @@ def encode_video(
     return encoder.close()
 
 
+@dataclass(frozen=True)
+class PacketSpan:
+    """Frames of a video to copy: the packets [first, first + count) in decode order, from a key frame on.
+
+    Attributes:
+        source: the file.
+        index: its tables.
+        first: decode position of the key frame.
+        count: number of frames.
+    """
+
+    source: ByteSource
+    index: VideoIndex
+    first: int
+    count: int
+
+    @property
+    def display(self) -> np.ndarray:
+        """Display position of each packet within the span, int64 (count,)."""
+        shown = self.index.display[self.first : self.first + self.count].astype(np.int64)
+        return np.asarray(shown - shown.min())
+
+    @property
+    def bytes(self) -> int:
+        """Size of the packets; 0 where the container hides it."""
+        if not isinstance(self.index, Mp4Index):
+            return 0
+        return int(self.index.size[self.first : self.first + self.count].sum())
+
+
+def find_span(source: ByteSource, index: VideoIndex, start: int, stop: int) -> PacketSpan | None:
+    """Return the packets that give exactly the frames [start, stop), in display order; None where there are none.
+
+    The first frame must be a key frame that resets the decoder, and no packet between it and the last one may belong to
+    another frame. A packet depends on earlier packets only, so the copied frames decode as in the file.
+    """
+    if not 0 <= start < stop <= index.count or index.codec not in _COPIED:
+        return None
+    first = int(index.decode_position[start])
+    shown = index.display[first : first + stop - start]
+    whole = len(shown) == stop - start and int(shown.min()) == start and int(shown.max()) == stop - 1
+    if not whole or first not in index.keys or not _is_restart(source, index, first):
+        return None
+    return PacketSpan(source, index, first, stop - start)
+
+
+def _is_restart(source: ByteSource, index: VideoIndex, first: int) -> bool:
+    if first == 0 or not isinstance(index, Mp4Index):
+        return first == 0
+    packet = source.read(int(index.offset[first]), int(index.size[first]))
+    return InBand(index.codec, index.extradata).is_restart(packet)
+
+
+def stream_settings(index: VideoIndex) -> tuple[object, ...]:
+    """Settings that all parts of one copied stream must share: codec, decoder configuration, width, height."""
+    return index.codec, index.extradata, index.width, index.height
+
+
+def copy_spans(spans: Sequence[PacketSpan], out: str | os.PathLike[str], fps: float | Fraction) -> None:
+    """Join spans of videos with equal `stream_settings` into `out` by stream copy; frame i is shown at i / fps."""
+    if not spans or len({stream_settings(span.index) for span in spans}) > 1:
+        raise ValueError(f"{out}: {len(spans)} spans, which must be one or more with equal stream settings")
+    with replace_file(Path(out), durable=False) as draft:
+        _mux(spans, draft, 1 / Fraction(fps).limit_denominator(1001))
+
+
 def concat_videos(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> list[int]:
     """Join video files of one codec, size and rate into `out` by stream copy; returns each part's number of frames.
 
@@ -175,38 +269,39 @@ def concat_videos(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLik
     if not paths:
         raise ValueError(f"{out}: nothing to join")
     names = [os.fspath(path) for path in paths]
-    indexes = []
+    spans: list[PacketSpan] = []
     for name in names:  # one open file at a time: there may be a thousand parts
-        part = open_packets(name)
+        source = LocalSource(name)
+        part = open_packets(source)
         part.close()
-        indexes.append(part.index)
-        if _stream_settings(part.index) != _stream_settings(indexes[0]) or (part.index.display < 0).any():
+        index, first = part.index, spans[0].index if spans else part.index
+        alike = (*stream_settings(index), index.fps) == (*stream_settings(first), first.fps)
+        if not alike or (index.display < 0).any():
             what = f"differs from {names[0]} in codec settings, size or rate, or hides frames"
             raise DatasetError(what, where=name, fix="encode all parts with the same settings")
-    with replace_file(Path(out), durable=False) as draft:
-        _mux(names, indexes, draft)
-    return [len(index.display) for index in indexes]
+        spans.append(PacketSpan(source, index, 0, len(index.display)))
+    copy_spans(spans, out, spans[0].index.fps)
+    return [span.count for span in spans]
 
 
-def _stream_settings(index: VideoIndex) -> tuple[object, ...]:
-    return index.codec, index.extradata, index.width, index.height, index.fps
-
-
-def _mux(names: Sequence[str], indexes: Sequence[VideoIndex], path: Path) -> None:
-    """Write all packets of the parts, in order, into one mp4 file with even times."""
-    tick = 1 / Fraction(indexes[0].fps).limit_denominator(1001)
-    # A frame is decoded before it is shown. One delay for all parts keeps decode times increasing.
-    delay = max(int((np.arange(len(index.display)) - index.display).max(initial=0)) for index in indexes)
-    with av.open(names[0]) as template, av.open(str(path), "w", format="mp4", options=_MUXER) as target:
+def _mux(spans: Sequence[PacketSpan], path: Path, tick: Fraction) -> None:
+    """Write the packets of all spans, in order, into one mp4 file with even times."""
+    # A frame is decoded before it is shown. One delay for all spans keeps decode times increasing.
+    delay = max(int((np.arange(span.count) - span.display).max()) for span in spans)
+    first = spans[0].source
+    file = first.where if isinstance(first, LocalSource) else as_file(first, 1 << 20)
+    with av.open(file) as template, av.open(str(path), "w", format="mp4", options=_MUXER) as target:
         stream = target.add_stream_from_template(template.streams.video[0], opaque=True)
         before = 0
-        for name, index in zip(names, indexes):
-            part, keys, count = open_packets(name), set(index.keys.tolist()), len(index.display)
-            for i in range(count):
-                packet = part.packet(i, count - 1)
-                packet.pts, packet.dts, packet.duration = before + int(index.display[i]), before + i - delay, 1
-                packet.time_base, packet.is_keyframe = tick, i in keys
-                packet.stream = stream
-                target.mux(packet)
+        for source, group in groupby(spans, key=lambda span: span.source):
+            part, keys = open_packets(source), set[int]()
+            for span in group:
+                keys = keys or set(span.index.keys.tolist())
+                for i, shown in enumerate(span.display.tolist()):
+                    packet = part.packet(span.first + i, span.first + span.count - 1)
+                    packet.pts, packet.dts, packet.duration = before + shown, before + i - delay, 1
+                    packet.time_base, packet.is_keyframe = tick, span.first + i in keys
+                    packet.stream = stream
+                    target.mux(packet)
+                before += span.count
             part.close()
-            before += count

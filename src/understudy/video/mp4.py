@@ -14,7 +14,7 @@ import numpy as np
 from understudy.errors import DatasetError
 from understudy.video.index import Mp4Index
 
-_HEAD = 1 << 16  # first read: the whole index of a file written with faststart, up to some thousand frames
+FIRST_READ = 1 << 16  # first read: the whole index of a file written with faststart, up to some thousand frames
 _MAX_MOOV = 1 << 30  # an index of 1 GiB would describe some 100 million frames
 _REMEDY = "the file is damaged: copy or record it again"
 _CODECS = {
@@ -116,12 +116,12 @@ class _Box:
 def _find_moov(file: BinaryIO, size: int, name: str) -> _Box:
     """Walk the top-level boxes to `moov` and read all of it."""
     file.seek(0)
-    start, window = 0, file.read(min(_HEAD, size))
+    start, window = 0, file.read(min(FIRST_READ, size))
     at = 0
     while at + 8 <= size:
         if at < start or at + 16 > start + len(window):
             file.seek(at)
-            start, window = at, file.read(min(_HEAD, size - at))
+            start, window = at, file.read(min(FIRST_READ, size - at))
             if len(window) < 8:
                 raise DatasetError(f"ends at byte {at + len(window)}, but its size is {size}", where=name, fix=_REMEDY)
         head = window[at - start :]

@@ -17,6 +17,7 @@ _START_CODE = b"\0\0\1"
 # Codecs whose decoders keep nothing through a flush, or receive all of it again with each key frame.
 _STATELESS = ("av1", "vp8", "vp9", "png")
 _SETS = {"h264": (7, 8, 13, 15), "hevc": (32, 33, 34)}
+_RESTARTS = {"h264": (5,), "hevc": (16, 17, 18, 19, 20)}  # IDR; BLA and IDR
 _VISUAL_OBJECT = 0xB6  # of MPEG-4: a coded frame
 _GROUP = 0xB3  # of MPEG-4: the header of a group; all other units are settings
 
@@ -71,6 +72,17 @@ class InBand:
         """Whether a packet of HEVC holds no coded frame. FFmpeg 7 decodes references to it, but to wrong frames."""
         units = self._units(packet) if self._codec == "hevc" else None
         return units is not None and not any(unit[0] >> 1 & 63 < 32 for unit in units)
+
+    def is_restart(self, packet: bytes) -> bool:
+        """Whether a key frame's packet resets the decoder: H.264 and HEVC also have key frames of open GOPs.
+
+        Frames after such a key frame count on from frames before it, so it cannot follow other frames.
+        """
+        if self._codec not in _RESTARTS:
+            return True
+        units = self._units(packet)
+        types = [unit[0] & 31 if self._codec == "h264" else unit[0] >> 1 & 63 for unit in units or ()]
+        return any(kind in _RESTARTS[self._codec] for kind in types)
 
     def _is_setting(self, unit: bytes) -> bool:
         if self._codec == "mpeg4":

@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.datasets import Spec, Truth, edit_json, write_dataset
+from support.refusals import refused, warned
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
 from understudy.data.read.columns import to_numpy
 from understudy.data.read.rows import Rows
-from understudy.errors import DatasetError
+from understudy.errors import MissingFileError
 
 SPEC = Spec(lengths=(5, 3, 7, 4), ids=(0, 2, 3, 5), cameras=(), rich=True)
 
@@ -94,30 +95,27 @@ def test_rows_columns_of_any_storage(
 
 
 @pytest.mark.parametrize(
-    ("values", "dtype", "shape", "word"),
+    ("values", "dtype", "shape", "words"),
     [
-        (pa.array([1.5, 2.0]), "int64", (1,), "cannot hold"),
-        (pa.array([300]), "uint8", (1,), "cannot hold"),
-        (pa.array([2]), "bool", (1,), "cannot hold"),
-        (pa.array([float("nan")]), "int64", (1,), "cannot hold"),
-        (pa.array([1.0, None]), "float32", (1,), "nulls, the first in row 1"),
-        (pa.array([None, None]), "float32", (1,), "nulls"),
-        (pa.array([[1.0], None]), "float32", (1,), "nulls, the first in row 1"),
-        (pa.array([[1.0, 2.0], [3.0, None]]), "float32", (2,), "nulls, the first in row 1"),
-        (pa.array([[1.0, 2.0], [3.0]]), "float32", (2,), "2 values in its first row and 1 in row 1"),
-        (pa.array([[1.0, 2.0]]), "float32", (3,), "(2,)"),
-        (pa.array([1.0]), "float32", (3,), "()"),
-        (pa.array([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]), "float32", (3, 2), "(2, 3)"),
-        (pa.array(["1.0"]), "float32", (1,), "instead of numbers"),
-        (pa.array([{"a": 1}]), "float32", (1,), "instead of numbers"),
+        (pa.array([1.5, 2.0]), "int64", (1,), ["float64", "int64"]),
+        (pa.array([300]), "uint8", (1,), ["int64", "uint8"]),
+        (pa.array([2]), "bool", (1,), ["int64", "bool"]),
+        (pa.array([float("nan")]), "int64", (1,), ["float64", "int64"]),
+        (pa.array([1.0, None]), "float32", (1,), ["1 nulls", "row 1"]),
+        (pa.array([None, None]), "float32", (1,), ["2 nulls", "row 0"]),
+        (pa.array([[1.0], None]), "float32", (1,), ["1 nulls", "row 1"]),
+        (pa.array([[1.0, 2.0], [3.0, None]]), "float32", (2,), ["1 nulls", "row 1"]),
+        (pa.array([[1.0, 2.0], [3.0]]), "float32", (2,), ["2 values", "row 1"]),
+        (pa.array([[1.0, 2.0]]), "float32", (3,), [(2,), (3,)]),
+        (pa.array([1.0]), "float32", (3,), [(), (3,)]),
+        (pa.array([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]), "float32", (3, 2), [(2, 3), (3, 2)]),
+        (pa.array(["1.0"]), "float32", (1,), ["string"]),
+        (pa.array([{"a": 1}]), "float32", (1,), ["struct<a: int64>"]),
     ],
 )
-def test_rows_columns_that_are_refused(values: pa.Array, dtype: str, shape: tuple[int, ...], word: str) -> None:
-    with pytest.raises(DatasetError) as caught:
+def test_rows_columns_that_are_refused(values: pa.Array, dtype: str, shape: tuple[int, ...], words: list[Any]) -> None:
+    with refused("'the.key'", *words, where="some/file"):
         to_numpy(pa.chunked_array([values]), Feature("the.key", dtype, shape), "some/file", "the.key")
-    assert word in str(caught.value)
-    assert "some/file" in str(caught.value)
-    assert "'the.key'" in str(caught.value)
 
 
 def test_rows_flat_storage_of_an_array() -> None:
@@ -203,7 +201,7 @@ def test_rows_a_copied_file_keeps_its_name(copy: Callable[[str], Path]) -> None:
     shutil.copy(root / "data/chunk-000/episode_000000.parquet", root / "data/chunk-001/episode_000002.parquet")
     change(root / "data/chunk-001/episode_000002.parquet", lambda table: table.slice(0, 3))
     rows = rows_of(root, ("note",))
-    with pytest.warns(UserWarning, match=r"episode_000002\.parquet.*episode_index column is 0"):
+    with warned("episode_000002.parquet (episode 2)", "episode_index", 0):
         got = take(rows, ("note", "episode_index"))
     assert got["note"][1] == "episode 0, frame 0 é"
     assert got["episode_index"].tolist() == [0, 2, 3, 5]
@@ -218,11 +216,11 @@ def test_rows_notes_frame_index_with_offset(copy: Callable[[str], Path]) -> None
 
     change(root / "data/chunk-001/episode_000003.parquet", shift)
     rows = rows_of(root)
-    with pytest.warns(UserWarning, match=r"episode_000003\.parquet.*frame_index does not count"):
+    with warned("episode_000003.parquet (episode 3)", "frame_index"):
         assert take(rows, ("frame_index",))["frame_index"].tolist() == [0, 0, 0, 0]
 
 
-FAULTS: list[tuple[str, str, Callable[[pa.Table], pa.Table], list[str]]] = [
+FAULTS: list[tuple[str, str, Callable[[pa.Table], pa.Table], list[Any]]] = [
     ("v2.1", "data/chunk-001/episode_000002.parquet", lambda t: t.slice(1), ["episode 2", "length 3", "2 rows"]),
     ("v3.0", "data/chunk-000/file-000.parquet", lambda t: t.slice(1), ["episode 0", "length 5", "4 rows"]),
     ("v3.0", "data/chunk-000/file-000.parquet", lambda t: t.slice(5), ["episode 0", "length 5", "0 rows"]),
@@ -231,9 +229,9 @@ FAULTS: list[tuple[str, str, Callable[[pa.Table], pa.Table], list[str]]] = [
         "v3.0",
         "data/chunk-000/file-000.parquet",
         lambda t: t.slice(1).drop_columns(["episode_index"]),
-        ["no episode_index column", "7 rows", "8"],
+        ["episodes 0 to 2", "episode_index", "7 rows", 8],
     ),
-    ("v3.0", "data/chunk-000/file-000.parquet", lambda t: pa.concat_tables([t, t]), ["episode 0", "not contiguous"]),
+    ("v3.0", "data/chunk-000/file-000.parquet", lambda t: pa.concat_tables([t, t]), ["episode 0", "contiguous"]),
     ("v3.0", "data/chunk-000/file-001.parquet", lambda t: t.drop_columns(["action"]), ["episodes 3 to 5", "'action'"]),
     ("v2.1", "data/chunk-000/episode_000000.parquet", lambda t: t.take([4, 3, 2, 1, 0]), ["episode 0", "frame_index"]),
     (
@@ -259,15 +257,13 @@ FAULTS: list[tuple[str, str, Callable[[pa.Table], pa.Table], list[str]]] = [
 
 @pytest.mark.parametrize(("version", "name", "how", "words"), FAULTS)
 def test_rows_files_that_are_refused(
-    copy: Callable[[str], Path], version: str, name: str, how: Callable[[pa.Table], pa.Table], words: list[str]
+    copy: Callable[[str], Path], version: str, name: str, how: Callable[[pa.Table], pa.Table], words: list[Any]
 ) -> None:
     root = copy(version)
     change(root / name, how)
-    with pytest.raises(DatasetError) as caught:
+    episode, *values = words
+    with refused(*values, where=f"{Path(name).name} ({episode})"):
         take(rows_of(root))
-    for word in (Path(name).name, *words):
-        assert word in str(caught.value)
-    assert caught.value.fix
 
 
 def test_rows_a_bad_episode_leaves_the_others_of_its_file(copy: Callable[[str], Path]) -> None:
@@ -276,7 +272,7 @@ def test_rows_a_bad_episode_leaves_the_others_of_its_file(copy: Callable[[str], 
     rows = rows_of(root, ("note",))
     zero = np.zeros(1, np.int64)
     assert rows.take(np.asarray([1]), {"note": zero})["note"] == ["episode 2, frame 0 é"]
-    with pytest.raises(DatasetError, match=r"\(episode 0\).*leave the episode out"):
+    with refused("episode 0", "length 5", "4 rows", where="(episode 0)"):
         rows.take(np.asarray([0]), {"note": zero})
 
 
@@ -285,7 +281,7 @@ def test_rows_refuses_wrong_lengths(copy: Callable[[str], Path], said: int) -> N
     root = copy("v2.1")
     lines = (root / "meta/episodes.jsonl").read_text().replace('"length": 7', f'"length": {said}')
     (root / "meta/episodes.jsonl").write_text(lines)
-    with pytest.raises(DatasetError, match=rf"episode_000003\.parquet.*length {said} in meta/, the file 7 rows"):
+    with refused(f"length {said}", "7 rows", where="episode_000003.parquet (episode 3)"):
         take(rows_of(root))
 
 
@@ -308,7 +304,7 @@ def test_rows_index_columns_that_are_not_declared(copy: Callable[[str], Path]) -
 def test_rows_missing_file(copy: Callable[[str], Path]) -> None:
     root = copy("v3.0")
     (root / "data/chunk-000/file-001.parquet").unlink()
-    with pytest.raises(DatasetError, match=r"file-001\.parquet \(episodes 3 to 5\).*not there"):
+    with refused(where="file-001.parquet (episodes 3 to 5)", kind=MissingFileError):
         take(rows_of(root))
 
 
@@ -327,7 +323,7 @@ def test_rows_a_flipped_value_is_noticed_by_its_checksum(copy: Callable[[str], P
         path.write_bytes(damaged)
         rows = rows_of(root, ("next.reward",))
         if checked:
-            with pytest.raises(DatasetError, match=r"episode_000000\.parquet \(episode 0\)"):
+            with refused(where="episode_000000.parquet (episode 0)"):
                 take(rows, ("next.reward",))
         else:  # the control: without checksums nothing can notice
             got = rows.take(np.zeros(1, np.int64), {"next.reward": np.full(1, 3)})["next.reward"]

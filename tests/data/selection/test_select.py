@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.datasets import Spec, write_dataset
+from support.refusals import refused
 from understudy.data.format.catalog import Catalog
 from understudy.data.selection.keep_report import KeepReport
 from understudy.data.selection.select import select, split_episodes
@@ -176,7 +177,7 @@ def test_select_text_that_episodes_share_names_none(tmp_path: Path) -> None:
     path = tmp_path / "d/meta/episodes.jsonl"
     path.write_text(path.read_text().replace("day-1", "day-0"))
     catalog = Catalog.open(tmp_path / "d")
-    with pytest.raises(DatasetError, match="none of its 1 keys"):
+    with refused(1, "'gs://lab/day-0'", where="keep_ranges"):
         select(catalog, keep_ranges={"gs://lab/day-0": [[0, 2]]})
     assert select(catalog, keep_ranges={"gs://lab/day-0--/data/run-1.h5": [[0, 2]]}).segments.tolist() == [[1, 0, 2]]
 
@@ -202,16 +203,16 @@ def test_select_ids_as_keys(catalog: Catalog) -> None:
 def test_select_broken_keep_files(catalog: Catalog, tmp_path: Path, text: str) -> None:
     path = tmp_path / "keep.json"
     path.write_text(text)
-    with pytest.raises(DatasetError, match=r"keep\.json"):
+    with refused(where="keep.json"):
         select(catalog, keep_ranges=path)
-    with pytest.raises(DatasetError, match=r"nowhere\.json"):
+    with refused(where="nowhere.json"):
         select(catalog, keep_ranges=str(tmp_path / "nowhere.json"))
 
 
 def test_select_a_key_twice_in_a_file_loses_nothing(catalog: Catalog, tmp_path: Path) -> None:
     path = tmp_path / "keep.json"
     path.write_text('{"1": [[0, 2]], "2": [[0, 1]], "1": [[3, 4]]}')
-    with pytest.raises(DatasetError, match=r"keep\.json: '1' is repeated"):
+    with refused("'1'", where="keep.json"):
         select(catalog, keep_ranges=path)
 
 
@@ -253,9 +254,9 @@ def test_select_split_limits() -> None:
     train, held = split_episodes([3, 1, 2], 0.0)
     assert (train.tolist(), held.tolist()) == ([1, 2, 3], [])
     for fraction in (-0.1, 1.0, float("nan")):
-        with pytest.raises(DatasetError, match="fraction"):
+        with refused("fraction", fraction):
             split_episodes([1, 2], fraction)
-    with pytest.raises(DatasetError, match="cannot be split"):
+    with refused(1, "episode", fix="fraction"):
         split_episodes([1], 0.5)
     assert split_episodes(np.arange(8), 0.25, seed=0)[1].tolist() == split_episodes(np.arange(8), 0.25)[1].tolist()
 
@@ -277,7 +278,7 @@ def test_select_reports_frames_in_ranges_without_samples(catalog: Catalog) -> No
 
 
 def test_select_ranges_that_are_all_empty_say_so(catalog: Catalog) -> None:
-    with pytest.raises(DatasetError, match=r"keeps no frame .* 2 keys have no range: '1', '9'.*check the episodes"):
+    with refused("keeps", "'2', '5'", "'1', '9'", where="keep_ranges"):
         select(catalog, keep_ranges={1: [], 9: []})
 
 
@@ -304,7 +305,5 @@ def test_select_a_hundred_thousand_long_keys(tmp_path: Path) -> None:
     assert (got.keep_report.keys, got.keep_report.matched, got.keep_report.unmatched[0]) == (95_000, 2, key(5))
     assert got.keep_report.first_unnamed == (key(0), key(1), key(2))
     (tmp_path / "other.json").write_text(json.dumps({key(k): [[0, 9]] for k in range(10, 95_010)}))
-    with pytest.raises(DatasetError) as caught:
+    with refused(95_000, *(repr(key(k)) for k in (0, 1, 2, 10, 11, 12)), where="other.json"):
         select(Catalog.open(tmp_path / "d"), keep_ranges=tmp_path / "other.json")
-    assert all(repr(key(k)) in str(caught.value) for k in (0, 1, 2, 10, 11, 12))
-    assert "none of its 95000 keys matches an episode" in str(caught.value)

@@ -361,11 +361,11 @@ def test_norm_heads_what_does_not_go_together_is_refused_with_both_names(tmp_pat
     recording(tmp_path / "long", action_dim=4)
     with refused("delta", "dimension 3", "observation.state", where="long"):
         compute_normalization([Member(opened(tmp_path / "long"), "x", (3,))], "mean_std", 4)
-    with pytest.raises(ValueError, match="minmax"):
+    with refused("mode='minmax'", "min_max", kind=ValueError):
         compute_normalization([Member(two, "x")], "minmax", 4)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no source"):
+    with refused("source", kind=ValueError):
         compute_normalization([], "mean_std", 4)
-    with pytest.raises(ValueError, match="chunk"):
+    with refused("chunk=0", kind=ValueError):
         compute_normalization([Member(two, "x")], "mean_std", 0)
 
 
@@ -407,7 +407,7 @@ def test_norm_heads_recorded_statistics_stand_for_reading(tmp_path: Path) -> Non
     assert made[ACTION]["offset"] == [[2.5, 2.5]]
     np.testing.assert_allclose(made[ACTION]["spread"], np.sqrt(4 + (0.25 * 1.5**2 + 0.75 * 0.5**2)), rtol=1e-6)
     assert compute_normalization(pool, "min_max", 4)[ACTION]["offset"] == [[2.0, 2.0]]
-    with refused("x", "action[0]", "quantile", fix="the same file"):
+    with refused("x", "action[0]", "quantile", fix="file"):
         compute_normalization(pool, "quantile", 4)
     unknown = {ACTION: figures(3.0, 2, 0), STATE: figures(2.0, 3, 0)}
     with refused("x", "action[0]", "mean_std"):
@@ -456,8 +456,8 @@ def test_norm_heads_the_bound_changes_quantiles_alone(three: tuple[Path, list[Tr
 def test_norm_heads_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four times the files, too: one file's columns, a block, and between a third and all of the rows to keep."""
     monkeypatch.setattr(summary, "ROWS", 1000)
-    monkeypatch.setattr(dataset_summaries, "_FILES", 0)
-    monkeypatch.setattr(dataset_summaries, "_PAIRS", 1000)
+    monkeypatch.setattr(dataset_summaries, "LOADED_BYTES", 0)
+    monkeypatch.setattr(dataset_summaries, "PAIRS", 1000)
     peaks = []
     for files in (8, 32):
         recording(tmp_path / f"{files}", lengths=(400,) * files, per_data_file=1, action_dim=8, state_dim=8)

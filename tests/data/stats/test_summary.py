@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.refusals import refused
 from understudy.data.stats import summary
 from understudy.data.stats.summary import Summary, SummaryBuilder, pool, quantile_stride
 
@@ -166,8 +167,8 @@ def test_summary_figures_that_do_not_follow_are_nan() -> None:
 def test_summary_misuse_is_refused() -> None:
     builder = SummaryBuilder(5, 1)
     builder.add(np.zeros((3, 2)))
-    with pytest.raises(ValueError, match="3 of 5"):
+    with refused(3, 5, kind=ValueError):
         builder.summary()
     a = drawn(1, [50])[0]
-    with pytest.raises(ValueError, match="strides"):
+    with refused("strides", [1, 2], kind=ValueError):
         pool([of(a), of(a, 2)])

@@ -249,9 +249,9 @@ def test_load_loops_falls_back_to_python(
     elif fault.endswith("er PyAV"):
         monkeypatch.setattr(loops, "PYAV_MAJOR", 14 if fault == "an older PyAV" else 99)
     elif fault == "PyAV hides a function":
-        monkeypatch.setattr(loops, "_FUNCTIONS", ("avcodec_send_packet_2", *loops._FUNCTIONS[1:]))
+        monkeypatch.setattr(loops, "FUNCTIONS", ("avcodec_send_packet_2", *loops.FUNCTIONS[1:]))
     elif fault == "objects":
-        monkeypatch.setattr(loops, "_WRAPPED", 16)
+        monkeypatch.setattr(loops, "POINTER_OFFSET", 16)
     elif fault == "numbers":  # numbers that are no addresses
         plain = struct.unpack
         monkeypatch.setattr(loops.struct, "unpack", lambda form, raw: plain(form, b"\xff" * len(raw)))  # type: ignore[attr-defined]

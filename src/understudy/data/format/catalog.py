@@ -196,6 +196,10 @@ class Catalog:
         """Read the texts about episodes in the metadata, tasks aside: name -> episode id -> text."""
         return VERSIONS[self.version].read_texts(self.files)
 
+    def episode_metadata(self) -> dict[str, dict[int, Any]]:
+        """Read the metadata of episodes beyond the format's own: name -> episode id -> value, without nulls."""
+        return VERSIONS[self.version].read_metadata(self.files)
+
     def data_path(self, row: int) -> str:
         """Path of the data file of a table row's episode, relative to the root."""
         return self.episodes.data.find(self.files, int(self.episodes.data_file[row]))

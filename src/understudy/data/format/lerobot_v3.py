@@ -27,6 +27,7 @@ _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 FIELDS = {"chunk_index", "file_index"}
 _EXACT = 0.02  # frames by which a recorded time may be off: seconds have four digits or more
+_OF_FORMAT = re.compile(r"(data|videos|stats|meta)/|(episode_index|tasks|length|dataset_(from|to)_index)$")
 _CHUNK, _FILE = re.compile(r"chunk-\d+"), re.compile(r"file-\d+\.parquet")
 
 
@@ -124,6 +125,20 @@ def read_texts(files: Files) -> dict[str, dict[int, str]]:
         for name in names:
             texts = zip(ids, table.column(name).to_pylist())
             columns.setdefault(name, {}).update({int(e): text for e, text in texts if text is not None})
+    return columns
+
+
+def read_metadata(files: Files) -> dict[str, dict[int, Any]]:
+    """Read the columns of meta/episodes beyond those of the format: name -> episode id -> value; without nulls."""
+    columns: dict[str, dict[int, Any]] = {}
+    for path in episode_files(files):
+        with files.parquet(path) as file:
+            names = [name for name in file.schema_arrow.names if not _OF_FORMAT.match(name)]
+        table = files.table(path, [*names, "episode_index"])
+        ids = table.column("episode_index").to_pylist()
+        for name in names:
+            values = zip(ids, table.column(name).to_pylist())
+            columns.setdefault(name, {}).update({int(e): value for e, value in values if value is not None})
     return columns
 
 

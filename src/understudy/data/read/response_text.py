@@ -7,7 +7,6 @@ import numpy as np
 
 from understudy.batch_keys import RESPONSE
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.standard_keys import suggest_key
 from understudy.data.read.rows import Rows
 from understudy.errors import DatasetError
 
@@ -41,12 +40,10 @@ class Responses:
         texts = [key for key, own in catalog.features.items() if own.is_text]
         if feature is None or not feature.is_text:
             reason = "is no feature" if feature is None else f"is {feature.dtype}, not text"
-            hint = suggest_key(column, [*texts, TASK])
-            raise DatasetError(
-                f"response names {column!r}, which {reason}{hint}", where=catalog.root, fix="see `inspect`"
-            )
+            what = f"{column!r} {reason}"
+            raise DatasetError(what, where=catalog.root, fix=f"give one of {', '.join(map(repr, [*texts, TASK]))}")
         if style and feature.dtype != "language":
-            what = f"response names the style {style!r} of {column!r}, which is {feature.dtype}"
+            what = f"{column!r} is {feature.dtype} and has no style {style!r}"
             raise DatasetError(
                 what, where=catalog.root, fix=f"give {column!r} alone; only language columns have styles"
             )

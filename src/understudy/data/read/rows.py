@@ -113,6 +113,14 @@ class Rows:
             more = f" ({len(bad) - 1} more episodes of this file are wrong)" if len(bad) > 1 else ""
             raise self._row_error(first, bad[first] + more)
 
+    def bad_rows(self, row: int) -> dict[int, str]:
+        """Find the episodes in the data file of a table row that disagree with the metadata: table row -> reason.
+
+        Raises:
+            DatasetError: the file cannot be read.
+        """
+        return dict(self._load(int(self.catalog.episodes.data_file[row])).bad)
+
     def _start(self, loaded: _DataFile, rows: np.ndarray) -> np.ndarray:
         """First rows in the file of the episodes of table rows (n,), int64 (n,)."""
         for row in rows.tolist() if loaded.bad else ():

@@ -18,9 +18,10 @@ from understudy.storage.dataset_root import with_location
 from understudy.video.open import open_video
 from understudy.video.reader import VideoReader
 
-_CODECS = {"libx264": "h264", "avc1": "h264", "libx265": "hevc", "h265": "hevc", "hvc1": "hevc"}
-_CODECS |= {"libsvtav1": "av1", "libaom-av1": "av1", "av01": "av1", "hev1": "hevc", "avc3": "h264"}
-_CODECS |= {"mp4v": "mpeg4", "libxvid": "mpeg4", "vp09": "vp9", "libvpx-vp9": "vp9"}
+CODEC_NAMES = {"libx264": "h264", "avc1": "h264", "libx265": "hevc", "h265": "hevc", "hvc1": "hevc"}
+CODEC_NAMES |= {"libsvtav1": "av1", "libaom-av1": "av1", "av01": "av1", "hev1": "hevc", "avc3": "h264"}
+CODEC_NAMES |= {"mp4v": "mpeg4", "libxvid": "mpeg4", "vp09": "vp9", "libvpx-vp9": "vp9"}
+"""Encoder or tag -> FFmpeg's name of the codec."""
 OPEN_FILES = 32
 """Most open videos; a live decoder costs 2 to 5 MB."""
 
@@ -261,7 +262,7 @@ class VideoFrames:
         """Note where info.json differs from the file; the file decides."""
         feature = self.catalog.features[camera]
         codec = feature.info.get("video.codec")
-        if isinstance(codec, str) and _CODECS.get(codec, codec) != reader.codec:
+        if isinstance(codec, str) and CODEC_NAMES.get(codec, codec) != reader.codec:
             self._note_first(f"{camera}: info.json declares codec {codec}, the files are {reader.codec}, first {where}")
         if len(feature.shape) == 3 and not {reader.height, reader.width} <= set(feature.shape):
             size = f"{reader.width}x{reader.height}"

@@ -1,7 +1,9 @@
 """Selection of episodes and frames.
 
 select         segments of a dataset to use
+segment_table  these segments, searched by sample number and by frame
 keep_keys      episodes named by the keys of a keep-ranges file
 keep_report    matched keys and remaining frames
+where          conditions on the metadata of episodes
 idle           frame ranges without long pauses of the robot
 """

@@ -17,8 +17,8 @@ from understudy.errors import DatasetError
 DELTA = "action - observation.state"
 """Key of the action's dimensions learnt as differences, over all pairs of a frame and a valid step of its window."""
 
-_FILES = 256 << 20  # bytes of loaded rows; more than one file where an order alternates between files
-_PAIRS = 1 << 18  # pairs that are computed at once
+LOADED_BYTES = 256 << 20  # bytes of loaded rows; more than one file where an order alternates between files
+PAIRS = 1 << 18  # pairs that are computed at once
 
 
 def vector_widths(data: EpisodeDataset) -> dict[str, int]:
@@ -79,7 +79,7 @@ def summarize(
     keys = tuple(vector_widths(data))
     totals = dict.fromkeys(keys, count_frames(data)) | ({DELTA: count_pairs(data, chunk)} if delta else {})
     builders = {key: SummaryBuilder(total, strides[key]) for key, total in totals.items()}
-    rows = Rows(data.catalog, keys, _FILES)
+    rows = Rows(data.catalog, keys, LOADED_BYTES)
     # Windows reach beyond the samples of a segment: those frames are targets or past states, and must be finite, too.
     reached = {ACTION: (0, chunk - 1), STATE: data.reach_of(STATE)}
     for (episode, start, stop), bound in zip(data.segments.tolist(), data.window_stops.tolist()):
@@ -107,7 +107,7 @@ def _differences(
     """
     wide = np.result_type(values[ACTION], values[STATE], np.float32)
     action, state = (values[key][:, list(delta)].astype(wide) for key in (ACTION, STATE))
-    step = max(1, _PAIRS // chunk)
+    step = max(1, PAIRS // chunk)
     for first in range(0, count, step):
         now = np.arange(first, min(first + step, count))
         at = now[:, None] + np.arange(chunk)  # [frames, chunk]

@@ -24,7 +24,7 @@ HUGE = 1e19
 WIDE = 100.0
 """Spread, in units, from which a warning is given: most values then use a hundredth of the normalized range."""
 
-_FILES = 256 << 20
+LOADED_BYTES = 256 << 20
 
 
 def check_outliers(
@@ -90,7 +90,7 @@ def _locate(key: str, dim: int, data: Iterable[EpisodeDataset]) -> tuple[str, in
         keys = tuple(
             name for name in ((ACTION, STATE) if key == ACTION else (key,)) if vector_widths(part).get(name, 0) > dim
         )
-        rows = Rows(part.catalog, keys, _FILES)
+        rows = Rows(part.catalog, keys, LOADED_BYTES)
         for episode, start, stop in part.segments.tolist():
             row = part.catalog.episodes.rows_of(np.array([episode]))
             for values in rows.take(row, {name: np.arange(start, stop)[None] for name in keys}).values():

@@ -9,12 +9,13 @@ from PIL import Image
 
 from understudy.data.format.features import Feature
 from understudy.data.write.dataset_files import DEFAULTS
+from understudy.video.encode import check_size
 
 _NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float32", "float64")
 
 
-def check_features(features: Mapping[str, Mapping[str, Any]]) -> dict[str, Feature]:
-    """Return the features to record, followed by the five default columns.
+def check_features(features: Mapping[str, Mapping[str, Any]], codec: str = "libsvtav1") -> dict[str, Feature]:
+    """Return the features to record, followed by the five default columns; `codec` encodes the videos.
 
     Raises:
         ValueError: LeRobot v3.0 cannot hold a feature; names the key and the rule.
@@ -39,8 +40,11 @@ def check_features(features: Mapping[str, Mapping[str, Any]]) -> dict[str, Featu
         if dtype in ("video", "image"):
             if len(shape) != 3 or shape[2] != 3:
                 raise ValueError(f"feature {key!r}: images have shape (height, width, 3), not {shape}")
-            if dtype == "video" and (shape[0] % 2 or shape[1] % 2 or min(shape[:2]) < 16):
-                raise ValueError(f"feature {key!r}: video of {shape[1]}x{shape[0]}: sides must be even and at least 16")
+            if dtype == "video":
+                try:
+                    check_size(codec, shape[0], shape[1])
+                except ValueError as error:
+                    raise ValueError(f"feature {key!r}: video with {error}") from None
             names = names or ["height", "width", "channels"]
         if isinstance(names, Sequence) and not isinstance(names, str):
             names = list(names)

@@ -73,6 +73,29 @@ def column_type(feature: Feature) -> pa.DataType:
     return kind
 
 
+def to_column(values: Any, feature: Feature) -> pa.Array:
+    """Convert values of a feature, one per frame, to an Arrow column of `column_type`.
+
+    Args:
+        values: encoded images as bytes, strings, or numbers: an array (n, *shape) or a list of arrays.
+        feature: the feature.
+    """
+    kind = column_type(feature)
+    if feature.dtype == "image":
+        return pa.array([{"bytes": value, "path": None} for value in values], kind)
+    if feature.dtype == "string":
+        return pa.array(values, kind)
+    stacked = np.stack(values)
+    column = pa.array(stacked.reshape(-1))
+    if feature.shape == (1,):
+        return column
+    if len(feature.shape) == 1:
+        return pa.FixedSizeListArray.from_arrays(column, type=kind)
+    for size in reversed(feature.shape):
+        column = pa.ListArray.from_arrays(pa.array(np.arange(0, len(column) + 1, size), pa.int32()), column)
+    return column.cast(kind)
+
+
 def _hugging_face_type(feature: Feature) -> dict[str, Any]:
     if feature.dtype == "image":
         return {"_type": "Image"}
@@ -84,11 +107,31 @@ def _hugging_face_type(feature: Feature) -> dict[str, Any]:
     return {"shape": list(feature.shape), "dtype": feature.dtype, "_type": f"Array{len(feature.shape)}D"}
 
 
-def data_schema(features: Mapping[str, Feature]) -> pa.Schema:
-    """Return the schema of the data files, with the type metadata of the `datasets` library."""
+def _nested_type(kind: pa.DataType) -> Any:
+    """Name an Arrow type of lists, structs and values as the `datasets` library does."""
+    if pa.types.is_struct(kind):
+        return {kind.field(i).name: _nested_type(kind.field(i).type) for i in range(kind.num_fields)}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return {"feature": _nested_type(kind.value_type), "_type": "List"}
+    name = {"double": "float64", "float": "float32"}.get(str(kind), str(kind))
+    return {"dtype": name, "_type": "Value"}
+
+
+def data_schema(features: Mapping[str, Feature], nested: Mapping[str, pa.DataType] | None = None) -> pa.Schema:
+    """Return the schema of the data files, with the type metadata of the `datasets` library.
+
+    Args:
+        features: all features.
+        nested: Arrow types of `language` columns, which their features do not determine.
+    """
+    kinds = nested or {}
     stored = {key: feature for key, feature in features.items() if not feature.is_video}
-    blob = {"info": {"features": {key: _hugging_face_type(feature) for key, feature in stored.items()}}}
-    fields = [pa.field(key, column_type(feature)) for key, feature in stored.items()]
+    named = {
+        key: _nested_type(kinds[key]) if key in kinds else _hugging_face_type(feature)
+        for key, feature in stored.items()
+    }
+    blob = {"info": {"features": named}}
+    fields = [pa.field(key, kinds[key] if key in kinds else column_type(f)) for key, f in stored.items()]
     return pa.schema(fields, metadata={b"huggingface": json.dumps(blob).encode()})
 
 
@@ -104,7 +147,7 @@ def episode_schema(features: Mapping[str, Feature]) -> pa.Schema:
             fields |= {f"{at}/chunk_index": whole, f"{at}/file_index": whole}
             fields |= {f"{at}/from_timestamp": seconds, f"{at}/to_timestamp": seconds}
     for key, feature in features.items():
-        if feature.dtype != "string":
+        if not feature.is_text:
             fields |= {f"stats/{key}/{name}": statistic_type(feature, name) for name in NAMES}
     fields |= {"meta/episodes/chunk_index": whole, "meta/episodes/file_index": whole}
     return pa.schema([pa.field(name, kind) for name, kind in fields.items()], metadata=MARK)
@@ -127,7 +170,9 @@ def statistic_value(feature: Feature, name: str, figure: np.ndarray) -> Any:
     kind = statistic_type(feature, name)
     while pa.types.is_list(kind):
         kind = kind.value_type
-    return figure.astype(np.int64 if pa.types.is_integer(kind) else np.float64).tolist()
+    if not pa.types.is_integer(kind):
+        return figure.astype(np.float64).tolist()
+    return figure.clip(-(2.0**63), np.nextafter(2.0**63, 0)).astype(np.int64).tolist()  # floats of 64-bit integers
 
 
 def tasks_table(tasks: Sequence[str]) -> pa.Table:

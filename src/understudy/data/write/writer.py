@@ -36,7 +36,6 @@ from understudy.data.stats.running import NAMES, RunningStatistics
 from understudy.data.write.check_frame import check_features, check_frame, encode_png
 from understudy.data.write.dataset_files import (
     EPISODES_PATH,
-    column_type,
     data_schema,
     episode_schema,
     feature_entries,
@@ -46,6 +45,7 @@ from understudy.data.write.dataset_files import (
     replace_parquet,
     statistic_value,
     tasks_table,
+    to_column,
 )
 from understudy.data.write.pack_episodes import (
     commit,
@@ -104,7 +104,7 @@ class EpisodeWriter:
         codec_name(codec)
         if fps != int(fps) or fps < 1 or gop < 1 or min(data_file_mb, video_file_mb) <= 0:
             raise ValueError(f"fps={fps}, gop={gop}: give integers from 1 on; file sizes must be positive")
-        self.root, self.fps, self.features = Path(root), int(fps), check_features(features)
+        self.root, self.fps, self.features = Path(root), int(fps), check_features(features, codec)
         self._codec, self._gop, self._crf, self._allow_nan = codec, gop, crf, allow_nan
         self._robot_type, self._data_mb, self._video_mb = robot_type, data_file_mb, video_file_mb
         self._entries = feature_entries(self.features, self.fps, codec, gop, crf)
@@ -244,7 +244,7 @@ class EpisodeWriter:
         arrays, numbers = [], dict[str, np.ndarray]()
         for key in schema.names:
             values: Any = defaults[key].reshape(-1, 1) if key in defaults else self._columns[key]
-            arrays.append(_column(values, self.features[key]))
+            arrays.append(to_column(values, self.features[key]))
             column = statistics.get(key)
             if isinstance(column, RunningStatistics):
                 numbers[key] = np.stack(values)
@@ -363,21 +363,3 @@ def _accumulators(features: Mapping[str, Feature]) -> Statistics:
         for key, feature in features.items()
         if feature.dtype != "string"
     }
-
-
-def _column(values: Any, feature: Feature) -> pa.Array:
-    """Convert one episode's values of a feature to an Arrow column."""
-    kind = column_type(feature)
-    if feature.dtype == "image":
-        return pa.array([{"bytes": value, "path": None} for value in values], kind)
-    if feature.dtype == "string":
-        return pa.array(values, kind)
-    stacked = np.stack(values)
-    column = pa.array(stacked.reshape(-1))
-    if feature.shape == (1,):
-        return column
-    if len(feature.shape) == 1:
-        return pa.FixedSizeListArray.from_arrays(column, type=kind)
-    for size in reversed(feature.shape):
-        column = pa.ListArray.from_arrays(pa.array(np.arange(0, len(column) + 1, size), pa.int32()), column)
-    return column.cast(kind)

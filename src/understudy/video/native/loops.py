@@ -46,11 +46,11 @@ _REINSTALL = "install understudy again where there is a C compiler"
 # are never read directly; cameras record these.
 _FORMATS = ("yuv420p", "yuvj420p")
 _MAX_SPARE = 1024  # where one thread decodes and another converts, spare frames would accumulate
-_WRAPPED = 24  # byte offset in a PyAV object of the pointer to the FFmpeg structure that it wraps
+POINTER_OFFSET = 24  # byte offset in a PyAV object of the pointer to the FFmpeg structure that it wraps
 _DECODE = (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p)
 _CONVERT = (c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int, c_int)
 _PLAIN = (c_void_p, c_int64, c_void_p, c_void_p, c_int, c_int, c_int)
-_FUNCTIONS = ("avcodec_send_packet", "avcodec_receive_frame", "av_packet_alloc", "av_packet_free", "av_frame_unref")
+FUNCTIONS = ("avcodec_send_packet", "avcodec_receive_frame", "av_packet_alloc", "av_packet_free", "av_frame_unref")
 
 
 class SpareFrames(threading.local):
@@ -262,7 +262,7 @@ def loops_status() -> LoopsStatus:
         library.loops_source.restype = c_uint
         if library.loops_source() != zlib.crc32(SOURCE.read_bytes()):  # its functions may take other arguments
             return LoopsStatus(None, "the loops were compiled from another version of loops.c", _REINSTALL)
-        functions = [*(getattr(avcodec, name) for name in _FUNCTIONS), swscale.sws_scale]
+        functions = [*(getattr(avcodec, name) for name in FUNCTIONS), swscale.sws_scale]
         library.loops_bind(*(ctypes.cast(function, c_void_p) for function in functions))
         library.loops_decode.argtypes = list(_DECODE)
         library.loops_convert.argtypes = list(_CONVERT)
@@ -284,7 +284,7 @@ def _layout_matches(avcodec: ctypes.CDLL) -> bool:
             return struct.unpack(form, os.pread(memory, struct.calcsize(form), address))
 
         def wrapped(one: object) -> int:
-            return read("P", id(one) + _WRAPPED)[0]
+            return read("P", id(one) + POINTER_OFFSET)[0]
 
         packet = av.Packet(11)
         packet.pts = 1234567890123

@@ -1,0 +1,181 @@
+"""Features of the output: renamed, dropped and cast, and equal in all sources.
+
+The changes are made to a source's `Catalog`, so its readers deliver rows under the new keys and dtypes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from understudy.data.format.catalog import Catalog
+from understudy.data.format.features import INDEX_KEYS, Feature
+from understudy.data.format.standard_keys import rename_keys, suggest_key
+from understudy.errors import DatasetError
+
+_NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float32", "float64")
+
+
+def edit_features(
+    catalogs: Sequence[Catalog], rename: Mapping[str, str], drop: Sequence[str], cast: Mapping[str, str]
+) -> tuple[Catalog, ...]:
+    """Return the sources with changed features.
+
+    Args:
+        catalogs: the sources.
+        rename: key -> new key, for the sources that have the key.
+        drop: keys to leave out, of the sources that have them.
+        cast: new key -> numeric dtype. `cast_values` refuses values that the dtype cannot hold, when they are written.
+
+    Raises:
+        DatasetError: no source has a key, a new key exists or is not valid, or a feature cannot be cast.
+    """
+    known = list(dict.fromkeys(key for catalog in catalogs for key in catalog.features if key not in INDEX_KEYS))
+    for name, keys in (("rename", rename), ("drop_features", drop)):
+        for key in keys:
+            if key not in known and not (name == "drop_features" and any(key in c.skipped_features for c in catalogs)):
+                hint = suggest_key(key, known)
+                raise DatasetError(f"{name} names {key!r}, which no source has{hint}", where=catalogs[0].root)
+    renamed = [rename.get(key, key) for key in known if key not in drop]
+    for key in cast:
+        if key not in renamed:
+            what = f"cast names {key!r}, which the output does not have{suggest_key(key, renamed)}"
+            raise DatasetError(what, where=catalogs[0].root, fix="name features as they are after --rename")
+    for key in rename.values():
+        if (
+            not key.strip(".")
+            or not key.isprintable()
+            or "/" in key
+            or ".." in key
+            or key == "task"
+            or key in INDEX_KEYS
+        ):
+            fix = "name it with letters, digits, dots and underscores"
+            raise DatasetError(f"rename gives {key!r}, which is not a valid feature name", fix=fix)
+    return tuple(_edit(catalog, rename, drop, cast) for catalog in catalogs)
+
+
+def _edit(catalog: Catalog, rename: Mapping[str, str], drop: Sequence[str], cast: Mapping[str, str]) -> Catalog:
+    features = {key: feature for key, feature in catalog.features.items() if key not in drop}
+    catalog = replace(catalog, features=features)
+    own = {old: new for old, new in rename.items() if old in features and old != new}
+    for old, new in own.items():
+        if (new in features and new not in own) or list(own.values()).count(new) > 1:
+            what = f"rename gives {old!r} the name of another feature, {new!r}"
+            raise DatasetError(what, where=catalog.root, fix=f"drop or rename {new!r}, too")
+    catalog = rename_keys(catalog, {new: old for old, new in own.items()})
+    changed = {key: _cast(feature, cast[key], catalog) for key, feature in catalog.features.items() if key in cast}
+    return replace(catalog, features={**catalog.features, **changed})
+
+
+def _cast(feature: Feature, dtype: str, catalog: Catalog) -> Feature:
+    if dtype not in _NUMBERS:
+        raise DatasetError(f"cast gives {feature.key!r} the dtype {dtype!r}", fix=f"give one of {', '.join(_NUMBERS)}")
+    if feature.is_encoded or feature.is_text:
+        what = f"cast names {feature.key!r}, which is {feature.dtype}, not numbers"
+        raise DatasetError(what, where=catalog.root, fix="cast numeric features only")
+    return replace(feature, dtype=dtype)
+
+
+def with_declared_dtypes(catalog: Catalog) -> Catalog:
+    """Return the catalog with the dtypes that info.json declares, under its own keys."""
+    features = {}
+    for key, feature in catalog.features.items():
+        entry = catalog.info["features"].get(catalog.stored_names.get(key, key), {})
+        features[key] = replace(feature, dtype=entry.get("dtype", feature.dtype))
+    return replace(catalog, features=features)
+
+
+def cast_values(values: np.ndarray, dtype: str, key: str, where: str) -> np.ndarray:
+    """Convert numbers to another dtype; fractions may be rounded to the precision of a float.
+
+    Args:
+        values: numbers of any shape.
+        dtype: a numeric dtype.
+        key: their feature, for errors.
+        where: name of the episode, for errors.
+
+    Raises:
+        DatasetError: an integer would change, a fraction would be cut off, or a number would become infinite.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = values.astype(dtype)
+        if values.dtype.kind == "f" and result.dtype.kind == "f":
+            lost = np.isfinite(values) != np.isfinite(result)
+        else:
+            lost = result.astype(values.dtype) != values
+    if lost.any():
+        what = f"{key!r} holds {values[lost].flat[0].item()!r} ({values.dtype}), which {dtype} cannot hold"
+        raise DatasetError(what, where=where, fix=f"cast {key!r} to a wider dtype")
+    return result
+
+
+def common_features(catalogs: Sequence[Catalog], ignore_names: bool = False) -> dict[str, Feature]:
+    """Return the features that all sources share, without the five default columns.
+
+    Args:
+        catalogs: the sources; the first decides the order and the names of dimensions.
+        ignore_names: accept other names of dimensions.
+
+    Raises:
+        DatasetError: a source lacks a feature, or has it with another dtype, shape or names of dimensions.
+    """
+    first = catalogs[0]
+    found = {key: feature for key, feature in first.features.items() if key not in INDEX_KEYS}
+    if not found:
+        raise DatasetError("no feature is left", where=first.root, fix="drop fewer features")
+    for other in catalogs[1:]:
+        own = {key: feature for key, feature in other.features.items() if key not in INDEX_KEYS}
+        for key in [*found, *own]:
+            if key not in own or key not in found:
+                without, having = (other, first) if key not in own else (first, other)
+                fix = f"leave it out with --drop-features {key}, or give it this name with --rename"
+                raise DatasetError(f"has no {key!r}, which {having.root} has", where=without.root, fix=fix)
+            _compare(found[key], own[key], first, other, ignore_names)
+    return found
+
+
+def _compare(a: Feature, b: Feature, first: Catalog, other: Catalog, ignore_names: bool) -> None:
+    if a.dtype != b.dtype:
+        what = f"{a.key!r} is {b.dtype}, in {first.root} {a.dtype}"
+        raise DatasetError(what, where=other.root, fix=f"make them equal with --cast {a.key}=DTYPE")
+    if (a.size, a.channels) != (b.size, b.channels) if a.is_encoded else a.shape != b.shape:
+        fix = "make them equal with --size" if a.is_video else "leave it out with --drop-features, or merge other sets"
+        raise DatasetError(f"{a.key!r} has shape {b.shape}, in {first.root} {a.shape}", where=other.root, fix=fix)
+    if a.is_encoded or ignore_names or a.names is None or b.names is None or a.dimension_names == b.dimension_names:
+        return
+    differ = next((n, m) for n, m in zip(a.dimension_names, b.dimension_names) if n != m)
+    what = f"a dimension of {a.key!r} is named {differ[1]!r}, in {first.root} {differ[0]!r}"
+    raise DatasetError(what, where=other.root, fix="give --ignore-names if the dimensions mean the same")
+
+
+def common_rate(catalogs: Sequence[Catalog]) -> float:
+    """Return the frames per second of all sources. Raises DatasetError where they differ."""
+    for other in catalogs[1:]:
+        if float(other.fps) != float(catalogs[0].fps):
+            what = f"is recorded at {other.fps} fps, {catalogs[0].root} at {catalogs[0].fps}"
+            raise DatasetError(what, where=other.root, fix="merge datasets of one rate only")
+    return catalogs[0].fps
+
+
+def common_robot(catalogs: Sequence[Catalog], given: str) -> str | None:
+    """Return `given`, or the robot type of all sources. Raises DatasetError where they differ."""
+    for other in catalogs[1:] if not given else ():
+        if other.robot_type != catalogs[0].robot_type:
+            what = f"is of robot type {other.robot_type!r}, {catalogs[0].root} of {catalogs[0].robot_type!r}"
+            raise DatasetError(what, where=other.root, fix="name the robot of the output: --robot-type NAME")
+    return given or catalogs[0].robot_type
+
+
+def bytes_per_frame(features: Mapping[str, Feature]) -> int:
+    """Estimate the bytes of one row in a data file; an image counts half a byte per value."""
+    total = 40
+    for feature in features.values():
+        if feature.dtype == "image":
+            total += prod(feature.shape) // 2
+        elif feature.is_text:
+            total += 50
+        elif not feature.is_video:
+            total += prod(feature.shape) * np.dtype(feature.dtype).itemsize
+    return total

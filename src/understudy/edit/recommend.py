@@ -1,0 +1,125 @@
+"""Measured recommendation of video settings for a policy that reads small images.
+
+Some stretches of each camera are encoded with each candidate at the policy's size, and decoded. Candidates whose SSIM
+is more than 0.02 below the best are out. Recommended is the one with the least CPU time, the sum of an image in a row
+and one at a random place; of those within a tenth of it, the one with the fewest bytes.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from understudy.data.format.catalog import Catalog
+from understudy.edit.decode_cost import DecodeCost, time_reader
+from understudy.edit.features import common_features
+from understudy.edit.image_sizes import fit_size
+from understudy.edit.plan import Encoding, Piece, Plan
+from understudy.edit.quality import Quality
+from understudy.edit.videos import Original, encode_frames, find_originals
+from understudy.errors import DatasetError
+from understudy.video.encode import default_crf
+from understudy.video.open import open_video
+from understudy.video.reader import VideoReader
+
+CANDIDATES = (("libx264", 1), ("libx264", 2), ("libx264", 8), ("libx264", 30), ("libsvtav1", 2))
+"""Encoder and GOP of each candidate, at the encoder's default quality."""
+_FRAMES, _STRETCHES, _ROUNDS, _SINGLES = 64, 3, 3, 16
+_LOSS = 0.02  # SSIM
+_NEAR = 1.1  # factor within which costs count as equal
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Settings and figures of one way to store a camera.
+
+    Attributes:
+        camera: its key.
+        codec: encoder, or the codec as stored.
+        gop: frames from key frame to key frame.
+        size: (height, width).
+        bytes: per image.
+        cost: CPU milliseconds per image.
+        quality: against the images at that size; of no image for the dataset as it is.
+        is_recommended: whether this is the recommended one.
+    """
+
+    camera: str
+    codec: str
+    gop: int
+    size: tuple[int, int]
+    bytes: float
+    cost: DecodeCost
+    quality: Quality = field(default_factory=Quality)
+    is_recommended: bool = False
+
+
+def recommend(catalog: Catalog, pixels: int, count: Callable[[int], None] = lambda encodings: None) -> list[Choice]:
+    """Measure the candidates for each camera; the first choice of a camera is the dataset as it is.
+
+    Args:
+        catalog: the dataset.
+        pixels: longer side of the policy's images.
+        count: called with 1 for each camera and candidate that is done.
+
+    Raises:
+        DatasetError: the dataset has no video, or one cannot be read.
+    """
+    lengths = catalog.episodes.lengths
+    rows = np.flatnonzero(lengths > 1)
+    cameras = [key for key, feature in catalog.features.items() if feature.is_video]
+    if not cameras or not len(rows):
+        raise DatasetError("holds no video", where=catalog.root, fix="images in rows are not encoded again")
+    chosen = rows[np.unique(np.linspace(0, len(rows) - 1, _STRETCHES).round().astype(int))]
+    pieces = [Piece(0, int(row), 0, min(_FRAMES, int(lengths[row]))) for row in chosen]
+    plan = Plan((catalog,), tuple(pieces), common_features([catalog]), catalog.fps, None)
+    return [choice for camera in cameras for choice in _compare(plan, camera, pixels, count)]
+
+
+def _compare(plan: Plan, camera: str, pixels: int, count: Callable[[int], None]) -> list[Choice]:
+    originals = list(find_originals(plan, camera))
+    index = originals[0].index
+    size = index.height, index.width
+    stored = [open_video(one.source) for one in originals]
+    cost = _cost([(reader, one.first, one.stop) for reader, one in zip(stored, originals)])
+    frames = sum(one.stop - one.first for one in originals)
+    now = Choice(camera, index.codec, index.gops.median_length, size, sum(o.bytes for o in originals) / frames, cost)
+    found = []
+    with tempfile.TemporaryDirectory(prefix="understudy-") as folder:
+        for codec, gop in CANDIDATES:
+            settings = Encoding(fit_size(size, (pixels, None)), codec, gop, default_crf(codec))
+            found.append(_try(originals, settings, plan, camera, Path(folder)))
+            count(1)
+    good = [choice for choice in found if choice.quality.ssim >= max(one.quality.ssim for one in found) - _LOSS]
+    least = min(choice.cost.sum for choice in good)
+    best = min((choice for choice in good if choice.cost.sum <= _NEAR * least), key=lambda choice: choice.bytes)
+    return [now, *(replace(choice, is_recommended=choice is best) for choice in found)]
+
+
+def _try(originals: list[Original], settings: Encoding, plan: Plan, camera: str, folder: Path) -> Choice:
+    """Encode the stretches with one candidate, and measure them."""
+    quality, size, readers = Quality(), 0, list[tuple[VideoReader, int, int]]()
+    for number, original in enumerate(originals):
+        path = folder / f"{settings.codec}-{settings.gop}-{number}.mp4"
+        quality = quality.add(encode_frames(original, settings, plan.fps, path))
+        size += path.stat().st_size
+        reader = open_video(path)
+        readers.append((reader, 0, reader.count))
+    frames = sum(stop for _, _, stop in readers)
+    assert settings.size is not None
+    codec, gop = settings.codec or "", settings.gop or 1
+    return Choice(camera, codec, gop, settings.size, size / frames, _cost(readers), quality)
+
+
+def _cost(runs: list[tuple[VideoReader, int, int]]) -> DecodeCost:
+    """Medians over all stretches and rounds; closes the readers."""
+    random, found = np.random.default_rng(0), list[DecodeCost]()
+    for _ in range(_ROUNDS):
+        for reader, first, stop in runs:
+            found.append(time_reader(reader, np.arange(first, stop), random.integers(first, stop, _SINGLES)))
+    for reader, _, _ in runs:
+        reader.close()
+    return DecodeCost(median(one.stretch for one in found), median(one.single for one in found))

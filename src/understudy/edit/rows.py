@@ -1,0 +1,247 @@
+"""Rows of the output: read from the sources, numbered anew, and written as data files with their statistics."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from understudy.data.format.catalog import Catalog
+from understudy.data.format.features import Feature
+from understudy.data.read.image_column import decode_image
+from understudy.data.read.rows import Rows
+from understudy.data.stats.image_statistics import ImageStatistics, image_step
+from understudy.data.stats.running import RunningStatistics
+from understudy.data.write.dataset_files import DEFAULTS, data_schema, replace_parquet, to_column
+from understudy.edit.features import bytes_per_frame, cast_values, with_declared_dtypes
+from understudy.edit.language import shift_records
+from understudy.edit.plan import Piece, Plan
+from understudy.errors import DatasetError
+
+_CACHE = 1 << 28  # bytes of loaded data files per source
+_GROUP = 1000  # most episodes of a data file
+
+
+@dataclass(frozen=True)
+class EpisodeRows:
+    """One written episode.
+
+    Attributes:
+        tasks: its task texts, in order of appearance.
+        numbers: numeric columns, (length, *shape) each.
+        images: statistics of its image columns, with `first` as in the whole output.
+    """
+
+    tasks: list[str]
+    numbers: dict[str, np.ndarray]
+    images: dict[str, ImageStatistics]
+
+
+@dataclass
+class SourceRows:
+    """Reader of the rows of all sources. Thread-safe.
+
+    Attributes:
+        plan: the output.
+        undeclared: columns of the files that info.json does not declare, which are left out.
+        clocks: pieces whose recorded timestamps differ from frame / fps by more than a millisecond.
+    """
+
+    plan: Plan
+    clocks: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        keys = [key for key, f in plan.features.items() if not f.is_encoded and key not in plan.texts]
+        self._rows = [Rows(with_declared_dtypes(source), keys, _CACHE) for source in plan.sources]
+        self._tasks = [Rows(source, [], 0) for source in plan.sources]
+        self._keys = keys
+        self.undeclared = sorted({name for source in plan.sources for name in _undeclared(source)})
+
+    def tasks(self, piece: Piece) -> list[str]:
+        """Return the task text of each frame in the output."""
+        return self._texts(piece, self._take(self._tasks[piece.source], piece, ["task_index"])["task_index"])
+
+    def _texts(self, piece: Piece, numbers: Any) -> list[str]:
+        known = self.plan.sources[piece.source].tasks
+        found = {number: self.plan.task_of(piece, known[number]) for number in set(np.asarray(numbers).tolist())}
+        return [found[number] for number in np.asarray(numbers).tolist()]
+
+    def _take(self, rows: Rows, piece: Piece, keys: Sequence[str]) -> dict[str, Any]:
+        at = np.full(piece.length, piece.row)
+        return rows.take(at, dict.fromkeys(keys, piece.frames))
+
+    def read(self, number: int) -> tuple[dict[str, Any], list[str]]:
+        """Return the columns of a piece (arrays, or lists of texts and encoded images), and the task of each frame."""
+        plan = self.plan
+        piece = plan.pieces[number]
+        taken = self._take(self._rows[piece.source], piece, [*self._keys, "task_index", "timestamp"])
+        times = np.asarray(taken.pop("timestamp"), np.float64).reshape(-1)
+        tasks = self._texts(piece, taken.pop("task_index"))
+        if len(times) and np.abs(times - piece.frames / plan.fps).max() > 1e-3:
+            self.clocks.add(number)
+        source = plan.sources[piece.source]
+        for key, feature in plan.features.items():
+            values = taken.get(key)
+            if isinstance(values, np.ndarray) and not feature.is_text and values.dtype != feature.dtype:
+                where = f"{source.root} (episode {int(source.episodes.ids[piece.row])})"
+                taken[key] = cast_values(values, feature.dtype, key, where)
+            elif feature.dtype == "image":
+                taken[key] = self._encoded(piece, key)
+            elif key in plan.texts:
+                taken[key] = list(plan.texts[key](piece))
+            elif feature.dtype == "language" and piece.length < source.episodes.lengths[piece.row]:
+                taken[key] = shift_records(taken[key], piece.start, piece.length, plan.fps)
+        return taken, tasks
+
+    def _encoded(self, piece: Piece, key: str) -> list[bytes]:
+        """Encoded images of an image column, as stored."""
+        source = self.plan.sources[piece.source]
+        rows, row = self._rows[piece.source], piece.row
+        places = rows.file_rows(np.full(piece.length, row), piece.frames)
+        name, path = source.stored_names.get(key, key), source.data_path(row)
+        found: list[bytes] = []
+        with source.files.parquet(path) as file:
+            if name not in file.schema_arrow.names:
+                what = f"there is no column {name!r}"
+                raise DatasetError(what, where=source.files.where(path), fix="restore the file, or drop the feature")
+            before = 0
+            for group in range(file.metadata.num_row_groups):
+                count = file.metadata.row_group(group).num_rows
+                inside = places[(places >= before) & (places < before + count)] - before
+                if len(inside):
+                    column = file.read_row_group(group, columns=[name], use_threads=False).column(name)
+                    found += [_image_bytes(column[place].as_py(), source, path) for place in inside.tolist()]
+                before += count
+        return found
+
+
+def _image_bytes(value: Any, source: Catalog, path: str) -> bytes:
+    data = value.get("bytes") if isinstance(value, dict) else value
+    if data is None and isinstance(value, dict) and isinstance(value.get("path"), str):
+        if ".." in value["path"].split("/"):
+            what = f"an image lies outside the dataset: {value['path']!r}"
+            raise DatasetError(what, where=source.files.where(path), fix="repair the row")
+        data = source.files.read(value["path"])
+    if not isinstance(data, bytes):
+        raise DatasetError("a row holds no image bytes", where=source.files.where(path), fix="repair the row")
+    return data
+
+
+def _undeclared(source: Catalog) -> list[str]:
+    """Columns of a source's first data file that info.json does not declare."""
+    declared = {*source.info.get("features", {}), *DEFAULTS}
+    row = int(np.flatnonzero(source.episodes.lengths)[0])
+    with source.files.parquet(source.data_path(row)) as file:
+        return [name for name in file.schema_arrow.names if name not in declared]
+
+
+def group_pieces(plan: Plan, file_mb: float) -> list[range]:
+    """Divide the pieces into data files of about `file_mb` megabytes."""
+    each, groups, first, size = bytes_per_frame(plan.features), list[range](), 0, 0.0
+    for number, piece in enumerate(plan.pieces):
+        size += each * piece.length
+        if size >= file_mb * 1e6 or number + 1 - first >= _GROUP or number + 1 == len(plan.pieces):
+            groups.append(range(first, number + 1))
+            first, size = number + 1, 0.0
+    return groups
+
+
+def nested_types(plan: Plan) -> dict[str, pa.DataType]:
+    """Return the Arrow types of the language columns. Raises DatasetError where sources differ."""
+    found: dict[str, pa.DataType] = {}
+    for source in {piece.source: piece for piece in plan.pieces}.values():
+        catalog = plan.sources[source.source]
+        for key in [key for key, feature in plan.features.items() if feature.dtype == "language"]:
+            path, name = catalog.data_path(source.row), catalog.stored_names.get(key, key)
+            with catalog.files.parquet(path) as file:
+                kind = file.schema_arrow.field(name).type
+            if found.setdefault(key, kind) != kind:
+                what = f"{key!r} is {kind}, in another source {found[key]}"
+                raise DatasetError(what, where=catalog.files.where(path), fix="leave it out with --drop-features")
+    return found
+
+
+@dataclass(frozen=True)
+class RowWriter:
+    """Writer of data files.
+
+    Attributes:
+        rows: reader of the sources.
+        tasks: task text -> task_index.
+        nested: see `nested_types`.
+        measured: image column -> number of measured images before each piece.
+    """
+
+    rows: SourceRows
+    tasks: Mapping[str, int]
+    nested: Mapping[str, pa.DataType]
+    measured: Mapping[str, Sequence[int]]
+
+    def write(self, path: Path, group: range, first_frame: int) -> list[EpisodeRows]:
+        """Write the pieces `group` to one file, one row group each; `first_frame` is the index of its first row."""
+        plan, done = self.rows.plan, list[EpisodeRows]()
+        schema = data_schema({**plan.features, **DEFAULTS}, self.nested)
+
+        def tables() -> Any:
+            index = first_frame
+            for number in group:
+                columns, tasks = self.rows.read(number)
+                length = plan.pieces[number].length
+                columns |= self._defaults(number, index, tasks)
+                yield pa.Table.from_arrays([self._column(columns[key], key) for key in schema.names], schema=schema)
+                numbers = {key: values for key, values in columns.items() if isinstance(values, np.ndarray)}
+                images = {key: self._measure(columns[key], key, number) for key in self.measured}
+                done.append(EpisodeRows(list(dict.fromkeys(tasks)), numbers, images))
+                index += length
+
+        replace_parquet(path, tables(), schema)
+        return done
+
+    def _defaults(self, number: int, index: int, tasks: list[str]) -> dict[str, np.ndarray]:
+        length = len(tasks)
+        return {
+            "timestamp": (np.arange(length) / self.rows.plan.fps).astype(np.float32).reshape(-1, 1),
+            "frame_index": np.arange(length).reshape(-1, 1),
+            "episode_index": np.full((length, 1), number),
+            "index": np.arange(index, index + length).reshape(-1, 1),
+            "task_index": np.array([self.tasks[task] for task in tasks], np.int64).reshape(-1, 1),
+        }
+
+    def _column(self, values: Any, key: str) -> pa.Array:
+        if key in self.nested:
+            return pa.array(values, self.nested[key])
+        feature = self._feature(key)
+        return to_column(
+            np.reshape(values, (-1, *feature.shape)) if isinstance(values, np.ndarray) else values, feature
+        )
+
+    def _feature(self, key: str) -> Feature:
+        return DEFAULTS[key] if key in DEFAULTS else self.rows.plan.features[key]
+
+    def _measure(self, images: Sequence[bytes], key: str, number: int) -> ImageStatistics:
+        """Statistics of an image column of one piece."""
+        plan, feature = self.rows.plan, self._feature(key)
+        part = ImageStatistics(feature.channels or 3, first=self.measured[key][number])
+        source = plan.sources[plan.pieces[number].source]
+        for data in images[:: step_of(feature)]:
+            part.add(decode_image(data, feature, source, source.root).transpose(1, 2, 0))
+        return part
+
+
+def step_of(feature: Feature) -> int:
+    """Step between the measured images of a camera, by its declared size."""
+    return image_step(*(feature.size or (1, 1)))
+
+
+def measured_before(plan: Plan, feature: Feature) -> list[int]:
+    """Number of measured images of a camera before each piece."""
+    counts = [-(-piece.length // step_of(feature)) for piece in plan.pieces]
+    return (np.cumsum(counts) - counts).tolist()
+
+
+def number_statistics(feature: Feature) -> RunningStatistics:
+    """Create the statistics of a numeric feature."""
+    return RunningStatistics(feature.shape)

@@ -1,0 +1,64 @@
+"""Edits of real recordings: v2.0 and v2.1 to v3.0 to the bit, cheaper decoding, and LeRobot's own reader."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.edited import RENUMBERED, edit
+from understudy.check.run import check_dataset
+from understudy.data.dataset import EpisodeDataset
+from understudy.data.format.catalog import Catalog
+from understudy.edit.decode_cost import measure_cost
+from understudy.edit.plan import Piece
+
+
+def sample(root: Path, number: int) -> dict[str, Any]:
+    """First, middle and last frame of an episode."""
+    data = EpisodeDataset(root)
+    last = int(data.catalog.episodes.lengths[number]) - 1
+    return data.batch(np.full(3, number), np.array([0, last // 2, last]))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["g1_v21", "gr1_sim_v20"])
+def test_real_sets_become_v30_to_the_bit(name: str, real_data: Path, tmp_path: Path) -> None:
+    source = real_data / name
+    [written] = edit(source, tmp_path / "out", episodes=("0-2",)).values()
+    assert set(written.encoded.values()) == {0}
+    for number in range(3):
+        now, before = sample(tmp_path / "out", number), sample(source, number)
+        for key in now.keys() - set(RENUMBERED):
+            assert now[key].equal(before[key]) if hasattr(now[key], "equal") else now[key] == before[key], key
+    assert check_dataset(str(tmp_path / "out"), "sample", show_progress=False).is_sound
+
+
+@pytest.mark.slow
+def test_real_set_of_224_pixels_decodes_in_an_eighth_of_the_time(real_data: Path, tmp_path: Path) -> None:
+    source = Catalog.open(real_data / "g1_v30")
+    [written] = edit(
+        real_data / "g1_v30", tmp_path / "out", episodes=("0",), size="224", codec="libx264", gop=2
+    ).values()
+    [camera] = written.quality
+    assert written.quality[camera].psnr > 33
+    piece = Piece(0, 0, 0, int(source.episodes.lengths[0]))
+    before, after = measure_cost([source], [piece], Catalog.open(tmp_path / "out"), camera)
+    assert after.stretch <= before.stretch / 8
+    assert after.single < before.single / 4
+
+
+def test_lerobot_reads_an_edited_set(real_data: Path, tmp_path: Path) -> None:
+    lerobot = pytest.importorskip("lerobot.datasets.lerobot_dataset", reason="LeRobot is not installed")
+    out = tmp_path / "out"
+    edit(real_data / "g1_v21", out, episodes=("1-2",), drop_n_first_frames=1)
+    theirs, ours = lerobot.LeRobotDataset("local/out", root=out), EpisodeDataset(out)
+    assert len(theirs) == len(ours)
+    for at in (0, 100, len(ours) - 1):
+        one, other = theirs[at], ours[at]
+        assert one["task"] == other["task"]
+        for key in ("action", "observation.state"):
+            assert one[key].equal(other[key])
+        for key in ours.catalog.camera_keys:
+            assert (one[key] * 255 - other[key]).abs().max() < 3

@@ -1,0 +1,52 @@
+"""Edited datasets, and the comparison of episodes between two datasets."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import understudy as us
+from understudy.cli.dataset.edit import EditConfig, make_plans
+from understudy.cli.dataset.segment import SegmentConfig, make_plan
+from understudy.data.format.catalog import Catalog
+from understudy.edit.output import write_outputs
+from understudy.edit.write_set import Written
+
+RENUMBERED = ("index", "episode_index", "frame_index", "timestamp", "task_index")
+
+
+def edit(*paths: Path, **settings: Any) -> dict[str, Written]:
+    """Run `understudy edit` without its command line."""
+    config = EditConfig(paths=tuple(map(str, paths)), **settings)
+    assert config.problems() == []
+    plans = make_plans(config, [Catalog.open(path) for path in paths[:-1]], paths[-1])
+    return write_outputs(plans, paths[-1], ["understudy", "edit"], 2)
+
+
+def segment(source: Path, out: Path, **settings: Any) -> Written:
+    """Run `understudy segment` without its command line."""
+    config = SegmentConfig(paths=(str(source), str(out)), **settings)
+    assert config.problems() == []
+    return write_outputs({"": make_plan(config, Catalog.open(source), out)}, out, ["understudy", "segment"], 2)[""]
+
+
+def episode(root: Path, number: int) -> dict[str, Any]:
+    """All columns, tasks and images of an episode, in the order of its frames."""
+    data = us.EpisodeDataset(root)
+    length = int(data.catalog.episodes.lengths[data.catalog.episodes.row_of(number)])
+    return data.batch(np.full(length, number), np.arange(length))
+
+
+def assert_equal_frames(now: dict[str, Any], before: dict[str, Any], frames: slice = slice(None)) -> None:
+    """Compare an edited episode with frames of a source episode to the bit, all but the numbering."""
+    assert now.keys() == before.keys()
+    for key in before.keys() - set(RENUMBERED):
+        wanted = before[key][frames]
+        if isinstance(wanted, torch.Tensor):
+            assert now[key].dtype == wanted.dtype, key
+            assert now[key].shape == wanted.shape, key
+            assert now[key].numpy().tobytes() == wanted.numpy().tobytes(), key
+        else:
+            assert now[key] == wanted, key
+    assert now["frame_index"].tolist() == list(range(len(now["frame_index"])))
