@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 import pytest
 
 from understudy.cli import main
-from understudy.cli.arguments import EXAMPLES, MOST_USED
+from understudy.cli.arguments.examples import EXAMPLES, MOST_USED
 from understudy.config import help
 from understudy.config.declare import Ge, Positional
 from understudy.config.schema import load
@@ -40,6 +40,8 @@ class Settings:
     """Height and width in pixels."""
     limit: int | Literal["auto"] | None = None
     """Most items."""
+    mode: Literal["one", "two"] | dict[Literal["one", "two"], float] = "one"
+    """Choice."""
     names: tuple[str, ...] = ()
     """Names; the default is all."""
     weights: Mapping[str, float] | dict[str, float] = field(default_factory=dict)
@@ -54,6 +56,7 @@ def test_groups_have_flags_meanings_and_defaults() -> None:
     assert rows["quiet"] == ("--quiet, --no-quiet", "Print less. (default: off)")
     assert rows["size"] == ("--size INT INT", "Height and width in pixels. (default: 4 8)")
     assert rows["limit"] == ("--limit INT|auto", "Most items. (default: none)")
+    assert rows["mode"] == ("--mode MODE | MODE WEIGHT ...", "Choice. (default: one)")
     assert rows["names"] == ("--names TEXT ...", "Names; the default is all.")
     assert rows["inner_part.rate"] == ("--inner-part.rate FLOAT", "Rate in samples per second. (default: 0.5)")
     assert (inner.name, inner.text) == ("inner_part", "Numbers of the inner part.")
@@ -117,3 +120,12 @@ def test_help_has_usage_first_and_examples_last(name: str, capsys: pytest.Captur
 def test_help_names_every_policy_type() -> None:
     found = {one.path: one for group in help.groups(TrainConfig) for one in group.settings}["policy.type"]
     assert set(get_args(found.kind)) == set(type_names()) >= {"flow", "pi05", "pi0"}
+
+
+@pytest.mark.parametrize(("name", "count"), [("train", 2), ("rollout", 0)])
+def test_help_shows_launch_where_it_works(name: str, count: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.main([name, "--help"])
+    output = capsys.readouterr().out
+    assert output.count("\n  --launch N") == count  # by itself, and among the most used ones
+    assert "--launch" not in output.partition("every command:")[2].partition("\n\n")[0]

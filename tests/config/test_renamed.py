@@ -9,10 +9,11 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from understudy.cli.arguments import settings as parse
+from support.refusals import warned
+from understudy.cli.arguments.parse import settings as parse
 from understudy.cli.main import COMMANDS, resolve
 from understudy.config.data import DataConfig, SourceConfig
-from understudy.config.renamed import current_flags, current_names
+from understudy.config.renamed import OldNameWarning, current_flags, current_names
 from understudy.config.rollout import RolloutEvery
 from understudy.config.schema import differences, load, override, validate
 from understudy.config.train import OptimConfig, ScheduleConfig, TrainConfig
@@ -43,10 +44,10 @@ def test_every_old_name_leads_to_a_setting(name: str) -> None:
 
 
 def test_load_accepts_a_file_of_the_last_release() -> None:
-    with pytest.warns(FutureWarning, match="everything") as caught:
+    old, new = "data.sources.0.keep", "data.sources.0.keep_ranges"
+    with warned(FILES / "everything.yaml", old, new, kind=OldNameWarning) as caught:
         config = load(TrainConfig, FILES / "everything.yaml")
     assert len(caught) == 1
-    assert "data.sources.0.keep is now data.sources.0.keep_ranges" in str(caught[0].message)
     source = SourceConfig(root="d", keep_ranges="k.json", delta_action_dims=(0, 1), weight=1.0)
     expected = override(
         TrainConfig(data=DataConfig(chunk_size=6, shuffle="uniform", normalize="quantile", sources=(source,))),

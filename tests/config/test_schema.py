@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.refusals import refused
 from understudy.config.schema import complete, differences, dump_yaml, load, plain, read_file, validate
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
@@ -16,42 +17,37 @@ from understudy.policies.flow.config import FlowSettings
 def test_load_reports_all_errors_by_dotted_path(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("stepz: 3\nbatch_size: many\noptim: {lr: -1, beta: 0.9}\ndata: {root: d, shuffle: zigzag}\n")
-    with pytest.raises(ConfigError) as caught:
+    with refused(path, 5, "'steps'", kind=ConfigError) as caught:
         load(TrainConfig, path)
-    text = str(caught.value)
-    assert str(path) in text
-    assert "5 settings" in text
-    for told in ("stepz: unknown name; did you mean 'steps'?", "optim.beta: unknown name; did you mean 'beta"):
-        assert told in text
-    for place in ("batch_size:", "optim.lr:", "data.shuffle:"):
-        assert place in text
+    lines = [line.partition(":") for line in str(caught.value).splitlines()[1:]]
+    assert {name.strip() for name, _, _ in lines} == {"stepz", "batch_size", "optim.lr", "optim.beta", "data.shuffle"}
 
 
 def test_validate_lists_known_names_for_an_unknown_one() -> None:
-    with pytest.raises(ConfigError, match=r"known here: .*weight_decay"):
+    with refused("optim.qqqqqq", "weight_decay", kind=ConfigError):
         validate(TrainConfig, {"optim": {"qqqqqq": 1}})
 
 
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("a.yaml", "steps: [", "not valid YAML"),
-        ("a.yaml", "- 1\n- 2\n", "holds a list"),
-        ("a.toml", "steps = ", "not valid TOML"),
-        ("missing.yaml", None, "cannot be read"),
-        ("a.yaml", b"\xff\xfe\x00", "not UTF-8"),
+        ("a.yaml", "steps: [", "YAML"),
+        ("a.yaml", "- 1\n- 2\n", "list"),
+        ("a.toml", "steps = ", "TOML"),
+        ("missing.yaml", None, "missing.yaml"),
+        ("a.yaml", b"\xff\xfe\x00", "UTF-8"),
     ],
 )
 def test_read_file_refuses_unreadable_files(tmp_path: Path, name: str, content: object, told: str) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else str(content).encode())
-    with pytest.raises(ConfigError, match=told):
+    with refused(path, told, kind=ConfigError):
         read_file(path)
 
 
 def test_read_file_refuses_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with refused(tmp_path, kind=ConfigError):
         read_file(tmp_path)
 
 

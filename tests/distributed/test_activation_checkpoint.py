@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.policies import as_draws, batch, draws, policy
 from support.ranks import in_ranks
+from support.refusals import refused
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.distributed.activation_checkpoint import (
@@ -114,26 +115,26 @@ def test_names_stay_and_a_copy_has_weights_of_its_own() -> None:
 
 @pytest.mark.slow
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no blocks"):
+    with refused("activation_checkpoint", "full", kind=ConfigError):
         apply_activation_checkpointing([], "full")
-    with pytest.raises(ConfigError, match="no blocks"):
+    with refused("compile", kind=ConfigError):
         compile_blocks([], CPU)
     apply_activation_checkpointing([], "none")
     model = built("full")
-    with pytest.raises(ValueError, match="checkpointed already"):
+    with refused(type(model.blocks()[0]).__name__, kind=ValueError):
         apply_activation_checkpointing(model.blocks(), "full")
-    with pytest.raises(ValueError, match="a block inside it is checkpointed"):
+    with refused(type(model).__name__, kind=ValueError):
         apply_activation_checkpointing([model], "full")
     compiled = nn.Linear(2, 2)
     compiled.compile()
-    with pytest.raises(ValueError, match="apply activation checkpointing"):
+    with refused("Linear", kind=ValueError):
         apply_activation_checkpointing([compiled], "full")
 
 
 def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -x")
     model = policy()
-    with pytest.raises(ConfigError, match="there is no no-such-compiler"):
+    with refused("compile", "no-such-compiler", kind=ConfigError):
         compile_blocks(model.blocks(), CPU)
     assert all(block._compiled_call_impl is None for block in model.blocks())
     monkeypatch.setenv("CXX", "python")  # anything that is there
@@ -175,9 +176,9 @@ def sharded(shards: int) -> list[bool]:
                 model.forward_methods,
             )
             seen.append(loss_and_gradients(model))
-            with pytest.raises(ValueError, match="sharded already"):
+            with refused("sharded", kind=ValueError):
                 apply_activation_checkpointing(model.blocks(), "full")
-            with pytest.raises(ValueError, match="sharded already"):
+            with refused("sharded", kind=ValueError):
                 compile_blocks(model.blocks(), CPU) if missing_compiler(CPU) is None else raises()
         (loss, gradients), *others = seen
 

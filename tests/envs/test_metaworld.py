@@ -7,6 +7,7 @@ from support.envs import check_env
 
 pytest.importorskip("metaworld", reason="the extra `sim` is not installed")
 
+from support.refusals import refused
 from understudy.envs.env import layout_seed
 from understudy.envs.metaworld import MetaWorldEnv
 from understudy.envs.ray_camera import SKY
@@ -72,7 +73,7 @@ def test_metaworld_images_are_upright() -> None:
 
 
 def test_metaworld_names_unknown_cameras_and_tasks() -> None:
-    with pytest.raises(ValueError, match=r"front.*corner2, gripperPOV"):
+    with refused(["front"], "corner2, gripperPOV", kind=ValueError):
         MetaWorldEnv(cameras=("front",))
-    with pytest.raises(ValueError, match=r"'fly-v3'.*reach-v3"):
+    with refused("'fly-v3'", "reach-v3", kind=ValueError):
         MetaWorldEnv(tasks=("fly-v3",))

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.envs import check_env
+from support.refusals import refused
 from understudy.envs.env import layout_seed
 from understudy.envs.registry import open_env
+from understudy.optional_packages import MissingExtraError
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 
@@ -26,9 +28,17 @@ def test_layout_seed_belongs_to_one_episode_of_one_split(one: tuple, two: tuple)
     assert (of(one) >= 2**62) == one[3]  # training below, evaluation above
 
 
-@pytest.mark.parametrize(("seed", "episode", "attempt"), [(-1, 0, 0), (2**32, 0, 0), (0, 2**24, 0), (0, 0, 64)])
-def test_layout_seed_refuses_values_out_of_range(seed: int, episode: int, attempt: int) -> None:
-    with pytest.raises(ValueError, match="must be in"):
+@pytest.mark.parametrize(
+    ("seed", "episode", "attempt", "named"),
+    [
+        (-1, 0, 0, "seed=-1"),
+        (2**32, 0, 0, f"seed={2**32}"),
+        (0, 2**24, 0, f"episode={2**24}"),
+        (0, 0, 64, "attempt=64"),
+    ],
+)
+def test_layout_seed_refuses_values_out_of_range(seed: int, episode: int, attempt: int, named: str) -> None:
+    with refused(named, kind=ValueError):
         layout_seed(seed, episode, attempt=attempt)
 
 
@@ -63,16 +73,16 @@ def test_open_env_selects_tasks_by_short_name_or_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "words"),
     [
-        ({"name": "kitchen"}, "'kitchen'.*tabletop, metaworld"),
-        ({"name": "tabletop", "tasks": ("pink",)}, "^tasks: .*'pink'.*red, green, blue"),
-        ({"name": "tabletop", "cameras": ("wrist",)}, "wrist.*'front'"),
-        ({"name": "tabletop", "cameras": ()}, "'front'"),
+        ({"name": "kitchen"}, ["'kitchen'", "tabletop, recall, metaworld"]),
+        ({"name": "tabletop", "tasks": ("pink",)}, ["tasks", "'pink'", "red, green, blue"]),
+        ({"name": "tabletop", "cameras": ("wrist",)}, ["cameras=['wrist']", "'front'"]),
+        ({"name": "tabletop", "cameras": ()}, ["cameras=[]", "'front'"]),
     ],
 )
-def test_open_env_names_an_unknown_argument(arguments: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_open_env_names_an_unknown_argument(arguments: dict, words: list[str]) -> None:
+    with refused(*words, kind=ValueError):
         open_env(**arguments)
 
 
@@ -86,5 +96,5 @@ def test_open_env_names_the_extra_of_a_missing_package(
         if module.startswith(("understudy.envs.", f"{package}.")) and module != "understudy.envs.registry":
             monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=rf"needs {package}.*understudy\[{extra}\]"):
+    with refused(f"'{name}'", package, f"'understudy[{extra}]'", kind=MissingExtraError):
         open_env(name)

@@ -11,6 +11,7 @@ import pytest
 import understudy as us
 from support.batches import all_same, least_memory
 from support.datasets import Spec, write_dataset
+from support.refusals import refused, warned
 from understudy.data.format.catalog import Catalog
 from understudy.load.batch_request import BatchRequest, DatasetOptions
 
@@ -61,13 +62,13 @@ def test_loader_passes_its_own_options_on(root: Path) -> None:
 @pytest.mark.parametrize("make", [us.Loader, us.EpisodeStream])
 def test_unknown_options_are_refused(root: Path, make: Any) -> None:
     for given in (root, us.EpisodeDataset(root)):
-        with pytest.raises(TypeError, match="color"):
+        with refused(["color"], kind=TypeError):
             make(given, batch_size=BATCH, color="red")
-    with pytest.raises(TypeError, match="keys"):
+    with refused(["keys"], "EpisodeDataset(...)", kind=TypeError):
         make(us.EpisodeDataset(root), batch_size=BATCH, keys=["action"])
-    with pytest.raises(TypeError, match="did you mean 'memory'"):
+    with refused(["memroy"], "'memory'", kind=TypeError):
         make(root, batch_size=BATCH, memroy="1GB")
-    with pytest.raises(TypeError, match="image_transforms"):  # which no batch would get
+    with refused(["image_transforms"], kind=TypeError):  # which no batch would get
         make(root, batch_size=BATCH, image_transforms=lambda images: images)
 
 
@@ -113,7 +114,7 @@ def test_old_names_of_dataset_options_warn(root: Path) -> None:
 
 @pytest.mark.parametrize("given", [7, None, b"bytes", {"a": 1}, [], [7]])
 def test_datasets_of_other_types_are_refused(given: Any) -> None:
-    with pytest.raises(ValueError, match=r"give (a|at least one) dataset"):
+    with refused("dataset", kind=ValueError):
         us.Loader(given, batch_size=BATCH)
 
 
@@ -130,7 +131,7 @@ def test_loader_fits_the_order_to_its_memory(tmp_path: Path) -> None:
 
 
 def test_old_names_of_arguments_and_attributes_warn(root: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="is now") as caught:
+    with warned(kind=DeprecationWarning) as caught:
         loader = us.Loader(root, batch_size=BATCH, world=2, threads=1, start=8, size=(16, 16))
     new = {str(warning.message).split(" is now ")[1].split("=")[0] for warning in caught}
     assert new == {"world_size", "num_threads", "position", "image_size"}

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from support.batches import least_memory, same
 from support.datasets import Spec, write_dataset
+from support.refusals import refused
 from understudy import EpisodeDataset, EpisodeStream, Loader, Order
 from understudy.load.mixed_batches import Mixture
 
@@ -155,30 +156,33 @@ def test_mixture_takes_the_wider_dtype(roots: dict[str, Path], tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "words"),
     [
-        ({"keys": [ACTION, TOP]}, r"sources 0 \(arm\) and 1 \(hand\) deliver different keys.*keys=\[\.\.\.\]"),
-        ({"keys": [ACTION, STATE, "next.reward"], "delta_timestamps": {ACTION: WINDOWS[ACTION]}}, "images.top"),
-        ({"delta_timestamps": {**WINDOWS, ACTION: [0.0]}}, "window of 3 and of 1 .*same length"),
-        ({"delta_timestamps": {TOP: WINDOWS[TOP]}}, "window of 3 and of 0"),
+        ({"keys": [ACTION, TOP]}, ["(arm)", "(hand)", ["next.reward", "observation.state"], "keys=[...]"]),
+        (
+            {"keys": [ACTION, STATE, "next.reward"], "delta_timestamps": {ACTION: WINDOWS[ACTION]}},
+            [[TOP], "keys=[...]"],
+        ),
+        ({"delta_timestamps": {**WINDOWS, ACTION: [0.0]}}, ["'action'", 3, 1, "delta_timestamps"]),
+        ({"delta_timestamps": {TOP: WINDOWS[TOP]}}, ["'action'", 3, 0, "delta_timestamps"]),
     ],
 )
 def test_mixture_refuses_datasets_that_no_batch_combines(
-    roots: dict[str, Path], options: dict[str, Any], message: str
+    roots: dict[str, Path], options: dict[str, Any], words: list[Any]
 ) -> None:
     datasets = [*opened(roots, ["arm"]), *opened(roots, ["hand"], **options)]
     order = Order.from_datasets(datasets, batch_size=3, seed=3)
     for kind in (Loader, EpisodeStream):
-        with pytest.raises(ValueError, match=message):
+        with refused(*words, kind=ValueError):
             kind(datasets, order=order)
 
 
 def test_mixture_refuses_other_shapes_than_float_vectors(roots: dict[str, Path], tmp_path: Path) -> None:
-    for name, changes, message in (
-        ("whole", {"dtype": "int64"}, "'action' is float32 and int64 .*keys="),
-        ("text", {"dtype": "string"}, "'action' is float32 and text"),
-        ("matrix", {"shape": [2, 1]}, r"\(2,\) and float32 \(2, 1\) .*one shape"),
+    for name, changes, words in (
+        ("whole", {"dtype": "int64"}, ["'action'", "float32", "int64", "keys="]),
+        ("text", {"dtype": "string"}, ["'action'", "float32", "text", "keys="]),
+        ("matrix", {"shape": [2, 1]}, ["'action'", (2,), (2, 1), "keys=[...]"]),
     ):
         odd = EpisodeDataset(declared(roots["arm"], tmp_path / name, ACTION, **changes))
-        with pytest.raises(ValueError, match=message):
+        with refused(*words, kind=ValueError):
             Mixture.from_datasets([EpisodeDataset(roots["arm"]), odd])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from support import policies
+from support.refusals import refused
 from understudy.config.lora import LoraConfig
 from understudy.config.train import OptimConfig, TrainConfig
 from understudy.errors import ConfigError
@@ -124,24 +125,23 @@ def test_patterns_accept_names_of_earlier_releases() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "words"),
     [
-        ({"targets": ("layer.*",)}, "lora.targets: 'layer.*'"),
-        ({"targets": ("text.near",)}, "lora.targets: 'text.near'"),  # a convolution
-        ({"also_train": ("out.*",)}, "lora.also_train: 'out.*'"),
-        ({"frozen": ("layers.*",), "targets": ("layers.*",)}, "lora.targets: layers.*: no linear layer is left"),
+        ({"targets": ("layer.*",)}, ["lora.targets", "'layer.*'"]),
+        ({"targets": ("text.near",)}, ["lora.targets", "'text.near'"]),  # a convolution
+        ({"also_train": ("out.*",)}, ["lora.also_train", "'out.*'"]),
+        ({"frozen": ("layers.*",), "targets": ("layers.*",)}, ["lora.targets", "layers.*", "optim.freeze"]),
     ],
 )
-def test_patterns_without_effect_are_errors(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_patterns_without_effect_are_errors(options: dict[str, Any], words: list[str]) -> None:
+    with refused(*words, kind=ConfigError):
         adapted(**options)
-    assert str(caught.value).startswith(message)
 
 
 def test_a_shared_weight_is_refused() -> None:
     network = nn.ModuleDict({"one": nn.Linear(4, 4), "two": nn.Linear(4, 4), "three": nn.Linear(4, 4)})
     network["two"].weight = network["one"].weight
-    with pytest.raises(ConfigError, match=r"lora\.targets: one shares its weight"):
+    with refused("lora.targets", "weight", kind=ConfigError):
         add_adapters(network, LoraConfig(2, targets=("*",)), (), Seeds())
     assert add_adapters(network, LoraConfig(2, targets=("three",)), (), Seeds()) == ["three"]
 
@@ -220,7 +220,8 @@ def test_the_average_shares_frozen_weights_and_checkpoints_hold_them_once() -> N
     half = policies.policy()
     freeze(half, OptimConfig(freeze=("out_proj.*",)))
     whole = named_tensors(half, make_optimizer(half, TrainConfig(), {}), make_average(half))
-    assert "average/out_proj.weight" in whole, "the format of runs without adapters did not change"
+    assert set(whole) >= {"weights/out_proj.weight", "average/layers.0.grow.weight"}
+    assert "average/out_proj.weight" not in whole
 
 
 # -- merge ------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from support.order_sources import Source, episodes
 from understudy.order import Order
+from understudy.order.audit.audit import as_read, audit
 from understudy.order.defaults import choose_clips, shared_factor
 from understudy.order.lanes import Lanes
 
@@ -33,22 +34,71 @@ def test_the_rules_hold_where_they_can(frames, gop, back, batch, in_flight):
     roomy = batch * floor * 2 <= min(in_flight, frames // 10)
     if roomy:
         assert choice.clip >= max(16, back)
-        assert choice.lanes * choice.clip <= 1.5 * min(in_flight, frames // 10)
+        counted = choose_clips(frames, gop, (0, back), batch_size=batch, in_flight=in_flight)
+        assert counted.lanes * counted.clip <= 1.5 * min(in_flight, frames // 10)
 
 
-def test_a_window_that_reaches_far_back_gets_long_clips():
-    far = choose_clips(10**7, 2, (240, 0), batch_size=64, in_flight=100_000)
+def test_a_window_that_reaches_far_gets_long_clips():
+    far = choose_clips(10**7, 2, (0, 240), batch_size=64, in_flight=100_000)
     near = choose_clips(10**7, 2, (1, 0), batch_size=64, in_flight=100_000)
     assert near.clip < 80
     assert far.clip >= 4 * 240
     assert any("240 frames" in reason for reason in far.reasons)
 
 
+@pytest.mark.parametrize("batch", [16, 64, 256])
+@pytest.mark.parametrize("gop", [2, 30])
+def test_a_history_lengthens_clips_and_keeps_the_lanes(gop, batch):
+    ahead = choose_clips(10**7, gop, (0, 150), batch_size=batch, in_flight=100_000)
+    back = choose_clips(10**7, gop, (150, 0), batch_size=batch, in_flight=100_000)
+    assert 8 * 150 <= back.clip < 8 * 150 + 16
+    assert back.clip > ahead.clip
+    assert back.lanes == ahead.lanes
+    assert not any("more than allowed" in reason for reason in back.reasons)
+
+
+@pytest.mark.parametrize("gop", [2, 30, 250])
+def test_six_frames_a_second_apart_decode_at_most_15_percent_more_and_mix_no_worse(gop):
+    rng = np.random.Generator(np.random.PCG64(0))
+    lengths = rng.integers(200, 1000, 300)
+
+    def figures(reach, **given):
+        order = Order.from_datasets([episodes(*lengths, gop=gop, reach=reach)], batch_size=16, **given)
+        source = order.spec.sources[0]
+        read, ends = as_read(order)
+        return source, audit(read, ends, 16, world_size=1, gop=gop, reach=reach, span=4 * source.lanes * source.clip)
+
+    _, now = figures((0, 0))
+    source, history = figures((150, 0))
+    assert history.amplification <= 1.15 * now.amplification
+    _, shorter = figures((150, 0), clip=601, lanes=source.lanes)
+    for one, other in zip(history.deff[:2], shorter.deff[:2]):
+        assert one == pytest.approx(other, rel=0.05)
+
+
+FROZEN = {
+    (60_000, 2, (8, 0), 16): (67, 80, "plain"),
+    (60_000, 30, (1, 0), 16): (90, 64, "keyframe"),
+    (60_000, 30, (0, 50), 16): (210, 16, "keyframe"),
+    (10_000_000, 2, (0, 0), 16): (65, 1552, "plain"),
+    (10_000_000, 2, (0, 50), 256): (205, 256, "plain"),
+    (10_000_000, 250, (0, 16), 256): (250, 256, "keyframe"),
+}
+"""(frames, GOP, reach, batch) without a history: clip, lanes and cut of earlier releases."""
+
+
+@pytest.mark.parametrize("given", FROZEN)
+def test_a_source_without_a_history_keeps_its_order(given):
+    frames, gop, reach, batch = given
+    choice = choose_clips(frames, gop, reach, batch_size=batch, in_flight=100_000)
+    assert (choice.clip, choice.lanes, choice.cut) == FROZEN[given]
+
+
 def test_memory_shortens_clips_but_not_below_the_reach():
-    tight = choose_clips(10**7, 2, (240, 0), batch_size=256, in_flight=100_000)
+    tight = choose_clips(10**7, 2, (0, 240), batch_size=256, in_flight=100_000)
     assert 240 <= tight.clip < 420
     assert tight.lanes == 256
-    tighter = choose_clips(10**7, 2, (240, 0), batch_size=1024, in_flight=100_000)
+    tighter = choose_clips(10**7, 2, (0, 240), batch_size=1024, in_flight=100_000)
     assert tighter.clip >= 240
     assert any("more than allowed" in reason for reason in tighter.reasons)
 

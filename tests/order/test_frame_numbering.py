@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.order_sources import Source, episodes, sources
+from support.refusals import refused
 from understudy.order import Order
 from understudy.order.frame_numbering import check_segments, fingerprint, make_layout
 from understudy.order.prefix_sums import make_finder
@@ -89,20 +90,20 @@ def test_the_fingerprint_is_of_the_rows_and_their_order():
 @pytest.mark.parametrize(
     ("segments", "words"),
     [
-        (np.zeros((3, 2), np.int64), "shape"),
-        (np.zeros((0, 3), np.int64), "no frames"),
-        ([], "no frames"),
-        ([[0, 4, 4]], "no frames"),
-        ([[0, 0, 5], [1, 7, 3]], "segment 1"),
-        ([[0, -1, 5]], "segment 0"),
-        ([[0.0, 0.0, 5.0]], "float64"),
-        ([[0, 0, 2**62]], "overflow"),
-        ([[0, 0, 2**61], [1, 0, 2**61]], "overflow"),
+        (np.zeros((3, 2), np.int64), ["shape", (3, 2)]),
+        (np.zeros((0, 3), np.int64), ["frames"]),
+        ([], ["frames"]),
+        ([[0, 4, 4]], ["frames"]),
+        ([[0, 0, 5], [1, 7, 3]], [1, [1, 7, 3]]),
+        ([[0, -1, 5]], [0, [0, -1, 5]]),
+        ([[0.0, 0.0, 5.0]], ["float64"]),
+        ([[0, 0, 2**62]], ["2**62"]),
+        ([[0, 0, 2**61], [1, 0, 2**61]], ["2**62"]),
     ],
 )
 def test_bad_segments_are_refused_by_name(segments, words):
-    with pytest.raises(ValueError, match=f"'my source'.*{words}"):
-        check_segments(segments, "my source")
+    with refused("'mine'", *words, kind=ValueError):
+        check_segments(segments, "mine")
 
 
 def test_segments_are_not_copied():

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.order_sources import Source, episodes, sources
+from support.refusals import refused
 from understudy.order import Order
 
 modes = st.sampled_from(["clips", "uniform", "episodes", "sequential"])
@@ -63,11 +64,11 @@ def test_positions_of_finds_a_frame():
     expected = np.flatnonzero((episode == 1) & (frame == 17))
     assert order.positions_of(0, 1, 17, range(5)).tolist() == expected.tolist()
     assert order.positions_of(0, 1, 17, range(2, 4)).tolist() == expected[2:4].tolist()
-    with pytest.raises(ValueError, match="frame 40 of episode 1"):
+    with refused(40, 1, "'source'", kind=ValueError):
         order.positions_of(0, 1, 40)
-    with pytest.raises(ValueError, match="source 1"):
+    with refused("source", 1, kind=ValueError):
         order.positions_of(1, 1, 4)
-    with pytest.raises(ValueError, match="epochs start at 0"):
+    with refused("epochs", range(-1, 2), kind=ValueError):
         order.positions_of(0, 1, 4, range(-1, 2))
 
 
@@ -142,34 +143,34 @@ def test_positions_may_be_one_number_or_none():
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"mode": "random"}, "mode 'random'"),
-        ({"batch_size": 0}, "batch_size 0"),
-        ({"frames_in_flight": 0}, "frames_in_flight 0"),
-        ({"clip": 0}, "clip 0"),
-        ({"lanes": -1}, "lanes -1"),
-        ({"seed": -1}, "seed -1"),
-        ({"batch_size": 2.5}, "batch_size 2.5: need a whole number"),
-        ({"lanes": "8"}, "lanes '8': need a whole"),
-        ({"inside": "backwards"}, "inside 'backwards'"),
-        ({"mode": "uniform", "clip": 2}, "clip 2: mode 'uniform' takes none"),
-        ({"mode": "uniform", "inside": "permuted"}, "inside 'permuted': mode 'uniform'"),
-        ({"mode": "sequential", "lanes": 2}, "lanes 2: mode 'sequential' takes none"),
-        ({"mode": "episodes", "clip": 2}, "clip 2: mode 'episodes' takes none"),
+        ({"mode": "random"}, ["mode", "'random'"]),
+        ({"batch_size": 0}, ["batch_size", 0]),
+        ({"frames_in_flight": 0}, ["frames_in_flight", 0]),
+        ({"clip": 0}, ["clip", 0]),
+        ({"lanes": -1}, ["lanes", -1]),
+        ({"seed": -1}, ["seed", -1]),
+        ({"batch_size": 2.5}, ["batch_size", 2.5]),
+        ({"lanes": "8"}, ["lanes", "'8'"]),
+        ({"inside": "backwards"}, ["inside", "'backwards'"]),
+        ({"mode": "uniform", "clip": 2}, ["clip", 2, "mode", "'uniform'"]),
+        ({"mode": "uniform", "inside": "permuted"}, ["inside", "'permuted'", "mode", "'uniform'"]),
+        ({"mode": "sequential", "lanes": 2}, ["lanes", 2, "mode", "'sequential'"]),
+        ({"mode": "episodes", "clip": 2}, ["clip", 2, "mode", "'episodes'"]),
     ],
 )
 def test_bad_settings_are_refused(kwargs, words):
-    with pytest.raises(ValueError, match=words):
+    with refused(*words, kind=ValueError):
         Order.from_datasets([episodes(5)], **{"batch_size": 2, **kwargs})
 
 
 def test_bad_sources_are_refused_by_name():
-    with pytest.raises(ValueError, match="no sources"):
+    with refused("sources", kind=ValueError):
         Order.from_datasets([], batch_size=2)
-    with pytest.raises(ValueError, match="'empty' has no frames"):
+    with refused("'empty'", "frames", kind=ValueError):
         Order.from_datasets([episodes(5), episodes(name="empty")], batch_size=2)
-    with pytest.raises(ValueError, match="'source': gop 0"):
+    with refused("'source'", "gop", 0, kind=ValueError):
         Order.from_datasets([episodes(5, gop=0)], batch_size=2)
-    with pytest.raises(ValueError, match=r"reach \(-1, 0\)"):
+    with refused("reach", (-1, 0), kind=ValueError):
         Order.from_datasets([episodes(5, reach=(-1, 0))], batch_size=2)
 
 
@@ -185,16 +186,16 @@ def test_one_source_needs_no_list():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("runs/demo/dataset", "str 'runs/demo/dataset'"),
-        (Path("runs/demo"), "PosixPath 'runs/demo'"),
-        (["runs/demo"], "source 0 is a str 'runs/demo'"),
-        ([episodes(5), 7], "source 1 is a int '7'"),
-        ({"a": episodes(5)}, "dict"),
-        (None, "NoneType"),
+        ("runs/demo/dataset", ["str", "'runs/demo/dataset'"]),
+        (Path("runs/demo"), ["PosixPath", "'runs/demo'"]),
+        (["runs/demo"], ["source", 0, "str", "'runs/demo'"]),
+        ([episodes(5), 7], ["source", 1, "int", "'7'"]),
+        ({"a": episodes(5)}, ["dict", "segments"]),
+        (None, ["NoneType", "segments"]),
     ],
 )
 def test_order_names_an_argument_that_is_no_source(given, words):
-    with pytest.raises(ValueError, match=words):
+    with refused(*words, kind=ValueError):
         Order.from_datasets(given, batch_size=2)
 
 
@@ -224,7 +225,7 @@ def test_another_batch_is_the_same_order():
     assert larger.spec.fingerprint == order.spec.fingerprint
     for old, new in zip(order.locate(np.arange(9000)), larger.locate(np.arange(9000))):
         assert np.array_equal(old, new)
-    with pytest.raises(ValueError, match="batch size 0"):
+    with refused("batch", 0, kind=ValueError):
         order.with_batch_size(0)
 
 
@@ -253,15 +254,15 @@ def test_the_inverse_follows_the_schedule():
 
 def test_a_change_must_come_after_the_last_and_name_its_sources():
     order = Order.from_datasets([episodes(5, name="a"), episodes(5, name="b")], batch_size=2).with_weights(10, {"a": 1})
-    with pytest.raises(ValueError, match="entry at 10"):
+    with refused(10, kind=ValueError):
         order.with_weights(10, {"b": 1})
-    with pytest.raises(ValueError, match="'x'"):
+    with refused("'x'", kind=ValueError):
         order.with_weights(20, {"x": 1})
-    with pytest.raises(ValueError, match="name at least one"):
+    with refused("weights", ["a", "b"], kind=ValueError):
         order.with_weights(20, {})
-    with pytest.raises(ValueError, match=r"position 20\.5"):
+    with refused("position", 20.5, kind=ValueError):
         order.with_weights(20.5, {"a": 1})
-    with pytest.raises(ValueError, match="'c'"):
+    with refused("'c'", kind=ValueError):
         order.with_weights(20, {"a": 1}, add=[episodes(5, name="c")])
-    with pytest.raises(ValueError, match="named 'a'"):
+    with refused("'a'", kind=ValueError):
         order.with_weights(20, {"a": 1}, add=[episodes(5, name="a")])

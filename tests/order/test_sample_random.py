@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from support.refusals import refused
 from understudy.order import sample_normal, sample_rng, sample_uniform, sample_words
 from understudy.order.random.philox import philox
 from understudy.order.sample_random import natural_log, normal_from_bits
@@ -120,7 +121,7 @@ def test_integers():
     assert sample_rng(0, "pick", 9).integers(5, 6).item() == 5
     assert sample_rng(0, "pick", 9).integers(0, 2**31, (5,)).max() > 2**20
     for low, high in ((3, 3), (4, 3), (0, 2**31 + 1)):
-        with pytest.raises(ValueError, match="integers in"):
+        with refused(low, high, kind=ValueError):
             sample_rng(0, "pick", 9).integers(low, high)
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.order_sources import Source, episodes, sources
+from support.refusals import refused
 from understudy.order import Order, Spec, compare
 
 
@@ -49,12 +50,12 @@ def test_a_saved_order_does_not_follow_later_defaults():
 def test_from_json_names_changed_data():
     order = Order.from_datasets(pair(), batch_size=8)
     fewer = [pair()[0], episodes(*[70] * 8, name="b")]
-    with pytest.raises(ValueError, match=r"source 1 \(b\) selected frames: 630 frames.*-> 560 frames.*repeat"):
+    with refused("(b)", 630, 560, kind=ValueError):
         Order.from_json(order.to_json(), fewer)
     turned = [pair()[0], Source(pair()[1].segments[::-1], "b")]
-    with pytest.raises(ValueError, match="in another order"):
+    with refused("(b)", "order", kind=ValueError):
         Order.from_json(order.to_json(), turned)
-    with pytest.raises(ValueError, match="2 sources"):
+    with refused(2, kind=ValueError):
         Order.from_json(order.to_json(), pair()[:1])
 
 
@@ -109,31 +110,31 @@ def test_the_fingerprint_changes_exactly_if_the_order_does():
 def test_a_spec_that_is_damaged_or_of_another_version_is_refused():
     saved = json.loads(Order.from_datasets(pair(), batch_size=8).to_json())
     for change, words in (
-        ({"version": 3}, "order version 3"),
-        ({"extra": 1}, "extra"),
-        ({"schedule": []}, "schedule positions"),
-        ({"schedule": [{"position": 5, "slots": [1, 1]}]}, "schedule positions"),
-        ({"schedule": [{"position": 0, "slots": [1, -1]}]}, "negative"),
-        ({"schedule": [{"position": 0, "slots": [1, 1, 1]}]}, "3 shares"),
-        ({"sources": []}, "no sources"),
-        ({"sources": [saved["sources"][0]] * 2}, "named 'a'"),
-        ({"sources": [{**saved["sources"][0], "clip": 0}]}, "clip is 0"),
-        ({"seed": -3}, "seed -3"),
-        ({"sources": [{**saved["sources"][0], "inside": "backwards"}]}, "inside is 'backwards'"),
-        ({"seed": "0"}, "'0' is str, need int"),
-        ({"batch": 8.0}, "8.0 is float"),
-        ({"schedule": [{"position": 0, "slots": [1.5, 1]}]}, "1.5 is float"),
-        ({"schedule": [{"position": 0, "slots": []}]}, "0 shares"),
-        ({"sources": [{**saved["sources"][0], "clip": "64"}]}, "clip: '64' is str"),
-        ({"sources": [{**saved["sources"][0], "shuffle": 1}]}, "shuffle: 1 is int, need bool"),
-        ({"sources": ["a"]}, "'a' is no JSON object"),
+        ({"version": 3}, ["version", 3]),
+        ({"extra": 1}, ["unknown", ["extra"]]),
+        ({"schedule": []}, ["schedule", []]),
+        ({"schedule": [{"position": 5, "slots": [1, 1]}]}, ["schedule", [5]]),
+        ({"schedule": [{"position": 0, "slots": [1, -1]}]}, ["schedule", 0]),
+        ({"schedule": [{"position": 0, "slots": [1, 1, 1]}]}, ["schedule", 3]),
+        ({"sources": []}, ["sources"]),
+        ({"sources": [saved["sources"][0]] * 2}, ["'a'", "sources"]),
+        ({"sources": [{**saved["sources"][0], "clip": 0}]}, ["'a'", "clip", 0]),
+        ({"seed": -3}, ["seed", -3]),
+        ({"sources": [{**saved["sources"][0], "inside": "backwards"}]}, ["'a'", "inside", "'backwards'"]),
+        ({"seed": "0"}, ["'0'", "str", "int"]),
+        ({"batch": 8.0}, [8.0, "float", "int"]),
+        ({"schedule": [{"position": 0, "slots": [1.5, 1]}]}, [1.5, "float", "int"]),
+        ({"schedule": [{"position": 0, "slots": []}]}, ["schedule", 0]),
+        ({"sources": [{**saved["sources"][0], "clip": "64"}]}, ["clip", "'64'", "str"]),
+        ({"sources": [{**saved["sources"][0], "shuffle": 1}]}, ["shuffle", 1, "int", "bool"]),
+        ({"sources": ["a"]}, ["'a'"]),
     ):
-        with pytest.raises(ValueError, match=words):
+        with refused(*words, kind=ValueError):
             Spec.from_json({**saved, **change})
-    with pytest.raises(ValueError, match="no JSON object"):
+    with refused("order", "'[]'", kind=ValueError):
         Spec.from_json("[]")
     del saved["seed"]
-    with pytest.raises(ValueError, match=r"missing.*seed"):
+    with refused("order", ["seed"], kind=ValueError):
         Spec.from_json(saved)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.refusals import refused
 from understudy.config.data import DataConfig, SourceConfig
 from understudy.config.rollout import Play
 from understudy.envs.env import Outcome, image_feature, vector_feature
@@ -145,22 +146,22 @@ def test_the_other_robot_lacks_nothing_and_is_told_so_too() -> None:
 
 
 def test_sources_that_differ_need_a_name_and_equal_ones_do_not() -> None:
-    with pytest.raises(ConfigError, match=r"differ.*name the one whose robot plays: arm, hand"):
+    with refused("source", "arm, hand", kind=ConfigError):
         make_adapter(mixed(ARM, HAND), FROZEN, Play())
-    with pytest.raises(ConfigError, match=r"source: 'foot': the run has arm, hand"):
+    with refused("source", "'foot'", "arm, hand", kind=ConfigError):
         make_adapter(mixed(ARM, HAND), FROZEN, Play(source="foot"))
     one_head = {**FROZEN, "normalisation": {"heads": ["arm::joint"]}, "sources": [SOURCES[0], SOURCES[0]]}
     wired = make_adapter(mixed(ARM, replace(ARM, root="again")), one_head, Play())
     assert (wired.head, wired.missable, wired.action_dim) == (None, (), 4)
     # The same keys, but not the same robot: which numbers would come out?
     two = {**FROZEN, "sources": SOURCES}
-    with pytest.raises(ConfigError, match="norm head"):
+    with refused("source", ", ".join(mixed(ARM, replace(ARM, root="again")).names()), kind=ConfigError):
         make_adapter(mixed(ARM, replace(ARM, root="again")), two, Play())
 
 
 def test_no_head_is_guessed() -> None:
     """A folder with a policy of several robots and nothing else."""
-    with pytest.raises(ConfigError, match=r"norm heads arm::joint, hand::joint; play it from its run"):
+    with refused("arm::joint, hand::joint", kind=ConfigError):
         make_adapter(DataConfig(), {"policy": POLICY, "normalisation": NORM}, Play())
 
 
@@ -180,14 +181,14 @@ def test_flat_settings_are_one_source_and_a_key_may_be_named() -> None:
 @pytest.mark.parametrize(
     ("world", "told"),
     [
-        (Room("joints"), r"room has no 'observation.state'; it has joints"),
-        (Room(width=4), r"the policy's has 3 numbers, 'observation.state' of room 4$"),
-        (Room(action=3), r"the policy's actions have 2 numbers, those of room 3"),
+        (Room("joints"), ["state", "room", "'observation.state'", "joints"]),
+        (Room(width=4), ["state", 3, "'observation.state'", "room", 4]),
+        (Room(action=3), [2, "room", 3]),
     ],
 )
-def test_what_a_world_does_not_have_is_told(world: Room, told: str) -> None:
+def test_what_a_world_does_not_have_is_told(world: Room, told: list[object]) -> None:
     wired = make_adapter(mixed(ARM, HAND), FROZEN, Play(source="hand"))
-    with pytest.raises(ConfigError, match=told):
+    with refused(*told, kind=ConfigError):
         check_env(wired, world, FROZEN)
 
 
@@ -195,7 +196,7 @@ def test_a_key_that_would_fit_is_told() -> None:
     world = Room(width=4)
     world.features["observation.environment_state"] = vector_feature(["a", "b", "c"])
     wired = make_adapter(mixed(ARM, HAND), FROZEN, Play(source="hand"))
-    with pytest.raises(ConfigError, match=r"; --state observation.environment_state would fit"):
+    with refused("--state", "observation.environment_state", kind=ConfigError):
         check_env(wired, world, FROZEN)
 
 

@@ -12,15 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from support.refusals import refused
 from understudy.cli.rollout import rollout as rollout_run
 from understudy.config.rollout import RolloutConfig
-from understudy.config.train import TrainConfig
+from understudy.config.train import DataConfig, TrainConfig
 from understudy.errors import ConfigError
 from understudy.policies.draws import RandomSpec
 from understudy.rollout.files import write_result
 from understudy.rollout.play import rollout
 from understudy.rollout.result import Episode, RolloutResult, wilson_interval
-from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.checkpoint.run_dir import RECORDED, RunDir
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 
@@ -163,15 +164,15 @@ def test_only_so_many_actions_of_a_chunk_are_executed() -> None:
 
 def test_what_cannot_be_played_is_told() -> None:
     lanes = worlds(1)
-    with pytest.raises(ValueError, match="execute=9: the policy predicts 8"):
+    with refused("execute=9", 8, kind=ValueError):
         rollout(Zero(), lanes, 1, execute=9)
-    with pytest.raises(ValueError, match="share one scene"):
+    with refused("tabletop", kind=ValueError):
         rollout(Zero(), worlds(1, tasks=("red",)), 1, swap_text=True)
 
     class Arm(Zero):
         config = Shape(chunk=8, action_dim=7)
 
-    with pytest.raises(ValueError, match="have 7 numbers, those of tabletop 4"):
+    with refused(7, "tabletop", 4, kind=ValueError):
         rollout(Arm(), lanes, 1)
 
 
@@ -204,7 +205,7 @@ def test_an_interval_holds_its_rate_and_mirrors(tried: tuple[int, int]) -> None:
 
 def test_nothing_tried_says_nothing() -> None:
     assert wilson_interval(0, 0) == (0, 1)
-    with pytest.raises(ValueError, match="5 successes of 3"):
+    with refused(5, 3, kind=ValueError):
         wilson_interval(5, 3)
 
 
@@ -275,22 +276,22 @@ def test_the_verb_plays_the_policy_of_a_run(tmp_path: Path, capsys: pytest.Captu
     for wrong, told in (
         ({"action_steps": 5}, "execute=5"),
         ({"tasks": ("pink",)}, "'pink'"),
-        ({"device": "fpga"}, "device: 'fpga' cannot be used"),
-        ({"device": "nonsense"}, "device: 'nonsense' cannot be used"),
+        ({"device": "fpga"}, "device: 'fpga'"),
+        ({"device": "nonsense"}, "device: 'nonsense'"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with refused(told, kind=ConfigError):
             rollout_run(RolloutConfig(**{**vars(asked), **wrong}))
 
 
 def test_a_run_without_a_policy_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"policy: no policy here"):
+    with refused(tmp_path / "policy", kind=ConfigError):
         rollout_run(RolloutConfig(run=str(tmp_path)))
     assert [line.partition(":")[0] for line in RolloutConfig().problems()] == ["run"]
 
 
-def test_a_policy_that_never_learnt_to_act_is_not_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_never_learnt_to_act_is_not_played(tmp_path: Path) -> None:
+    config = TrainConfig(mode="forward_dynamics", data=DataConfig(root="d"))
+    RunDir(tmp_path).begin(config, {name: {} for name in RECORDED - {"format"}})
     (tmp_path / "policy").mkdir()
-    (tmp_path / "config.yaml").touch()
-    monkeypatch.setattr(RunDir, "settings", lambda self: TrainConfig(mode="forward_dynamics"))
-    with pytest.raises(ConfigError, match="its mode is forward_dynamics"):
+    with refused(tmp_path, "forward_dynamics", kind=ConfigError):
         rollout_run(RolloutConfig(run=str(tmp_path)))

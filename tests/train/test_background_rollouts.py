@@ -17,12 +17,14 @@ import pytest
 
 from support import player
 from support.ranks import in_ranks, outcomes_in_ranks
+from support.refusals import refused
 from support.resumed import watched
 from support.runs import same_run, series, tiny_config
 from understudy.config.rollout import RolloutEvery
 from understudy.config.schema import plain, validate
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.errors import ConfigError
+from understudy.optional_packages import is_installed
 from understudy.policies.flow.model import FlowPolicy
 from understudy.rollout.play import rollout_saved_policy
 from understudy.rollout.result import wilson_interval
@@ -377,14 +379,14 @@ def test_impossible_rollouts_are_refused_before_training(
 ) -> None:
     config = settings(data, tmp_path / "r")
     caplog.set_level("INFO", "understudy")
-    for wrong, message in (
-        ({"tasks": ("pink",)}, "^rollout.tasks: .*'pink'"),
-        ({"env": "metaworld", "state": "joints"}, "front|metaworld"),
-        ({"state": "observation.joints"}, "^rollout.state: tabletop has no 'observation.joints'"),
-        ({"device": "fpga"}, "^rollout.device: 'fpga'"),
-        ({"source": "left"}, "^rollout.source: 'left': the run has dataset"),
+    for wrong, named in (
+        ({"tasks": ("pink",)}, ("rollout.tasks", "'pink'")),
+        ({"env": "metaworld", "state": "joints"}, ("front" if is_installed("sim") else "metaworld",)),
+        ({"state": "observation.joints"}, ("rollout.state", "tabletop", "'observation.joints'")),
+        ({"device": "fpga"}, ("rollout.device", "'fpga'")),
+        ({"source": "left"}, ("rollout.source", "'left'", "dataset")),
     ):
-        with pytest.raises(ConfigError, match=message):
+        with refused(*named, kind=ConfigError):
             run.train(replace(config, rollout=replace(config.rollout, **wrong)))
         assert not (tmp_path / "r/config.yaml").exists()
     assert "parameters" not in caplog.text  # no table before the checks
@@ -418,9 +420,9 @@ def test_action_steps_fit_the_chunk_of_the_weights(
     if fits:
         check_action_steps(full)
         return
-    with pytest.raises(ConfigError, match=r"^rollout.action_steps: 6: .* 3 actions"):
+    with refused("rollout.action_steps", 6, 3, kind=ConfigError):
         check_rollouts(full, {})
-    with pytest.raises(ConfigError, match=r"^rollout.action_steps: 6: .* 3 actions"):
+    with refused("rollout.action_steps", 6, 3, kind=ConfigError):
         run.train(config)
     assert not (tmp_path / "r").exists()
 

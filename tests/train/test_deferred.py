@@ -1,21 +1,26 @@
 """A policy that is built on the meta device, sharded and filled starts equal to one that is built whole."""
 
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from support import policies
 from support.checkpoint_ranks import digest
 from support.ranks import in_ranks
-from understudy import meta_device
 from understudy.config.lora import LoraConfig
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed.mesh import join_mesh
 from understudy.errors import ConfigError
+from understudy.policies import meta_device
 from understudy.policies.flow.model import FlowPolicy
+from understudy.policies.weight_files import FILE, StoredTensors, WeightFiles
 from understudy.train.state import TrainState, check_gpu_memory, init_train_state
 
 WHOLE = policies.policy(seed=5)
@@ -45,7 +50,7 @@ def start(precision: str, shards: int, deferred: bool, resumed: bool = False, ra
     )
     with join_mesh(config) as mesh:
         given = None if deferred else WHOLE.state_dict()
-        state = init_train_state(config, DATA, policies.NORMALIZATION, mesh, given, resumed)
+        state = init_train_state(config, DATA, policies.NORMALIZATION, mesh, given, {} if resumed else None)
         assert not any(parameter.is_meta for parameter in state.policy.parameters())
         before = digest(state.tensors())
         loss = step(state) if not resumed else 0.0
@@ -123,3 +128,54 @@ def test_state_that_exceeds_a_gpu_is_an_error_before_the_run(changes: dict[str, 
         check_gpu_memory(made, config, mesh, None)
         with pytest.raises(ConfigError):
             check_gpu_memory(made, config, mesh, needed - 1)
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StoredTensors]:
+    """Weights of a policy with a buffer, changed, in a file; runs fill the policy from files."""
+    plain = FlowPolicy.__init__
+
+    def with_buffer(self: FlowPolicy, *args: Any) -> None:
+        plain(self, *args)
+        self.register_buffer("seen", torch.zeros(10))
+
+    monkeypatch.setattr(FlowPolicy, "__init__", with_buffer)
+    monkeypatch.setattr(FlowPolicy, "fills_weights", True)
+    monkeypatch.setattr(meta_device, "LARGE", 8)
+
+    def write(**changes: Tensor | None) -> StoredTensors:
+        tensors = {**WHOLE.state_dict(), "seen": torch.arange(10.0), **changes}
+        save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, tmp_path / FILE)
+        return StoredTensors(WeightFiles(tmp_path, floats_only=False))
+
+    return write
+
+
+def started(weights: StoredTensors) -> dict[str, Tensor]:
+    with join_mesh(config := TrainConfig(data=DataConfig(root="d"), device="cpu")) as mesh:
+        return init_train_state(config, DATA, policies.NORMALIZATION, mesh, weights).policy.state_dict()
+
+
+def test_filled_policy_has_the_stored_buffers(stored: Callable[..., StoredTensors]) -> None:
+    found = started(stored())
+    assert found.keys() == {*WHOLE.state_dict(), "seen"}
+    assert found["seen"].tolist() == [*range(10)]
+    assert all(torch.equal(found[name], tensor) for name, tensor in WHOLE.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("seen", None),
+        ("out_proj.bias", None),
+        ("out_proj.bias", torch.zeros(policies.config().action_dim, dtype=torch.int32)),
+        ("of_another_network", torch.zeros(2)),
+    ],
+)
+def test_file_of_another_network_fills_no_policy(
+    stored: Callable[..., StoredTensors], name: str, tensor: Tensor | None
+) -> None:
+    weights = stored(**{name: tensor})
+    with pytest.raises(ConfigError) as caught:
+        started(weights)
+    assert name in str(caught.value)

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from support import resumed
 from support.ranks import in_ranks
+from support.refusals import refused
 from support.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.config.train import TrainConfig
-from understudy.errors import DatasetError
 from understudy.policies.common.task_modes import DYNAMICS, FLOW, MODES, TRAINS
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
+from understudy.policies.registry import BUILT_IN, policy_type
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.draw_task_modes import describe_modes, draw_modes
@@ -61,6 +62,20 @@ def test_describe_modes_lists_partly_trained_losses() -> None:
     assert lines({"policy": 3.0, "inverse_dynamics": 1.0}) == [
         "3 policy + 1 inverse_dynamics trains the dynamics loss on 3/4 of the samples"
     ]
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_no_recipe_trains_joint_unless_it_says_so(name: str) -> None:
+    """By default every sample trains the actions. The control: `joint` leaves out a third, and the summary says it."""
+    plain = TrainConfig(policy=policy_type(name).settings())
+    joint = replace(plain, mode="joint")
+    found = {}
+    for config in (plain, joint):
+        modes = [MODES[number] for number in draw_modes(3, torch.arange(3000), config.mode_weights()).tolist()]
+        trained = sum(FLOW in TRAINS[mode] for mode in modes) / len(modes)
+        found[config.mode] = trained, config.learns_dynamics(), bool(describe_modes(config.mode, config.mode_weights()))
+    assert found["policy"] == (1, False, False)
+    assert found["joint"] == (pytest.approx(2 / 3, abs=0.03), True, True)
 
 
 def random_spec(future: bool) -> Any:
@@ -136,5 +151,5 @@ def goes_on(out: Path) -> int:
 
 def test_train_refuses_a_mode_without_data(data: Path, tmp_path: Path) -> None:
     config = tiny_config(data, tmp_path / "r", mode="forward_dynamics")
-    with pytest.raises(DatasetError, match=r"mode.*'observation\.state'.*there is none"):
+    with refused("mode", "'observation.state'", where=str(data), fix="state"):
         run.train(replace(config, data=replace(config.data, state="")))

@@ -176,6 +176,89 @@ def test_run_with_adapters_is_identical_after_kills() -> None:
     assert result["looked_at"] >= 3
 
 
+# -- the dtype of the base --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def half(data: Path, base: Path) -> Path:
+    """The policy to start from, in bfloat16."""
+    assert main(["export", str(base.parent), "--dtype", "bf16", "--output-dir", str(data.parent / "half")]) == 0
+    return data.parent / "half"
+
+
+def frozen_dtypes(root: Path) -> dict[torch.dtype, int]:
+    """Number of frozen weights of the latest checkpoint, by dtype."""
+    found: dict[torch.dtype, int] = {}
+    tensors = final_tensors(root)
+    trained = {name.removeprefix("exp_avg/") for name in tensors if name.startswith("exp_avg/")}
+    for name, tensor in weights(tensors, "weights").items():
+        if name not in trained:
+            found[tensor.dtype] = found.get(tensor.dtype, 0) + tensor.numel()
+    return found
+
+
+def same_training(one: Path, two: Path) -> None:
+    """Assert that two runs had the same losses, adapters and policy; their bases may have different dtypes."""
+    assert series(one) == series(two)
+    assert series(one, "val") == series(two, "val")
+    first, second = final_tensors(one), final_tensors(two)
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name].float(), second[name].float())] == []
+    assert (one / "policy/model.safetensors").read_bytes() == (two / "policy/model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_base_of_a_bf16_file_has_the_bits_of_a_float32_base(
+    data: Path, half: Path, tmp_path: Path, precision: str
+) -> None:
+    for name in ("stored", "float32"):
+        config = settings(data, half, tmp_path / name, lora={"base": name}, precision=precision)
+        assert run.train(config) == run.DONE
+    same_training(tmp_path / "stored", tmp_path / "float32")
+    narrow, wide = frozen_dtypes(tmp_path / "stored"), frozen_dtypes(tmp_path / "float32")
+    assert set(wide) == {torch.float32}
+    assert sum(narrow.values()) == sum(wide.values())
+    assert narrow[torch.bfloat16] > 0.4 * wide[torch.float32], "vectors and the table of letters stay float32"
+    assert main(["export", str(tmp_path / "stored"), "--output-dir", str(tmp_path / "out")]) == 0
+    written = (tmp_path / "out/model.safetensors").read_bytes()
+    assert written == (tmp_path / "stored/policy/model.safetensors").read_bytes()
+    if precision == "fp32":
+        cut = settings(data, half, tmp_path / "cut")
+        with resumed.watched(tmp_path / "cut", {6: resumed.send(signal.SIGTERM)}):
+            assert run.train(cut) == run.STOPPED
+        assert run.resume(RunDir(tmp_path / "cut").settings()) == run.DONE
+        same_run(tmp_path / "stored", tmp_path / "cut")
+
+
+def test_float32_file_is_rounded_once_on_request(
+    data: Path, base: Path, half: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        assert run.train(settings(data, base, tmp_path / "asked", lora={"base": "bfloat16"}, steps=4)) == run.DONE
+    tensors, first = weights(final_tensors(tmp_path / "asked"), "weights"), FlowPolicy.load(base).state_dict()
+    narrow = {name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16}
+    assert all(torch.equal(tensors[name], first[name].bfloat16()) for name in narrow)
+    assert all(torch.equal(tensors[name], first[name]) for name in first.keys() - narrow), "all others lose nothing"
+    count = sum(first[name].numel() for name in narrow)
+    (line,) = [line for line in caplog.text.splitlines() if line.startswith("lora.base: ")]
+    assert line.count(f"{count:,}") == 2
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        assert run.train(settings(data, half, tmp_path / "exact", lora={"base": "bfloat16"}, steps=4)) == run.DONE
+    (line,) = [line for line in caplog.text.splitlines() if line.startswith("lora.base: ")]
+    assert line.count(f"{count:,}") == 1, "nothing was rounded"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
+def test_shards_change_no_bit_with_a_bf16_base(data: Path, half: Path, tmp_path: Path) -> None:
+    on_mesh(data, half, tmp_path / "one", 1, {})
+    in_ranks(2, on_mesh, data, half, tmp_path / "other", 2, {})
+    same_run(tmp_path / "one", tmp_path / "other")
+    assert torch.bfloat16 in frozen_dtypes(tmp_path / "other")
+
+
 # -- meshes, storage, recomputation -----------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """Cuts of a batch by samples and by tokens: the same loss and gradients, on any mesh."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from torch import Tensor
 from support.policies import NORMALIZATION, batch, policy
 from support.policies import config as flow_config
 from support.ranks import in_ranks
+from support.refusals import refused
 from support.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.config.on_resume import ROUNDING, marker
-from understudy.config.schema import complete, override
+from understudy.config.schema import override
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.errors import ConfigError
@@ -25,12 +27,16 @@ from understudy.policies.draws import make_draws
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.policy import Policy
 from understudy.policies.registry import policy_type
+from understudy.report.run.page import write_report
 from understudy.train import run
+from understudy.train.data.run_data import choose_normalization, open_data
+from understudy.train.data.token_budget import check_budget
 from understudy.train.micro_batches import IdleMicroBatch, PartCounts, cut_batch, fill_spans, largest_part, spread_spans
 from understudy.train.optimizer_step import optimizer_step
 from understudy.train.precision import make_optimizer
 from understudy.train.profiling.plan import plan
 from understudy.train.profiling.profile import RankProfile, combine, profile
+from understudy.train.state import build_on_meta
 
 LIMITS = st.one_of(st.none(), st.integers(1, 40))
 
@@ -50,7 +56,7 @@ def test_spans_are_the_longest_within_both_limits(tokens: list[int], budget: int
 
 
 def test_a_sample_beyond_the_budget_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"position 41 .* 9 tokens"):
+    with refused("max_num_tokens", 8, 41, 9, kind=ConfigError):
         fill_spans(3, [1, 9, 1], 8, positions=torch.tensor([40, 41, 42]))
     with pytest.raises(ConfigError, match="max_num_tokens"):
         fill_spans(3, None, 8)
@@ -176,13 +182,24 @@ def packed_step(tokenizer: Path, shards: int, limits: dict[str, Any]) -> Outcome
 
 
 @pytest.mark.slow
-def test_packed_parts_on_sharded_weights(tokenizer: Path) -> None:
+@pytest.mark.parametrize(
+    ("world", "shards", "budget", "parts"),
+    [(1, 1, 10**6, 1), (1, 1, 200, 2), (1, 1, 100, 3), (2, 1, 100, 2), (2, 2, 100, 2), (4, 2, 60, 2)],
+)
+def test_packed_parts_of_each_budget_and_mesh(
+    tokenizer: Path, world: int, shards: int, budget: int, parts: int
+) -> None:
+    """No limit, and two budgets that cut the share of a rank."""
     expected = packed_step(tokenizer, 1, {})
-    everywhere = in_ranks(2, packed_step, tokenizer, 2, {"max_num_tokens": 100})
+    limits = {"max_num_tokens": budget}
+    everywhere = [packed_step(tokenizer, 1, limits)]
+    if world > 1:
+        everywhere = in_ranks(world, packed_step, tokenizer, shards, limits)
     assert expected[2].processed > expected[2].tokens
     for found in everywhere:
-        assert found[2].parts > 1
-        assert found[2].processed == found[2].tokens
+        assert found[2].parts == parts
+        if found[2].samples >= parts:  # a rank with fewer repeats a sample at weight 0
+            assert found[2].processed == found[2].tokens
         close(found, expected)
 
 
@@ -227,12 +244,19 @@ def test_runs_with_a_budget_are_the_same_up_to_rounding(data: Path, tokenizer: P
             assert record["tokens_per_s"] > 0
             assert 0 < record["valid_share"] <= 1
             assert (record["samples_per_part"] == 4) == (name == "plain")
+        page = write_report(tmp_path / name).read_text(encoding="utf-8")
+        shown = {label: value for value, label in re.findall(r"<b>([^<]*)</b><span>([^<]*)</span>", page)}
+        tokens, samples = shown["tokens per second, median"], shown["samples per micro-batch"]
+        logged = series(tmp_path / name, "speed")
+        assert tokens == f"{np.median([record['tokens_per_s'] for record in logged]):,.0f}"
+        assert samples == f"{np.median([record['samples_per_part'] for record in logged]):.1f}"
+        assert (samples == "4.0") == (name == "plain")
     assert marker(config, "max_num_tokens") == marker(config, "max_samples") == ROUNDING
 
 
 def test_a_budget_below_the_largest_sample_ends_before_the_run(data: Path, tokenizer: Path, tmp_path: Path) -> None:
     config = pi05_run(data, tmp_path / "r", tokenizer, max_num_tokens=80)
-    with pytest.raises(ConfigError, match=r"max_num_tokens: 80: .* tokens") as caught:
+    with refused("max_num_tokens", 80, kind=ConfigError) as caught:
         run.train(config)
     assert not (tmp_path / "r/config.yaml").exists()
     facts: dict[str, Any] = {"action_dim": 2, "state_dim": 2, "cameras": ("observation.images.front",), "chunk": 3}
@@ -242,21 +266,24 @@ def test_a_budget_below_the_largest_sample_ends_before_the_run(data: Path, token
         plan(config, device="cpu")
 
 
-def test_a_budget_refuses_past_states(data: Path, tmp_path: Path) -> None:
-    """They are padded to the longest sample of a part, so that the tokens of a part may exceed the budget."""
-    network = policy_type("pi05").settings(size="tiny", tokenizer="t", history=(0.1,), state_history=True)
-    config = tiny_config(data, tmp_path, max_num_tokens=10**6)
-    assert not config.problems()
-    (problem,) = replace(config, policy=network).problems()
-    assert problem.startswith("max_num_tokens: 1000000: ")
-    assert "policy.state_history" in problem
-    with pytest.raises(ConfigError, match=r"max_num_tokens.*state_history"):
-        complete(replace(config, policy=network))
-    assert not replace(config, policy=network, max_num_tokens=None, max_samples=2).problems()
+def test_a_budget_counts_past_states(data: Path, tokenizer: Path, tmp_path: Path) -> None:
+    """The largest sample has all of them; one token less is an error before the run."""
+    plain = pi05_run(data, tmp_path / "r", tokenizer, max_num_tokens=1)
+    past = replace(plain.policy, history=(0.1, 0.2), state_history=True)
+    named = []
+    for config in (plain, replace(plain, policy=past)):
+        with pytest.raises(ConfigError, match=r"max_num_tokens: 1: ") as caught:
+            run.train(config)
+        named.append(int(str(caught.value).partition("may have ")[2].split()[0]))
+    assert named[1] == named[0] + 3
+    enough = replace(plain, policy=past, max_num_tokens=named[1]).resolved()
+    opened = open_data(enough)
+    scales = choose_normalization(enough, opened)
+    check_budget(build_on_meta(enough, opened.policy_config(enough), scales), enough, opened)
 
 
 def test_a_policy_without_tokens_takes_samples_alone(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"flow has no tokens; set max_samples"):
+    with refused("max_num_tokens", "flow", "max_samples", kind=ConfigError):
         run.train(tiny_config(data, tmp_path / "r", max_num_tokens=80))
     found = profile(tiny_config(data, tmp_path / "r", max_samples=3), warmup=1, steps=1)
     assert found is not None

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from support import policies
 from support.ranks import in_ranks
+from support.refusals import refused
 from understudy.config.schema import complete
 from understudy.config.train import DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed.torch_release import has_grad_dtype, has_gradient_sum
@@ -110,7 +111,7 @@ def test_all_settings_start_from_the_same_truth_and_the_bits_below_bfloat16_are_
     policy = policies.policy(0)
     for p in policy.parameters():
         p.data = p.data.bfloat16()
-    with pytest.raises(ValueError, match=r"is torch\.bfloat16: training starts from float32 weights"):
+    with refused("torch.bfloat16", "float32", kind=ValueError):
         store(policy, setting("bf16-split"))
     lost = named_tensors(policy, Float32AdamW(policy.named_parameters()))
     assert not equal(first[0], {k: v for k, v in lost.items() if k in first[0]})
@@ -144,7 +145,7 @@ def test_a_moment_of_fewer_bits_fails_the_run_at_once() -> None:
     tensors = named_tensors(policy, optimizer)
     p = next(policy.parameters())
     optimizer.state[p]["exp_avg_sq"] = optimizer.state[p]["exp_avg_sq"].bfloat16()
-    with pytest.raises(ValueError, match=r"exp_avg_sq is torch\.bfloat16, and must be float32"):
+    with refused("exp_avg_sq", "torch.bfloat16", "float32", kind=ValueError):
         restore(policy, optimizer, tensors)
 
 
@@ -164,12 +165,12 @@ def test_frozen_parameters_keep_float32_and_have_no_state() -> None:
 
 def test_split_is_refused_where_it_saves_nothing(alone: None) -> None:
     config = setting("bf16-split", dp_shard=2)
-    with pytest.raises(ConfigError, match=r"bf16-split saves nothing with parallel.dp_shard=2: .* use bf16"):
+    with refused("precision", "bf16-split", "parallel.dp_shard=2", kind=ConfigError):
         complete(replace(config, data=DataConfig(root="somewhere")))
     # And by the optimizer, however it is built: two ranks' worth of shards, of which this process has one.
     mesh = init_device_mesh("cpu", (1,))
     weight = DTensor.from_local(torch.zeros(2, 4).bfloat16(), mesh, [Shard(0)], shape=(4, 4), stride=(4, 1))
-    with pytest.raises(TypeError, match=r"w is bfloat16 and sharded: keep float32 weights"):
+    with refused("w", "bfloat16", "float32", kind=TypeError):
         Float32AdamW([("w", nn.Parameter(weight))])
 
 
@@ -306,7 +307,7 @@ def check_broadcast_after_the_optimizer(rank: int) -> None:
     called = DistributedDataParallel(model)
     called(torch.ones(2, 6, dtype=torch.bfloat16)).float().sum().backward()
     if rank:
-        with pytest.raises(RuntimeError, match="was written since the last step"):
+        with refused("set_master", "weight", kind=RuntimeError):
             optimizer.step()
 
 

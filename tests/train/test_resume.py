@@ -17,9 +17,11 @@ import yaml
 
 from support import resumed
 from support.ranks import in_ranks
+from support.refusals import refused, warned
 from support.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.config.data import SourceConfig
 from understudy.config.on_resume import Fixed, OnResume, marker
+from understudy.config.renamed import OldNameWarning
 from understudy.config.schema import differences, load, override, plain, read_file
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
 from understudy.errors import ConfigError
@@ -154,7 +156,7 @@ def test_check_resume_reports_processes_versions_and_storage() -> None:
 
 def test_check_resume_refuses_fewer_steps_than_done() -> None:
     config = TrainConfig(steps=200, data=DataConfig(root="d")).resolved()
-    with pytest.raises(ConfigError, match="steps: 200 -> 99: 100 are done already"):
+    with refused("steps: 200 -> 99", 100, kind=ConfigError):
         check(config, replace(config, steps=99))
     assert check(config, replace(config, steps=100))
 
@@ -339,7 +341,7 @@ def test_resume_reads_the_setting_names_of_the_last_release(
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)  # the file is the run's own record
         settings = RunDir(tmp_path / "old").settings()
-    with pytest.warns(FutureWarning, match=r"config\.yaml: .*batch is now batch_size"):
+    with warned(tmp_path / "old/config.yaml", "batch", "batch_size", kind=OldNameWarning):
         load(TrainConfig, tmp_path / "old/config.yaml")  # a file that the user names
     assert settings == replace(RunDir(tmp_path / "new").settings(), output_dir=str(tmp_path / "old"))
     assert [run.resume(RunDir(tmp_path / "new").settings()), run.resume(settings)] == [run.DONE, run.DONE]

@@ -44,7 +44,7 @@ def server(served: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in another process."""
-    monkeypatch.setattr(credentials, "_full_addresses", {})
+    monkeypatch.setattr(credentials, "full_addresses", {})
     monkeypatch.delenv(credentials.VARIABLE, raising=False)
 
 

@@ -21,6 +21,7 @@ from understudy.train.track.metrics_file import read
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
+from support.refusals import refused
 from support.sentences import model, write_model
 
 STEPS, BATCH = 3, 4
@@ -101,7 +102,7 @@ def test_a_run_from_weights_takes_their_normalization_and_tokenizer(files: Path,
     assert json.loads((tmp_path / "second" / "policy" / "normalisation.json").read_text()) == found
     assert (tmp_path / "second" / "policy" / "tokenizer.model").is_file()
     stats.unlink()
-    with pytest.raises(ConfigError, match=r"--policy\.normalization data"):
+    with refused("--policy.normalization", kind=ConfigError):
         run.train(settings(files, tmp_path / "third", tokenizer="", weights=str(weights)))
 
 

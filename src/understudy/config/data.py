@@ -35,7 +35,8 @@ class DatasetConfig:
     """One dataset, and a selection of its frames."""
 
     root: Annotated[str, SAME_DATA] = ""
-    """Folder or URL of a LeRobot dataset (v2.0, v2.1, v3.x). Required."""
+    """Folder or URL of a LeRobot dataset (v2.0, v2.1, v3.x). Required, unless a settings file has `data.sources` (a
+    mixture)."""
     robot_type: Annotated[str, NORM_HEAD] = ""
     """Robot of the recordings; the default is the one in info.json."""
     control_mode: Annotated[str, NORM_HEAD] = ""
@@ -50,23 +51,28 @@ class DatasetConfig:
     """Ids of the episodes to use; the default is all."""
     exclude_episodes: tuple[int, ...] = ()
     """Ids of episodes to use neither for training nor for validation: faulty ones, for example (see `inspect`)."""
+    where: Annotated[str, SAME_FRAMES] = ""
+    """Condition on episodes, as in `success`, `success and quality >= 3` or `"cup" in task`: use only those for which
+    it holds, in training and validation. Names are those of the metadata, and `episode`, `length` (frames), `seconds`,
+    `task`, `tasks`. Operators are `and`, `or`, `not`, `in` and comparisons (docs/datasets.md)."""
     val_episodes: tuple[Annotated[int, Ge(0)], ...] = ()
     """Ids of the validation episodes, instead of the share `val_fraction`."""
     drop_n_first_frames: Annotated[int, Ge(0)] = 0
     """Frames at the beginning of each episode that are not samples (windows still contain them)."""
     drop_n_last_frames: Annotated[int, Ge(0)] = 0
-    """Frames at the end of each episode that are not samples."""
+    """Frames at the end of each episode that are not samples (windows still contain them)."""
     keep_ranges: Annotated[str, SAME_FRAMES] = ""
-    """JSON file of keep-ranges: key of an episode -> [[start, end), …]. Episodes without a key are left out."""
+    """JSON file of frames to use per episode, as in {"0": [[12, 80], [95, 140]]} with the end excluded. `understudy
+    ranges` writes it. Keys are episode ids, or DROID's. Episodes without a key are left out."""
     keep_rule: Literal["window", "start"] = "window"
     """`window` keeps a frame if its whole window of actions, and of `policy.history`, lies in a range. `start` keeps it
     if the frame itself does: the tail of the actions is padding then, and the history may begin before the range."""
     response: str = ""
     """Text that the policy learns to answer with before it acts: a text column (a subtask), `COLUMN:STYLE` of a
-    language column, or `task`. In a mixture, the other sources have none. Only for policies with responses."""
+    language column, or `task`. In a mixture, the other sources have none. Only with `policy.response_tokens`."""
     delta_action_dims: Annotated[tuple[Annotated[int, Ge(0)], ...], NORMALIZATION] = ()
-    """Action dimensions that are learned as differences from the same dimension of the current state (joints, for
-    example, but not the gripper)."""
+    """Indices (from 0) of action dimensions that are learned as differences from the same dimension of the current
+    state (joints, for example, but not the gripper)."""
     stats: Annotated[str, NORMALIZATION] = ""
     """Statistics for the normalization, instead of those of the training episodes: path of openpi's norm_stats.json or
     LeRobot's stats.json, or `recorded` for those of the dataset itself."""
@@ -104,8 +110,8 @@ class SourceConfig(DatasetConfig):
     """Standard key -> key of the camera in this dataset. The default is all of its cameras, by their own keys."""
     val_fraction: Annotated[float, Interval(ge=0, lt=1)] | None = None
     """Share of its episodes for validation; the default is `data.val_fraction`."""
-    on_incomplete_episode: Annotated[Literal["error", "skip"] | None, SKIPPED] = None
-    """As `data.on_incomplete_episode`, for this dataset; the default is the value there."""
+    on_bad_episode: Annotated[Literal["error", "skip"] | None, SKIPPED] = None
+    """As `data.on_bad_episode`, for this dataset; the default is the value there."""
 
 
 @dataclass(frozen=True)
@@ -126,18 +132,21 @@ class DataConfig(DatasetConfig):
     """Normalization of the policy's inputs and outputs, per dimension, over the training episodes. The default is the
     policy's: `mean_std` for flow, `quantile` for pi05 and pi0."""
     shuffle: Literal["clips", "uniform", "episodes", "sequential"] = "clips"
-    """Order of the samples; `clips` is well shuffled and decodes each image about once."""
+    """Order of the samples. `clips`: many short clips in turn, well shuffled, each image decoded about once. `uniform`:
+    any frame at any time, which decodes more. `episodes`: as clips, each as long as the longest episode. `sequential`:
+    as stored, not shuffled."""
     frames_in_flight: Annotated[int, Interval(ge=1, le=10**12)] | None = None
     """Number of frames the shuffle may spread over, on all ranks together: more is better shuffled, fewer needs less
-    memory. The default is 100,000, or 192 per sample of a batch of more than 520."""
+    memory. The default is 100,000, or 192 x `batch_size` if that is more."""
     cache: Annotated[str, NO_EFFECT] = ""
     """Folder on a local disk for data read from URLs, shared by the processes of the host; the default is the user's
     cache folder."""
     cache_size: Annotated[str, NO_EFFECT] = "64GB"
     """Largest size of that folder."""
-    on_incomplete_episode: Annotated[Literal["error", "skip"], SKIPPED] = "error"
-    """Action for episodes with a data or video file that is missing, empty or a git LFS pointer: `error` lists all of
-    them before the first step, `skip` leaves them out. The skipped episodes are recorded with the run."""
+    on_bad_episode: Annotated[Literal["error", "skip"], SKIPPED] = "error"
+    """Action for episodes with a data or video file that is missing or a git LFS pointer: `error` lists all of them
+    before the first step. `skip` first opens every file (slow). It leaves out these episodes, and those that cannot be
+    read or disagree with the metadata. The skipped episodes are printed, and recorded with the run."""
     on_bad_frame: Annotated[
         Literal["raise", "substitute"],
         OnResume("matters only for frames that cannot be read; all other samples are the same"),
@@ -148,8 +157,8 @@ class DataConfig(DatasetConfig):
     changed_files: Annotated[
         Literal["refuse", "accept"], OnResume("later steps are trained on the changed files, if any")
     ] = "refuse"
-    """Action for data or video files that changed since the run started (docs/training.md): an error, or a line that
-    names them, for files that were repaired."""
+    """Action for data or video files that changed since the run started (docs/training.md). `refuse`: stop with an
+    error. `accept`: log them and train on them, as after repairs."""
 
     @property
     def actions_per_chunk(self) -> int:

@@ -47,7 +47,9 @@ class Setting:
         """Return the flag with a placeholder of its value: `--optim.lr FLOAT`."""
         path = self.path.replace("_", "-")
         group, dot, name = path.rpartition(".")
-        return f"--{path}, --{group}{dot}no-{name}" if self.kind is bool else f"--{path} {placeholder(self.kind)}"
+        if self.kind is bool:
+            return f"--{path}, --{group}{dot}no-{name}"
+        return f"--{path} {placeholder(self.kind, name)}"
 
     def meaning(self) -> str:
         """Return the meaning with the default, unless the text or an empty value already gives it."""
@@ -141,8 +143,13 @@ def first_sentence(text: str) -> str:
     return f"{sentence}{stop.strip()} {default[0] if default else ''}".strip()
 
 
-def placeholder(kind: Any) -> str:
-    """Return the placeholder of a value: `INT`, `{cpu,cuda}`, `TEXT ...`."""
+def placeholder(kind: Any, name: str = "name") -> str:
+    """Return the placeholder of a value: `INT`, `{cpu,cuda}`, `TEXT ...`.
+
+    Args:
+        kind: Type of the value.
+        name: Name of the setting. A choice, or weights of choices, is `NAME | NAME WEIGHT ...` by it.
+    """
     origin, inside = get_origin(kind), get_args(kind)
     if kind is bool:
         return "{true,false}"
@@ -154,6 +161,8 @@ def placeholder(kind: Any) -> str:
         return " ".join(kinds) + (" ..." if Ellipsis in inside else "")
     if origin is dict:
         return " ".join(placeholder(one) for one in inside).replace("TEXT", "NAME", 1) + " ..."
+    if {Literal, dict} <= set(map(get_origin, inside)):  # a choice, or weights of choices
+        return f"{name.upper()} | {name.upper()} WEIGHT ..."
     if inside:  # a union
         return "|".join(placeholder(one) for one in inside if one is not NoneType)
     return VALUES.get(kind, "VALUE")

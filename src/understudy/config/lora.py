@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Annotated
+from typing import Annotated, Literal
 
 from understudy.config.declare import Interval
 
@@ -18,6 +18,10 @@ class LoraConfig:
     targets: tuple[str, ...] = ()
     """Patterns of module names whose linear layers get an adapter, `*.q_proj` for `pi05`; the default is the policy's
     choice. A layer whose weight `optim.freeze` or `lora.also_train` names gets none."""
+    base: Literal["stored", "float32", "bfloat16"] = "stored"
+    """Dtype of the frozen matrices, in memory and in checkpoints. `stored`: bfloat16 if the weights file is, else
+    float32. `bfloat16` halves the memory of `float32`, and rounds the matrices of a float32 file once. Adapters, biases
+    and norms are float32."""
     also_train: tuple[str, ...] = ()
     """Patterns of parameter names that are trained in full beside the adapters (`action_*`). All others are frozen."""
 

@@ -41,6 +41,8 @@ TRAIN = {
     "data.chunk": "data.chunk_size",
     "data.order": "data.shuffle",
     "data.keep": "data.keep_ranges",
+    "data.on_incomplete_episode": "data.on_bad_episode",
+    "data.sources.*.on_incomplete_episode": "data.sources.*.on_bad_episode",
     "data.delta": "data.delta_action_dims",
     "data.normalise": "data.normalize",
     "data.drop_first": "data.drop_n_first_frames",

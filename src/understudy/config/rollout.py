@@ -14,14 +14,15 @@ class Play:
 
     RENAMED: ClassVar[Mapping[str, str]] = renamed.ROLLOUT
 
-    env: Literal["tabletop", "metaworld"] = "tabletop"
-    """Environment: the embedded tabletop, or Meta-World (needs the extra `sim`)."""
+    env: Literal["tabletop", "recall", "metaworld"] = "tabletop"
+    """Environment: the embedded `tabletop`, the embedded `recall`, solvable only by a policy that sees past frames
+    (`policy.history`), or Meta-World (needs the extra `sim`)."""
     tasks: tuple[str, ...] = ()
     """Tasks, by short name or sentence; the default is all of the environment's. Episodes cycle through them."""
     episodes: Annotated[int, Interval(ge=1, le=1 << 24)] = 30
     """Number of episodes."""
     seed: Annotated[int, Interval(ge=0, lt=1 << 32)] = 0
-    """Seed of layouts and noise. No seed gives a layout that a recording has."""
+    """Seed of layouts and noise. Whatever the seed, layouts differ from all recorded ones."""
     action_steps: Annotated[int, Interval(ge=1, le=2**16)] = 4
     """Actions executed of each predicted chunk before the next prediction."""
     sampling_steps: Annotated[int, Interval(ge=1, le=10**4)] = 10

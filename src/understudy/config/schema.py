@@ -2,7 +2,7 @@
 
 A dataclass is the only schema: pydantic checks a file against it, and all errors of a file are reported at once, by
 dotted path. The settings themselves are in `train.py` and beside each command. Command-line flags are parsed with tyro
-in `cli/arguments.py`.
+in `cli/arguments/parse.py`.
 """
 
 import difflib

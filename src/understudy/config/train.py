@@ -56,7 +56,8 @@ class OptimConfig:
     weight_decay_of: dict[str, Annotated[float, Interval(ge=0, lt=inf)]] = field(default_factory=dict)
     """Weight decay by pattern of parameter names, for any number of dimensions; the first match wins."""
     freeze: Annotated[tuple[str, ...], Fixed("frozen parameters have no moments, trained ones have")] = ()
-    """Patterns of parameter names that are not trained: they keep every bit and have no moments."""
+    """Patterns of parameter names that are not trained, as in `vision.*` (vision encoder): they stay exactly unchanged
+    and have no moments. A pattern that fits no parameter is an error at the start, which lists similar names."""
     loss_weights: dict[str, Annotated[float, Interval(ge=0, lt=inf)]] = field(default_factory=dict)
     """Weight of a policy's loss terms by name. The default is 1; a term of weight 0 is not computed."""
     ema: Annotated[EmaConfig, OnResume("the average decays at a different rate from here on")] = field(
@@ -80,7 +81,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Augmentation of training samples, drawn from (seed, purpose, position)."""
+    """Augmentation of training samples. It depends only on the seed and the sample's position in the order."""
 
     shift: Annotated[int, Interval(ge=0, le=2**13)] = 4
     """Largest random shift of images in pixels, in each direction, with repeated edges; 0 disables it."""
@@ -90,16 +91,16 @@ class AugmentConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Mesh of processes: R replicas of S shards of the weights.
+    """Mesh of processes: replicas of the weights, each divided into shards.
 
-    (N, 1) is DDP, (1, N) FSDP2, (R, S) HSDP. The samples do not depend on it; the numbers only through the rounding of
-    sums.
+    (dp_replicate, dp_shard) = (N, 1) is DDP, (1, N) FSDP2, (R, S) HSDP. Start the processes with `--launch N`. The
+    samples do not depend on the mesh; the numbers only through the rounding of sums.
     """
 
     dp_shard: Annotated[int, Interval(ge=1, le=2**20)] = 1
     """Number of processes that share the weights, gradients and moments of one replica."""
     dp_replicate: Annotated[int, Interval(ge=1, le=2**20)] | None = None
-    """Replicas; the default is as many as there are processes for."""
+    """Number of replicas; the default is processes / dp_shard."""
     timeout: Annotated[float, Gt(0), NO_EFFECT] = 600.0
     """Seconds that a process waits for an idle one before it gives up. This catches processes that hang: a process
     that ended is noticed at once, and work that rank 0 does alone at the start may take any time."""
@@ -143,7 +144,7 @@ class ValConfig:
         OnResume("validation losses are those of another sample of frames from here on; does not affect training"),
     ] = 100_000
     """Largest number of frames in a validation. Of more frames a fixed sample is taken: every source and task has its
-    share of it, spread over its episodes. 0 takes all frames, which needs memory for each."""
+    share of it, spread over its episodes. 0 takes all frames (memory grows with their number)."""
     open_loop_every: Annotated[int, Interval(ge=0, le=10**12), NO_EFFECT] = 10
     """Compute the open-loop action error on every N-th validation frame of each source; 0 disables it."""
 
@@ -179,15 +180,15 @@ class TrainConfig:
     sample is dropped."""
     micro_batch_size: Annotated[Annotated[int, Interval(ge=1, le=2**24)] | None, ROUNDING] = None
     """Samples per forward pass of a process; gradients are accumulated up to the whole batch. The default is the whole
-    share of the process, the fastest where it fits into memory. With a number, a run in fp32 on CPUs gives the same
-    bits on any number of processes; without, their number changes the rounding of sums."""
+    share of the process, the fastest where it fits into memory. If set, fp32 CPU runs are bit-identical for any number
+    of processes. If not, their number changes the rounding of sums."""
     max_num_tokens: Annotated[Annotated[int, Interval(ge=1, le=2**40)] | None, ROUNDING] = None
-    """Largest number of tokens of a forward pass of a process: valid ones of images and texts, and all noisy chunks of
-    actions (`policy.noise_samples`). Its share of a batch is cut in position order: a part takes samples as long as
-    they fit. Every sample must fit alone, with the longest texts that the policy takes."""
+    """Instead of a fixed micro-batch: fill each forward pass of a process, in sample order, up to this many tokens.
+    They are those of images and texts without padding, and action tokens times `policy.noise_samples`. A single sample
+    must fit, with the longest texts that the policy takes."""
     max_samples: Annotated[Annotated[int, Interval(ge=1, le=2**24)] | None, ROUNDING] = None
-    """Largest number of samples of a forward pass of a process. It need not divide the batch, and holds beside
-    `max_num_tokens`."""
+    """Upper limit of samples per forward pass of a process, mainly beside `max_num_tokens`. It need not divide the
+    batch. For a fixed size use `micro_batch_size`."""
     seed: Annotated[int, Interval(ge=0, lt=2**63), Fixed("it decides the order and every draw")] = 0
     """Seed of the order, of every draw inside a sample, and of the first weights."""
     data: Annotated[DataConfig, DATA] = field(default_factory=DataConfig)
@@ -197,15 +198,17 @@ class TrainConfig:
         Fixed("it decides the task mode of each position, and whether the network predicts states"),
     ] = "policy"
     """Task mode of the samples: `policy` (actions from observations), `forward_dynamics` (future states from given
-    actions), `inverse_dynamics` (actions between given states), `joint` (each equally often), or weights by name: each
-    position draws its mode by them."""
+    actions), `inverse_dynamics` (actions between given states), `joint` (each equally often), or weights by name, as in
+    `policy 0.5 inverse_dynamics 0.5`: each sample draws its mode by them. Of the built-in types, flow and world_action
+    have all modes, the others `policy` alone; world_action also predicts future images."""
     policy: Annotated[PolicySettings, Fixed("the weights belong to another network")] = field(
         default_factory=lambda: policy_type("flow").settings()
     )
     """Type and settings of the policy; `type` selects another one than `flow`."""
     augment: Annotated[AugmentConfig, SAMPLES] = field(default_factory=AugmentConfig)
     init_from: Annotated[str, Fixed("the run has started")] = ""
-    """Exported policy whose weights and normalization the run starts from; the default is fresh weights."""
+    """Policy exported by understudy, whose weights and normalization the run starts from; the default is fresh weights.
+    For released pi05 and pi0 weights use `policy.weights`."""
     optim: Annotated[OptimConfig, FROM_HERE] = field(default_factory=OptimConfig)
     lora: Annotated[LoraConfig, Fixed("adapters of another kind would be another run")] = field(
         default_factory=LoraConfig
@@ -219,15 +222,17 @@ class TrainConfig:
         Literal["fp32", "bf16", "bf16-split"],
         OnResume(f"the checkpoint's float32 values are loaded bit for bit; {ROUNDING.consequence}"),
     ] = "fp32"
-    """Arithmetic of the network: `fp32`, `bf16` from float32 weights, or `bf16-split` from bfloat16 weights with their
-    missing 16 bits beside them. Moments and checkpoints are float32."""
+    """Arithmetic of the network; trained weights keep float32 accuracy in all three. `fp32`: float32. `bf16`: bfloat16
+    arithmetic on float32 weights. `bf16-split`: each float32 weight as a bfloat16 plus its remaining 16 bits, so the
+    network needs no second copy. Moments and checkpoints are float32."""
     parallel: Annotated[ParallelConfig, ROUNDING] = field(default_factory=ParallelConfig)
     compile: Annotated[bool, ROUNDING] = False
     """Compile each block of the network (`torch.compile`): slower to start, then faster, on GPUs."""
     activation_checkpoint: Annotated[
         Literal["none", "selective", "full"], OnResume("the same numbers, with different memory and time")
     ] = "none"
-    """Activations that are recomputed in the backward pass: none, the cheap ones of each block, or all of them."""
+    """Activations that are recomputed in the backward pass, which saves memory and takes time: none, the cheap ones of
+    each block (`selective`), or all of them (`full`)."""
     loader: Annotated[LoaderConfig, NO_EFFECT] = field(default_factory=LoaderConfig)
     checkpoint: Annotated[CheckpointConfig, NO_EFFECT] = field(default_factory=CheckpointConfig)
     val: ValConfig = field(default_factory=ValConfig)
@@ -283,6 +288,11 @@ class TrainConfig:
         weights = self.mode_weights()
         return "policy" if weights["policy"] else max(weights, key=lambda mode: weights[mode])
 
+    def val_modes(self) -> tuple[str, ...]:
+        """Return the modes that validations evaluate: `val_mode`, then the others that are trained."""
+        others = (mode for mode, weight in self.mode_weights().items() if weight and mode != self.val_mode())
+        return (self.val_mode(), *others)
+
     def rollout_problems(self) -> list[str]:
         """Return broken rules of rollouts, which depend on the chunk (`with_policy_defaults`), one line each."""
         return [f"rollout.{line}" for line in self.rollout.problems(self.data.actions_per_chunk)]
@@ -325,14 +335,24 @@ class TrainConfig:
                 f"micro_batch_size: {self.micro_batch_size}: sets equal parts, and {name} ({limits}) limits them: "
                 "leave out one of both"
             )
-        if self.max_num_tokens and self.policy.state_times:
-            found.append(
-                f"max_num_tokens: {self.max_num_tokens}: with policy.state_history each sample is padded to the "
-                "longest of its part, which then exceeds the limit: leave out one of both, or set max_samples"
-            )
+        found += self._window_problems()
         if self.precision == "bf16-split" and self.parallel.dp_shard > 1:
             found.append(
                 f"precision: bf16-split saves nothing with parallel.dp_shard={self.parallel.dp_shard}: a float32 shard "
                 f"takes 4 bytes, as do 2 + 2; use bf16, which computes the same way from float32 shards"
             )
         return found
+
+    def _window_problems(self) -> list[str]:
+        """Return a line for each key that would have windows of the past and of the future."""
+        if not self.learns_dynamics():
+            return []
+        both = {"states": self.policy.state_times}
+        if self.policy.images_ahead(self.data.actions_per_chunk):
+            both["images"] = self.policy.image_times
+        return [
+            f"mode: {self.mode}: trains {name} that follow, and policy.history gives the policy past {name}: a batch "
+            "has one window of a key, so leave out one of both"
+            for name, times in both.items()
+            if times
+        ]

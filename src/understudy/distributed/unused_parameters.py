@@ -5,9 +5,11 @@ the other ranks wait for a gradient that never comes. So the first step of a pro
 compare.
 """
 
+import fnmatch
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -76,11 +78,26 @@ def check_unused_parameters(policy: nn.Module, leaves: Leaves, loss: Tensor, mes
                 "in them, or name them in optim.freeze"
             )
     if everywhere and mesh.rank == 0:
+        unread = [name for name in trained if name in everywhere]
+        patterns = " ".join(f"'{pattern}'" for pattern in freeze_patterns(unread, trained)[:SHOWN])
         print(
-            f"no gradient reaches {_listed([name for name in trained if name in everywhere])}: they stay untrained "
-            "(naming them in optim.freeze saves their moments)",
+            f"no gradient reaches {_listed(unread)}: they stay untrained; "
+            f"--optim.freeze {patterns} saves their moments",
             file=sys.stderr,
         )
+
+
+def freeze_patterns(unread: Sequence[str], trained: Sequence[str]) -> list[str]:
+    """Return short patterns that fit the names `unread`, and no other name in `trained`."""
+    found: list[str] = []
+    for name in unread:
+        if any(fnmatchcase(name, pattern) for pattern in found):
+            continue
+        parts = name.split(".")
+        prefixes = [".".join(parts[:count]) + ".*" for count in range(1, len(parts))]
+        fitting = (each for each in prefixes if set(fnmatch.filter(trained, each)) <= set(unread))
+        found.append(next(fitting, name))
+    return found
 
 
 def _leaves_below(loss: Tensor) -> Iterator[Tensor]:

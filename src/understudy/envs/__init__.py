@@ -3,6 +3,7 @@
 env          the environment protocol
 registry     `open_env`: an environment by name
 tabletop     a small table with three blocks
+recall       a table that needs memory
 metaworld    Meta-World MT10
 ray_camera   camera images by ray casting, without OpenGL
 """

@@ -73,6 +73,15 @@ def layout_seed(seed: int, episode: int, *, attempt: int = 0, evaluation: bool =
     return int(evaluation) << 62 | seed << 30 | episode << 6 | attempt
 
 
+def uniforms(seed: int, count: int) -> np.ndarray:
+    """Draw float64 (count,) in [0, 1) from the raw words of Philox, by a seed in [0, 2**128).
+
+    numpy keeps that stream fixed between versions, but not the distributions of `Generator`.
+    """
+    key = np.array([seed & 0xFFFFFFFFFFFFFFFF, seed >> 64], dtype=np.uint64)
+    return (np.random.Philox(key=key).random_raw(count) >> np.uint64(11)) * 2.0**-53
+
+
 def select_by_name(kind: str, names: Sequence[str], known: dict[str, str]) -> dict[str, str]:
     """Select entries of `known` (short name -> sentence) by short name or sentence, in the order of `names`.
 

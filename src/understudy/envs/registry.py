@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from understudy.envs.env import Env
 from understudy.optional_packages import MissingExtraError
 
-ENVS = ("tabletop", "metaworld")
+ENVS = ("tabletop", "recall", "metaworld")
 
 
 def open_env(name: str, size: int = 64, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()) -> Env:
@@ -17,7 +17,7 @@ def open_env(name: str, size: int = 64, cameras: Sequence[str] | None = None, ta
         name: One of `ENVS`.
         size: Height and width of the images.
         cameras: Cameras to render; None is the environment's default.
-        tasks: Short names ("red", "push-v3") or sentences; empty is all of them.
+        tasks: Short names ("red", "lit", "push-v3") or sentences; empty is all of them.
 
     Raises:
         ValueError: Unknown name, camera or task.
@@ -30,6 +30,10 @@ def open_env(name: str, size: int = 64, cameras: Sequence[str] | None = None, ta
             from understudy.envs.tabletop.tabletop_env import TabletopEnv
 
             return TabletopEnv(size, cameras, tasks)
+        if name == "recall":
+            from understudy.envs.recall import RecallEnv
+
+            return RecallEnv(size, cameras, tasks)
         from understudy.envs.metaworld import MetaWorldEnv
 
         return MetaWorldEnv(size, cameras, tasks)

@@ -18,5 +18,6 @@ staggered_decoding    lengths of first runs, so that lanes decode in turns
 remote_prefetch       requests for the bytes of coming batches from remote storage
 bad_frames            substitution of samples that cannot be read
 device_copy           copies of batches to a device, beside the computation
+malloc                reuse of freed images' memory
 validation            reading of validation frames
 """

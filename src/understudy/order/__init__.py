@@ -3,6 +3,8 @@
 order              `Order`: positions to samples and back
 spec               the saved form of an order, and differences between two of them
 make_spec          from the arguments of `Order.from_datasets` to a spec
+reweigh            other weights from a position on
+describe           an order in words
 defaults           clip length and lanes, chosen and explained
 frame_numbering    the selected frames of a source as numbers 0..N-1
 lanes              clip lanes: the order of one source in closed form

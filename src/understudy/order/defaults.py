@@ -11,7 +11,10 @@ The rules, in this order:
    are too many even so, S is shortened, but not below 16 or the reach. Frames in flight are those of all ranks
    together. By default they grow with the batch, and so does the number of ranks, so each rank's part stays the same.
    They do not depend on the number of ranks itself, and neither does the order of a new run.
-4. Lanes must not all begin a new clip at the same step: S and the lane length should share no factor.
+4. Windows that reach back then lengthen the clips to 8 times the reach, and leave V as it is: fewer frames are decoded
+   twice. A lane holds the frames that its windows share, and not its clip. So longer clips take no memory, and the
+   number of lanes decides how well the samples mix.
+5. Lanes must not all begin a new clip at the same step: S and the lane length should share no factor.
 """
 
 from collections.abc import Sequence
@@ -25,6 +28,8 @@ _IN_FLIGHT_EACH = 192  # per sample of the batch: three clips; more than the abo
 _CLIP = 64
 _SHORTEST = 16
 _CHEAP = 4.0  # frames decoded for one random sample that are not worth avoiding
+_WORTH_BACK = 8  # frames of a clip for each one that is decoded again, where windows reach back
+_CLIPS_IN_LANE = 5  # least number of lengthened clips in a lane: its two ends cut a clip
 _MOST_SLOTS = 1 << 20
 
 
@@ -75,13 +80,22 @@ def choose_clips(
         clip = max(1, frames // (4 * least))
         reason = f"{frames} frames are few for {least} open clips"
     counts = [lanes] if lanes else _lane_counts(batch_size, max(1, limit // (clip * batch_size)))
-    shortest = clip
-    clip, lanes = _without_resonance(frames, clip, gop if cut == "keyframe" else 0, counts, limit)
+    unit = gop if cut == "keyframe" else 1
+    counted = shortest = clip
+    if reach[0]:
+        shortest = _lengthen(clip, unit, halo, frames // (_CLIPS_IN_LANE * counts[0]))
+        limit = limit * shortest // counted
+    clip, lanes = _without_resonance(frames, shortest, gop if cut == "keyframe" else 0, counts, limit)
+    if shortest > counted:
+        reasons.append(f"clips lengthened to {clip}: lanes hold the {halo} frames that windows share, not their clip")
     if clip < preferred:
         first = f" (the first from {shortest} on whose lanes do not turn together)" if clip > shortest else ""
         reasons.append(f"clips shortened to {clip}{first}: {reason}")
-    reasons.append(f"{lanes} lanes: {lanes * clip} frames in flight of {frames}, {in_flight} allowed")
-    if lanes * clip > in_flight * 1.1:
+    held, how = lanes * clip, ""
+    if shortest > counted:
+        held, how = lanes * counted, f", counted with clips of {counted}"
+    reasons.append(f"{lanes} lanes{how}: {held} frames in flight of {frames}, {in_flight} allowed")
+    if held > in_flight * 1.1:
         reasons.append(f"that is more than allowed, but {lanes} lanes of such frames need as many")
     return ClipChoice(clip, min(lanes, frames), cut, tuple(reasons))
 
@@ -111,6 +125,11 @@ def _shorten(clip: int, cut: str, gop: int, halo: int, fitting: int) -> int:
     if cut == "keyframe":
         return min(clip, max(fitting // gop, -(-floor // gop), 1) * gop)
     return min(clip, max(fitting, floor))
+
+
+def _lengthen(clip: int, unit: int, halo: int, most: int) -> int:
+    """Lengthen a clip to `_WORTH_BACK` times the halo, and at most to `most`, in multiples of `unit`."""
+    return max(clip, min(_WORTH_BACK * halo, most) // unit * unit)
 
 
 def _without_resonance(frames: int, clip: int, gop: int, counts: Sequence[int], limit: int) -> tuple[int, int]:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from understudy.deprecation import renamed_arguments, renamed_attribute, warn_renamed
-from understudy.order.defaults import choose_slots, default_in_flight
+from understudy.order.defaults import default_in_flight
+from understudy.order.describe import in_words
 from understudy.order.frame_numbering import Layout, check_segments, fingerprint
 from understudy.order.make_spec import (
     Frames,
@@ -22,19 +23,18 @@ from understudy.order.make_spec import (
     as_int,
     as_list,
     resolve_order,
-    resolve_source,
     resolve_weights,
     source_layout,
 )
-from understudy.order.mixture.rounds import count_lanes
 from understudy.order.mixture.shared_slots import SharedSlots
-from understudy.order.mixture.shares import check_weights, share_errors, share_slots
+from understudy.order.mixture.shares import share_errors
 from understudy.order.mixture.whole_slots import WholeSlots, group_by
 from understudy.order.prefix_sums import Ints
 from understudy.order.random.keys import check_seed
 from understudy.order.random.permute import CHUNK
 from understudy.order.random.philox import Words
-from understudy.order.spec import EXACT_VERSION, UNIT, Entry, SourceSpec, Spec, compare
+from understudy.order.reweigh import reweigh
+from understudy.order.spec import EXACT_VERSION, Entry, Spec, compare
 
 
 class Order:
@@ -284,32 +284,10 @@ class Order:
         Raises:
             ValueError: `position` is not behind the last entry of the schedule, or a name is unknown.
         """
-        position, last = as_int("position", position), self.spec.schedule[-1].position
-        if position <= last:
-            raise ValueError(f"position {position}: the schedule already has an entry at {last}; change after it")
-        known = [s.name for s in self.spec.sources] + [source.name for source in add]
-        for name in [*weights, *(source.name for source in add)]:
-            if name not in known or name not in weights:
-                raise ValueError(f"source {name!r}: weights must name each added source and only known ones: {known}")
-        named = [name for name in known if name in weights]
-        if not named:
-            raise ValueError(f"weights name no source: name at least one of {known}")
-        values = check_weights([weights[name] for name in named], named)
-        most = max(self.spec.round, 16 * self.batch_size)
-        slots = choose_slots(values, self.batch_size, most)
-        if self.spec.version == EXACT_VERSION:
-            slots = share_slots(values, -(-most // self.batch_size) * self.batch_size * UNIT)
-        by_name = dict(zip(named, slots))
-        entry = Entry(position, tuple(by_name.get(name, 0) for name in known))
-        in_flight = default_in_flight(self.batch_size) if frames_in_flight is None else frames_in_flight
-        request, total = OrderRequest("clips", self.batch_size, in_flight), sum(slots)
-        lanes = dict(zip(named, count_lanes(slots))) if self.spec.version == EXACT_VERSION else {}
-        added = [resolve_source(new, by_name[new.name] / total, request, lanes.get(new.name)) for new in add]
-        sources = (*self.spec.sources, *(one.spec for one in added))
-        spec = replace(self.spec, sources=sources, schedule=(*self.spec.schedule, entry))
+        spec, added = reweigh(self.spec, position, weights, add, frames_in_flight)
         reasons = [*self._reasons, *((),) * (len(self.layouts) - len(self._reasons)), *(one.reasons for one in added)]
         layouts = [*self.layouts, *(one.layout for one in added)]
-        return Order(spec, layouts, reasons, [weights.get(name, 0.0) for name in known])
+        return Order(spec, layouts, reasons, [weights.get(source.name, 0.0) for source in spec.sources])
 
     def reweighted(self, *args: Any, **options: Any) -> "Order":
         """Old name of `with_weights`."""
@@ -328,25 +306,7 @@ class Order:
 
     def explain(self) -> str:
         """The order in words: the settings of each source and, for a new order, the reasons."""
-        lines = [f"order {self.spec.fingerprint[:12]}, seed {self.seed}, global batch {self.batch_size}"]
-        for d, source in enumerate(self.spec.sources):
-            lines.append(f"{source.name}: {source.frames} frames in {source.segments} segments; {_in_words(source)}")
-            lines += [f"  - {reason}" for reason in (self._reasons[d] if d < len(self._reasons) else ())]
-        for entry in self.spec.schedule:
-            total = sum(entry.slots)
-            named = [(s.name, count) for s, count in zip(self.spec.sources, entry.slots) if count]
-            if len(self.spec.sources) > 1:
-                exact = self.spec.version == EXACT_VERSION
-                counts = [f" ({count} of {total})" if not exact else "" for _, count in named]
-                shares = ", ".join(f"{name} {n / total:.2%}{of}" for (name, n), of in zip(named[:20], counts))
-                more = f" and {len(named) - 20} more" if len(named) > 20 else ""
-                lines.append(f"from position {entry.position}: {shares}{more}")
-        if off := self.share_errors(self._weights):
-            d, share, wanted = off[0]
-            others = f", and {len(off) - 1} more are off by over 1 %" if len(off) > 1 else ""
-            met = f"shares are met to the nearest of {sum(self.spec.schedule[-1].slots)} slots"
-            lines.append(f"{met}: {self.spec.sources[d].name} has {share:.4%}, requested were {wanted:.4%}{others}")
-        return "\n".join(lines)
+        return in_words(self.spec, self._reasons, self.share_errors(self._weights))
 
     def share_errors(self, weights: Sequence[float]) -> list[tuple[int, float, float]]:
         """Sources whose share at the end of the schedule is off by more than 1 % of that of its weight.
@@ -382,12 +342,3 @@ def as_positions(positions: Any) -> Words:
     if array.dtype.kind == "i" and array.min() < 0:
         raise ValueError(f"position {array.min()}: positions start at 0")
     return array.astype(np.uint64)
-
-
-def _in_words(source: SourceSpec) -> str:
-    if not source.shuffle:
-        return "read in storage order"
-    if source.clip == 1:
-        return "shuffled frame by frame" + (f" in {source.lanes} lanes" if source.lanes > 1 else "")
-    cut = ", cut at key frames" if source.cut == "keyframe" else ""
-    return f"{source.lanes} lanes of clips of {source.clip}{cut}, {source.inside} inside a clip"

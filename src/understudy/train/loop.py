@@ -17,10 +17,10 @@ from understudy.load.loader import Loader
 from understudy.load.validation.validation_data import ValidationData
 from understudy.optim.lora import merge_adapters
 from understudy.order import Order
+from understudy.train import precision
 from understudy.train.background_rollouts import BackgroundRollouts
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.saver import Saver
-from understudy.train.precision import export_names
 from understudy.train.run_record import order_schedule
 from understudy.train.state import TrainState
 from understudy.train.step_runner import StepRunner
@@ -92,7 +92,8 @@ def run_steps(
             # Steps that change nothing must not displace good checkpoints.
             if last or ((save or saver.improves(best_metrics(result or {}))) and not runner.stalled):
                 log.sync()  # the metrics are on disk before the checkpoint that depends on them
-                saver.save(state.step, state.tensors(), _checkpoint_state(config, mesh, order, loader.position, result))
+                saved = _checkpoint_state(config, mesh, order, loader.position, result)
+                saver.save(state.step, state.tensors(), saved, precision.frozen_names(state.policy))
             if error is not None:
                 saver.wait()
                 raise error
@@ -105,11 +106,11 @@ def run_steps(
 def gather_weights(state: TrainState) -> dict[str, torch.Tensor]:
     """Gather the weights to export on rank 0, whole, float32, adapters merged; all ranks call this together."""
     whole, tensors = dict[str, torch.Tensor](), state.tensors()
-    for name, stored in export_names(tensors).items():
+    for name, stored in precision.export_names(tensors).items():
         tensor = tensors[stored]
         full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # a collective: on every rank
         if state.mesh.rank == 0:
-            whole[name] = full.cpu()
+            whole[name] = full.cpu().float() if full.dtype == torch.bfloat16 else full.cpu()
     return merge_adapters(whole, state.config.lora.scale)
 
 

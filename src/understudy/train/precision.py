@@ -5,7 +5,7 @@
     bf16          float32                     bfloat16    float32    float32   16 / shards
     bf16-split    bfloat16 and 16 low bits    bfloat16    bfloat16   float32   14
 
-The weights are float32 with all three, and a checkpoint holds their float32 values independent of the storage: one
+Trained weights are float32 with all three, and a checkpoint holds their float32 values independent of the storage: one
 written with any of the settings loads with any other, on any mesh, bit for bit. The sequence is: build the policy in
 float32 (or load it), `store`, shard, `make_optimizer`. Casting weights before `store` loses their low bits.
 """
@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from understudy.distributed.compile import missing_compiler
 from understudy.distributed.torch_release import has_grad_dtype
 from understudy.optim.adamw import Float32AdamW
-from understudy.optim.lora import adapted_layers
 from understudy.optim.param_groups import parameter_groups
 from understudy.optim.state import check_moments, local
+from understudy.policies.common.layers import Conv1d, Conv2d, Embedding, Linear
 from understudy.policies.policy import Policy
 
 if TYPE_CHECKING:
+    from understudy.config.lora import LoraConfig
     from understudy.config.train import TrainConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -39,7 +40,7 @@ def store(policy: Policy, config: "TrainConfig") -> dict[str, Tensor]:
     """Convert the weights of a float32 policy to their storage, in place, before sharding.
 
     With bf16-split every trained parameter becomes bfloat16, small ones too, since FSDP2 needs one dtype per group.
-    Frozen parameters, buffers (statistics) and the parameters of float32 modules stay float32.
+    Frozen parameters (`narrow_base`), buffers (statistics) and the parameters of float32 modules stay as they are.
 
     Returns:
         Float32 values of the parameters that became bfloat16, by name, for `make_optimizer`; empty with the other
@@ -60,6 +61,36 @@ def store(policy: Policy, config: "TrainConfig") -> dict[str, Tensor]:
         if parameter not in whole:
             parameter.data = parameter.data.to(torch.bfloat16)  # the float32 values live on in `masters`
     return masters
+
+
+def narrow_base(policy: Policy, lora: "LoraConfig", dtypes: Mapping[str, torch.dtype]) -> dict[str, int]:
+    """Convert the frozen matrices below adapters to the dtype `lora.base`, in place, before sharding.
+
+    Only layers that cast their weight to the dtype of their input are converted (`policies/common/layers.py`), so the
+    arithmetic is that of float32 weights with the same values.
+
+    Args:
+        policy: with adapters, in float32.
+        lora: settings of the adapters.
+        dtypes: of the file or checkpoint that the parameters are read from, by name.
+
+    Returns:
+        Number of weights of each parameter that is rounded.
+    """
+    if not lora.rank or lora.base == "float32":
+        return {}
+    whole = {module for each in policy.float32_modules() for module in each.modules()}
+    rounded = {}
+    for path, module in policy.named_modules():
+        name = f"{path}.weight"
+        if not isinstance(module, Linear | Conv1d | Conv2d | Embedding) or module in whole:
+            continue
+        exact = dtypes.get(name) == torch.bfloat16
+        if not module.weight.requires_grad and (exact or lora.base == "bfloat16"):
+            module.weight.data = module.weight.data.to(torch.bfloat16)
+            if not exact:
+                rounded[name] = module.weight.numel()
+    return rounded
 
 
 def make_optimizer(policy: Policy, config: "TrainConfig", masters: Mapping[str, Tensor]) -> Float32AdamW:
@@ -92,10 +123,12 @@ def make_optimizer(policy: Policy, config: "TrainConfig", masters: Mapping[str, 
 
 
 def named_tensors(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None = None) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint by name: weights and average in float32, moments and step counts.
+    """Return the tensors of a checkpoint by name: weights, average, moments and step counts, float32.
+
+    Frozen weights keep the dtype `lora.base`.
 
     To resume, fill them in place and call `restore`. Split weights are joined copies, 4 bytes per parameter; all other
-    tensors are the live ones. With low-rank adapters the average of frozen parameters is left out: it is their value.
+    tensors are the live ones. The average of frozen parameters is left out: it is their value.
     """
     tensors = {f"weights/{name}": tensor for name, tensor in policy.state_dict().items()}
     for name, parameter in policy.named_parameters():
@@ -103,9 +136,16 @@ def named_tensors(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module
         for kind in MOMENTS if parameter in optimizer.state else ():
             tensors[f"{kind}/{name}"] = optimizer.state[parameter][kind]
     if average is not None:
-        held = {name for name, p in policy.named_parameters() if not p.requires_grad} if adapted_layers(policy) else ()
-        tensors |= {f"average/{name}": tensor for name, tensor in average.state_dict().items() if name not in held}
+        held = frozen_names(policy)
+        tensors |= {
+            f"average/{name}": tensor for name, tensor in average.state_dict().items() if f"weights/{name}" not in held
+        }
     return tensors
+
+
+def frozen_names(policy: nn.Module) -> set[str]:
+    """Return the names of those tensors of a checkpoint that never change in a run: the frozen parameters."""
+    return {f"weights/{name}" for name, parameter in policy.named_parameters() if not parameter.requires_grad}
 
 
 def export_names(stored: Iterable[str]) -> dict[str, str]:

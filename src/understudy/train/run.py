@@ -138,7 +138,9 @@ def evaluate_checkpoint(root: Path, which: int | str = "latest", *, per_dim: boo
             validation = read_validation_data(config, data)
         if validation is None:
             raise ConfigError(f"{root}: there are no validation episodes (data.val_fraction is 0)")
-        state = init_train_state(config, data, record["normalisation"], mesh, resumed=True)
+        with mesh.together():
+            dtypes = _weight_dtypes(source)
+        state = init_train_state(config, data, record["normalisation"], mesh, resumed=dtypes)
         with closing(Saver(run.checkpoints, keep_last=config.checkpoint.keep_last)) as saver:
             saved = _load(state, saver, source)
         return {"step": saved["step"], **state.evaluate(validation, per_dim=per_dim)}
@@ -275,7 +277,11 @@ def _run(
         if mesh.rank == 0:
             check_rollouts(config, record)
         weights = load_initial_weights(config, data, record) if latest is None else None
-    state = init_train_state(config, data, record["normalisation"], mesh, weights, latest is not None)
+    with mesh.together():
+        dtypes = _weight_dtypes(latest) if latest is not None else None
+    state = init_train_state(config, data, record["normalisation"], mesh, weights, dtypes)
+    with mesh.together():
+        state.policy.check_ready()
     if mesh.rank == 0:
         trained, sources = describe_trainable(state), startup_summary(config, data, order)
         logger.info("\n".join([_precision_table(state), *trained, *sources]))
@@ -320,6 +326,12 @@ def _run(
         run.stop.unlink(missing_ok=True)
         logger.warning("stopped at step %s of %s: understudy resume %s", state.step, config.steps, run.root)
     return STOPPED
+
+
+def _weight_dtypes(path: Path) -> dict[str, torch.dtype]:
+    """Dtypes of the weights of a checkpoint, by the names of the release that wrote it."""
+    found = checkpoint.tensor_dtypes(path).items()
+    return {name.removeprefix("weights/"): dtype for name, dtype in found if name.startswith("weights/")}
 
 
 def _load(state: TrainState, saver: Saver, path: Path) -> dict[str, Any]:

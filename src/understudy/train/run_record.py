@@ -12,14 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from understudy.config.schema import plain
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError
 from understudy.order import Order
 from understudy.policies.companion_files import digests
+from understudy.policies.weight_files import StoredTensors
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.export import read_initial_policy
 from understudy.train.data.make_loader import make_order
@@ -139,7 +138,7 @@ def order_schedule(order: Order) -> list[dict[str, Any]]:
     return [asdict(entry) for entry in order.spec.schedule]
 
 
-def load_initial_weights(config: TrainConfig, data: RunData, record: Mapping[str, Any]) -> Mapping[str, Tensor] | None:
+def load_initial_weights(config: TrainConfig, data: RunData, record: Mapping[str, Any]) -> StoredTensors | None:
     """Load the weights of `init_from`, if set. Raises ConfigError if that policy changed since the run started."""
     if not config.init_from:
         return None

@@ -7,8 +7,11 @@ device and filled after sharding, so that no process ever holds all of its weigh
 """
 
 from collections import ChainMap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +25,6 @@ from understudy.distributed.compile import compile_blocks
 from understudy.distributed.fill_weights import ReadRows, RowsAsTensors, fill, materialise, to_device_or_meta
 from understudy.distributed.mesh import Mesh, fair_threads, reshard_weights, shard
 from understudy.errors import ConfigError
-from understudy.meta_device import OnMeta
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.lora import add_adapters
 from understudy.optim.loss_weights import loss_weights
@@ -33,8 +35,10 @@ from understudy.optim.state import local
 from understudy.order.random.keys import make_key
 from understudy.policies.batch import to_device
 from understudy.policies.draws import make_draws
+from understudy.policies.meta_device import OnMeta
 from understudy.policies.policy import Policy, current_name
 from understudy.policies.registry import policy_type
+from understudy.policies.weight_files import StoredTensors, stored_dtypes
 from understudy.train import precision
 from understudy.train.data.token_budget import check_budget
 from understudy.train.draw_task_modes import draw_modes
@@ -51,6 +55,11 @@ from understudy.train.profiling.timer import NULL, Timer
 if TYPE_CHECKING:
     from understudy.load.validation.validation_data import ValidationData
     from understudy.train.data.run_data import RunData
+
+
+COMPILED_LENGTHS = 32
+"""Multiple of the lengths of texts in compiled runs: at most seven lengths up to 200 tokens."""
+NO_DTYPES: Mapping[str, torch.dtype] = MappingProxyType({})
 
 
 class PreparedBatch(dict[str, Any]):
@@ -77,6 +86,8 @@ class TrainState:
     """Whether this process has checked a step for parameters that the loss does not reach."""
     part_counts: PartCounts | None = None
     """Parts of the latest step on this rank."""
+    rounded: int = 0
+    """Frozen weights that the start has rounded to bfloat16."""
 
     @property
     def eval_policy(self) -> Policy:
@@ -149,25 +160,31 @@ class TrainState:
         return {**batch, **marks}
 
     def evaluate(
-        self, held: "ValidationData", *, per_dim: bool = False, asked: Callable[[], bool] = lambda: False
+        self,
+        held: "ValidationData",
+        *,
+        per_dim: bool = False,
+        strips: Path | None = None,
+        asked: Callable[[], bool] = lambda: False,
     ) -> dict[str, Any]:
-        """Validate the weights to export; see `eval/validation_loss.py`."""
-        from understudy.train.validation.validation_loss import (
-            evaluate,  # imports readers of files, which a step does not
+        """Validate the weights to export in the modes of the run; see `train/validation/by_mode.py`."""
+        from understudy.train.validation.by_mode import (
+            evaluate_modes,  # imports readers of files, which a step does not
         )
 
         config, network = self.config, self.eval_policy
         threads = fair_threads(self.mesh) if config.loader.num_threads == "auto" else config.loader.num_threads
         try:
-            return evaluate(
+            return evaluate_modes(
                 network,
                 held,
                 config.seed,
                 self.mesh,
                 self.weights,
-                mode=config.val_mode(),
-                open_loop=config.val.open_loop_every,
+                config.val_modes(),
                 per_dim=per_dim,
+                strips=strips,
+                open_loop=config.val.open_loop_every,
                 threads=threads,
                 memory=parse_bytes(config.loader.memory) // self.mesh.local_world_size // 8,  # the rest is the loader's
                 asked=asked,
@@ -223,7 +240,7 @@ def check_gpu_memory(policy: Policy, config: TrainConfig, mesh: Mesh, free: int 
         return
     trained = 14 if config.precision == "bf16-split" else 16
     kept = 4 if config.optim.ema.decay else 0
-    needed = sum(p.numel() * (trained + kept if p.requires_grad else 4) for p in policy.parameters())
+    needed = sum(p.numel() * (trained + kept if p.requires_grad else p.element_size()) for p in policy.parameters())
     needed //= mesh.shape[1]
     if needed > free:
         raise ConfigError(
@@ -260,7 +277,7 @@ def init_train_state(
     normalization: Mapping[str, Any],
     mesh: Mesh,
     weights: Mapping[str, Tensor] | None = None,
-    resumed: bool = False,
+    resumed: Mapping[str, torch.dtype] | None = None,
 ) -> TrainState:
     """Make the state at step 0, a function of settings and dataset; the global generator does not change.
 
@@ -269,8 +286,8 @@ def init_train_state(
         data: its sources.
         normalization: of the policy.
         mesh: the processes.
-        weights: state dict to start from, float32; None: fresh weights.
-        resumed: whether a checkpoint is loaded next, so that no first weights are needed.
+        weights: state dict to start from; those of files are read into their place. None: fresh weights.
+        resumed: dtypes of the weights in the checkpoint that is loaded next; then no first weights are needed.
 
     Raises:
         ConfigError: settings that the policy, the mesh or the machine cannot serve.
@@ -284,22 +301,54 @@ def init_train_state(
         check_budget(policy, config, data)
         _check_memory(policy, mesh)
     heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
-    if weights is None and policy is not None and policy.fills_weights:
-        try:
-            read = _no_weights(policy) if resumed else policy.first_weights(config.seed)
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"policy.weights: {error}") from error
-        return assemble(config, policy, mesh, heads, read)
+    setting = "policy.weights" if weights is None else "init_from"
+    if policy is not None and policy.fills_weights and isinstance(weights, StoredTensors | None):
+        with _weight_errors(setting):
+            read = _no_weights(policy) if resumed is not None else _rows(policy, weights, config.seed)
+        dtypes = getattr(read, "dtypes", {}) if resumed is None else _current_names(resumed, policy)
+        return assemble(config, policy, mesh, heads, _named_errors(read, setting), dtypes)
     with torch.random.fork_rng(devices=[]):
         policy = _build(config, network, normalization)
     check_budget(policy, config, data)
     if weights is not None:
-        policy.load_weights(weights)
-    return assemble(config, policy, mesh, heads)
+        with _weight_errors(setting):
+            policy.load_weights(weights)
+    dtypes = stored_dtypes(weights or {}) if resumed is None else resumed
+    return assemble(config, policy, mesh, heads, dtypes=_current_names(dtypes, policy))
+
+
+def _current_names(dtypes: Mapping[str, torch.dtype], policy: Policy) -> dict[str, torch.dtype]:
+    return {current_name(name, policy.config.OLD_MODULES): dtype for name, dtype in dtypes.items()}
+
+
+def _rows(policy: Policy, weights: StoredTensors | None, seed: int) -> ReadRows:
+    return policy.first_weights(seed) if weights is None else policy.stored_rows(weights)
+
+
+@contextmanager
+def _weight_errors(setting: str) -> Iterator[None]:
+    """Raise errors of files of weights as ConfigError of `setting`."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{setting}: {error}") from error
+
+
+def _named_errors(read: ReadRows, setting: str) -> ReadRows:
+    def rows(name: str, start: int, stop: int) -> Tensor:
+        with _weight_errors(setting):
+            return read(name, start, stop)
+
+    return rows
 
 
 def assemble(
-    config: TrainConfig, policy: Policy, mesh: Mesh, heads: Tensor | None = None, read: ReadRows | None = None
+    config: TrainConfig,
+    policy: Policy,
+    mesh: Mesh,
+    heads: Tensor | None = None,
+    read: ReadRows | None = None,
+    dtypes: Mapping[str, torch.dtype] = NO_DTYPES,
 ) -> TrainState:
     """Apply the techniques of a run to a float32 policy, in the one correct sequence.
 
@@ -309,13 +358,16 @@ def assemble(
         mesh: the processes.
         heads: see `TrainState`.
         read: rows of the weights by name, of which each rank reads its own; None: the policy has its weights.
+        dtypes: of the weights in their file or checkpoint, by name (`lora.base`).
     """
     given = [name for name, _ in policy.named_parameters()]
     policy.packs = config.max_num_tokens is not None
+    policy.length_multiple = COMPILED_LENGTHS if config.compile else 1
     terms = loss_weights(policy.loss_terms, config.optim.loss_weights)
     names = policy.config.OLD_MODULES, policy.config.PARTS
     add_adapters(policy, config.lora, config.optim.freeze, lambda name: make_key(config.seed, f"lora {name}"), *names)
     freeze(policy, config.optim, *names)
+    rounded = precision.narrow_base(policy, config.lora, dtypes)
     check_gpu_memory(policy, config, mesh, _free_memory(mesh.device))
     average = make_average(policy) if config.optim.ema.decay else None
     masters: Mapping[str, Tensor] = precision.store(policy, config)
@@ -339,7 +391,7 @@ def assemble(
         rows = RowsAsTensors(read, {name: master.shape for name, master in masters.items() if name in given})
         masters = ChainMap(adapters, rows)  # type: ignore[arg-type]  # it is only read
     optimizer = precision.make_optimizer(policy, config, masters)
-    return TrainState(config, mesh, policy, optimizer, average, terms, heads)
+    return TrainState(config, mesh, policy, optimizer, average, terms, heads, rounded=sum(rounded.values()))
 
 
 def _no_weights(policy: Policy) -> ReadRows:

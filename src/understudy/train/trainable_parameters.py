@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor
 
 from understudy.config.train import TrainConfig
@@ -32,6 +33,9 @@ def describe_trainable(state: TrainState) -> list[str]:
     lines += policy.describe_losses(state.weights)
     if trained < total:
         lines += _table(named, list(layers), policy.config.PARTS)
+    if narrow := _count(p for p in named.values() if p.dtype == torch.bfloat16 and not p.requires_grad):
+        how = f"; {state.rounded:,} of them were rounded from float32, once" if state.rounded else ""
+        lines.append(f"lora.base: {narrow:,} frozen weights are kept in bfloat16{how}")
     if layers and not _has_first_weights(config):
         lines.append(
             "lora.rank: the frozen weights below the adapters are fresh random numbers; start from a trained policy "

@@ -4,6 +4,7 @@ import hashlib
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ mujoco = pytest.importorskip("mujoco", reason="the extra `demo` is not installed
 
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 
+from support.refusals import refused  # noqa: E402
 from understudy.envs.tabletop import sim  # noqa: E402
 from understudy.envs.tabletop.sim import APART, COLORS, HALF, HIGH, LOW, REACH, SPREAD, STEP, Tabletop  # noqa: E402
 
@@ -108,14 +110,14 @@ def test_an_episode_that_does_nothing_is_cut_off(env: Tabletop) -> None:
 
 
 def test_wrong_inputs_are_named(env: Tabletop) -> None:
-    with pytest.raises(ValueError, match=r"'pink'.*red, green, blue"):
+    with refused("'pink'", "red, green, blue", kind=ValueError):
         env.reset(seed=0, options={"color": "pink"})
     env.reset(seed=0)
-    with pytest.raises(ValueError, match="four finite numbers"):
+    with refused("nan", kind=ValueError):
         env.step(np.array([0, 0, np.nan, 0]))
-    with pytest.raises(ValueError, match="four finite numbers"):
+    with refused("array([0., 0., 0.])", kind=ValueError):
         env.step(np.zeros(3))
-    with pytest.raises(ValueError, match="size=4"):
+    with refused("size=4", kind=ValueError):
         Tabletop(size=4)
 
 
@@ -125,8 +127,9 @@ def test_wrong_inputs_are_named(env: Tabletop) -> None:
 @pytest.mark.slow
 def test_seed_and_actions_decide_everything_in_any_process() -> None:
     here = trajectory(7)
+    own, tests = str(Path(__file__).parent), str(Path(__file__).parents[2])  # this file and `support`
     code = f"""
-import sys; sys.path.insert(0, {str(__file__.rsplit("/", 1)[0])!r})
+import sys; sys.path[:0] = [{own!r}, {tests!r}]
 import numpy; numpy.random.random(100)
 from test_sim import trajectory
 trajectory(3); print(trajectory(7))

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.order_sources import Source, episodes, sources
+from support.refusals import refused
 from understudy.order import Order
 from understudy.order.defaults import choose_slots
 from understudy.order.mixture.shares import make_period, share_slots
@@ -129,15 +130,15 @@ def test_a_weight_that_is_none_is_refused_by_name(weight):
 
 def test_weights_that_do_not_fit_the_sources_are_refused():
     pair = [episodes(5, name="a"), episodes(5, name="b")]
-    with pytest.raises(ValueError, match="add up to infinity"):
+    with refused([1e308, 1e308], kind=ValueError):
         Order.from_datasets(pair, weights=[1e308, 1e308], batch_size=2)
-    with pytest.raises(ValueError, match="3 weights for 2"):
+    with refused(3, 2, kind=ValueError):
         Order.from_datasets(pair, weights=[1, 1, 1], batch_size=2)
-    with pytest.raises(ValueError, match="sources are"):
+    with refused(["a", "c"], ["a", "b"], kind=ValueError):
         Order.from_datasets(pair, weights={"a": 1, "c": 1}, batch_size=2)
-    with pytest.raises(ValueError, match="give one"):
+    with refused("weights", "temperature", kind=ValueError):
         Order.from_datasets(pair, weights=[1, 1], temperature=0.5, batch_size=2)
-    with pytest.raises(ValueError, match="named 'a'"):
+    with refused("'a'", kind=ValueError):
         Order.from_datasets([pair[0], Source(pair[1].segments, "a")], batch_size=2)
 
 

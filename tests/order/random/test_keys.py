@@ -2,6 +2,7 @@
 
 import pytest
 
+from support.refusals import refused
 from understudy.order.random.keys import make_key, mix64
 
 
@@ -32,5 +33,5 @@ def test_the_finaliser_is_one_to_one_and_spreads_single_bits():
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 0.5, "7", None])
 def test_a_seed_that_is_no_64_bit_integer_is_refused(seed):
-    with pytest.raises(ValueError, match="seed"):
+    with refused("seed", repr(seed), kind=ValueError):
         make_key(seed, "clip")

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.refusals import refused
 from understudy.order.random.permute import (
     CHUNK,
     Feistel,
@@ -85,5 +86,5 @@ def test_ranges_each_with_a_key_of_its_own(sizes, key):
 
 @pytest.mark.parametrize("n", [0, -1, 2**63 + 1])
 def test_a_domain_outside_1_to_2_to_the_63_is_refused(n):
-    with pytest.raises(ValueError, match=f"{n} elements"):
+    with refused(n, kind=ValueError):
         permutation(n, 0)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.calls import recorded_calls
+from support.refusals import refused
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.errors import ConfigError
 from understudy.train.checkpoint import checkpoint
@@ -58,7 +59,7 @@ def test_metrics_file_is_strict_json_and_names_a_broken_line(tmp_path: Path) -> 
     write(path, [{"kind": "train", "step": 1, "loss": float("nan"), "grad_norm": float("inf"), "note": "é"}])
     assert json.loads(path.read_text())["loss"] is None
     path.write_text("{nonsense\n" + path.read_text())
-    with pytest.raises(ConfigError, match=r"line 1 is not a record.*remove"):
+    with refused(path, 1, kind=ConfigError):
         metrics_file.read(path)
     assert metrics_file.read(tmp_path / "none.jsonl") == []
 
@@ -96,7 +97,7 @@ def test_load_refuses_a_checkpoint_of_another_kind(tmp_path: Path) -> None:
         with pytest.raises(checkpoint.CheckpointError, match="step-00000001"):
             checkpoint.load(path, wrong)
     (path / "state.json").write_text('{"format": 99}')
-    with pytest.raises(checkpoint.CheckpointError, match="format 99"):
+    with refused(path, 99, kind=checkpoint.CheckpointError):
         checkpoint.load(path, tensors(0.0))
     (path / "state.json").write_text("[")
     with pytest.raises(checkpoint.CheckpointError, match=r"state\.json"):
@@ -107,11 +108,11 @@ def test_load_refuses_damaged_tensor_files(tmp_path: Path, caplog: pytest.LogCap
     path = checkpoint.save(tmp_path, 1, tensors(1.0), {})
     for file in path.glob("*.distcp"):
         file.write_bytes(file.read_bytes()[:10])
-    with pytest.raises(checkpoint.CheckpointError, match="cannot be loaded"):
+    with refused(path, kind=checkpoint.CheckpointError):
         checkpoint.load(path, tensors(0.0))
     (path / ".metadata").write_bytes(b"no pickle")
     caplog.clear()
-    with pytest.raises(checkpoint.CheckpointError, match="cannot be loaded"):
+    with refused(path, kind=checkpoint.CheckpointError):
         checkpoint.load(path, tensors(0.0))
     assert not [r for r in caplog.records if r.name == "root"]  # one error, not a library's traceback beside it
 
@@ -127,7 +128,7 @@ def test_save_on_a_failing_disk_keeps_the_previous_checkpoint(
 
     with monkeypatch.context() as patch:
         patch.setattr(*((os, "fsync") if broken == "fsync" else (Path, "rename")), full)
-        with pytest.raises(checkpoint.CheckpointError, match="No space left"):
+        with refused("Errno 28", kind=checkpoint.CheckpointError):
             checkpoint.save(tmp_path, 2, tensors(2.0), {})
     assert checkpoint.list_steps(tmp_path) == [1]
     live = tensors(0.0)
@@ -137,11 +138,11 @@ def test_save_on_a_failing_disk_keeps_the_previous_checkpoint(
 
 def test_run_dir_begins_once(tmp_path: Path) -> None:
     run, config = RunDir(tmp_path / "r"), TrainConfig(data=DataConfig(root="d"))
-    with pytest.raises(ConfigError, match="no run here"):
+    with refused(tmp_path / "r", "config.yaml", kind=ConfigError):
         run.settings()
     decided = {name: {} for name in RECORDED - {"format"}}
     run.begin(config, decided)
-    with pytest.raises(ConfigError, match="understudy resume"):
+    with refused(tmp_path / "r", "--output-dir", kind=ConfigError):
         run.begin(config, decided)
     moved = run.root.rename(tmp_path / "moved")
     assert resumed_settings(str(moved)).output_dir == str(moved)
@@ -156,7 +157,7 @@ def test_run_dir_refuses_another_version_before_its_settings(tmp_path: Path, ver
         del content["format"]
     run.order.write_text(json.dumps(content))
     run.config.write_text("something: that this version has never heard of\n")
-    with pytest.raises(ConfigError, match=rf"a run of format {version or 1}, this version .* start a new run$"):
+    with refused(tmp_path, version or 1, kind=ConfigError):
         run.settings()
 
 
@@ -195,7 +196,7 @@ def test_run_dir_keeps_results_of_rollouts_on_withdraw(tmp_path: Path) -> None:
 
 def test_run_dir_refuses_a_file_and_locks_without_content(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match="is a file"):
+    with refused(tmp_path / "file", "--output-dir", kind=ConfigError):
         RunDir(tmp_path / "file").lock()
     (tmp_path / ".lock").write_text("mine")
     RunDir(tmp_path).lock().close()
@@ -214,7 +215,7 @@ def test_prune_leaves_other_folders(tmp_path: Path) -> None:
 
 def test_run_dir_lock_is_exclusive(tmp_path: Path) -> None:
     held = RunDir(tmp_path).lock()
-    with pytest.raises(ConfigError, match="another process"):
+    with refused(tmp_path, kind=ConfigError):
         RunDir(tmp_path).lock()
     held.close()
     RunDir(tmp_path).lock().close()

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint import metadata
 
 from support import checkpoint_ranks
 from support.ranks import in_ranks
+from support.refusals import refused, warned
 from support.runs import same_run, tiny_config, tiny_dataset
 from understudy.cli.main import main
 from understudy.errors import CheckpointError
@@ -43,12 +44,10 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(content)
 
 
-def refused(path: Path, *words: str) -> None:
+def check_unreadable(path: Path, *values: object) -> None:
     for read in (lambda: checkpoint.load(path, tensors(0.0)), lambda: checkpoint.read_tensors(path, "weights/")):
-        with pytest.raises(CheckpointError) as caught:
+        with refused(path, *values, kind=CheckpointError) as caught:
             read()
-        for word in (str(path), *words):
-            assert word in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
@@ -67,30 +66,30 @@ def test_load_refuses_any_flipped_bit_and_suggests_the_one_before(saved: Path) -
 
 def test_load_refuses_a_file_of_another_step(saved: Path) -> None:
     shutil.copy(saved / "step-00000005/__0_0.distcp", saved / "step-00000006/__0_0.distcp")
-    refused(saved / "step-00000006", "__0_0.distcp", "step 5")
+    check_unreadable(saved / "step-00000006", "__0_0.distcp", 5)
 
 
 def test_load_refuses_a_missing_or_truncated_file(saved: Path) -> None:
     file = saved / "step-00000006/__0_0.distcp"
     file.write_bytes(file.read_bytes()[:-1])
-    refused(file.parent, file.name)
+    check_unreadable(file.parent, file.name)
     file.unlink()
-    refused(file.parent, file.name)
+    check_unreadable(file.parent, file.name)
 
 
 def test_load_refuses_a_renamed_folder(saved: Path) -> None:
     (saved / "step-00000006").rename(saved / "step-00000900")
-    refused(saved / "step-00000900", "step 6", "step 5")
+    check_unreadable(saved / "step-00000900", 6, 5)
     (saved / "step-00000005").rename(saved / "elsewhere")
     checkpoint.load(saved / "elsewhere", tensors(0.0))  # a copy under a name that promises nothing
-    refused(saved / "step-00000900", "no earlier")
+    check_unreadable(saved / "step-00000900")
 
 
 def test_read_state_refuses_an_edited_state(saved: Path) -> None:
     path = saved / "step-00000006"
     state = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps(state | {"position": 61}))
-    refused(path, "state.json")
+    check_unreadable(path, "state.json")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_read_state_refuses_an_edited_state(saved: Path) -> None:
 def test_read_state_refuses_other_types(saved: Path, change: dict[str, object]) -> None:
     path = saved / "step-00000006"
     strip(path, change)
-    refused(path, next(iter(change)))
+    check_unreadable(path, next(iter(change)))
 
 
 def strip(path: Path, change: dict[str, object] | None = None) -> None:
@@ -112,7 +111,7 @@ def strip(path: Path, change: dict[str, object] | None = None) -> None:
 def test_load_warns_about_missing_checksums(saved: Path) -> None:
     strip(saved / "step-00000006")
     live = tensors(0.0)
-    with pytest.warns(UserWarning, match="step-00000006 .*without checksums"):
+    with warned(saved / "step-00000006"):
         checkpoint.load(saved / "step-00000006", live)
     assert torch.equal(live["weights/a"], tensors(6.0)["weights/a"])
 
@@ -198,10 +197,10 @@ def test_read_index_accepts_only_tensors_of_its_checkpoint(saved: Path) -> None:
     other = pickle.loads(pickle.dumps(whole))
     next(iter(other.storage_data.values())).relative_path = "../step-00000005/__0_0.distcp"
     (path / ".metadata").write_bytes(pickle.dumps(other))
-    refused(path, ".metadata")
+    check_unreadable(path, ".metadata")
     bytes_of = {name: metadata.BytesStorageMetadata() for name in whole.state_dict_metadata}  # DCP would unpickle them
     (path / ".metadata").write_bytes(pickle.dumps(metadata.Metadata(bytes_of, storage_data=whole.storage_data)))
-    refused(path, ".metadata")
+    check_unreadable(path, ".metadata")
 
 
 @pytest.mark.slow

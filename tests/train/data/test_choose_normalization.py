@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
+from support.refusals import refused
 from support.runs import tiny_config, tiny_dataset
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
@@ -21,7 +22,7 @@ class Chooser(PolicySettings):
 
     def choose_normalization(self, computed: Mapping[str, Any]) -> Mapping[str, Any]:
         if self.refuses:
-            raise ConfigError("policy.weights: another robot")
+            raise ConfigError("policy.weights: robot_2")
         return {**computed, "chosen": True}
 
 
@@ -50,5 +51,5 @@ def test_the_resolved_settings_name_the_mode(data: Path, tmp_path: Path) -> None
 
 def test_weights_of_another_robot_stop_the_run(data: Path, tmp_path: Path) -> None:
     config = replace(tiny_config(data, tmp_path), policy=Chooser(refuses=True))
-    with pytest.raises(ConfigError, match="another robot"):
+    with refused("robot_2", kind=ConfigError):
         choose_normalization(config, open_data(config))

@@ -126,25 +126,20 @@ def test_large_datasets_are_compared_by_footers(tmp_path: Path, monkeypatch: pyt
     }
 
 
-def test_digests_are_cached_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digests_are_cached_until_a_file_changes(tmp_path: Path) -> None:
+    """A digest that was altered in the cache comes back until its file changes."""
     tiny_dataset(tmp_path / "d")
-    read: list[str] = []
-    plain = fingerprint._whole
-
-    def counted(files: object, path: str) -> str:
-        read.append(path)
-        return plain(files, path)  # type: ignore[arg-type]
-
-    counted.__name__ = "_whole"
-    monkeypatch.setattr(fingerprint, "_whole", counted)
     first = digests(tmp_path / "d", tmp_path / "cache")
-    assert read
-    read.clear()
-    assert digests(tmp_path / "d", tmp_path / "cache") == first
-    assert read == []
-    other_actions(tmp_path / "d")
+    assert digests(tmp_path / "d", tmp_path / "cache") == first == digests(tmp_path / "d")
+    altered = 0
+    for file in (tmp_path / "cache").rglob("*.json"):
+        known = json.loads(file.read_text())
+        altered += len(known)
+        file.write_text(json.dumps({path: [version, f"{digest}-cached"] for path, (version, digest) in known.items()}))
+    assert altered == len(list((tmp_path / "d").glob("data/chunk-*/*.parquet")))
     assert digests(tmp_path / "d", tmp_path / "cache") != first
-    assert len(read) == len(list((tmp_path / "d").glob("data/chunk-*/*.parquet")))
+    other_actions(tmp_path / "d")
+    assert digests(tmp_path / "d", tmp_path / "cache") == digests(tmp_path / "d") != first
     for torn in ("{", "[]", '{"x": 1}'):
         for file in (tmp_path / "cache").rglob("*.json"):
             file.write_text(torn)

@@ -1,6 +1,7 @@
 """Files of a policy by a hub id: fetched once from a hub on this machine, and clear errors without one."""
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +18,6 @@ from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError
 from understudy.policies.pi05.config import Pi05Settings
-from understudy.train.data import hub_files
 from understudy.train.data.hub_files import hub_id, with_local_files
 
 COMMIT = "1" * 40
@@ -151,10 +151,7 @@ def test_no_network_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(extra: str) -> None:
-        raise MissingExtraError(extra)
-
-    monkeypatch.setattr(hub_files, "require", missing)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtraError, match="hub"):
         with_local_files(config(tokenizer="me/words"))
     plain = config(tokenizer="tokenizer.model")

@@ -15,13 +15,13 @@ from understudy.config.data import SourceConfig
 from understudy.config.train import TrainConfig
 from understudy.data.write.writer import EpisodeWriter
 from understudy.errors import DatasetError
-from understudy.image_size import ImageSize
 from understudy.load.loader import Loader
 from understudy.load.validation.validation_data import ValidationData
 from understudy.policies.common.letterbox import letterbox, write_letterbox
 from understudy.policies.flow.config import FlowSettings
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.train.data.run_data import RunData, open_data
+from understudy.video.resize import ImageSize
 
 SIZES = {"tall": (128, 96), "wide": (96, 192)}  # height, width; multiples, so that nothing is rounded
 SIDE = 64

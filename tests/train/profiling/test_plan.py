@@ -51,6 +51,7 @@ PI05: dict[str, dict[str, Any]] = {
     "bf16, tokens": {"precision": "bf16", "tokens": True, "optim": NO_EMA, "batch_size": 2},
     "bf16-split, full, tokens": {"precision": "bf16-split", "activation_checkpoint": "full", "tokens": True},
     "adapters, selective": {"lora": {"rank": 4}, "activation_checkpoint": "selective"},
+    "history": {"history": (0.1, 0.2, 0.3), "optim": NO_EMA},
     "micro-batches": {"precision": "bf16-split", "optim": NO_EMA, "batch_size": 6, "max_samples": 2},
 }
 CASES = {f"flow {name}": (LARGER, case) for name, case in FLOW.items()}
@@ -62,7 +63,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_dataset(tmp_path_factory.mktemp("plan") / "dataset")
 
 
-def settings(data: Path, policy: Any = LARGER, tokens: bool = False, **changes: Any) -> TrainConfig:
+def settings(
+    data: Path, policy: Any = LARGER, tokens: bool = False, history: tuple[float, ...] = (), **changes: Any
+) -> TrainConfig:
+    if history:
+        policy = replace(policy, history=history, state_history=True)
     if tokens:
         policy = replace(policy, **{**TOKENS, "fast": str(data.parent / "fast")})
         if not (data.parent / "fast").exists():

@@ -6,15 +6,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from support import tracked
+from support.refusals import refused
 from understudy.config.train import DataConfig, LogConfig, TrainConfig
 from understudy.errors import ConfigError
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.track import metrics_file, trackers
+from understudy.train.track import metrics_file
 from understudy.train.track.trackers import MetricsLog, flatten
 
 PROGRAM = Path(tracked.__file__)
@@ -70,24 +72,23 @@ def test_trackers_have_a_resumed_run_whole(tmp_path: Path) -> None:
 
 
 class Recorder:
-    """A mirror that remembers its calls, and may fail."""
+    """A run of wandb that remembers its calls, and may fail."""
 
     def __init__(self, has: int = 0, fails_at: int = 1 << 30) -> None:
-        self.last_step, self.fails_at, self.steps, self.closed = has, fails_at, [], 0
+        self.starting_step, self.fails_at, self.steps, self.closed = has + 1, fails_at, list[int](), 0
 
-    def write(self, step: int, values: dict[str, float]) -> None:
+    def log(self, values: dict[str, float], step: int) -> None:
         if step >= self.fails_at:
             raise OSError("the network is gone")
         self.steps.append(step)
 
-    def flush(self) -> None: ...
-
-    def close(self) -> None:
+    def finish(self) -> None:
         self.closed += 1
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, root: Path, step: int, mirror: Recorder) -> MetricsLog:
-    monkeypatch.setattr(trackers, "_open_tracker", lambda *_: mirror)
+    wandb = SimpleNamespace(init=lambda **_: mirror, Settings=lambda **_: None)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     return MetricsLog(root, config("wandb"), step)
 
 
@@ -125,7 +126,7 @@ def test_metrics_log_drops_a_failing_tracker(
 
 def test_metrics_log_refuses_a_missing_tracker_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"wandb is not installed.*understudy\[wandb\]"):
+    with refused("log.trackers", "wandb", "understudy[wandb]", kind=ConfigError):
         MetricsLog(tmp_path, config("wandb"), 0)
 
 
@@ -135,6 +136,20 @@ def test_metrics_log_writes_on_one_rank(tmp_path: Path) -> None:
     log.sync()
     log.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("link", ["hardlink_to", "symlink_to"])
+def test_copied_run_of_links_leaves_the_metrics_of_the_first(tmp_path: Path, link: str) -> None:
+    """As `cp -al` and `cp -rs` copy a run; the copy is then resumed."""
+    first, copy = tmp_path / "first.jsonl", tmp_path / "copy.jsonl"
+    first.write_text('{"kind": "train", "step": 3}\n')
+    getattr(copy, link)(first)
+    metrics_file.truncate(copy, 3)
+    written = metrics_file.MetricsFile(copy)
+    written.write([{"kind": "train", "step": 4}])
+    written.close()
+    assert [record["step"] for record in metrics_file.read(copy)] == [3, 4]
+    assert [record["step"] for record in metrics_file.read(first)] == [3]
 
 
 def test_flatten_keeps_finite_numbers() -> None:

@@ -3,10 +3,12 @@
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,11 +16,11 @@ import pytest
 
 from support.datasets import Spec, write_dataset
 from support.ranks import in_ranks, outcomes_in_ranks
+from support.refusals import refused
 from support.runs import same_run, series, tiny_config
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.distributed import mesh as parallel
-from understudy.errors import DatasetError
 from understudy.load.validation.validation_data import ValidationData
 from understudy.policies.flow.model import FlowPolicy
 from understudy.report.run import tables, validation
@@ -26,7 +28,6 @@ from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import open_data
-from understudy.train.track import trackers
 from understudy.train.validation import validation_loss
 from understudy.train.validation.validation_loss import ValidationFailed, evaluate
 from understudy.video.packets import open_packets
@@ -154,30 +155,28 @@ def test_stop_in_a_validation_saves_the_step_and_resume_repeats_it(
 
 
 class Kept:
-    """A tracker on a server, which keeps the first figures of a step."""
+    """A run of wandb on a server, which keeps the first figures of a step."""
 
     steps: ClassVar[dict[int, dict[str, float]]] = {}
 
-    def __init__(self) -> None:
-        self.last_step = max(self.steps, default=0)
+    def __init__(self, **_: object) -> None:
+        self.starting_step = max(self.steps, default=0) + 1
 
-    def write(self, step: int, values: dict[str, float]) -> None:
+    def log(self, values: dict[str, float], step: int) -> None:
         self.steps.setdefault(step, values)
 
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
+    def finish(self) -> None: ...
 
 
 @pytest.mark.slow
 def test_tracker_gets_a_validation_made_after_resume(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trackers, "_open_tracker", lambda *_: Kept())
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=Kept, Settings=lambda **_: None))
     out = tmp_path / "r"
     with small_chunks():
         with Asked(1):
-            assert run.train(config_of(data, out, log={"trackers": ("trackio",)})) == run.STOPPED
+            assert run.train(config_of(data, out, log={"trackers": ("wandb",)})) == run.STOPPED
         assert max(Kept.steps) == 4
         assert run.resume(RunDir(out).settings()) == run.DONE
     assert {step for step, values in Kept.steps.items() if "val/loss" in values} == {5, 10, 12}
@@ -283,7 +282,7 @@ def test_evaluate_refuses_many_unreadable_frames(
     damaged: tuple[Path, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(validation_loss, "FEW", 0)
-    with pytest.raises(DatasetError, match="1 of "):
+    with refused(1, 0, kind=ValidationFailed):
         run.train(substituting(config_of(damaged[0], tmp_path / "r")))
     assert checkpoint.list_steps(RunDir(tmp_path / "r").checkpoints)[-1] == 5
 

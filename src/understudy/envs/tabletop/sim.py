@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from understudy.envs.env import uniforms
 from understudy.envs.ray_camera import RayCamera
 from understudy.optional_packages import optional_imports
 
@@ -66,15 +67,6 @@ def task_text(color: str) -> str:
     return f"pick up the {color} block"
 
 
-def _uniforms(seed: int, count: int) -> np.ndarray:
-    """Draw float64 (count,) in [0, 1) from the raw words of Philox.
-
-    numpy keeps that stream fixed between versions, but not the distributions of `Generator`.
-    """
-    key = np.array([seed & 0xFFFFFFFFFFFFFFFF, seed >> 64], dtype=np.uint64)
-    return (np.random.Philox(key=key).random_raw(count) >> np.uint64(11)) * 2.0**-53
-
-
 def layout(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     """Draw the initial scene, a pure function of `seed` (0 <= seed < 2**128).
 
@@ -83,7 +75,7 @@ def layout(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     Returns:
         Block centres (3, 2) in metres, block yaw (3,) in radians, hand position (3,), and the default color.
     """
-    draws = _uniforms(seed, 7 + 6 * 64)
+    draws = uniforms(seed, 7 + 6 * 64)
     hand = np.array([-0.12, -0.12, 0.10]) + draws[:3] * np.array([0.24, 0.24, 0.07])
     yaw = draws[3:6] * (np.pi / 2)
     color = COLORS[int(draws[6] * 3)]

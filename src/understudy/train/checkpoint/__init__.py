@@ -2,6 +2,7 @@
 
 run_dir       the run directory
 checkpoint    checkpoints that are complete or absent
+tensor_files  files of tensors in a checkpoint, frozen ones once
 index         the index of a checkpoint, read without running code
 checksums     checksums of checkpoint files
 saver         saves of checkpoints, at once or in the background

@@ -8,15 +8,16 @@ A checkpoint is never overwritten. The latest is the highest complete one, and o
 one is durable. A name without `.tmp` is therefore a promise. Any failure, on any rank, is one CheckpointError on all of
 them, and earlier checkpoints are unchanged.
 
-The tensors are named and float32, DTensors or plain (the same on every rank). They are loaded in place, also on another
-number of ranks or another mesh. state.json has the step and the checksum of each file; a changed file is refused.
+The tensors are named, DTensors or plain (the same on every rank). They are loaded in place, also on another number of
+ranks or another mesh. state.json has the step and the checksum of each file; a changed file is refused. Tensors that
+never change in a run are written once (`tensor_files.py`).
 """
 
 import json
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
@@ -28,8 +29,9 @@ from torch import distributed as dist
 
 from understudy.atomic import sync, write_text
 from understudy.errors import CheckpointError
-from understudy.train.checkpoint import checksums
-from understudy.train.checkpoint.index import INDEX, IndexReader, read_index
+from understudy.train.checkpoint import checksums, tensor_files
+from understudy.train.checkpoint.index import INDEX
+from understudy.train.checkpoint.tensor_files import FROZEN, PREFIX
 
 FORMAT = 2
 """Version of the format; another one is refused. Format 1 had no settings in its state."""
@@ -53,6 +55,8 @@ def save(
     tensors: Mapping[str, Tensor],
     state: Mapping[str, Any],
     group: dist.ProcessGroup | None = None,
+    frozen: Collection[str] = (),
+    earlier: Path | None = None,
 ) -> Path:
     """Write checkpoint `step` below `folder` and return its path; an existing one is left unchanged.
 
@@ -62,12 +66,12 @@ def save(
         tensors: this rank's shards, by name.
         state: content of state.json.
         group: ranks that call this together, of a backend that moves CPU tensors. None: a single process.
+        frozen: names of the tensors that never change in a run.
+        earlier: a checkpoint of the run with the same values of these, whose files are linked; None: they are written.
 
     Raises:
         CheckpointError: on every rank: disk full, no permission …; an incomplete checkpoint is removed if possible.
     """
-    import torch.distributed.checkpoint as dcp
-
     final = folder / f"step-{step:08d}"
     unfinished = unfinished_path(final)
 
@@ -78,9 +82,13 @@ def save(
     with _as_checkpoint_error(f"{final}: cannot be saved", on_failure=undo):
         if not run_on_rank_0(group, lambda: _prepare_folder(final, unfinished)):
             return final
-        writer = _writer(unfinished)
-        dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
-        files = {name: own for part in gather(group, writer.sums) for name, own in part.items()}
+        kept = {name: tensor for name, tensor in tensors.items() if name in frozen}
+        files: dict[str, Any] = {}
+        if kept:
+            files |= run_on_rank_0(group, lambda: _link_frozen(earlier, unfinished, kept))
+            if not files:
+                files |= {f"{PREFIX}{name}": own for name, own in _write(unfinished / FROZEN, kept, group).items()}
+        files |= _write(unfinished, {name: tensor for name, tensor in tensors.items() if name not in kept}, group)
         run_on_rank_0(group, lambda: publish(unfinished, final, {"format": FORMAT, "step": step, **state}, files))
     return final
 
@@ -92,25 +100,16 @@ def load(path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | N
         CheckpointError: on all ranks: another format, a changed or unreadable file, a missing tensor, another shape or
             dtype. Names the checkpoint before this one.
     """
-    import torch.distributed.checkpoint as dcp
-
     state = read_state(path)
+    _check_files(path, state, group)
     with _as_checkpoint_error(f"{path}: cannot be loaded", instead=path):
-        if checksums.FILES in state:
-            rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
-            found = gather(group, checksums.find_damage(path, state[checksums.FILES], slice(rank, None, world)))
-            if wrong := [line for line in found if line]:
-                raise CheckpointError(wrong[0])
-        elif _is_rank_0(group):
-            warnings.warn(f"{path} was written without checksums: damage would not be noticed", stacklevel=2)
-        stored = _contents(path)  # DCP would print a traceback before it fails
+        stored = tensor_files.read_contents(path)  # DCP would print a traceback before it fails
         for name, tensor in tensors.items():
             if name not in stored:
                 raise ValueError(f"{name} is not in the checkpoint")
             if (dtype := stored[name].properties.dtype) != tensor.dtype:
                 raise ValueError(f"{name} is {dtype} in the checkpoint and {tensor.dtype} here")  # DCP would cast
-        # A copy of the mapping: DCP replaces entries that are not tensors, and all of ours are.
-        dcp.load(dict(tensors), storage_reader=IndexReader(path), process_group=group, no_dist=group is None)
+        tensor_files.read(path, tensors, group)
     return state
 
 
@@ -119,7 +118,7 @@ def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
     with _as_checkpoint_error(f"{path}: cannot be loaded", instead=path):
         tensors = {
             name: torch.empty(item.size, dtype=item.properties.dtype)
-            for name, item in _contents(path).items()
+            for name, item in tensor_files.read_contents(path).items()
             if name.startswith(prefix)
         }
     load(path, tensors)
@@ -128,8 +127,13 @@ def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
 
 def tensor_names(path: Path) -> list[str]:
     """List the names of the tensors of a checkpoint; raises as `load` does."""
+    return list(tensor_dtypes(path))
+
+
+def tensor_dtypes(path: Path) -> dict[str, torch.dtype]:
+    """Return the dtypes of the tensors of a checkpoint, by name; raises as `load` does."""
     with _as_checkpoint_error(f"{path}: cannot be loaded", instead=path):
-        return list(_contents(path))
+        return {name: item.properties.dtype for name, item in tensor_files.read_contents(path).items()}
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -230,31 +234,33 @@ def unfinished_path(final: Path) -> Path:
     return final.with_name(final.name + ".tmp")
 
 
-def _writer(unfinished: Path) -> Any:
-    """DCP's writer, which fsyncs its files, with checksums in `sums` and the cause of a failed write as its error.
+def _link_frozen(earlier: Path | None, unfinished: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the checksums of the linked files of frozen tensors; empty if they are to be written."""
+    try:
+        files = read_state(earlier).get(checksums.FILES, {}) if earlier is not None else {}
+    except CheckpointError:  # it was removed or damaged since
+        return {}
+    return {} if earlier is None else tensor_files.link_frozen(earlier, files, unfinished, tensors)
 
-    When the system refuses a write, torch's zip writer reports wrong offsets. Only the context of that error has the
-    full disk, and contexts are lost on the way to the other ranks.
-    """
-    from torch.distributed.checkpoint import FileSystemWriter
 
-    class Writer(FileSystemWriter):
-        sums: dict[str, Any] = {}  # noqa: RUF012 - replaced, never changed
+def _write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Any]:
+    """Write tensors; returns the checksums of the files of all ranks, without the index."""
+    return {
+        name: own for part in gather(group, tensor_files.write(folder, tensors, group)) for name, own in part.items()
+    }
 
-        def write_data(self, *args: Any) -> Any:
-            try:
-                written = super().write_data(*args)
-                self.sums = checksums.checksum_files(
-                    unfinished, {result.storage_data.relative_path for result in written.wait()}
-                )
-                return written
-            except RuntimeError as error:
-                cause: BaseException | None = error
-                while cause is not None and not isinstance(cause, OSError):
-                    cause = cause.__context__
-                raise cause or error from None
 
-    return Writer(unfinished)
+def _check_files(path: Path, state: Mapping[str, Any], group: dist.ProcessGroup | None) -> None:
+    """Compare the files of a checkpoint with their checksums, each file on one rank. Raises as `load` does."""
+    if checksums.FILES not in state:
+        if _is_rank_0(group):
+            warnings.warn(f"{path} was written without checksums: damage would not be noticed", stacklevel=3)
+        return
+    rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+    with _as_checkpoint_error(f"{path}: cannot be loaded", instead=path):
+        found = gather(group, checksums.find_damage(path, state[checksums.FILES], slice(rank, None, world)))
+    for name, damage in filter(None, found):
+        raise CheckpointError(f"{path}: cannot be loaded: {name} {damage}; {_suggest_earlier(path, name)}")
 
 
 def _prepare_folder(final: Path, unfinished: Path) -> bool:
@@ -272,30 +278,20 @@ def publish(unfinished: Path, final: Path, state: Mapping[str, Any], files: Mapp
     Raises ValueError if a file of another rank is missing: DCP creates missing folders, so a rank on another disk, or a
     folder that was removed meanwhile, would otherwise go unnoticed.
     """
-    for name, size in _files(unfinished).items():
+    for name, size in tensor_files.read_sizes(unfinished).items():
         file = unfinished / name
         if not file.is_file() or file.stat().st_size < size:
             raise ValueError(
                 f"{file} is missing or incomplete: the run directory was changed meanwhile, or not all ranks see the "
                 "same one (it must be on a file system that all nodes share)"
             )
-    files = {**files, **checksums.checksum_files(unfinished, [INDEX])}
+    indexes = [f"{prefix}{INDEX}" for prefix in tensor_files.read_indexes(unfinished)]
+    files = {**files, **checksums.checksum_files(unfinished, [name for name in indexes if name not in files])}
+    if (unfinished / FROZEN).is_dir():
+        sync(unfinished / FROZEN)
     write_text(unfinished / "state.json", json.dumps(checksums.add_seal({**state, checksums.FILES: files}), indent=2))
     unfinished.rename(final)
     sync(final.parent)
-
-
-def _contents(path: Path) -> dict[str, Any]:
-    """Name -> size and dtype (`TensorStorageMetadata`) of each tensor."""
-    return dict(read_index(path).state_dict_metadata)
-
-
-def _files(path: Path) -> dict[str, int]:
-    """File name -> minimum size in bytes, for each file with tensors."""
-    sizes: dict[str, int] = {}
-    for piece in (read_index(path).storage_data or {}).values():
-        sizes[piece.relative_path] = max(sizes.get(piece.relative_path, 0), piece.offset + piece.length)
-    return sizes
 
 
 def _is_rank_0(group: dist.ProcessGroup | None) -> bool:
@@ -327,10 +323,14 @@ def gather(group: dist.ProcessGroup | None, own: Any) -> list[Any]:
     return found
 
 
-def _suggest_earlier(path: Path) -> str:
-    """Describe how to resume without checkpoint `path`."""
+def _suggest_earlier(path: Path, damaged: str = "") -> str:
+    """Describe how to resume without checkpoint `path`, of which the file `damaged` may belong to others as well."""
     name = NAME.fullmatch(path.name)
-    earlier = [step for step in list_steps(path.parent) if name is not None and step < int(name[1])]
+    before = [step for step in list_steps(path.parent) if name is not None and step < int(name[1])]
+    earlier = [step for step in before if not tensor_files.is_shared(path, path.parent / f"step-{step:08d}", damaged)]
+    if before and not earlier:
+        again = "a new run with the same settings and processes writes the same one at its first checkpoint"
+        return f"the earlier checkpoints share this file: restore it from a copy, or start a new run ({again})"
     if not earlier:
         return "there is no earlier checkpoint: start a new run"
     return f"move this folder away to resume from the checkpoint before it, step {earlier[-1]}"
@@ -362,7 +362,8 @@ def _as_checkpoint_error(
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
         on_failure()
         message = f"{what}: {_cause(error)}"
-        raise CheckpointError(f"{message}; {_suggest_earlier(instead)}" if instead else message) from error
+        shared = f"{PREFIX}{INDEX}" if isinstance(error, tensor_files.FrozenIndexError) else ""
+        raise CheckpointError(f"{message}; {_suggest_earlier(instead, shared)}" if instead else message) from error
 
 
 def _cause(error: BaseException) -> str:

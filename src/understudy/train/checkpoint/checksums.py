@@ -33,8 +33,10 @@ def is_intact(state: Mapping[str, Any]) -> bool:
     return bool(state[SEAL] == _seal({key: value for key, value in state.items() if key != SEAL}))
 
 
-def find_damage(folder: Path, files: Mapping[str, Mapping[str, Any]], share: slice = slice(None)) -> str | None:
-    """Describe the first damaged file of a checkpoint; None if all are intact.
+def find_damage(
+    folder: Path, files: Mapping[str, Mapping[str, Any]], share: slice = slice(None)
+) -> tuple[str, str] | None:
+    """Return the name of the first damaged file of a checkpoint, and its damage; None if all are intact.
 
     Args:
         folder: the checkpoint.
@@ -45,11 +47,11 @@ def find_damage(folder: Path, files: Mapping[str, Mapping[str, Any]], share: sli
         try:
             found = _checksum(folder / name)
         except OSError as error:
-            return f"{name} cannot be read ({error.strerror})"
+            return name, f"cannot be read ({error.strerror})"
         if found["bytes"] != files[name]["bytes"]:
-            return f"{name} has {found['bytes']} bytes instead of {files[name]['bytes']}"
+            return name, f"has {found['bytes']} bytes instead of {files[name]['bytes']}"
         if found["sha256"] != files[name]["sha256"]:
-            return f"{name} was changed (its checksum differs)"
+            return name, "was changed (its checksum differs)"
     return None
 
 

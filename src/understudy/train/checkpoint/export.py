@@ -21,6 +21,8 @@ from understudy.config.declare import Ge, Positional
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from understudy.policies.weight_files import StoredTensors
+
 
 @dataclass(frozen=True)
 class ExportConfig:
@@ -115,7 +117,9 @@ def policy_weights(checkpoint: Path, dtype: str = "fp32") -> "dict[str, Tensor]"
     for kind in sorted({stored.partition("/")[0] for stored in names.values()}):
         tensors |= read_tensors(checkpoint, f"{kind}/")
     scale = read_settings(read_state(checkpoint)["settings"], checkpoint).lora.scale
-    weights = merge_adapters({name: tensors[stored] for name, stored in names.items()}, scale)
+    whole = {name: tensors[stored] for name, stored in names.items()}
+    whole = {name: t.float() if t.dtype == torch.bfloat16 else t for name, t in whole.items()}  # frozen (`lora.base`)
+    weights = merge_adapters(whole, scale)
     if dtype == "bf16":
         weights = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in weights.items()}
     return weights
@@ -126,8 +130,8 @@ class InitialPolicy:
     """Start of a run from an exported policy."""
 
     normalization: dict[str, Any]
-    weights: "dict[str, Tensor]"
-    """float32."""
+    weights: "StoredTensors"
+    """By name, in the dtype of the file; each is read when it is asked for."""
     digest: str
     """SHA-256 of the file of weights, or of several (`WeightFiles.digest`)."""
 
@@ -154,7 +158,8 @@ def read_initial_policy(path: str | Path, wanted: Any) -> InitialPolicy:
         )
     try:
         digest = weights.files.digest()
-        return InitialPolicy(normalization, {name: tensor.float() for name, tensor in weights.items()}, digest)
+        weights.files.check_values()
+        return InitialPolicy(normalization, weights, digest)
     except (OSError, ValueError) as error:
         raise ConfigError(f"init_from: {error}") from error
 

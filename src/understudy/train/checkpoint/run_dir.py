@@ -7,6 +7,7 @@ substitutions-0.jsonl  samples that rank 0 replaced because they could not be re
 checkpoints/    step-00001000/ … (`checkpoint.py`)
 policy/         the exported policy, for a robot
 rollouts/       results of rollouts (`train/background_rollouts.py`)
+imagined.png    imagined futures of the latest validation (`train/validation/imagined.py`)
 report.html     the report
 STOP            a file that stops the run like a signal (`distributed/signals.py`); the run removes it
 """
@@ -71,6 +72,11 @@ class RunDir:
     def rollouts(self) -> Path:
         """Folder of the rollouts."""
         return self.root / "rollouts"
+
+    @property
+    def imagined(self) -> Path:
+        """Imagined futures of the latest validation."""
+        return self.root / "imagined.png"
 
     @property
     def report(self) -> Path:
@@ -139,7 +145,7 @@ class RunDir:
             raise ConfigError(f"{self.root}: this is a dataset, and a run would mix with it; use another --output-dir")
         if self.root.exists() and not self.root.is_dir():
             raise ConfigError(f"{self.root}: is a file, and a run is a folder; use another --output-dir")
-        taken = [path for path in (self.policy, self.rollouts, self.report) if path.exists()]
+        taken = [path for path in (self.policy, self.rollouts, self.imagined, self.report) if path.exists()]
         taken += [path for path in (self.metrics,) if path.exists() and (path.is_dir() or path.stat().st_size)]
         taken += [path for path in (self.checkpoints,) if path.exists() and (path.is_file() or any(path.iterdir()))]
         if self.order.exists():
@@ -175,7 +181,7 @@ class RunDir:
         """
         if any(self.rollouts.glob("step-*.json")):
             return
-        for path in (self.config, self.order, self.metrics):
+        for path in (self.config, self.order, self.metrics, self.imagined):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.rollouts, ignore_errors=True)
         with suppress(OSError):

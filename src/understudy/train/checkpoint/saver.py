@@ -12,7 +12,7 @@ then calls `wait`.
 import logging
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class Saver:
         self._stager: Any = None
         self._thread: threading.Thread | None = None
         self._error: CheckpointError | None = None
+        self._latest: Path | None = None  # the checkpoint that was loaded or saved last
 
     @property
     def failed(self) -> bool:
@@ -65,10 +66,20 @@ class Saver:
 
     def load(self, path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """Call `checkpoint.load` on this saver's group."""
-        return checkpoint.load(path, tensors, self.group)
+        state = checkpoint.load(path, tensors, self.group)
+        self._latest = path
+        return state
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    def save(
+        self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], frozen: Collection[str] = ()
+    ) -> None:
         """Save checkpoint `step`, then prune; in the background, return when the tensors are copied.
+
+        Args:
+            step: number of steps.
+            tensors: this rank's shards, by name.
+            state: content of state.json.
+            frozen: names of the tensors that never change in the run. They are not copied, and written once.
 
         Raises:
             CheckpointError: this save failed or, in the background, the one before; on every rank.
@@ -77,14 +88,16 @@ class Saver:
         if self._best_by is not None:
             self._best = min(self._best, state.get("judged", {}).get(self._best_by, inf))
         if not self._background:
-            self._write(step, tensors, state)
+            self._write(step, tensors, state, frozen)
             return
 
-        staged, saved = self._copy(tensors), dict(state)
+        kept = {name: tensor for name, tensor in tensors.items() if name in frozen}
+        staged = self._copy({name: tensor for name, tensor in tensors.items() if name not in kept}) | kept
+        saved = dict(state)
 
         def work() -> None:
             try:
-                self._write(step, staged, saved)
+                self._write(step, staged, saved, frozen)
             except CheckpointError as error:
                 self._error = error
             except BaseException as error:  # otherwise the run would continue without checkpoints
@@ -119,8 +132,10 @@ class Saver:
             except OSError as error:
                 logger.warning("%s: old checkpoints cannot be removed: %s", self._folder, error)
 
-    def _write(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        checkpoint.save(self._folder, step, tensors, state, self.group)
+    def _write(
+        self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], frozen: Collection[str]
+    ) -> None:
+        self._latest = checkpoint.save(self._folder, step, tensors, state, self.group, frozen, self._latest)
         self.prune()
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -71,7 +71,7 @@ class RunData:
     notes: tuple[tuple[str, ...], ...] = ()
     """Notes on the selections: matches of keep-ranges, incomplete episodes."""
     skipped: tuple[tuple[int, ...], ...] = ()
-    """Ids of the skipped incomplete episodes."""
+    """Ids of the skipped bad episodes."""
 
     def order(self, config: TrainConfig) -> Order:
         """Make the order of a new run, for any amount of memory (`make_loader.make_order` fits one to the memory)."""

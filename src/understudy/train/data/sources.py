@@ -14,10 +14,11 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import describe_ids
 from understudy.data.format.standard_keys import rename_keys
 from understudy.data.selection.select import split_episodes
+from understudy.data.selection.where import matching_rows
 from understudy.data.stats.norm_heads import head_name
 from understudy.errors import DatasetError
-from understudy.image_size import ImageSize, Resize
 from understudy.train.data.incomplete_episodes import skip_incomplete
+from understudy.video.resize import ImageSize, Resize
 
 
 @dataclass(frozen=True)
@@ -178,11 +179,10 @@ def split_source(
         "name": name,
         "response": wanted.response if any(one.response for one in config.data.mixed()) else None,
     }
-    usable = EpisodeDataset(
-        catalog, episodes=wanted.episodes or None, exclude_episodes=wanted.exclude_episodes, **options
-    )
+    chosen, where_notes = _apply_where(wanted, catalog)
+    usable = EpisodeDataset(catalog, episodes=chosen, exclude_episodes=wanted.exclude_episodes, **options)
     ids = np.unique(usable.segments[:, 0])
-    skipped, notes = skip_incomplete(wanted, catalog, ids, own, config.data, recorded, check_files)
+    skipped, notes = skip_incomplete(wanted, catalog, ids, own, source.keys, config.data, recorded, check_files)
     ids = np.setdiff1d(ids, np.array(skipped, np.int64))
     if wanted.val_episodes:
         validated = np.setdiff1d(np.array(wanted.val_episodes, np.int64), np.array(skipped, np.int64))
@@ -199,7 +199,28 @@ def split_source(
             raise DatasetError(error.what, where=catalog.root, fix=fix) from error
     training = EpisodeDataset(catalog, episodes=trained, **options)
     validation = EpisodeDataset(catalog, episodes=validated, **options) if len(validated) else None
-    return SourceSplit(training, validation, (*usable.notes, *notes), skipped)
+    return SourceSplit(training, validation, (*where_notes, *usable.notes, *notes), skipped)
+
+
+def _apply_where(wanted: SourceConfig, catalog: Catalog) -> tuple[np.ndarray | None, list[str]]:
+    """Return the ids of the episodes to use, None for all, and a note on the condition `where`.
+
+    Raises:
+        DatasetError: the condition is unusable, or does not hold for a validation episode.
+    """
+    chosen = np.array(wanted.episodes, np.int64) if wanted.episodes else None
+    if not wanted.where:
+        return chosen, []
+    ids = catalog.episodes.ids[matching_rows(catalog, wanted.where)]
+    if len(lost := np.setdiff1d(np.array(wanted.val_episodes, np.int64), ids)):
+        what = f"where is {wanted.where!r}, which does not hold for episode {lost[0]} of val_episodes"
+        raise DatasetError(what, where=catalog.root, fix="take it out of val_episodes")
+    note = f"{catalog.root}: {len(ids):,} of {len(catalog.episodes):,} episodes meet {wanted.where!r}"
+    ids = ids if chosen is None else np.intersect1d(ids, chosen)
+    if not len(ids):
+        what = f"where is {wanted.where!r}, which holds for none of the chosen `episodes`"
+        raise DatasetError(what, where=catalog.root, fix="choose other episodes, or another condition")
+    return ids, [note]
 
 
 def common_image_size(

@@ -38,6 +38,7 @@ from understudy.train.micro_batches import largest_part
 from understudy.train.profiling.flops import count_flops
 from understudy.train.profiling.live_bytes import LiveBytes, forget_values, without_values
 from understudy.train.profiling.resident import resident_memory
+from understudy.train.profiling.stored_base import with_known_base
 from understudy.train.state import TrainState, assemble, build_on_meta
 
 RESERVED = 0.06
@@ -108,7 +109,7 @@ def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", limit: 
     Raises:
         ConfigError: settings that the policy or the mesh cannot serve. DatasetError: the dataset cannot be used.
     """
-    config = with_local_files(config).resolved()
+    config = with_known_base(with_local_files(config).resolved())
     data = open_data(config)
     normalization = choose_normalization(config, data)
     sample = one_sample(config, data)

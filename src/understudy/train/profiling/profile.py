@@ -36,6 +36,7 @@ from understudy.train.profiling.flops import count_flops, peak_flops
 from understudy.train.profiling.live_bytes import CudaBytes, LiveBytes
 from understudy.train.profiling.plan import NEEDS_VALUES, trace_batch
 from understudy.train.profiling.resident import resident_memory, resident_tensors
+from understudy.train.profiling.stored_base import with_known_base
 from understudy.train.profiling.timer import NULL, PHASES, PhaseTimer, Timer
 from understudy.train.state import TrainState, init_train_state
 from understudy.train.step_runner import StepRunner
@@ -113,7 +114,8 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
         DatasetError: as `run.train`.
         RankError: as `run.train`.
     """
-    config = with_local_files(override(config, log={"trackers": ()}, steps=warmup + 2 * steps + 4)).resolved()
+    config = override(config, log={"trackers": ()}, steps=warmup + 2 * steps + 4)
+    config = with_known_base(with_local_files(config).resolved())
     with join_mesh(config) as mesh, tempfile.TemporaryDirectory() as folder:
         torch.set_num_threads(config.torch_threads)
         with mesh.together():

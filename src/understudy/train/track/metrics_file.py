@@ -9,7 +9,8 @@ Each line is one JSON object with `kind` and `step` (the number of optimizer ste
             (valid ones) and valid_share (of the tokens that the network computed)
     val     once per validation: loss, macro, weighted, heads, sources, tasks: {name: {loss, se, samples, …}}, groups,
             time, open_loop (explained in `train/validation/`), held_out (validation frames, of which `samples` were
-            evaluated), unreadable (skipped frames, if any)
+            evaluated), unreadable (skipped frames, if any). With several task modes also modes: {mode: loss, terms,
+            tasks, …}, and imagined: errors of imagined states and images (`train/validation/imagined.py`)
     rollout world, success, tasks: {task: ...} of the weights of `step`; `at` is the step at which it was logged
 
 A line belongs to one step, never to "since the last log": a run killed between two logs writes the same lines again.
@@ -77,13 +78,17 @@ def read(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 
 def truncate(path: Path, step: int) -> None:
-    """Remove the records after optimizer step `step`, and a torn last line, since the run resumes there."""
+    """Remove the records after optimizer step `step`, and a torn last line, since the run resumes there.
+
+    A file that a copy of the run shares (`cp -al`, `cp -rs`) becomes the run's own, before records are appended.
+    """
     records = read(path)
     valid = [record for record in records if record["step"] <= step]
     # Records about these weights that were logged later count as logged now.
     valid = [record | {"at": step} if record.get("at", 0) > step else record for record in valid]
     torn = path.exists() and not path.read_bytes().endswith(b"\n")
-    if valid != records or torn:
+    shared = path.is_symlink() or (path.exists() and path.stat().st_nlink > 1)
+    if valid != records or torn or shared:
         write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in valid))
 
 

@@ -5,11 +5,13 @@ both cases and marked (`PENDING` in its state); a run that resumes from it makes
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from understudy.config.train import TrainConfig
 from understudy.distributed.signals import Stop
 from understudy.load.validation.validation_data import ValidationData
+from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import RunData
 from understudy.train.state import TrainState
 from understudy.train.track.trackers import MetricsLog
@@ -40,7 +42,8 @@ def evaluate_and_log(
         The result and no error; None and the error if frames cannot be read; None twice after a stop request.
     """
     try:
-        result = state.evaluate(validation, asked=lambda: stop.asked)
+        strips = RunDir(Path(state.config.output_dir)).imagined if state.mesh.rank == 0 else None
+        result = state.evaluate(validation, strips=strips, asked=lambda: stop.asked)
     except ValidationStopped:
         log.discard_row()
         return None, None
