@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from support import pi05_policy
+from support.refusals import refused
 from support.sentences import write_model
 from understudy.config.train import EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
 from understudy.distributed.mesh import join_mesh
-from understudy.policies.pi05 import attention, gemma, network
+from understudy.policies.common.towers import attention, gemma
+from understudy.policies.pi05 import network
 from understudy.rollout.result import Episode, RolloutResult
 
 pytestmark = pytest.mark.slow
@@ -136,7 +138,7 @@ def test_ablation_reports_every_cell_and_keeps_finished_runs(
     monkeypatch.setattr(module, "fine_tune", lambda *key: pytest.fail("a finished run is not run again"))
     module.main(arguments)
     assert json.loads(capsys.readouterr().out) == found
-    with pytest.raises(SystemExit, match="another --out"):
+    with refused("--out", kind=SystemExit):
         module.main([*arguments, "--steps", "3"])
 
 

@@ -14,7 +14,7 @@ from understudy.storage.remote_options import RemoteOptions
 
 @pytest.fixture(autouse=True)
 def _no_remembered_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "_full_addresses", {})
+    monkeypatch.setattr(credentials, "full_addresses", {})
     monkeypatch.delenv(credentials.VARIABLE, raising=False)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.refusals import refused
 from understudy.cli import main
 from understudy.config.schema import complete, dump_yaml, load
 from understudy.config.train import DataConfig, TrainConfig
@@ -85,9 +86,9 @@ def test_robot_code_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     FlowPolicy(config, units).save(tmp_path / "POLICY", metadata={"heads": robots})
     monkeypatch.chdir(tmp_path)
     names = {"image": np.zeros((24, 32, 3), np.uint8), "state": np.array([5.0, 6.0])}
-    with pytest.raises(ValueError, match=r"needs 'observation\.images\.wrist'"):
+    with refused("'observation.images.wrist'", kind=ValueError):
         exec(block.replace("so101", "g1"), names | {"state": np.zeros(3)})
-    with pytest.raises(ValueError, match="needs 2 or 3 values"):
+    with refused("observation.state", 2, 3, kind=ValueError):
         exec(block, names | {"state": np.array([5.0])})
     exec(block, names)
     expected = np.broadcast_to(np.float32([5, 0]), (config.chunk, 2))  # spread 0: no motion

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from understudy import meta_device
+from understudy.policies import meta_device
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ import torch
 
 from support.runs import series, tiny_config, tiny_dataset
 from understudy.cli import main
-from understudy.cli.arguments import settings as parse
+from understudy.cli.arguments.parse import settings as parse
 from understudy.cli.record import RecordConfig
 from understudy.config.help import groups
 from understudy.config.schema import dump_yaml, load
@@ -155,7 +155,10 @@ def test_warnings_are_one_line_without_source(monkeypatch: pytest.MonkeyPatch) -
         (["train", "--stepz", "3"], "--steps"),
         (["train", "{}/none.yaml"], "cannot be read"),
         (["train", "no/such"], "--data.root no/such"),
-        (["record", "--output-dir", "{}/d", "--env", "mujoco"], "--env: must be one of 'tabletop', 'metaworld'"),
+        (
+            ["record", "--output-dir", "{}/d", "--env", "mujoco"],
+            "--env: must be one of 'tabletop', 'recall', 'metaworld'",
+        ),
         (["record", "--episodes", "3"], "--output-dir FOLDER"),
         (["bench", "{}", "--lerobot", "{}/python"], "lerobot: "),
         (["order", "show"], "unknown command 'order show'"),
@@ -164,6 +167,8 @@ def test_warnings_are_one_line_without_source(monkeypatch: pytest.MonkeyPatch) -
         (["report", "{}"], "no run here"),
         (["validate", "{}"], "no run here"),
         (["validate", "{}", "--checkpoint", "bast"], "did you mean best?"),
+        (["train", "--mode", "policy=0.5"], "`--mode policy 0.5 inverse_dynamics 0.5`, not ['policy=0.5']\n"),
+        (["train", "--mode", "polcy"], "did you mean policy?"),
         (["export", "{}"], "no run here"),
         (["rollout", "{}"], "no"),
     ],

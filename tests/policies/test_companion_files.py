@@ -37,7 +37,6 @@ READER = PolicyType(ReaderSettings, ReaderConfig, "nowhere:Reader")
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a file and a folder that a policy needs, and a large file that it does not."""
     monkeypatch.setitem(registry.BUILT_IN, "reader", f"{__name__}:READER")
-    monkeypatch.setattr(registry, "_imported", lambda target: READER)
     (tmp_path / "my.model").write_text("words")
     (tmp_path / "codes").mkdir()
     for name in ("codes.json", "more.json", "weights.bin"):

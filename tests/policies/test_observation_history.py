@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.refusals import refused
 from understudy.data import time_windows
 from understudy.policies.observation_history import TOLERANCE_S, ObservationHistory
 
@@ -81,13 +82,13 @@ def test_misuse_is_an_error() -> None:
     with pytest.raises(ValueError, match="1/fps"):
         ObservationHistory({KEY: (-0.25, 0.0)}, fps=10)
     history = ObservationHistory({KEY: (-0.2, 0.0)}, fps=10)
-    with pytest.raises(ValueError, match="no observation"):
+    with refused("add", kind=ValueError):
         history.windows()
     with pytest.raises(ValueError, match=KEY):
         history.add({})
     history.add({KEY: image(0)}, 1.0)
     for time in (1.0, 0.5, float("nan"), None):
-        with pytest.raises(ValueError, match="time is"):
+        with refused("time", time, kind=ValueError):
             history.add({KEY: image(1)}, time)
     for other in (np.zeros((3, 2, 3), np.uint8), image(1).astype(np.float32)):
         with pytest.raises(ValueError, match=KEY):
@@ -95,7 +96,7 @@ def test_misuse_is_an_error() -> None:
     history.reset()
     history.add({KEY: image(0)}, 0.5)  # an episode of its own clock
     history.add({KEY: image(1)}, 1.4)
-    with pytest.raises(ValueError, match="nearest"):
+    with refused(-0.2, kind=ValueError):
         history.windows()  # nothing within 0.1 s of 0.2 s ago
-    with pytest.raises(ValueError, match="frame rate"):
+    with refused("time", None, kind=ValueError):
         ObservationHistory({KEY: (-0.2, 0.0)}).add({KEY: image(0)})

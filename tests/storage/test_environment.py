@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from support.refusals import refused
 from support.servers import RangeServer
-from understudy.errors import DatasetError
 from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions
 from understudy.storage.retry import RetryPolicy
@@ -108,7 +108,7 @@ def test_redirect_to_another_host_gets_no_headers(server: RangeServer, tmp_path:
 
 def test_redirect_to_a_file_url_is_refused(server: RangeServer, tmp_path: Path) -> None:
     server.answer = lambda asked: (302, {"Location": "file:///etc/hosts"}, b"")
-    with pytest.raises(DatasetError, match="not a web address"):
+    with refused("InvalidSchema", where="a b.mp4"):
         files_of(server.url, tmp_path).source("a b.mp4")
 
 
@@ -124,11 +124,11 @@ def test_certificates_of_options_and_environment(
     context.load_cert_chain(certificate, key)
     server.http.socket = context.wrap_socket(server.http.socket, server_side=True)
     url = f"https://{urlsplit(server.url).netloc}"
-    with pytest.raises(DatasetError, match="certificate is not trusted"):
+    with refused("certificate", where="a b.mp4", fix="REQUESTS_CA_BUNDLE"):
         files_of(url, tmp_path).source("a b.mp4")
     assert files_of(url, tmp_path, verify=certificate).source("a b.mp4").read(9, 9) == DATA[9:18]
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", certificate)
     assert files_of(url, tmp_path).source("a b.mp4").read(100_000, 9) == DATA[100_000:100_009]
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", os.devnull + "/none")
-    with pytest.raises(DatasetError, match="REQUESTS_CA_BUNDLE"):
+    with refused("OSError", where="a b.mp4", fix="REQUESTS_CA_BUNDLE"):
         files_of(url, tmp_path).source("a b.mp4")

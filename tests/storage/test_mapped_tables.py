@@ -18,6 +18,7 @@ import torch
 
 from support import mapped_child
 from support.datasets import Spec, edit_json, write_dataset
+from support.refusals import warned
 from understudy.atomic import DRAFT_SUFFIX
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format import lerobot_v2, lerobot_v3
@@ -180,7 +181,7 @@ def test_unwritable_folder_gives_private_tables(
 
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", full)
-        with pytest.warns(UserWarning, match="No space left"):
+        with warned(os.strerror(errno.ENOSPC), "understudy/tables"):
             assert Catalog.open(root).episodes.lengths.tolist() == list(LENGTHS)
         assert [path for path in tables.iterdir() if path.suffix != ".lock"] == []
     with monkeypatch.context() as user, warnings.catch_warnings():

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from support.refusals import refused
 from support.servers import Asked, RangeServer
 from understudy.errors import SourceError
 from understudy.storage.dataset_root import Files
@@ -60,7 +61,7 @@ def files_of(port: int, cache: Path, retry: RetryPolicy = HURRIED, scheme: str =
 
 def test_deadline_includes_the_response_header(tmp_path: Path) -> None:
     """The header would arrive completely, each byte soon after the last, but not within the deadline."""
-    with serve_slowly(HEAD + b"x" * 60 + b"\r\n\r\nok") as port, pytest.raises(SourceError, match="/set/a: no answer"):
+    with serve_slowly(HEAD + b"x" * 60 + b"\r\n\r\nok") as port, refused("0.2 s", where="/set/a", kind=SourceError):
         files_of(port, tmp_path).read("a")
 
 

@@ -41,7 +41,7 @@ from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 
-CHANGES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate")
+CHANGES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link")
 PATIENCE = 600.0
 """Seconds after which a rank counts as hanging when the other one is gone."""
 
@@ -155,11 +155,14 @@ class Changes:
         os.fsync = fsync
 
     def audit(self, event: str, arguments: tuple[object, ...]) -> None:
-        if event not in CHANGES or not str(arguments[0]).startswith(self.root + "/"):
+        if event not in CHANGES:
+            return
+        path = str(arguments[event == "os.link"])  # a link's first argument is the file that exists
+        if not path.startswith(self.root + "/"):
             return
         if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
             return
-        self.saving = ".tmp" in str(arguments[0])
+        self.saving = ".tmp" in path
         self.happens()
 
     def happens(self) -> None:

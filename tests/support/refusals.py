@@ -1,8 +1,9 @@
-"""Expected errors by type and fields, not by sentences."""
+"""Expected errors and warnings by type, fields and values, not by sentences."""
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -11,23 +12,40 @@ from understudy.errors import DatasetError
 
 @contextmanager
 def refused(
-    *values: object, where: str | None = None, fix: str = "", kind: type[DatasetError] = DatasetError
-) -> Iterator[pytest.ExceptionInfo[DatasetError]]:
+    *values: object, where: str | None = None, fix: str | None = "", kind: type[BaseException] = DatasetError
+) -> Iterator[pytest.ExceptionInfo[Any]]:
     """Expect a `kind` in the block, and no subclass of it.
 
     Args:
-        values: names, settings and numbers that `what` contains, each as a whole word.
-        where: the end of `where`; None: the error has no place.
-        fix: a name that `fix` contains.
+        values: names, settings and numbers, each as a whole word of the message; of a DatasetError, of `what`.
+        where: the end of a DatasetError's `where`, "" for any; None: the error has no place.
+        fix: a name that a DatasetError's `fix` contains, "" for any; None: the error has no remedy.
         kind: type of the error.
     """
     with pytest.raises(kind) as caught:
         yield caught
     error = caught.value
-    assert type(error) is kind
-    assert error.fix, f"there is no remedy: {error}"
-    assert fix in error.fix, error
-    assert (error.where is None) == (where is None), error
-    assert str(error.where).endswith(where or ""), error
-    for value in values:
-        assert re.search(rf"(?<!\w){re.escape(str(value))}(?!\w)", error.what), f"{value} is not in: {error}"
+    assert type(error) is kind, repr(error)
+    if isinstance(error, DatasetError):
+        assert (fix is None) == (not error.fix), f"remedy {error.fix!r}: {error}"
+        assert (fix or "") in error.fix, error
+        assert (error.where is None) == (where is None), error
+        assert str(error.where).endswith(where or ""), error
+    else:
+        assert (where, fix or "") == (None, ""), f"{kind} has no such fields"
+    missing = absent(error.what if isinstance(error, DatasetError) else str(error), *values)
+    assert not missing, f"{missing} not in: {error!r}"
+
+
+@contextmanager
+def warned(*values: object, kind: type[Warning] = UserWarning) -> Iterator[pytest.WarningsRecorder]:
+    """Expect a warning of `kind`, and no subclass of it, that has each of `values` as a whole word."""
+    with pytest.warns(kind) as seen:
+        yield seen
+    texts = [str(warning.message) for warning in seen if warning.category is kind]
+    assert any(not absent(text, *values) for text in texts), f"{values} not in: {texts}"
+
+
+def absent(text: str, *values: object) -> list[object]:
+    """Return those of `values` that are no whole word of `text`: 1 is no word of 10 or 0.1."""
+    return [value for value in values if not re.search(rf"(?<!\w)(?<!\d\.){re.escape(str(value))}(?!\w|\.\d)", text)]

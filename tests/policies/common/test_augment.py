@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.refusals import refused
 from understudy.policies.common.augment import drop_texts, shift_images
 
 
@@ -55,5 +56,5 @@ def test_a_draw_per_picture_or_an_error() -> None:
 def test_texts_are_dropped_by_their_draw() -> None:
     assert drop_texts(["a", "b", "c"], torch.tensor([0.1, 0.3, 0.29]), share=0.3) == ["", "b", ""]
     assert drop_texts(["a"], torch.tensor([0.0]), share=0.0) == ["a"]
-    with pytest.raises(ValueError, match="2 texts and 1 draws"):
+    with refused(2, 1, kind=ValueError):
         drop_texts(["a", "b"], torch.zeros(1), share=0.5)

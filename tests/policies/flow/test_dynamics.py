@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from support.policies import NORMALIZATION, batch, config, draws
+from support.refusals import refused
 from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
+from understudy.policies.common.layers import sinusoids
 from understudy.policies.common.task_modes import FORWARD, INVERSE, MODES, POLICY, TRAINS
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import scalar
@@ -154,23 +156,22 @@ def test_a_batch_that_by_chance_has_one_mode_gives_every_weight_a_gradient(numbe
 
 def test_what_does_not_fit_is_refused_by_name() -> None:
     model, (data, noise, time) = policy(), lessons([0, 0])
-    wrong: list[tuple[dict[str, Any], Tensor, Tensor, str]] = [
-        (data, noise[..., :3], time, "noise has shape"),
-        (data, noise, time[..., 0], "time has shape"),
-        (data | {"observation.state": data["observation.state"][:, 0]}, noise, time, r"expected \(any, 5, 2\)"),
-        ({k: v for k, v in data.items() if k != "observation.state_is_pad"}, noise, time, "observation.state_is_pad"),
+    state = "observation.state"
+    wrong: list[tuple[dict[str, Any], Tensor, Tensor, tuple[object, ...]]] = [
+        (data, noise[..., :3], time, ("noise", tuple(noise[..., :3].shape))),
+        (data, noise, time[..., 0], ("time", tuple(time[..., 0].shape))),
+        (data | {state: data[state][:, 0]}, noise, time, (state, tuple(data[state][:, 0].shape), "(any, 5, 2)")),
+        ({k: v for k, v in data.items() if k != f"{state}_is_pad"}, noise, time, (f"'{state}_is_pad'",)),
     ]
-    for broken, n, t, message in wrong:
-        with pytest.raises(ValueError, match=message):
+    for broken, n, t, values in wrong:
+        with refused(*values, kind=ValueError):
             model.flow_losses(broken, n, t)
     plain = policy(future=False)
-    with pytest.raises(ValueError, match="without a future is trained in mode 'policy' only"):
+    with refused("'mode'", "'policy'", kind=ValueError):
         plain.flow_losses(batch(2) | {"mode": torch.tensor([0, 1])}, *draws(2))
-    with pytest.raises(ValueError, match="use a policy with a future"):
+    with refused("mode", kind=ValueError):
         plain.sample_future(batch(2), draws(2)[0][:, 0])
-    with pytest.raises(
-        ValueError, match=r"mode 'forward_dynamics' does not lead to actions.*policy or inverse_dynamics"
-    ):
+    with refused("'forward_dynamics'", "inverse_dynamics", kind=ValueError):
         model.sample_actions(data, noise[:, 0], mode=FORWARD)
     with pytest.raises(ValueError, match="state_dim"):
         policy(state_dim=0)
@@ -194,24 +195,21 @@ def test_to_act_the_state_of_now_is_enough_and_the_noise_of_what_is_given_does_n
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [FORWARD, INVERSE])
-def test_what_is_given_stays_as_it_is_all_the_way_at_time_zero(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_given_stays_as_it_is_all_the_way_at_time_zero(mode: str) -> None:
     model, (data, noise, _) = policy(), lessons([0, 0])
-    seen: list[tuple[Tensor, Tensor]] = []
-    plain = model._velocity
-
-    def watched(x: Tensor, time: Tensor, condition: Tensor) -> Tensor:
-        seen.append((x[:, 0], time[:, 0]))
-        return plain(x, time, condition)
-
-    monkeypatch.setattr(model, "_velocity", watched)
+    points: list[Tensor] = []
+    times: list[Tensor] = []
+    model.in_proj.register_forward_pre_hook(lambda _, inputs: points.append(inputs[0].view(2, 4, 5)))
+    model.time.register_forward_pre_hook(lambda _, inputs: times.append(inputs[0].view(2, 2, 64)))
     (model.sample_future if mode == FORWARD else model.sample_actions)(data, noise[:, 0], 3, mode)
     given = 0 if mode == FORWARD else 1
-    for k, (x, time) in enumerate(seen):
-        assert torch.equal(time[:, given], torch.zeros(2))
-        assert time[:, 1 - given].tolist() == pytest.approx([1 - k / 3] * 2)
-        assert torch.equal(x.split([3, 2], dim=2)[given], seen[0][0].split([3, 2], dim=2)[given])
+    assert len(points) == len(times) == 3
+    for k, (x, time) in enumerate(zip(points, times)):
+        assert torch.equal(time[:, given], sinusoids(torch.zeros(2), 64))
+        torch.testing.assert_close(time[:, 1 - given], sinusoids(torch.full((2,), 1 - k / 3), 64), rtol=0, atol=1e-3)
+        assert torch.equal(x.split([3, 2], dim=2)[given], points[0].split([3, 2], dim=2)[given])
     pads = data["action_is_pad"] if mode == FORWARD else data["observation.state_is_pad"][:, 1:]
-    assert (seen[0][0].split([3, 2], dim=2)[given] == 0).all(dim=2).tolist() == pads.tolist()
+    assert (points[0].split([3, 2], dim=2)[given] == 0).all(dim=2).tolist() == pads.tolist()
 
 
 def test_given_actions_of_a_robot_with_fewer_dimensions_bring_no_nan_along() -> None:

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.policies.common.affine import Affine
-from understudy.policies.flow.text import PAD, START, TextEncoder, byte_tokens
-from understudy.policies.flow.vision import ImageEncoder, keypoints
+from understudy.policies.common.encoders.image import ImageEncoder, keypoints
+from understudy.policies.common.encoders.text import PAD, START, TextEncoder, byte_tokens
 
 FINITE = st.floats(-1e4, 1e4, width=32)
 

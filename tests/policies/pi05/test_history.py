@@ -1,6 +1,6 @@
 """Policies with a history: batches with past frames and states, weights, and runs."""
 
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from support.datasets import Spec, identity, write_dataset
 from support.pi05_policy import CAMERAS, batch, policy
+from support.refusals import refused
 from support.runs import series, tiny_config
 from support.sentences import write_model
 from understudy.config.data import DataConfig, SourceConfig
@@ -33,7 +34,7 @@ from understudy.policies.draws import generate_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.pi05.policy import Pi05Policy
-from understudy.policies.pi05.released_keys import WeightsError, released_key
+from understudy.policies.pi05.weights.released_keys import WeightsError, released_key
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import choose_normalization, open_data
@@ -132,7 +133,8 @@ def test_states_over_time_are_tokens(tokenizer: Path) -> None:
     assert ready[STATE].shape == (4, 2)
     assert torch.equal(net.preprocess(ready)[STATE], ready[STATE])  # twice is once
     stateless = made(tokenizer, prompt="plain")
-    assert net.tokens(ready) == [3 + count for count in stateless.tokens(stateless.preprocess(with_past(batch())))]
+    plain = stateless.tokens(stateless.preprocess(with_past(batch())))
+    assert net.tokens(ready) == [past + count for past, count in zip((1, 3, 2, 3), plain, strict=True)]
     found = sums(net, given)
     other = {**given, STATE: given[STATE].clone()}
     other[STATE][:, 0] += 0.5
@@ -244,7 +246,7 @@ def test_rows_of_a_batch_have_their_own_past(tokenizer: Path) -> None:
     alone.reset()
     for step in steps[:2]:
         alone.observe({key: step[key][1] for key in keys})
-    with pytest.raises(ValueError, match="reset"):  # other rows than before
+    with refused("reset", 3, 1, kind=ValueError):  # other rows than before
         alone.act({key: steps[2][key] for key in keys})
     alone.reset()
     for step in steps:
@@ -260,19 +262,19 @@ def test_a_refused_call_adds_no_observation(tokenizer: Path) -> None:
     steps = [
         {key: given[key][0] for key in (*CAMERAS, STATE, "task")} for given in (batch(1, seed=i) for i in range(4))
     ]
-    refused: list[dict[str, Any]] = [
-        {"previous": np.zeros((2, 9))},  # another width
-        {"previous": np.full((2, 3), np.nan)},
-        {"previous": np.zeros((2, 3)), "delay": 3, "horizon": 3},  # refused by the network
-        {"previous": np.zeros((2, 3)), "delay": 1},
-        {"time": 1.0},
+    wrong: list[tuple[dict[str, Any], tuple[object, ...]]] = [
+        ({"previous": np.zeros((2, 9))}, ("previous", "(2, 9)")),  # another width
+        ({"previous": np.full((2, 3), np.nan)}, ("previous",)),
+        ({"previous": np.zeros((2, 3)), "delay": 3, "horizon": 3}, ("delay", 3, "horizon")),  # refused by the network
+        ({"previous": np.zeros((2, 3)), "delay": 1}, ("delay", 1)),
+        ({"time": 1.0}, ("time", 1.0)),
     ]
     for made_robot in (robot, plain):
         made_robot.reset()
         made_robot.observe(steps[0])
         made_robot.observe(steps[1])
-    for arguments in refused:
-        with pytest.raises(ValueError, match=r"previous|delay|time"):
+    for arguments, named in wrong:
+        with refused(*named, kind=ValueError):
             robot.act(steps[2], **arguments)
     other = {**steps[2], WRIST: torch.zeros(3, 5, 5, dtype=torch.uint8)}
     for call in (robot.act, robot.observe):
@@ -290,7 +292,7 @@ def test_robot_observes_again_after_a_pause(tokenizer: Path) -> None:
     robot.reset()
     for time in (0.0, 5.0):
         robot.observe(observation, time=time)
-    with pytest.raises(ValueError, match="nearest"):
+    with refused("observe", "reset", kind=ValueError):
         robot.act(observation, time=5.1)
     for time in (5.1, 5.2, 5.3, 5.4):
         robot.observe(observation, time=time)
@@ -313,7 +315,7 @@ def test_robot_must_reset_before_the_first_episode(tokenizer: Path) -> None:
     observation = {key: given[key][0] for key in (*CAMERAS, STATE, "task")}
     robot = robot_of(made(tokenizer))
     for call in (robot.act, robot.observe):
-        with pytest.raises(ValueError, match="reset"):
+        with refused("reset", kind=ValueError):
             call(observation)
     plain = robot_of(policy(tokenizer).eval())  # needs none of it
     plain.observe(observation)
@@ -398,6 +400,27 @@ def test_plan_counts_the_past(files: Path, tmp_path: Path) -> None:
     assert (plain.parameters, plain.tokens) == (past.parameters, past.tokens)
     assert plain.memory["optimizer state"] == past.memory["optimizer state"]
     assert past.memory["activations"] > 1.3 * plain.memory["activations"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foresight(Pi05Settings):
+    """Settings of a policy that also predicts the image behind a chunk."""
+
+    def images_ahead(self, chunk: int) -> tuple[int, ...]:
+        return (chunk,)
+
+
+def test_a_key_has_no_window_of_past_and_future(files: Path, tmp_path: Path) -> None:
+    """Each would overwrite the other, and other frames than the settings name would be trained on."""
+    for mode in ("joint", {"policy": 1.0, "forward_dynamics": 1.0}):
+        (states,) = config(files, tmp_path, mode=mode).problems()
+        assert states.startswith("mode: ")
+        assert "policy.history" in states
+        assert not config(files, tmp_path, mode=mode, policy={"state_history": False}).problems()
+        ahead = config(files, tmp_path, mode=mode)
+        assert len(replace(ahead, policy=Foresight(**asdict(ahead.policy))).problems()) == 2
+    assert not config(files, tmp_path).problems()
+    assert not config(files, tmp_path, mode={"policy": 1.0, "forward_dynamics": 0.0}).problems()
 
 
 def test_shifted_videos_shift_as_a_whole() -> None:

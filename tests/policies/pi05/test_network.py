@@ -11,9 +11,10 @@ from torch import Tensor
 from support.pi05 import SMALL, inputs, joint, seen, sees, small
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
 from understudy.policies.common import flow_matching
-from understudy.policies.pi05 import attention
-from understudy.policies.pi05.attention import rotary
-from understudy.policies.pi05.network import Observation, Pi0Network, Tail
+from understudy.policies.common.towers import attention
+from understudy.policies.common.towers.attention import rotary
+from understudy.policies.pi05.network import Pi0Network
+from understudy.policies.pi05.observation import Observation, Tail
 from understudy.policies.pi05.sizes import BASE
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
@@ -68,6 +69,19 @@ def test_flow_loss_reaches_all_but_the_unread_end_of_the_tower(adaptive: bool) -
 
 
 NAMES = ("gate", "up", "down")
+
+
+@BOTH
+def test_the_flow_loss_computes_no_unread_end_of_the_tower(adaptive: bool) -> None:
+    net, given = small(adaptive), inputs()
+    calls: list[int] = []
+    for number, layer in enumerate(net.layers):
+        layer.vlm.mlp.register_forward_hook(lambda *_, number=number: calls.append(number))
+    net.flow_loss(**given)
+    assert calls == [0, 1]  # of three layers
+    calls.clear()
+    net.compute(observe(net, given), None, hidden=True)
+    assert calls == [0, 1, 2]  # control: the text loss reads the last one
 
 
 # -- masks ------------------------------------------------------------------------------------------------------------
@@ -148,6 +162,15 @@ def test_missing_cameras_do_not_matter(adaptive: bool, front: bool) -> None:
     assert close(net.flow_loss(**more), net.flow_loss(**given))
     shown = more | {"image_masks": joined(~none, given["image_masks"])}
     assert not close(net.flow_loss(**shown), net.flow_loss(**given), 1e-3)
+
+
+def test_missing_cameras_are_not_encoded() -> None:
+    net, given = small(), inputs()
+    encoded: list[int] = []
+    net.vision.register_forward_pre_hook(lambda _, found: encoded.append(len(found[0])))
+    net.flow_loss(**given)
+    assert encoded == [int(given["image_masks"].sum())]
+    assert encoded[0] < given["image_masks"].numel()
 
 
 @BOTH

@@ -18,9 +18,10 @@ pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
 from support.pi05_policy import batch, policy
 from support.sentences import write_model
-from understudy.policies.common import segments
+from understudy.batch_keys import STATE
 from understudy.policies.common.fast_tokenizer import FastTokenizer
-from understudy.policies.common.segments import attend_segments, make_segments
+from understudy.policies.common.towers import segments
+from understudy.policies.common.towers.segments import attend_segments, make_segments
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
 from understudy.policies.pi05.policy import Pi05Policy
@@ -30,6 +31,7 @@ KINDS = {
     "pi05": (True, {"max_delay": 2, "noise_samples": 2}),
     "pi0": (False, {}),
     "tokens": (True, {"response_tokens": 24, "action_tokens": 40, "insulation": True}),
+    "states": (True, {"history": (0.1, 0.2), "state_history": True}),
 }
 
 
@@ -50,10 +52,22 @@ def made(folder: Path, kind: str) -> Pi05Policy:
 
 def inputs(network: Pi05Policy, kind: str, rows: list[int] | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Some samples of one batch in which cameras and lengths of texts differ, prepared, and their draws."""
-    whole = network.preprocess(batch(COUNT, response=kind == "tokens"))
+    found = batch(COUNT, response=kind == "tokens")
+    whole = network.preprocess(with_past(network, found) if kind == "states" else found)
     chosen = list(range(COUNT)) if rows is None else rows
     part = {k: v[chosen] if isinstance(v, Tensor) else [v[row] for row in chosen] for k, v in whole.items()}
     return part, {name: v[chosen] for name, v in make_draws(network.random_spec("train"), 0, range(COUNT)).items()}
+
+
+def with_past(network: Pi05Policy, given: dict[str, Any]) -> dict[str, Any]:
+    """The batch with frames and states of two times more, of which the samples have none, one or both."""
+    draw, found = torch.Generator().manual_seed(5), dict(given)
+    is_pad = torch.arange(3) < torch.tensor([2, 0, 1, 2, 0, 1])[:, None]
+    for key in (*network.config.cameras, STATE):
+        found[key] = torch.stack([given[key].roll(number, dims=0) for number in (1, 2, 0)], dim=1)
+        found[f"{key}_is_pad"] = is_pad
+    found[STATE] = torch.where(is_pad[..., None], torch.rand(found[STATE].shape, generator=draw), found[STATE])
+    return found
 
 
 Result = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -177,7 +191,7 @@ def varlen(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("torch.nn.attention.varlen")
     module.varlen_attn = loop  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
-    monkeypatch.setattr("understudy.policies.pi05.attention.takes_varlen", lambda *_: True)
+    monkeypatch.setattr("understudy.policies.common.towers.attention.takes_varlen", lambda *_: True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

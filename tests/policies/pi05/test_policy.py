@@ -15,6 +15,7 @@ pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
 from support.pi05_policy import CAMERAS, NORMALISATION, batch, policy
+from support.refusals import refused
 from support.sentences import write_model
 from understudy.config.train import OptimConfig
 from understudy.optim.param_groups import freeze
@@ -25,9 +26,9 @@ from understudy.policies.draws import generate_draws, make_draws
 from understudy.policies.inference import RobotPolicy, load_policy
 from understudy.policies.losses import Loss, scalar
 from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
-from understudy.policies.pi05.extents import cut
+from understudy.policies.pi05.extents import cut, padded_length
 from understudy.policies.pi05.policy import Pi05Policy
-from understudy.policies.pi05.respond import respond
+from understudy.policies.pi05.text.respond import respond
 from understudy.policies.registry import policy_type
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
@@ -259,6 +260,26 @@ def test_cross_entropy_in_parts_equals_the_whole() -> None:
     assert not grad.any()
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_the_logits_of_one_part_alone_exist(monkeypatch: pytest.MonkeyPatch, grad: bool) -> None:
+    """The backward pass computes them again, part by part."""
+    hidden, table = torch.randn(12, 8, requires_grad=True), torch.randn(31, 8)
+    found: list[int] = []
+    linear = F.linear
+
+    def counted(x: Tensor, weight: Tensor) -> Tensor:
+        found.append(len(x))
+        return linear(x, weight)
+
+    monkeypatch.setattr(F, "linear", counted)
+    with torch.set_grad_enabled(grad):
+        losses = token_cross_entropy(hidden, table, torch.arange(12), part=5)
+    if grad:
+        losses.sum().backward()
+    assert max(found) == 5
+    assert sum(found) == (24 if grad else 12)
+
+
 def test_policy_responds_before_it_acts(tokenizer: Path, fast: str) -> None:
     """Greedy decoding agrees with the losses, and the actions with those of the same response given."""
     made = talker(tokenizer, fast)
@@ -325,26 +346,23 @@ def test_letterbox_antialiases() -> None:
 
 
 @BOTH
-def test_sampling_stays_on_the_path_of_training_in_padded_dimensions(
-    tokenizer: Path, adaptive: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sampling_stays_on_the_path_of_training_in_padded_dimensions(tokenizer: Path, adaptive: bool) -> None:
     """Control: the network's own velocity leaves that path, since no loss trains it there."""
     made = policy(tokenizer, adaptive)
     ready = made.preprocess({key: value for key, value in batch().items() if not key.startswith("action")})
     draws = generate_draws(made.random_spec("act"), 4, torch.Generator().manual_seed(0))
-    seen: list[tuple[Tensor, Tensor]] = []
-    suffix = made._suffix
-    monkeypatch.setattr(made, "_suffix", lambda x, time, *rest: (seen.append((x, time)), suffix(x, time, *rest))[1])
+    noise, seen = draws["noise"], list[Tensor]()
+    made.action_in_proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].view(noise.shape)))
     made.act(ready, draws, 4)
-    for x, time in seen:
-        torch.testing.assert_close(x[..., 3:], time[:, None, None] * draws["noise"][..., 3:])
-    seen.clear()
+    for k, x in enumerate(seen):
+        torch.testing.assert_close(x[..., 3:], (1 - k / 4) * noise[..., 3:])
+    assert len(seen) == 4
     observed = made.observe(*_pixels(batch()), ready["prompt_tokens"], ~ready["prompt_is_pad"])
     state = None if adaptive else torch.zeros(4, 6)
     with torch.no_grad():
-        made.integrate(observed, state, draws["noise"], 4)
-    x, time = seen[-1]
-    assert (x[..., 3:] - time[:, None, None] * draws["noise"][..., 3:]).abs().max() > 0.1
+        made.integrate(observed, state, noise, 4)
+    assert len(seen) == 8
+    assert (seen[-1] - noise / 4)[..., 3:].abs().max() > 0.1
 
 
 @BOTH
@@ -391,19 +409,20 @@ def test_robot_policy_continues_a_chunk(tokenizer: Path, adaptive: bool) -> None
     np.testing.assert_allclose(alone[:2], executing[0, :2], rtol=1e-5, atol=1e-6)
     wrong = executing.copy()
     wrong[0, 0, 0] = np.nan
-    for more in (
-        {"delay": 1},
-        {"horizon": 1},
-        {"previous": executing, "delay": 3},
-        {"previous": executing, "delay": 4},
-        {"previous": executing, "delay": -1},
-        {"previous": executing, "delay": 2, "horizon": 1},
-        {"previous": executing[0], "delay": 1},
-        {"previous": executing[..., :2], "delay": 1},
-        {"previous": np.concatenate([plain, plain], axis=1), "delay": 1},
-        {"previous": wrong, "delay": 1},
+    twice = np.concatenate([plain, plain], axis=1)
+    for more, named in (
+        ({"delay": 1}, ("delay", 1, "previous")),
+        ({"horizon": 1}, ("horizon", 1, "previous")),
+        ({"previous": executing, "delay": 3}, ("delay=3", "max_delay")),
+        ({"previous": executing, "delay": 4}, ("delay", 4)),
+        ({"previous": executing, "delay": -1}, ("delay", -1)),
+        ({"previous": executing, "delay": 2, "horizon": 1}, ("delay", 2, "horizon", 1)),
+        ({"previous": executing[0], "delay": 1}, ("previous", executing[0].shape)),
+        ({"previous": executing[..., :2], "delay": 1}, ("previous", executing[..., :2].shape)),
+        ({"previous": twice, "delay": 1}, ("previous", twice.shape)),
+        ({"previous": wrong, "delay": 1}, ("previous",)),
     ):
-        with pytest.raises(ValueError, match=r"previous|delay"):
+        with refused(*named, kind=ValueError):
             act(**more)
 
 
@@ -521,3 +540,26 @@ def test_tiny_policy_overfits_eight_samples(tokenizer: Path) -> None:
         history.append(loss.item())
     assert history[0] > 1.0
     assert history[-1] < 1e-3
+
+
+@pytest.mark.parametrize("options", [{}, {"response_tokens": 20}], ids=["flow", "responses"])
+def test_padded_lengths_change_no_loss(tokenizer: Path, options: dict[str, Any]) -> None:
+    """Compiled runs pad texts to multiples: fewer lengths, the same losses, and the tokens are counted."""
+    made = policy(tokenizer, **options)
+    prepared = made.preprocess(batch(response=bool(options)))
+    draws = generate_draws(made.random_spec("train"), 4, torch.Generator().manual_seed(3))
+    plain, processed = made.losses(prepared, draws), made.processed_tokens(prepared)
+    made.length_multiple = 16
+    padded, counts = made.losses(prepared, draws), made.processed_tokens(prepared)
+    assert padded.keys() == plain.keys()
+    for term in plain:
+        torch.testing.assert_close(padded[term].sum, plain[term].sum, rtol=1e-5, atol=1e-6)
+        assert torch.equal(padded[term].count, plain[term].count)
+    assert processed < counts <= processed + 4 * 2 * 15
+    made.packs = True
+    assert made.processed_tokens(prepared) < processed, "packed samples have no padding"
+
+
+def test_padded_length_is_a_multiple_within_the_longest_text() -> None:
+    assert [padded_length(length, 32, 80) for length in (0, 1, 32, 33, 79, 80)] == [0, 32, 32, 64, 80, 80]
+    assert [padded_length(length, 1, 0) for length in (0, 7)] == [0, 7]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
-from understudy.policies.pi05.prompt import (
+from understudy.policies.pi05.text.prompt import (
     RESERVED,
     TextSettings,
     TextTokenizer,
@@ -19,6 +19,7 @@ from understudy.policies.pi05.prompt import (
 
 sentencepiece = pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
+from support.refusals import refused  # noqa: E402
 from support.sentences import model, write_model  # noqa: E402
 
 VOCAB = 512
@@ -82,7 +83,7 @@ def test_state_bins_are_numpys(values: list[float]) -> None:
 def test_state_bins_golden_and_nan() -> None:
     assert state_bins(STATES).tolist() == [[0, 128, 255], [-1, 255, 255], [160, 127, 129], [64, 192, -1]]
     assert state_bins(np.array([[np.inf, -np.inf]])).tolist() == [[255, -1]]
-    with pytest.raises(ValueError, match="sample 2"):
+    with refused("state", 2, "NaN", kind=ValueError):
         state_bins(np.array([[0.0], [0.0], [np.nan]]))
 
 
@@ -130,7 +131,7 @@ def test_read_names_the_file_that_is_missing_or_damaged(tmp_path: Path, content:
 
 
 def test_read_refuses_a_tokenizer_of_another_network(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="vocabulary 50"):
+    with refused("policy.tokenizer", tmp_path / "tokenizer.model", 50, kind=ConfigError):
         TextTokenizer.read(write_model(tmp_path), 50)
 
 

@@ -15,6 +15,7 @@ pytest.importorskip("tokenizers", reason="needs the extra pi05")
 from support.runs import same_run, series, tiny_config, tiny_dataset
 from support.sentences import write_model
 from understudy.config.train import TrainConfig
+from understudy.errors import ConfigError
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.inference import load_policy
 from understudy.policies.pi05.config import Pi0Settings, Pi05Settings
@@ -95,3 +96,13 @@ def test_exported_policy_acts(files: Path, tmp_path: Path) -> None:
     assert np.isfinite(found).all()
     copied = copy.deepcopy(policy.policy)
     assert all(torch.equal(a, b) for a, b in zip(copied.parameters(), policy.policy.parameters(), strict=True))
+
+
+def test_missing_tokenizer_is_an_error_before_the_table_of_the_start(
+    files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = config(files, tmp_path / "run", Pi05Settings)
+    with caplog.at_level("INFO"), pytest.raises(ConfigError, match=r"policy\.tokenizer"):
+        run.train(replace(made, policy=Pi05Settings(size="tiny")))
+    assert "parameters" not in caplog.text
+    assert not (tmp_path / "run/config.yaml").exists()

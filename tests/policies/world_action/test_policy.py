@@ -1,5 +1,6 @@
 """The world-action model: given streams stay and count nothing, padding reaches nothing, modes lead where they say."""
 
+import math
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from understudy.policies.common.task_modes import FORWARD, INVERSE, MODES, POLIC
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
 from understudy.policies.world_action.config import WorldActionConfig
+from understudy.policies.world_action.network import CLOSED
 from understudy.policies.world_action.patches import to_images, to_patches
 from understudy.policies.world_action.policy import WorldActionPolicy
+from understudy.policies.world_action.streams import CHANGE
 
 CAMERAS = ("front", "wrist")
 UNITS = {
@@ -138,8 +141,8 @@ def test_a_sample_does_not_depend_on_its_neighbours() -> None:
             torch.testing.assert_close(loss.sum[0], together[term].sum[row], rtol=1e-5, atol=1e-5)
 
 
-def test_fresh_weights_imagine_that_nothing_changes() -> None:
-    """All heads start at 0, so the clean change is 0: forward dynamics starts as a copy of the present."""
+def test_fresh_weights_imagine_that_little_changes() -> None:
+    """The mask of new content starts at 12 %: forward dynamics starts near a copy of the present."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = WorldActionPolicy(policy().config, UNITS)
@@ -150,7 +153,9 @@ def test_fresh_weights_imagine_that_nothing_changes() -> None:
     assert found.images is not None
     assert found.images.shape == (2, 2, 2, 3, 16, 24)
     area = torch.nn.functional.interpolate(batch["front"].float(), size=(16, 24), mode="area")
-    assert (found.images[:, :, 0].float() - area[:, None]).abs().max() <= 0.5
+    share = 1 / (1 + math.exp(-CLOSED))
+    expected = area + share * (127.5 - area)
+    assert (found.images[:, :, 0].float() - expected[:, None]).abs().max() <= 1
     assert torch.allclose(found.actions, batch["action"])
     assert found.states.shape == (2, 4, 2)
 
@@ -167,6 +172,38 @@ def test_actions_that_a_future_implies_are_sampled_from_it() -> None:
     assert torch.equal(own, model.act(batch | {"observation.state": other}, draws, steps=2))
     with pytest.raises(ValueError, match=FORWARD):
         model.act(batch, draws, mode=FORWARD)
+
+
+def test_every_weight_is_trained() -> None:
+    """No parameter is without a gradient, so nothing is stored, averaged and decayed that no loss reaches."""
+    model, batch = policy(), lessons([POLICY, FORWARD, INVERSE])
+    scalar(model.losses(batch, numbers(model, 3))).backward()  # type: ignore[no-untyped-call]
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+def test_images_have_noisier_times_than_vectors_and_end_clean() -> None:
+    """Half of the images' times lie above 0.9, of the others' an eighth. A sample ends at time 0."""
+    model = policy()
+    drawn = make_draws(model.random_spec("train"), 7, torch.arange(2000))
+    shares = {term: float((drawn[f"{term} time"] > 0.9).double().mean()) for term in ("dynamics", "images")}
+    assert shares["dynamics"] == pytest.approx(1 - 0.9**1.5, abs=0.02)
+    assert shares["images"] == pytest.approx(1 - (0.9 / (8 - 7 * 0.9)) ** 1.5, abs=0.02)
+    batch = lessons([FORWARD, FORWARD])
+    clean = torch.full((2, 1, 2 * 2 * 6, 192), 0.5)
+
+    def perfect(context: Any, points: dict[str, torch.Tensor], times: Any) -> dict[str, torch.Tensor]:
+        return {term: clean if term == "images" else torch.zeros_like(x) for term, x in points.items()}
+
+    model.network.predict = perfect  # type: ignore[method-assign, assignment]
+    for steps in (1, 3):
+        found = model.imagine(batch, numbers(model, 2, "act"), steps).images
+        now = torch.stack([batch[key][:, 0] for key in CAMERAS], dim=1)
+        shown = torch.nn.functional.interpolate(now.flatten(0, 1).float(), size=(16, 24), mode="area").view(
+            2, 2, 3, 16, 24
+        )
+        expected = (shown + 0.5 * CHANGE * 127.5).round().clamp(0, 255)
+        assert found is not None
+        assert (found.float() - expected[:, None]).abs().max() <= 1
 
 
 @pytest.mark.slow

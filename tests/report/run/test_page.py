@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from support.refusals import refused
 from support.runs import series, tiny_config, tiny_dataset
 from understudy.errors import ConfigError
 from understudy.report import charts
@@ -130,7 +131,7 @@ def test_report_of_rollouts(done: Path, tmp_path: Path) -> None:
 
 
 def test_report_without_a_run_raises(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no run here"):
+    with refused(tmp_path, "config.yaml", kind=ConfigError):
         write_report(tmp_path)
 
 

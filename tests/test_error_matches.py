@@ -1,0 +1,118 @@
+"""Errors that tests match by sentences, counted per folder. A count may only fall.
+
+    python tests/test_error_matches.py    list every place
+
+A test matches the type of an error, its fields, and names and values as whole words (`support.refusals`). Two
+English words in a row are a sentence: it breaks when a message is reworded, and no user depends on it.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+BUDGET: dict[str, int] = {}
+SENTENCE = re.compile(r"(?<!\w)[a-z]{2,} (a )?[a-z]{2,}(?!\w)")
+ALLOWED = {"git lfs pull"}  # commands that a remedy names
+TOOLS = {"refused", "warned"}
+ERROR = re.compile(r"\b(caught|raised|error)(\[\d\])?\.(value|what|fix|where|message)\b")
+TRACE = re.compile(rf"match=|{'|'.join(TOOLS)}|{ERROR.pattern}")  # a test without it matches no error
+
+
+def _strings(node: ast.AST) -> Iterator[tuple[int, str]]:
+    for part in ast.walk(node):
+        if isinstance(part, ast.Constant) and isinstance(part.value, str):
+            yield part.lineno, part.value
+
+
+def _parameters(function: ast.AST) -> dict[str, list[ast.AST]]:
+    """Values of each parametrized argument and loop variable of a test."""
+    found: dict[str, list[ast.AST]] = {}
+    for part in ast.walk(function):
+        if isinstance(part, ast.For):
+            names, cases = ast.unparse(part.target).strip("()"), part.iter
+        elif isinstance(part, ast.Call) and ast.unparse(part.func).endswith("parametrize") and len(part.args) > 1:
+            names, cases = ",".join(text for _, text in _strings(part.args[0])), part.args[1]
+        else:
+            continue
+        several = [name.strip() for name in names.split(",") if name.strip()]
+        for case in getattr(cases, "elts", []):
+            values = getattr(case, "args" if isinstance(case, ast.Call) else "elts", [case])
+            for name, value in zip(several, values if len(several) > 1 else [case], strict=False):
+                found.setdefault(name, []).append(value)
+    return found
+
+
+def _matched(node: ast.AST) -> Iterator[ast.AST]:
+    """Expressions that a message is compared with: match=, arguments of TOOLS, `"words" in str(error.value)`."""
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func).rpartition(".")[2]
+        if name in {"raises", "warns"}:
+            yield from (keyword.value for keyword in node.keywords if keyword.arg == "match")
+        if name in TOOLS:
+            yield from node.args
+            yield from (keyword.value for keyword in node.keywords if keyword.arg in {"where", "fix"})
+        if name in {"startswith", "endswith"} and ERROR.search(ast.unparse(node.func)):
+            yield from node.args
+    if isinstance(node, ast.Compare) and ERROR.search(ast.unparse(node.comparators[0])):
+        yield node.left
+
+
+def sentences(text: str) -> dict[int, str]:
+    """Line and text of each sentence that a test matches."""
+    found: dict[int, str] = {}
+    lines = text.splitlines()
+    for test in ast.parse(text).body:
+        if not TRACE.search("\n".join(lines[test.lineno - 1 : test.end_lineno])):
+            continue
+        parameters = _parameters(test)
+        for node in (each for part in ast.walk(test) for each in _matched(part)):
+            names = [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
+            for place in [node, *(value for name in names for value in parameters.get(name, []))]:
+                found.update(
+                    {line: words for line, words in _strings(place) if SENTENCE.search(words) and words not in ALLOWED}
+                )
+    return found
+
+
+@cache
+def _found() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for path in sorted(TESTS.rglob("*.py")):
+        inner = path.relative_to(TESTS)
+        places = found.setdefault(inner.parts[0] if len(inner.parts) > 1 else ".", [])
+        if path != Path(__file__):  # it quotes them
+            places += [
+                f"tests/{inner}:{line}: {words!r}" for line, words in sorted(sentences(path.read_text()).items())
+            ]
+    return found
+
+
+@pytest.mark.parametrize("folder", sorted({".", *(path.name for path in TESTS.iterdir() if path.is_dir())}))
+def test_error_matches_stay_within_the_budget(folder: str) -> None:
+    found = _found().get(folder, [])
+    assert len(found) <= BUDGET.get(folder, 0), "match types, fields and values instead:\n" + "\n".join(found)
+
+
+def test_error_matches_finds_each_kind_of_sentence() -> None:
+    text = """
+@pytest.mark.parametrize("value, words", [(0, "is too small"), pytest.param(9, "seed")])
+def test(value, words):
+    with pytest.raises(ValueError, match=rf"seed.*{words}"): pass
+    with pytest.raises(ValueError, match="batch_size 0 .*" + r"give one"): pass
+    with refused("seed", 2, "x is 3", fix="see the docs"): pass
+    assert "no such file" in str(caught.value)
+    assert str(caught.value).startswith("no such file")
+    assert "an ordinary value" in text
+    for change, words in (({}, "not a file"), ({"a": 1}, "a")):
+        with pytest.raises(ValueError, match=words): pass
+"""
+    assert set(sentences(text)) == {2, 5, 6, 7, 8, 10}
+
+
+if __name__ == "__main__":
+    print("\n".join(place for places in _found().values() for place in places))
