@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from understudy._version import __version__ as __version__
+from understudy.check.loader.results import LoaderReport as LoaderReport
+from understudy.check.loader.run import check_loader as check_loader
 from understudy.config.train import TrainConfig as TrainConfig
 from understudy.data.dataset import EpisodeDataset as EpisodeDataset
 from understudy.data.format.catalog import Catalog as Catalog
@@ -16,7 +18,7 @@ from understudy.load.dataloader.episode_sampler import EpisodeSampler as Episode
 from understudy.load.dataloader.episode_stream import EpisodeStream as EpisodeStream
 from understudy.load.fit_order import fit_order as fit_order
 from understudy.load.loader import Loader as Loader
-from understudy.malloc import keep_freed_memory as keep_freed_memory
+from understudy.load.malloc import keep_freed_memory as keep_freed_memory
 from understudy.optim.master_weights import MasterWeights as MasterWeights
 from understudy.order import Order as Order
 from understudy.order import sample_rng as sample_rng

@@ -4,6 +4,7 @@ A draft is written beside its target under a hidden name, flushed to the disk an
 only a kill leaves one behind.
 """
 
+import errno
 import fcntl
 import glob
 import os
@@ -118,6 +119,41 @@ def replace_folder(target: Path) -> Iterator[Path]:
         # If the earlier folder could not be put back, it stays for the next call.
         if target.exists() or not old.exists():
             shutil.rmtree(work, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+@contextmanager
+def create_folder(target: Path) -> Iterator[Path]:
+    """Create folder `target` from the one that the block fills, in one step; parents are created.
+
+    All files and subfolders are flushed first. A kill at any instant leaves either nothing at `target` or all of it,
+    and perhaps the hidden working folder of `replace_folder`, which the next call with this target removes.
+
+    Raises:
+        FileExistsError: `target` exists, before or after the block; it is not touched.
+        OSError: Nothing is created and nothing is left beside it.
+    """
+    taken = FileExistsError(errno.EEXIST, "exists already", str(target))
+    if os.path.lexists(target):
+        raise taken
+    target.parent.mkdir(parents=True, exist_ok=True)
+    recover_folder(target)
+    work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=_WORK_SUFFIX, dir=target.parent))
+    new = work / "new"
+    lock = _lock(work)
+    try:
+        new.mkdir()
+        yield new
+        for folder, _, names in os.walk(new, topdown=False):
+            for name in (*names, ""):
+                sync(Path(folder, name))
+        if os.path.lexists(target):
+            raise taken
+        os.rename(new, target)  # refuses a folder with content that appeared at this instant
+        sync(target.parent)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
         if lock is not None:
             os.close(lock)
 

@@ -33,7 +33,7 @@ _PUBLIC_USERS = {
 _MIN_SECRET = 4  # characters of a secret that `redact` searches for; a shorter one occurs in any text
 _MIN_VALUE = 8  # the same for values of a query, most of which are no secrets
 
-_full_addresses: dict[str, str] = {}  # address without credentials -> full address
+full_addresses: dict[str, str] = {}  # address without credentials -> full address
 
 
 def strip_credentials(address: str) -> str:
@@ -78,8 +78,8 @@ def remember_credentials(address: str, names: MutableMapping[str, str], replace:
     if "://" not in address:
         return address
     name = _unique_name(address, names)
-    if name != address and (replace or name.rstrip("/") not in _full_addresses):
-        _full_addresses[name.rstrip("/")] = address
+    if name != address and (replace or name.rstrip("/") not in full_addresses):
+        full_addresses[name.rstrip("/")] = address
     return name
 
 
@@ -97,8 +97,8 @@ def restore_credentials(address: str) -> str:
     if strip_credentials(address) != address:
         return address
     key = address.rstrip("/")
-    if key in _full_addresses:
-        return _full_addresses[key]
+    if key in full_addresses:
+        return full_addresses[key]
     names: dict[str, str] = {}
     for full in os.environ.get(VARIABLE, "").split():
         _unique_name(full, names)
@@ -107,12 +107,12 @@ def restore_credentials(address: str) -> str:
 
 def has_credentials(address: str) -> bool:
     """Return whether this process remembers a full address for `address`."""
-    return address.rstrip("/") in _full_addresses
+    return address.rstrip("/") in full_addresses
 
 
 def redact(text: str) -> str:
     """Remove credentials from a text: those of any address in it, and all remembered ones."""
-    for address in (*_full_addresses.values(), *os.environ.get(VARIABLE, "").split()):
+    for address in (*full_addresses.values(), *os.environ.get(VARIABLE, "").split()):
         for secret in _secrets(address):
             if secret in text:
                 text = text.replace(secret, "***")

@@ -19,6 +19,7 @@ EXTRAS = {
     "demo": ("mujoco", "gymnasium"),
     "sim": ("metaworld",),
     "pi05": ("sentencepiece", "tokenizers"),
+    "jax-weights": ("tensorstore",),
 }
 """Extra -> modules that it installs, without those of the extras that it includes."""
 INCLUDES = {"report": ("train",), "demo": ("report",), "sim": ("demo",), "hub": ("remote",), "s3": ("remote",)}

@@ -14,6 +14,7 @@ report       `understudy report`
 inspect      `understudy inspect`
 ranges       `understudy ranges`
 order        `understudy order explain`
+dataset      commands that examine and mend datasets
 prepare      commands that make files for a training
 bench        `understudy bench`
 versions     `understudy --version -v`

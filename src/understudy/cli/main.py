@@ -77,6 +77,16 @@ COMMANDS = {
         "cli.report:ReportConfig", "cli.report:report", "write a run's report.html again", "RUN", extra="report"
     ),
     "inspect": Command("cli.inspect:InspectConfig", "cli.inspect:inspect", "examine a dataset", "PATH"),
+    "check": Command("cli.dataset.check:CheckConfig", "cli.dataset.check:check", "find faults of a dataset", "PATH"),
+    "edit": Command(
+        "cli.dataset.edit:EditConfig",
+        "cli.dataset.edit:edit",
+        "select, merge, change or transcode datasets",
+        "[PATH ...]",
+    ),
+    "segment": Command(
+        "cli.dataset.segment:SegmentConfig", "cli.dataset.segment:segment", "cut episodes into segments", "[PATH ...]"
+    ),
     "ranges": Command("cli.ranges:RangesConfig", "cli.ranges:ranges", "find the frames in which a robot moves", "PATH"),
     "bench": Command(
         "cli.bench.bench:BenchConfig", "cli.bench.bench:bench", "loading speed of a dataset, beside its codec", "PATH"
@@ -101,7 +111,7 @@ COMMANDS = {
 }
 
 LOADING = ("demo", "train", "resume", "validate", "profile", "bench")
-"""Commands that load images in a process of their own; for them freed memory is kept (see `malloc.py`)."""
+"""Commands that load images in a process of their own; for them freed memory is kept (see `load/malloc.py`)."""
 
 
 LESS_MEMORY = {
@@ -223,7 +233,7 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
             words = [sys.executable, "-m", "understudy", *name.split(), *arguments, *(["--debug"] if debug else [])]
             return int(resolve("distributed.launch:launch")(words, count, f"understudy {name}"))
         if name in LOADING:
-            resolve("malloc:keep_freed_memory")()
+            resolve("load.malloc:keep_freed_memory")()
         code = resolve(command.run)(settings)
         return int(code or 0)
     except BrokenPipeError:
@@ -272,7 +282,7 @@ def read_settings(name: str, arguments: Sequence[str]) -> Any:
     """
     command = COMMANDS[name]
     resumed = resolve("train.checkpoint.run_dir:resumed_settings") if name == "resume" else None
-    parse = resolve("cli.arguments:settings")
+    parse = resolve("cli.arguments.parse:settings")
     cls = resolve(command.settings)
     return parse(name, cls, command.argument, list(arguments), launchable=command.launchable, resumed=resumed)
 

@@ -78,6 +78,6 @@ def format_plan(found: "Plan") -> str:
     if found.limit is not None:
         fits = "fits" if found.memory["peak"] <= found.limit else "does not fit"
         lines.append(f"{'usable memory of the card':<{width}}{found.limit / 2**20:>12,.2f}  the run {fits}")
-        more = "  or more" if found.largest_micro_batch == max(MOST, found.micro_batch_size) else ""
+        more = " or more" if found.largest_micro_batch == max(MOST, found.micro_batch_size) else ""
         lines.append(f"{'largest micro-batch':<{width}}{found.largest_micro_batch:>12,}{more}")
     return "\n".join(lines)

@@ -30,8 +30,9 @@ class RecordConfig:
 
     output_dir: str = ""
     """Folder of the dataset. A recording begun there with the same settings is continued. Required."""
-    env: Literal["tabletop", "metaworld"] = "tabletop"
-    """Environment: the embedded tabletop, or Meta-World (needs the extra `sim`)."""
+    env: Literal["tabletop", "recall", "metaworld"] = "tabletop"
+    """Environment: the embedded `tabletop`, the embedded `recall`, solvable only by a policy that sees past frames
+    (`policy.history`), or Meta-World (needs the extra `sim`)."""
     tasks: tuple[str, ...] = ()
     """Tasks, by short name or sentence; the default is all of the environment's. Episodes cycle through them."""
     episodes: Annotated[int, Interval(ge=1, le=1 << 24)] = 200
@@ -44,17 +45,21 @@ class RecordConfig:
     image_size: Annotated[int, Interval(ge=16, le=2**12)] = 64
     """Height and width of the images."""
     cameras: tuple[str, ...] | None = None
-    """Cameras to record; the default is the environment's (tabletop: front; metaworld: corner2)."""
+    """Cameras to record; the default is the environment's (tabletop: front; recall: top; metaworld: corner2)."""
     codec: Literal["libsvtav1", "libx264", "libx265"] = "libsvtav1"
     """Encoder of the video files."""
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
+        from understudy.video.encode import check_size
+
         found = (
             [] if self.output_dir else ["output_dir: required, the folder of the dataset to write: --output-dir FOLDER"]
         )
-        if self.image_size % 2:
-            found.append(f"image_size: {self.image_size} is odd; the size of a video must be even")
+        try:
+            check_size(self.codec, self.image_size, self.image_size)
+        except ValueError as error:
+            found.append(f"image_size: {error}")
         return found
 
 
@@ -92,7 +97,8 @@ def record(config: RecordConfig) -> int:
                     _write_note(config)  # not before the first success: until then the settings may still change
                 writer.save_episode()
                 bar.update()
-        print(f"{config.output_dir}: {writer.episodes} episodes, {writer.frames} frames, {len(writer.tasks)} tasks")
+        tasks = f"{len(writer.tasks)} task{'s' if len(writer.tasks) != 1 else ''}"
+        print(f"{config.output_dir}: {writer.episodes} episodes, {writer.frames} frames, {tasks}")
     if remaining:
         attempts = len(remaining) + failures
         print(f"the expert succeeded in {len(remaining)} of {attempts} attempts; failed ones are not recorded")

@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from understudy.cli.prepare.fit_config import FitConfig
+from understudy.cli.prepare.spread_rows import spread_rows
 from understudy.config.declare import Interval
 from understudy.config.train import TrainConfig
-from understudy.policies.registry import PolicySettings, policy_type
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,30 +33,14 @@ class FastConfig:
 
 
 @dataclass(frozen=True)
-class FastFitConfig(TrainConfig):
+class FastFitConfig(FitConfig):
     """Fit FAST action tokens to the actions of a dataset.
 
-    Give the settings of the run that will use them: data, chunk size and normalization must be the same.
+    Give the settings of the run that will use the folder as `policy.fast`: data, chunk size and normalization must be
+    the same.
     """
 
-    output_dir: str = ""
-    """Folder to write, for `policy.fast`. Required; one that holds files is not overwritten."""
-    policy: PolicySettings = field(default_factory=lambda: policy_type("pi05").settings())
-    """Policy of the run; its normalization is used."""
     fast: FastConfig = field(default_factory=FastConfig)
-    json: bool = False
-    """Print the summary as one JSON object."""
-
-    def problems(self) -> list[str]:
-        """List errors in the settings, one line each."""
-        found = super().problems()
-        if not self.output_dir:
-            found.append("output_dir: required, the folder to write")
-        elif Path(self.output_dir).exists() and (
-            not Path(self.output_dir).is_dir() or any(Path(self.output_dir).iterdir())
-        ):
-            found.append(f"output_dir: {self.output_dir} exists; name another folder, or remove it")
-        return found
 
 
 def fit(config: FastFitConfig) -> None:
@@ -76,7 +60,6 @@ def fit(config: FastFitConfig) -> None:
 
 def read_chunks(config: TrainConfig) -> "Iterator[np.ndarray]":
     """Yield normalized chunks of actions, float32 [T, own dimensions], evenly spread over the training frames."""
-    import numpy as np
     import torch
 
     from understudy.batch_keys import ACTION, HEAD, STATE
@@ -94,9 +77,7 @@ def read_chunks(config: TrainConfig) -> "Iterator[np.ndarray]":
     total = sum(map(len, data.training))
     for number, part in enumerate(data.training):
         count = max(1, round(min(1.0, most / total) * len(part)))
-        wanted = np.linspace(0, len(part) - 1, count).round().astype(np.int64)
-        for begin in range(0, len(wanted), BATCH):
-            read = part.row_batch(*part.locate(wanted[begin : begin + BATCH]))
+        for read in spread_rows(part, count, BATCH):
             if config.policy.state_times and STATE in read:
                 read = split_states(read, len(config.policy.state_times))
             batch: dict[str, Any] = {
@@ -139,8 +120,8 @@ def format_summary(facts: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"{facts['output_dir']}: {facts['vocab_size']:,} tokens, fitted to {facts['chunks']:,} chunks",
-            f"  {facts['tokens_mean']:.1f} tokens a chunk, at most {facts['tokens_max']} of {facts['measured']:,} "
-            f"chunks: set policy.action_tokens to {facts['tokens_max'] + 8} or more",
+            f"  {facts['measured']:,} chunks measured: {facts['tokens_mean']:.1f} tokens on average, the longest "
+            f"{facts['tokens_max']}; set policy.action_tokens to {facts['tokens_max'] + 8} or more",
             f"  largest error of a normalized action {facts['error_max']:.3f}; {facts['clipped']:.2%} of the chunks "
             "are out of range",
         ]

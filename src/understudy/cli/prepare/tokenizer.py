@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from understudy.batch_keys import RESPONSE
+from understudy.cli.prepare.fit_config import FitConfig
+from understudy.cli.prepare.spread_rows import spread_rows
 from understudy.config.declare import Interval
-from understudy.config.train import TrainConfig
-from understudy.policies.registry import PolicySettings, policy_type
 
 if TYPE_CHECKING:
     from understudy.train.data.run_data import RunData
@@ -30,31 +30,14 @@ class TokenizerConfig:
 
 
 @dataclass(frozen=True)
-class TokenizerFitConfig(TrainConfig):
+class TokenizerFitConfig(FitConfig):
     """Fit a text tokenizer to the instructions of a dataset, and to its responses if the run has them.
 
     For networks that train from fresh weights: released weights need the tokenizer that they were trained with. Give
-    the settings of the run.
+    the settings of the run that will use the folder as `policy.tokenizer`.
     """
 
-    output_dir: str = ""
-    """Folder to write, for `policy.tokenizer`. Required; one that holds files is not overwritten."""
-    policy: PolicySettings = field(default_factory=lambda: policy_type("pi05").settings())
-    """Policy of the run; its prompts are used."""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    json: bool = False
-    """Print the summary as one JSON object."""
-
-    def problems(self) -> list[str]:
-        """List errors in the settings, one line each."""
-        found = super().problems()
-        if not self.output_dir:
-            found.append("output_dir: required, the folder to write")
-        elif Path(self.output_dir).exists() and (
-            not Path(self.output_dir).is_dir() or any(Path(self.output_dir).iterdir())
-        ):
-            found.append(f"output_dir: {self.output_dir} exists; name another folder, or remove it")
-        return found
 
 
 def fit(config: TokenizerFitConfig) -> None:
@@ -98,15 +81,12 @@ def fit(config: TokenizerFitConfig) -> None:
 
 def read_responses(config: TokenizerFitConfig, data: "RunData") -> list[str]:
     """Return the distinct responses of frames that are evenly spread over each source's training frames, sorted."""
-    import numpy as np
-
     found: set[str] = set()
     for source, part in zip(config.data.mixed(), data.training):
         if not source.response:
             continue
-        wanted = np.linspace(0, len(part) - 1, min(len(part), config.tokenizer.frames)).round().astype(np.int64)
-        for begin in range(0, len(wanted), BATCH):
-            found.update(part.row_batch(*part.locate(wanted[begin : begin + BATCH]))[RESPONSE])
+        for read in spread_rows(part, min(len(part), config.tokenizer.frames), BATCH):
+            found.update(read[RESPONSE])
     return sorted(found)
 
 

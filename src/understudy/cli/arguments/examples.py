@@ -1,0 +1,116 @@
+"""Texts of the help: examples of each command, flags of all, and the most used settings."""
+
+GENERAL = [
+    ("-h, --help", "Show this help."),
+    ("--print-config", "Print the complete settings as YAML, and do nothing else."),
+    ("--debug", "Show the traceback of an error."),
+]
+"""Flags of every command."""
+LAUNCH = (
+    "--launch N",
+    "Start N processes on this host, one per GPU, as `torchrun --nproc-per-node N -m understudy ...` would.",
+)
+POSITIONAL = {
+    "[FILE]": "Settings file in YAML, TOML or JSON; flags take precedence. The default is no file.",
+    "RUN": "Run directory: the --output-dir of its `train`.",
+}
+"""Meaning of a positional argument that is no setting."""
+MOST_USED = (
+    "data.root",
+    "output_dir",
+    "steps",
+    "batch_size",
+    "micro_batch_size",
+    "optim.lr",
+    "data.chunk_size",
+    "data.cameras",
+    "data.val_fraction",
+    "policy.image_size",
+    "init_from",
+    "device",
+    "precision",
+    "loader.num_threads",
+    "loader.memory",
+    "checkpoint.every",
+    "val.every",
+    "rollout.every",
+    "log.trackers",
+)
+"""Settings of a run that its help repeats at the end, with the first sentence of each."""
+EXAMPLES = {
+    "demo": ("understudy demo", "understudy demo --output-dir runs/short --episodes 50 --steps 500"),
+    "record": (
+        "understudy record --output-dir data/table --episodes 200",
+        "understudy record --output-dir data/push --env metaworld --tasks push-v3 --image-size 128",
+    ),
+    "train": (
+        "understudy train --data.root data/table --output-dir runs/table",
+        "understudy train settings.yaml --steps 5000 --optim.lr 3e-4",
+        "understudy train mixture.yaml --launch 2",
+        "understudy train settings.yaml --print-config > whole.yaml",
+    ),
+    "resume": ("understudy resume runs/table", "understudy resume runs/table --steps 10000"),
+    "validate": (
+        "understudy validate runs/table",
+        "understudy validate runs/table --checkpoint best --per-dim --launch 2",
+    ),
+    "plan": (
+        "understudy plan settings.yaml --gpu-memory 80GB",
+        "understudy plan --data.root data/table --policy.type pi05 --precision bf16-split --gpu-memory 80GB",
+    ),
+    "fast fit": (
+        "understudy fast fit settings.yaml --output-dir fast",
+        "understudy fast fit --policy.type pi05 --data.root data/table --data.chunk-size 50 --output-dir fast",
+    ),
+    "tokenizer fit": (
+        "understudy tokenizer fit --policy.size tiny --data.root data/table --output-dir tokenizer",
+        "understudy tokenizer fit settings.yaml --output-dir tokenizer",
+    ),
+    "profile": (
+        "understudy profile --data.root data/table",
+        "understudy profile settings.yaml --batch-size 128 --profile.steps 50 --json",
+    ),
+    "rollout": (
+        "understudy rollout runs/table --episodes 30",
+        "understudy rollout runs/mt10 --env metaworld --tasks push-v3 door-open-v3 --action-steps 8",
+    ),
+    "export": (
+        "understudy export runs/table",
+        "understudy export runs/table --checkpoint best --dtype bf16 --output-dir policies/table",
+        "understudy export runs/pi05 --format lerobot --output-dir policies/pi05",
+    ),
+    "report": ("understudy report runs/table",),
+    "inspect": (
+        "understudy inspect data/table",
+        "understudy inspect hf://datasets/OWNER/NAME --limit 50 --page table.html",
+        "understudy inspect data/table --keep-ranges keep.json --chunk-size 16",
+    ),
+    "check": (
+        "understudy check data/table",
+        "understudy check data/table --page table.html --skip-bad bad.json",
+    ),
+    "edit": (
+        "understudy edit data/table data/red --where '\"red\" in task'",
+        "understudy edit data/table data/rated --metadata ratings.csv",
+        "understudy edit data/monday data/tuesday data/both",
+        "understudy edit data/table data/small --size 224 --codec libx264 --gop 2",
+        "understudy edit data/table data/parts --split train=0.9 val=0.1",
+    ),
+    "segment": (
+        "understudy segment data/table data/moves --by pauses",
+        "understudy segment data/table data/steps --subtasks steps.csv --task-from-text",
+        "understudy segment data/table data/cuts --times cuts.json",
+    ),
+    "ranges": (
+        "understudy ranges data/table --output keep.json",
+        "understudy ranges data/droid --output keep.json --preset droid",
+    ),
+    "bench": (
+        "understudy bench data/table",
+        "understudy bench data/table --batch-size 64 --num-threads 4 --memory 4GB",
+    ),
+    "order explain": (
+        "understudy order explain",
+        "understudy order explain data/one data/two --weights 2 1 --batch-size 256 --figure order.png",
+    ),
+}

@@ -1,0 +1,96 @@
+"""Messages about arguments that cannot be parsed: unknown settings, and values of the wrong type."""
+
+import difflib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from understudy.cli.arguments.setting_paths import list_settings, setting_paths
+from understudy.config.foreign import FOREIGN
+from understudy.config.schema import SUFFIXES
+
+PARSING = {
+    r"^Error parsing (\S+): invalid literal for int\(\) with base 10: ": r"\1: must be a whole number, not ",
+    r"^Error parsing (\S+): could not convert string to float: ": r"\1: must be a number, not ",
+    r"^Error parsing (\S+): no type matching (.*) could be instantiated from (.*)\.$": r"\1: must be \2, not \3",
+    r"^Error parsing (\S+): Could not parse arguments (.*) into tuple type .*$": r"\1: cannot take \2",
+    r"^invalid choice (.*) for argument '(\S+)'\. Expected one of \('(.*)'\)\.$": r"\2: must be one of '\3', not \1",
+    r"^Missing value for argument '(?:\(')?(-[^\s',]+)(?:',\))?'\. .*$": r"\1: its value is missing",
+}
+"""Messages of Python and tyro about a wrong value -> ours."""
+
+WEIGHTS = re.compile(r"(-\S+): must be \{([^{}]*)\}\|\{\[\{([^{}]*)\} FLOAT \[\.\.\.\]\]\}, not (\[.*\])")
+"""Message about a value that is neither a choice nor weights of choices."""
+
+
+def describe_unknown(cls: type, unknown: list[str]) -> Iterator[str]:
+    """Yield one line for each unknown argument; the value after an unknown flag belongs to the flag."""
+    flags = [f"--{path.replace('_', '-')}" for path, _ in setting_paths(cls)]
+    value = False
+    for argument in unknown:
+        if argument.startswith("-"):
+            flag = argument.partition("=")[0]
+            listed = flag.lstrip("-").replace("-", "_") in dict(list_settings(cls))
+            yield f"{flag}: a list, which only a settings file can set" if listed else _unknown_flag(flag, flags)
+            value = "=" not in argument
+        elif value:
+            value = False
+        else:
+            yield _misplaced(argument, flags)
+
+
+def _unknown_flag(flag: str, flags: list[str]) -> str:
+    if ours := FOREIGN.get(flag.lstrip("-").replace("_", "-").removeprefix("no-")):
+        return f"{flag}: unknown setting; here it is {ours}"
+    name = flag.lstrip("-").replace("_", "-")
+    close = difflib.get_close_matches(f"--{name}", flags, n=1) or [f for f in flags if f.rpartition(".")[2] == name][:1]
+    return f"{flag}: unknown setting; " + (f"did you mean {close[0]}?" if close else "--help lists all")
+
+
+def _misplaced(argument: str, flags: list[str]) -> str:
+    path = Path(argument)
+    if "--data.root" in flags and (path / "meta").is_dir():
+        return f"{argument}: this is a dataset; did you mean --data.root {argument}?"
+    if "--data.root" in flags and (path / "checkpoints").is_dir():
+        return f"{argument}: this is a run; did you mean understudy resume {argument}?"
+    if path.suffix and "--data.root" in flags:
+        return f"{argument}: settings files end in {', '.join(SUFFIXES)}"
+    if "--data.root" in flags and ("/" in argument or path.exists()):
+        return f"{argument}: no settings file ({', '.join(SUFFIXES)}); a dataset is given as --data.root {argument}"
+    return f"{argument}: unexpected argument; settings are --name value"
+
+
+def describe_error(box: str) -> str:
+    """Extract the message from tyro's box, without the help of the argument that follows it."""
+    words: list[str] = []
+    for line in box.splitlines()[1:]:
+        text = line.strip("│╭╮╰╯ ")
+        rule = set(text) <= set("─-")  # tyro's ASCII boxes have rules of "-", also below the title
+        if (rule and words) or text.startswith("Got errors"):
+            break
+        if not rule:
+            words.append(text)
+    line = " ".join(words) or " ".join(box.split())
+    for pattern, ours in PARSING.items():
+        line = re.sub(pattern, ours, line)
+    return _with_example(line) or _with_near_choice(line)
+
+
+def _with_example(line: str) -> str | None:
+    """Return the message about a choice, or weights of choices, with an example; None for other messages."""
+    found = WEIGHTS.fullmatch(line)
+    if found is None:
+        return None
+    flag, *lists, given = found.groups()
+    choices, weighted = (words.replace(" ", "").split(",") for words in lists)
+    near = difflib.get_close_matches(given.strip("[]'"), choices, n=1) if "=" not in given else []
+    example = f"`{flag} {weighted[0]} 0.5 {weighted[-1]} 0.5`"
+    message = f"{flag}: must be one of {', '.join(choices)}, or weights as in {example}, not {given}"
+    return message + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _with_near_choice(line: str) -> str:
+    """Add the choice that a misspelt word is near to, if any: `must be INT|{latest,best}, not ['bast']`."""
+    found = re.fullmatch(r"-\S+: must be .*\{(.*)\}.*, not \['(.*)'\]", line)
+    near = difflib.get_close_matches(found[2], found[1].split(","), n=1) if found else []
+    return f"{line}; did you mean {near[0]}?" if near else line

@@ -1,0 +1,174 @@
+"""Parse command-line arguments into settings: defaults, then a file or a run, then flags. Errors are one line."""
+
+import inspect
+import io
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from understudy.cli.arguments.examples import EXAMPLES, GENERAL, LAUNCH, MOST_USED, POSITIONAL
+from understudy.cli.arguments.messages import describe_error, describe_unknown
+from understudy.cli.arguments.setting_paths import list_settings, setting_paths
+from understudy.config import help
+from understudy.config.renamed import current_flags
+from understudy.config.schema import SUFFIXES, complete, load, plain, validate
+from understudy.errors import ConfigError
+from understudy.optional_packages import optional_imports
+
+with optional_imports():
+    import tyro
+
+
+def settings(
+    name: str, cls: type, argument: str, arguments: list[str], *, launchable: bool, resumed: Any = None
+) -> Any:
+    """Parse and check the settings of a command.
+
+    Args:
+        name: Name of the command.
+        cls: Class of its settings.
+        argument: Its positional argument (`main.Command.argument`).
+        arguments: Words of the command line after the name.
+        launchable: Whether several processes may run it.
+        resumed: For `resume` alone: a function from a run's folder to its settings.
+
+    Raises:
+        ConfigError: Lists all errors, one line each.
+        SystemExit: Help was requested and has been printed.
+    """
+    arguments, default = current_flags(cls, list(arguments)), None
+    program = " ".join(filter(None, ["understudy", name]))
+    helped = bool({"-h", "--help"} & set(arguments))
+    about = inspect.cleandoc(cls.__doc__ or "")
+    if resumed is not None:
+        if arguments and not arguments[0].startswith("-"):
+            run = arguments.pop(0)
+            default = resumed(run)
+            program += f" {run}"
+            about = "Continue the run with its own settings, which are the defaults below, and these changes."
+        elif helped:
+            program += " RUN"
+            about = "Continue the run with its own settings and these changes. The defaults below are those of a new "
+            about += "run: `understudy resume RUN --help` shows the run's own."
+        else:
+            raise ConfigError("run: required: understudy resume RUN")
+    elif "FILE" in argument and arguments and Path(arguments[0]).suffix in SUFFIXES:
+        default = load(cls, arguments.pop(0))
+    elif helped and argument:
+        program += f" {argument}"
+    default = with_policy_type(cls, arguments, default)
+    if helped:
+        _print(_help(cls, default, program, argument, about, EXAMPLES.get(name, ()), launchable=launchable))
+        raise SystemExit(0)
+    return complete(validate(cls, plain(_parsed(cls, arguments, default, program))))
+
+
+def with_policy_type(cls: type, arguments: list[str], default: Any) -> Any:
+    """Return defaults whose `policy` is of the type that `--policy.type` names.
+
+    Raises:
+        ConfigError: there is no such type.
+    """
+    flags = [argument.partition("=") for argument in arguments]
+    named = [
+        value or (arguments[i + 1] if i + 1 < len(arguments) else "")
+        for i, (flag, _, value) in enumerate(flags)
+        if flag == "--policy.type"
+    ]
+    kind = get_type_hints(cls).get("policy")
+    if not named or kind is None:
+        return default
+    default = cls() if default is None else default
+    try:
+        chosen = kind.select({"type": named[-1]})
+    except ValueError as error:
+        raise ConfigError(f"--policy.type: {error}") from error
+    return default if isinstance(default.policy, chosen) else replace(default, policy=chosen())
+
+
+def _help(
+    cls: type,
+    default: Any,
+    program: str,
+    argument: str,
+    about: str,
+    examples: Sequence[str],
+    *,
+    launchable: bool,
+) -> str:
+    """Return the help of a command: argument, settings in groups, those of lists in a file, examples last."""
+    found = list(help.groups(cls, default))
+    rows = {own.path: (own.flag(), own.meaning()) for group in found for own in group.settings}
+    own_text = next((own.meaning() for own in found[0].settings if own.positional), "")
+    parts = [f"usage: {program} [--setting VALUE ...]", help.wrap(about)]
+    if summarized := len(rows) > 2 * len(MOST_USED):
+        parts.append(help.wrap("`most used`, at the end, repeats the settings that most runs need."))
+    if argument:
+        parts.append("argument:\n" + help.format_rows([(argument, own_text or POSITIONAL[argument])]))
+    parts.append(help.format_groups(found))
+    for path, item in list_settings(cls):
+        parts.append(f"In a settings file, each item of `{path}` may have:\n{help.format_items(item)}")
+    parts.append("every command:\n" + help.format_rows(GENERAL))
+    if launchable:
+        parts.append("several processes:\n" + help.format_rows([LAUNCH]))
+    if summarized:
+        first = [(rows[path][0], help.first_sentence(rows[path][1])) for path in MOST_USED if path in rows]
+        if launchable:
+            first.append((LAUNCH[0], help.first_sentence(LAUNCH[1])))
+        parts.append("most used:\n" + help.format_rows(first))
+    parts.append("examples:\n" + "\n".join(f"  {example}" for example in examples))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _print(text: str) -> None:
+    """Print a text on a terminal of any encoding."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding))
+
+
+def _parsed(cls: type, arguments: list[str], default: Any, program: str) -> Any:
+    """Parse the arguments with tyro.
+
+    Raises:
+        ConfigError: An argument is wrong; the message is tyro's box of several lines as one.
+    """
+    arguments = _squares(cls, arguments)
+    if empty := _empty_list(cls, arguments):
+        raise ConfigError(f"{empty}: no value follows it; leave it out for none")
+    output = io.StringIO()
+    try:
+        with redirect_stderr(output):
+            parsed, unknown = tyro.cli(cls, args=arguments, default=default, prog=program, return_unknown_args=True)
+    except SystemExit as exit:
+        if exit.code in (0, None):
+            raise
+        raise ConfigError(describe_error(output.getvalue())) from None
+    if unknown:
+        raise ConfigError("; ".join(describe_unknown(cls, unknown)))
+    return parsed
+
+
+def _empty_list(cls: type, arguments: list[str]) -> str | None:
+    """Find a list flag that no value follows: an unset variable of a shell must not select all episodes."""
+    lists = {
+        f"--{path.replace('_', '-')}" for path, kind in setting_paths(cls) if get_origin(kind) in (tuple, list, dict)
+    }
+    for flag, following in zip(arguments, [*arguments[1:], "--"]):
+        if flag.replace("_", "-") in lists and (not following.strip() or following.startswith("--")):
+            return flag
+    return None
+
+
+def _squares(cls: type, arguments: list[str]) -> list[str]:
+    """Give a size of one number, `--policy.image-size 32`, its second one: height and width are equal."""
+    pairs = [path for path, kind in setting_paths(cls) if path.endswith("image_size") and get_args(kind) == (int, int)]
+    sizes = {f"--{path.replace('_', '-')}" for path in pairs}
+    found = list[str]()
+    for flag, value, following in zip(["", *arguments], arguments, [*arguments[1:], "--"]):
+        found.append(value)
+        if flag.replace("_", "-") in sizes and value.isdecimal() and following.startswith("--"):
+            found.append(value)
+    return found

@@ -1,0 +1,271 @@
+"""`understudy edit SRC [SRC ...] OUT`: a new dataset from selected, changed or merged episodes of others."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from understudy.config.declare import Ge, Interval, Positional
+
+if TYPE_CHECKING:
+    from understudy.data.format.catalog import Catalog
+    from understudy.data.format.features import Feature
+    from understudy.edit.plan import Encoding, Piece, Plan, TextColumn
+
+
+@dataclass(frozen=True)
+class EditConfig:
+    """Write a new dataset from one or more others: selected, merged, split, renamed, annotated, transcoded.
+
+    The output is LeRobot v3.0 in a new folder, which appears complete or not at all; sources of v2.0, v2.1 and v3.x are
+    never changed. Several sources are merged. Statistics are computed anew. Video packets are copied. An episode cut
+    at a frame that is not a key frame, and each camera with `--size`, `--codec`, `--gop` or `--crf`, is encoded again.
+    """
+
+    paths: Positional[tuple[str, ...]] = ()
+    """Datasets to read (folders or URLs), then the folder to write, which must not exist."""
+    episodes: tuple[str, ...] = ()
+    """Ids of the episodes to keep, as in `0-7 12`; the default is all."""
+    exclude_episodes: tuple[str, ...] = ()
+    """Ids of the episodes to leave out."""
+    where: str = ""
+    """Condition on the metadata of episodes, as in `success and quality >= 3`. Names are those of the metadata, and
+    `episode`, `length`, `seconds`, `task`, `tasks`."""
+    exclude_bad: str = ""
+    """File of `understudy check --skip-bad`, or output of `understudy check --json`: leave its bad episodes out."""
+    keep_ranges: str = ""
+    """JSON file of keep-ranges; each range becomes an episode, and episodes without a key are left out."""
+    drop_n_first_frames: Annotated[int, Ge(0)] = 0
+    """Frames to leave out at the start of each episode."""
+    drop_n_last_frames: Annotated[int, Ge(0)] = 0
+    """Frames to leave out at the end of each episode."""
+    split: tuple[str, ...] = ()
+    """Parts of the output, each a dataset in a folder of its own: NAME=SHARE (`train=0.9 val=0.1`) or NAME=IDS
+    (`train=0-7 val=8,9`)."""
+    seed: int = 0
+    """Seed of the random order in which shares divide the episodes."""
+    rename: tuple[str, ...] = ()
+    """Features to rename: OLD=NEW."""
+    drop_features: tuple[str, ...] = ()
+    """Features to leave out."""
+    cast: tuple[str, ...] = ()
+    """Features to convert: KEY=DTYPE. A value that the dtype cannot hold is an error."""
+    ignore_names: bool = False
+    """Merge sources whose dimensions have other names; those of the first are kept."""
+    robot_type: str = ""
+    """Robot type of the output; the default is that of the sources."""
+    task: str = ""
+    """Task text of all frames, instead of theirs."""
+    tasks: str = ""
+    """JSON file of task texts to change: {"old text": "new text"}."""
+    metadata: str = ""
+    """JSON or CSV file with metadata of all episodes (docs/datasets.md): success, quality, operator and others."""
+    subtasks: str = ""
+    """JSON or CSV file with the subtasks of frames (docs/datasets.md), written as the text column
+    `--subtask-key`."""
+    subtasks_from: str = ""
+    """Text column, or `COLUMN:STYLE` of a language column, to write as the column `--subtask-key`."""
+    subtask_key: str = "subtask"
+    """Key of the column that `--subtasks` or `--subtasks-from` writes."""
+    unit: Literal["seconds", "frames"] = "seconds"
+    """Unit of the times in the file of subtasks."""
+    size: str = ""
+    """Size of the images: `224` for the longer side with the aspect ratio kept, or `WIDTHxHEIGHT`."""
+    codec: Literal["", "libx264", "libx265", "libsvtav1"] = ""
+    """Encoder of the videos; the default is that of their codec."""
+    gop: Annotated[int, Interval(ge=1, le=1_000_000)] | None = None
+    """Frames from key frame to key frame; the default is the source's."""
+    crf: Annotated[int, Interval(ge=0, le=63)] | None = None
+    """Quality on the encoder's own scale, less is better. The default is 22, 24 and 20 for libx264, libx265 and
+    libsvtav1, and 6 less where the source has the same codec and size."""
+    cameras: tuple[str, ...] = ()
+    """Cameras that `--size`, `--codec`, `--gop` and `--crf` are for; the default is all."""
+    recommend: Annotated[int, Interval(ge=16, le=4096)] | None = None
+    """Write nothing: encode samples of one dataset in several ways for a policy with images of this many pixels, and
+    print size, quality and decoding cost of each way, with the recommended one."""
+    num_workers: Annotated[int, Ge(1)] | None = None
+    """Threads; the default is one per core."""
+    json: bool = False
+    """Print the summary as one JSON object."""
+
+    def problems(self) -> list[str]:
+        """List errors in the settings, one line each."""
+        if self.recommend is not None:
+            return (
+                []
+                if len(self.paths) == 1
+                else ["recommend: give one dataset and no output: understudy edit SRC --recommend 224"]
+            )
+        found = output_problems(self.paths, "edit")
+        one = {"episodes": self.episodes, "exclude_episodes": self.exclude_episodes, "exclude_bad": self.exclude_bad}
+        one |= {"keep_ranges": self.keep_ranges, "metadata": self.metadata, "subtasks": self.subtasks}
+        if len(self.paths) > 2:
+            found += [
+                f"{name}: is for one source: edit the sources first, then merge" for name, on in one.items() if on
+            ]
+        found += pair_problems("rename", self.rename) + pair_problems("cast", self.cast)
+        if self.task and self.tasks:
+            found.append("task: give either one text for all frames, or `tasks`")
+        if self.subtasks and self.subtasks_from:
+            found.append("subtasks: give either a file, or `subtasks_from`")
+        if (self.crf or 0) > 51 and self.codec in ("libx264", "libx265"):
+            found.append(f"crf: {self.crf}: the scale of {self.codec} ends at 51")
+        if self.cameras and not self.encodes():
+            found.append("cameras: name cameras together with --size, --codec, --gop or --crf")
+        return found
+
+    def encodes(self) -> bool:
+        """Return whether videos are to be encoded again."""
+        return bool(self.size or self.codec or self.gop is not None or self.crf is not None)
+
+
+def output_problems(paths: Sequence[str], command: str) -> list[str]:
+    """List errors of the positional arguments."""
+    if len(paths) < 2:
+        return [f"paths: required, the dataset to read and the folder to write: understudy {command} SRC OUT"]
+    if "://" in paths[-1]:
+        return [f"paths: {paths[-1]}: the output is a folder on this machine"]
+    return [f"paths: {paths[-1]} exists; name a new folder, nothing is overwritten"] if Path(paths[-1]).exists() else []
+
+
+def pair_problems(name: str, pairs: Sequence[str]) -> list[str]:
+    """List errors of settings of the form KEY=VALUE."""
+    bad = [pair for pair in pairs if not all(pair.partition("="))]
+    keys = [pair.partition("=")[0] for pair in pairs]
+    repeated = [key for key in dict.fromkeys(keys) if keys.count(key) > 1]
+    return [f"{name}: {pair}: give KEY=VALUE" for pair in bad] + [f"{name}: {key}: is repeated" for key in repeated]
+
+
+def edit(config: EditConfig) -> None:
+    """Write the output and print a summary."""
+    from understudy.cli.dataset.summary import measure_and_print, write_and_print
+    from understudy.data.format.catalog import Catalog
+
+    if config.recommend is not None:
+        measure_and_print(Catalog.open(config.paths[0]), config.recommend, config.json)
+        return
+    out = Path(config.paths[-1])
+    catalogs = [Catalog.open(path) for path in config.paths[:-1]]
+    write_and_print(make_plans(config, catalogs, out), out, config.num_workers, config.json)
+
+
+def make_plans(config: EditConfig, catalogs: Sequence["Catalog"], out: Path) -> dict[str, "Plan"]:
+    """Return the datasets to write by name; one dataset has the name ""."""
+    from understudy.edit.annotations import piece_metadata, read_metadata
+    from understudy.edit.features import common_features, common_rate, common_robot, edit_features
+    from understudy.edit.image_sizes import resized, resized_feature
+    from understudy.edit.output import check_output
+    from understudy.edit.pieces import split_pieces
+    from understudy.edit.plan import Plan
+
+    check_output(out, catalogs)
+    casts = dict(_pairs(config.cast))
+    sources = edit_features(catalogs, dict(_pairs(config.rename)), config.drop_features, casts)
+    encode, sizes = _encodings(config, sources)
+    compared = [resized(source, own) for source, own in zip(sources, sizes)]
+    features = common_features(compared, config.ignore_names)
+    features |= {key: resized_feature(features[key], size) for key, size in sizes[0].items()}
+    texts = _texts(config, sources)
+    features |= {key: _text_feature(key, features) for key in texts}
+    pieces = _pieces(config, sources)
+    attached = read_metadata(sources[0], config.metadata) if config.metadata else {}
+    plan = Plan(
+        sources=sources,
+        pieces=tuple(pieces),
+        features=features,
+        fps=common_rate(sources),
+        robot_type=common_robot(sources, config.robot_type),
+        task_of=_task_of(config, sources),
+        texts=texts,
+        encode=encode,
+    )
+    parts = split_pieces(sources, pieces, config.split, config.seed) if config.split else {"": pieces}
+    return {
+        name: replace(plan, pieces=tuple(own), metadata=piece_metadata(sources, own, attached))
+        for name, own in parts.items()
+    }
+
+
+def _pairs(pairs: Sequence[str]) -> list[tuple[str, str]]:
+    return [(pair.partition("=")[0], pair.partition("=")[2]) for pair in pairs]
+
+
+def _pieces(config: EditConfig, sources: Sequence["Catalog"]) -> list["Piece"]:
+    from understudy.edit.pieces import parse_ids, read_bad_episodes, select_pieces
+
+    keep = parse_ids(config.episodes, "episodes")
+    drop = parse_ids(config.exclude_episodes, "exclude_episodes")
+    drop += read_bad_episodes(config.exclude_bad) if config.exclude_bad else []
+    return [
+        piece
+        for number, source in enumerate(sources)
+        for piece in select_pieces(
+            source,
+            number,
+            keep=keep,
+            drop=drop,
+            where=config.where,
+            keep_ranges=config.keep_ranges or None,
+            drop_first=config.drop_n_first_frames,
+            drop_last=config.drop_n_last_frames,
+        )
+    ]
+
+
+def _texts(config: EditConfig, sources: Sequence["Catalog"]) -> dict[str, "TextColumn"]:
+    from understudy.edit.annotations import read_subtasks, text_column
+
+    if config.subtasks:
+        return {config.subtask_key: read_subtasks(sources[0], config.subtasks, config.unit)}
+    if config.subtasks_from:
+        columns = [text_column(source, config.subtasks_from) for source in sources]
+        return {config.subtask_key: lambda piece: columns[piece.source](piece)}
+    return {}
+
+
+def _text_feature(key: str, features: Mapping[str, object]) -> "Feature":
+    from understudy.data.write.check_frame import check_features
+    from understudy.errors import DatasetError
+
+    if key in features:
+        raise DatasetError(f"subtask_key is {key!r}, which exists", fix="drop or rename that feature, or name another")
+    try:
+        return check_features({key: {"dtype": "string", "shape": (1,)}})[key]
+    except ValueError as error:
+        raise DatasetError(f"subtask_key: {error}") from None
+
+
+def _task_of(config: EditConfig, sources: Sequence["Catalog"]) -> "Callable[[Piece, str], str]":
+    from understudy.edit.annotations import read_tasks
+
+    if config.task:
+        return lambda piece, text: config.task
+    known = [text for source in sources for text in source.tasks]
+    changed = read_tasks(config.tasks, known) if config.tasks else {}
+    return lambda piece, text: changed.get(text, text)
+
+
+def _encodings(
+    config: EditConfig, sources: Sequence["Catalog"]
+) -> tuple[dict[str, "Encoding"], list[dict[str, tuple[int, int]]]]:
+    """Encoding of each camera, and for each source the new (height, width) of cameras that are resized."""
+    from understudy.edit.image_sizes import fit_size, parse_size
+    from understudy.edit.plan import Encoding
+    from understudy.errors import DatasetError
+
+    videos = [key for key, feature in sources[0].features.items() if feature.is_video]
+    for key in config.cameras:
+        if key not in videos:
+            fix = f"its video cameras: {', '.join(videos) or 'none'}"
+            raise DatasetError(f"cameras names {key!r}", where=sources[0].root, fix=fix)
+    if not config.encodes():
+        return {}, [{} for _ in sources]
+    encode: dict[str, Encoding] = {}
+    sizes: list[dict[str, tuple[int, int]]] = [{} for _ in sources]
+    for key in config.cameras or videos:
+        encode[key] = Encoding(None, config.codec or None, config.gop, config.crf)
+        for source, own in zip(sources, sizes):
+            if config.size and key in source.features and (size := source.features[key].size) is not None:
+                own[key] = fit_size(size, parse_size(config.size))
+                encode[key] = replace(encode[key], size=own[key])
+    return encode, sizes
