@@ -46,9 +46,10 @@ from understudy.config.train import AugmentConfig, EmaConfig, OptimConfig, Sched
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.envs.registry import open_env
 from understudy.load.validation.validation_data import ValidationData
+from understudy.policies.common.towers.tower_sizes import TowerSizes
 from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
 from understudy.policies.pi05.policy import Pi05Policy
-from understudy.policies.pi05.sizes import Sizes, TowerSizes, VisionSizes
+from understudy.policies.pi05.sizes import Sizes, VisionSizes
 from understudy.policies.policy import Policy
 from understudy.rollout.play import rollout
 from understudy.rollout.result import wilson_interval

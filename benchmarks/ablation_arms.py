@@ -26,8 +26,9 @@ from understudy.optim.loss_weights import loss_weights
 from understudy.optim.moving_average import make_average
 from understudy.optim.param_groups import parameter_groups
 from understudy.policies.common.flow_matching import MAX_PERIOD, MIN_PERIOD
-from understudy.policies.pi05 import attention, gemma, network
-from understudy.policies.pi05.attention import THETA, Rotary
+from understudy.policies.common.towers import attention, gemma
+from understudy.policies.common.towers.attention import THETA, Rotary
+from understudy.policies.pi05 import network
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.train.state import TrainState, assemble
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpu_pi05_run import CAMERAS, Row, attempt, gib, inputs, sample_tokens, sampler, sizes_of, wait
 from understudy.policies.common.flow_matching import euler
-from understudy.policies.pi05.attention import attend
+from understudy.policies.common.towers.attention import attend
 from understudy.policies.pi05.network import Pi0Network
 from understudy.policies.pi05.sizes import Sizes
 

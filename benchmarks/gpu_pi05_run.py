@@ -14,7 +14,7 @@ from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
 from understudy.policies.pi05.extents import EXTENTS, Extent
 from understudy.policies.pi05.network import Pi0Network
 from understudy.policies.pi05.sizes import Sizes
-from understudy.policies.pi05.weights import ONES
+from understudy.policies.pi05.weights.first_weights import ONES
 from understudy.train.precision import compute_dtype
 from understudy.train.state import PreparedBatch, TrainState, assemble, build_on_meta
 

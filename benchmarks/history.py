@@ -1,9 +1,11 @@
 """Cost of a history in the loader: samples per second, decoded frames and memory of 1 and 6 frames a second apart.
 
-    python benchmarks/history.py [--json] [--gop 2 30 250] [--cache DIR] [--data FOLDER] [--seconds S]
+    python benchmarks/history.py [--json] [--gop 2 30 250] [--remote] [--cache DIR] [--data FOLDER] [--seconds S]
 
-Each row is a process of its own on one thread. Without `--data` the recordings are drawn: 160 episodes of 600 frames at
-30 per second, 224 pixels, H.264. Images stream: the memory budget is below that of all decoded images. Figures:
+Each row is a process of its own on one thread. Without `--data` the recordings are drawn: 160 episodes of 420 to 780
+frames at 30 per second, 224 pixels, H.264. Images stream: the memory budget is below that of all decoded images. With
+`--remote` each row comes twice: from disk, and from a server 30 ms away with an empty cache (`loader_remote.py`). A row
+is measured for `--seconds` at least, and until each lane has passed two clips on average. Figures:
 
     samples_per_s        wall time, on this machine as busy as it is
     cpu_ms_per_sample    CPU time of the process
@@ -19,65 +21,83 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from loader_remote import LATENCY, served, started
 from loader_sets import Encoding, Recording, joined
 
 HISTORIES = {1: (0.0,), 6: (-5.0, -4.0, -3.0, -2.0, -1.0, 0.0)}
-BATCH, EPISODES, FRAMES, SIDE, MEMORY = 16, 160, 600, 224, 1_500_000_000
+BATCH, EPISODES, SIDE, MEMORY = 16, 160, 224, 1_500_000_000
+LENGTHS = (420, 540, 660, 780)
+"""Frames of the episodes. Clips of about one common length would begin where episodes do, and need no history."""
 
 
 def drawn(cache: Path, gop: int) -> Path:
     """Recordings with a key frame every `gop` frames."""
-    recorded = Recording(cache / "history", None, episodes=4, frames=FRAMES, height=240)
-    parts = recorded.encoded(Encoding("libx264", gop, SIDE))
-    return joined(cache / "history" / f"g{gop}", parts, EPISODES // 4, cameras=1)
+    parts = []
+    for frames in LENGTHS:
+        recorded = Recording(cache / "history" / str(frames), None, episodes=1, frames=frames, height=240)
+        parts += recorded.encoded(Encoding("libx264", gop, SIDE))
+    return joined(cache / "history" / f"mixed-g{gop}", parts, EPISODES // len(parts), cameras=1)
 
 
-def measure(root: str, history: int, seconds: float) -> dict[str, Any]:
-    """Measure one history in this process."""
-    from understudy import EpisodeDataset, Loader
+def measure(root: str, history: int, seconds: float, cache: str) -> dict[str, Any]:
+    """Measure one history in this process; `cache` is the folder of bytes from a server."""
+    from understudy import Catalog, EpisodeDataset, Loader, RemoteOptions
     from understudy.cli.bench.measure import peak_bytes, start_peak
     from understudy.load.fit_order import fit_order
 
-    camera = EpisodeDataset(root).catalog.camera_keys[0]
+    catalog = Catalog.open(root, RemoteOptions(cache=cache) if cache else None)
+    camera = catalog.camera_keys[0]
     windows = {camera: HISTORIES[history]} if history > 1 else None
-    data = EpisodeDataset(root, delta_timestamps=windows, keys=[camera, "action"])
+    data = EpisodeDataset(catalog, delta_timestamps=windows, keys=[camera, "action"])
     order, _ = fit_order([data], batch_size=BATCH, seed=0, memory=MEMORY)
     data.batch(*data.locate([0]))  # loads code and codecs
     before = start_peak()
     with Loader([data], order=order, num_threads=1, memory=MEMORY) as loader:
-        for _ in range(order.spec.sources[0].lanes // BATCH + 8):  # lanes begin
+        source = order.spec.sources[0]
+        for _ in range(source.lanes // BATCH + 8):  # lanes begin
             next(loader)
         frames, cpu, start, samples = loader.timings.frames, time.process_time(), time.perf_counter(), 0
-        while time.perf_counter() - start < seconds:
+        while samples < 2 * source.lanes * source.clip or time.perf_counter() - start < seconds:
             next(loader)
             samples += BATCH
         wall, spent = time.perf_counter() - start, time.process_time() - cpu
         return {
             "gop": data.gop,
             "history": history,
+            "remote": bool(cache),
             "samples_per_s": samples / wall,
             "cpu_ms_per_sample": 1e3 * spent / samples,
             "decoded_per_sample": (loader.timings.frames - frames) / samples,
             "peak_mb": (peak_bytes() - before) / 1e6,
             "planned_mb": loader.plan.bytes / 1e6,
-            "clip": order.spec.sources[0].clip,
-            "lanes": order.spec.sources[0].lanes,
+            "clip": source.clip,
+            "lanes": source.lanes,
             "resident": all(loader.plan.keeps_decoded),
         }
 
 
-def rows(root: Path, seconds: float) -> list[dict[str, Any]]:
+def rows(root: Path, seconds: float, remote: bool) -> list[dict[str, Any]]:
     """Measure each history in a process of its own."""
     found: list[dict[str, Any]] = []
     for history in HISTORIES:
-        command = [sys.executable, __file__, "--one", str(root), str(history), "--seconds", str(seconds)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        with ExitStack() as stack:
+            place, cache = str(root), ""
+            if remote:
+                home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                _, port = stack.enter_context(served(root, home))
+                proxy = [str(Path(__file__).with_name("delay_proxy.py")), str(port), str(LATENCY), str(home / "bytes")]
+                place = f"http://127.0.0.1:{stack.enter_context(started([sys.executable, *proxy]))}"
+                cache = str(home / "cache")
+            command = [sys.executable, __file__, "--one", place, str(history), cache, "--seconds", str(seconds)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
         row = json.loads(done.stdout.splitlines()[-1])
         first = found[0] if found else row
         found.append(row | {"decode_ratio": row["decoded_per_sample"] / first["decoded_per_sample"]})
@@ -85,7 +105,7 @@ def rows(root: Path, seconds: float) -> list[dict[str, Any]]:
 
 
 def table(measured: list[dict[str, Any]]) -> str:
-    names = ["gop", "history", "samples_per_s", "cpu_ms_per_sample", "decoded_per_sample", "decode_ratio"]
+    names = ["gop", "remote", "history", "samples_per_s", "cpu_ms_per_sample", "decoded_per_sample", "decode_ratio"]
     names += ["peak_mb", "planned_mb", "clip", "lanes", "resident"]
     lines = ["  ".join(f"{name:>18}" for name in names)]
     for row in measured:
@@ -101,13 +121,16 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="a dataset of 30 frames per second, instead of drawn ones")
     parser.add_argument("--seconds", type=float, default=15.0, help="measured time of a row")
     parser.add_argument("--json", action="store_true", help="print one JSON list")
-    parser.add_argument("--one", nargs=2, metavar=("FOLDER", "HISTORY"), help=argparse.SUPPRESS)
+    parser.add_argument("--remote", action="store_true", help="also measure over a server 30 ms away")
+    parser.add_argument("--one", nargs=3, metavar=("ROOT", "HISTORY", "CACHE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(measure(options.one[0], int(options.one[1]), options.seconds)))
+        root, history, cache = options.one
+        print(json.dumps(measure(root, int(history), options.seconds, cache)))
         return
     roots = [options.data] if options.data else [drawn(options.cache, gop) for gop in options.gop]
-    measured = [row for root in roots for row in rows(root, options.seconds)]
+    places = (False, True) if options.remote else (False,)
+    measured = [row for root in roots for remote in places for row in rows(root, options.seconds, remote)]
     print(json.dumps(measured) if options.json else table(measured))
 
 

@@ -4,8 +4,10 @@
 
 Words: `understudy record` demonstrates one task per color ("pick up the red block", green, blue), each in the same
 scenes, so that the words alone distinguish the recordings of a scene. `tokenizer fit` fits a tokenizer, and `train`
-trains a pi0.5 of 0.9 million parameters (`size: tiny`) from fresh weights on the flow loss alone, with the state in the
-prompt. Half of the samples are from the start of episodes, where the hand has not yet shown its target. `rollout` plays
+trains a pi0.5 of 0.9 million parameters (`size: tiny`) from fresh weights on the flow loss alone, in the stages of
+`STAGES`. The first stage learns the scene. The second learns words: two thirds of its samples are from the start of
+episodes, where the hand has not yet shown its target. The others have the state in the prompt. One training with the
+mixture and the prompt of the last stages, from fresh weights, ignores words even after 10,000 steps. `rollout` plays
 scenes without recordings, once with the scene's own instruction and once with that of another block. The flow loss on
 unseen layouts with swapped words shows earlier whether words are read: a policy that ignores them has the same.
 
@@ -32,7 +34,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -60,8 +62,37 @@ TRAIN: dict[str, Any] = {
     "log": {"report": False},
 }
 """Settings of all trainings."""
-LR = {"words": 1e-3, "full": 5e-4, "lora": 2e-3}
-"""Peak learning rates."""
+
+
+class Stage(NamedTuple):
+    """One training; each starts from the policy of the one before.
+
+    Attributes:
+        steps: optimizer steps.
+        weights: weights of whole episodes and of their early frames in recordings in which three instructions share
+            each layout; None: one recording, with one instruction per layout.
+        prompt: format of the prompts: the instruction alone, or with the state.
+        noise_samples: draws of flow time and noise per sample.
+        lr: peak learning rate.
+    """
+
+    steps: int
+    weights: tuple[int, int] | None
+    prompt: str
+    noise_samples: int
+    lr: float = 1e-3
+
+
+STAGES = (
+    Stage(1750, None, "plain", 8),
+    Stage(2400, (1, 2), "plain", 4),
+    Stage(4200, (2, 1), "state", 4),
+    Stage(1500, (2, 1), "state", 4, 6e-4),
+    Stage(2500, (2, 1), "state", 4, 6e-4),
+)
+"""Stages of the training from fresh weights: the scene first, then words, then the state in the prompt."""
+LR = {"full": 5e-4, "lora": 2e-3}
+"""Peak learning rates of fine-tuning."""
 TARGETS = ("vision.layers.*", "layers.*_proj", "[as]*_proj", "*time_mlp_*")
 """Layers with an adapter: the policy's default, and the vision encoder, since the images have changed."""
 ANGLE = 45.0
@@ -131,7 +162,8 @@ def trained(args: argparse.Namespace, name: str, steps: int, **settings: Any) ->
 
     def make() -> dict[str, Any]:
         shutil.rmtree(run, ignore_errors=True)  # an unfinished one
-        policy = TRAIN["policy"] | {"tokenizer": str(args.out / "tokenizer")}
+        own = settings.pop("policy", {})
+        policy = TRAIN["policy"] | own | {"tokenizer": str(args.out / "tokenizer")}
         val = {"every": steps, "frames": 300, "open_loop_every": 0}
         config = TRAIN | {"policy": policy, "val": val, "steps": steps, "output_dir": str(run)} | settings
         file = args.out / f"{name}.yaml"
@@ -231,26 +263,57 @@ def recorded(root: Path, episodes: int, seed: int) -> None:
 
 def source(root: Path, **more: Any) -> dict[str, Any]:
     """Settings of one source of a run."""
-    return {"root": str(root), "robot_type": "tabletop", "control_mode": "ee_delta", "weight": 1, **more}
+    return {"root": str(root), "robot_type": "tabletop", "control_mode": "ee_delta", "weight": 1} | more
+
+
+def mixture(args: argparse.Namespace, whole: int, early: int) -> list[dict[str, Any]]:
+    """Settings of the recordings of each color: `whole` episodes and their `early` frames, by weight."""
+    found = []
+    for color in COLORS:
+        root = args.out / color
+        found.append(source(root, name=color, weight=whole))
+        found.append(source(root, name=f"{color}-early", weight=early, drop_n_last_frames=START))
+    return found
+
+
+def with_prompt(folder: Path, prompt: str) -> Path:
+    """Copy a policy's folder and change the format of its prompts."""
+    copy = folder.with_name(f"{folder.name}-{prompt}")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"prompt": prompt}))
+    return copy
 
 
 def words(args: argparse.Namespace) -> dict[str, Any]:
-    """Train from fresh weights and play."""
-    sources = []
-    for color in COLORS:
-        root = args.out / color
-        options = flags({"output-dir": root, "episodes": args.episodes, "tasks": color, "seed": args.seed})
+    """Train from fresh weights in stages, and play."""
+    for color in ("any", *COLORS):
+        tasks = () if color == "any" else ("--tasks", color)
+        options = [*flags({"output-dir": args.out / color, "episodes": args.episodes, "seed": args.seed}), *tasks]
         once(args.out / f"{color}.json", partial(command, args.out / f"{color}.log", "record", *options))
-        sources += [source(root, name=color), source(root, name=f"{color}-start", drop_n_last_frames=START)]
-    mixture = args.out / "mixture.yaml"
-    mixture.write_text(json.dumps({"data": {"sources": sources}, "policy": TRAIN["policy"]}))
-    fit = [str(mixture), "--output-dir", str(args.out / "tokenizer")]
+    text = args.out / "mixture.yaml"
+    text.write_text(json.dumps({"data": {"sources": mixture(args, 1, 1)}, "policy": TRAIN["policy"]}))
+    fit = [str(text), "--output-dir", str(args.out / "tokenizer")]
     once(args.out / "tokenizer.json", lambda: command(args.out / "tokenizer.log", "tokenizer", "fit", *fit))
-    settings = {"data": {"sources": sources}, "optim": {"lr": LR["words"]}, "seed": args.seed}
-    run = trained(args, "words", args.steps, **settings)
+    stages: list[dict[str, Any]] = []
+    before: Path | None = None
+    for number, stage in enumerate(STAGES, 1):
+        name = "words" if number == len(STAGES) else f"stage-{number}"
+        steps = max(1, round(stage.steps * args.share))
+        sources = mixture(args, *stage.weights) if stage.weights else [source(args.out / "any", name="any")]
+        own: dict[str, Any] = {"data": {"sources": sources}, "optim": {"lr": stage.lr}, "seed": args.seed + number - 1}
+        if before is not None:
+            own["init_from"] = str(before)
+        policy = {"prompt": stage.prompt, "noise_samples": stage.noise_samples}
+        stages.append({"name": name, "prompt": stage.prompt, **trained(args, name, steps, policy=policy, **own)})
+        before = args.out / name / "policy"
+        if number < len(STAGES) and STAGES[number].prompt != stage.prompt:
+            before = with_prompt(before, STAGES[number].prompt)
     result = played(args, "words", args.seed, TabletopEnv)
     success = {name: pooled([result[name]]) for name in ("plain", "swapped")}
-    return run | success | {"loss": word_gap(args, "words")}
+    total = {"steps": sum(stage["steps"] for stage in stages), "cpu_s": sum(stage["cpu_s"] for stage in stages)}
+    return stages[-1] | total | success | {"stages": stages, "loss": word_gap(args, "words")}
 
 
 def adapted(args: argparse.Namespace) -> dict[str, Any]:
@@ -312,7 +375,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/pi05-tabletop"))
     parser.add_argument("--seed", type=int, default=0, help="of recordings, training and scenes")
     parser.add_argument("--episodes", type=int, default=800, help="to record of each color")
-    parser.add_argument("--steps", type=int, default=8000, help="from fresh weights")
+    parser.add_argument("--share", type=float, default=1, help="of the steps of each stage, for a quick trial")
     parser.add_argument("--rollouts", type=int, default=30, help="per policy, seed and kind of instruction")
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11], help="of fine-tuning and its scenes")
     parser.add_argument("--tune-episodes", type=int, default=200, help="to record for fine-tuning")

@@ -29,12 +29,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
+from understudy.policies.common.towers.tower_sizes import TowerSizes
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
 from understudy.policies.pi05.config import Pi05PolicyConfig
 from understudy.policies.pi05.extents import EXTENTS, extents
 from understudy.policies.pi05.policy import Pi05Policy
-from understudy.policies.pi05.sizes import Sizes, TowerSizes, VisionSizes
+from understudy.policies.pi05.sizes import Sizes, VisionSizes
 from understudy.train.profiling.flops import count_flops
 
 CAMERAS = tuple(f"observation.images.{name}" for name in ("front", "left_wrist", "right_wrist"))
@@ -88,7 +89,7 @@ def make_batch(image: int = 224) -> dict[str, Any]:
 
 
 def measure(policy: Pi05Policy, batch: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """Count operations, and time both ways in turns."""
+    """Count operations, and time all three ways in turns."""
     rows = len(batch["action"])
     draws = make_draws(policy.random_spec("train"), 0, range(rows))
     black = {key: value for key, value in batch.items() if not key.endswith("_is_missing")}

@@ -1,167 +1,199 @@
-"""A world-action model on the simulated table: the quality of its imagined images, and its cost to the policy.
+"""A world-action model on the simulated table: the quality of its imagined futures, and its cost to the policy.
 
     python benchmarks/world_action.py [--json] [--out runs/world-action]
 
-Two trainings have the same recordings, seeds and number of steps. `policy` predicts actions alone. `joint` draws one of
-the modes policy, forward dynamics and inverse dynamics for each position, and also predicts states and images.
+Two arms have the same recordings, seeds and number of steps. `policy` predicts actions alone. `joint` draws one
+of the modes policy, forward dynamics and inverse dynamics for each position, and also predicts states and images.
 
 On episodes that were not trained on, `joint` imagines the image behind each chunk of recorded actions:
     psnr_model     of the imagined image
     psnr_copy      of the present image: nothing changes
-    psnr_state     of the training image with the nearest state to the true future one: a model that knows states alone
-    psnr_moved     the same three over the half of the chunks in which most pixels change
+    psnr_state     of the training image with the nearest state to the imagined one: a model of states alone
+    psnr_oracle    of the training image with the nearest state to the true future one
+    psnr_moved     the same four over the pixels that change
     psnr_rollout   of images imagined from imagined images, `--chunks` chunks ahead, beside the copy
 `inverse_mse` and `policy_mse` are errors of normalized actions, sampled given the future and without it. `success` are
-[successes, episodes] of both policies in scenes without recordings. `--out` keeps finished parts.
+[successes, episodes] of both arms in scenes without recordings. `follow` is a closed loop without a policy: among
+`--candidates` recorded chunks it executes the one whose imagined image is nearest to a video of the expert. `states`
+are errors of imagined states after each action, `modes` the validation losses of each task mode. Figures are means over
+`--seeds`; `runs` has each one. `--out` keeps finished parts; a call with it continues.
 """
 
 import argparse
 import json
+import math
 import os
 import platform
-import subprocess
 import sys
-from collections.abc import Callable
+import time
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import interpolate
 
+from memory import Part, command, finish
 from understudy.config.schema import load as load_settings
 from understudy.config.train import TrainConfig
-from understudy.data.dataset import EpisodeDataset
-from understudy.envs.tabletop.tabletop_env import TabletopEnv
-from understudy.policies.common.task_modes import INVERSE, POLICY
-from understudy.policies.draws import generate_draws
 from understudy.policies.policy import load
 from understudy.policies.world_action.policy import WorldActionPolicy
-from understudy.rollout.play import rollout
-from understudy.train.data.run_data import open_data
+from understudy.rollout.result import wilson_interval
+from understudy.train.track import metrics_file
+from world_action_futures import NAMES as KINDS
+from world_action_futures import compare, follow
 
-MODES = {"policy": "policy", "joint": "joint"}
-"""Name of a training -> its setting `mode`."""
-SCENES = 15
-"""Scenes that are played side by side."""
-CAMERA = "observation.images.front"
-
-
-def once(file: Path, make: Callable[[], Any]) -> Any:
-    """Return the result in `file`, which `make` computes the first time."""
-    if not file.exists():
-        found = make()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(found))
-    return json.loads(file.read_text())
+ARMS = ("policy", "joint")
+"""Settings `mode` of the trainings."""
+NAMES = ("psnr_model", "psnr_copy", "psnr_state", "psnr_oracle", "inverse_mse", "policy_mse", "moved")
+"""Figures of `compare` that are averaged over the seeds."""
 
 
-def command(*arguments: Any) -> None:
-    """Run an `understudy` command."""
-    words = [sys.executable, "-m", "understudy", *map(str, arguments)]
-    print(" ".join(words[1:]), file=sys.stderr)
-    subprocess.run(words, check=True, stdout=sys.stderr)
+def recorded(args: argparse.Namespace) -> Part:
+    """Recordings of the expert."""
+
+    def record() -> dict[str, float]:
+        options = ("--output-dir", str(args.out / "dataset"), "--episodes", str(args.episodes))
+        return command(args.out / "record.log", "record", *options)
+
+    return Part("record", args.out / "record.json", record)
 
 
-def psnr(predicted: Tensor, real: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio in dB of images uint8 [B, 3, H, W], float64 [B]."""
-    error = (predicted.double() - real.double()).square().mean(dim=(1, 2, 3)).clamp(min=1e-4)
-    return 10 * (255.0**2 / error).log10()
+def trained(args: argparse.Namespace, arm: str, seed: int) -> list[Part]:
+    """Training of an arm, its rollouts, and for `joint` the imagined futures."""
+    run = args.out / f"{arm}-{seed}"
+
+    def train() -> dict[str, Any]:
+        flags = {
+            "data.root": args.out / "dataset",
+            "data.robot-type": "tabletop",
+            "data.control-mode": "ee_delta",
+            "output-dir": run,
+            "policy.type": "world_action",
+            "policy.noise-samples": 1,
+            "mode": arm,
+            "steps": args.steps,
+            "batch-size": args.batch_size,
+            "augment.shift": args.shift,
+            "optim.lr": args.lr,
+            "seed": seed,
+            "val.every": args.steps,
+            "checkpoint.every": args.steps,
+            "loader.num-threads": 1,
+        }
+        words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        if arm == "joint":
+            words += ["--optim.loss-weights", "images", str(args.image_weight)]
+        used = command(run.with_suffix(".log"), "train", *words)
+        (val,) = metrics_file.read(run / "metrics.jsonl", "val")
+        return used | {name: val.get(name) for name in ("modes", "imagined", "terms", "open_loop")}
+
+    def play() -> dict[str, Any]:
+        options = ("--episodes", str(args.rollouts), "--seed", str(seed), "--films", "2")
+        used = command(run.with_suffix(".rollout.log"), "rollout", str(run), *options)
+        found = json.loads((run / "rollouts" / f"tabletop-seed{seed}.json").read_text())
+        return used | {"success": found["success"]}
+
+    def imagine() -> dict[str, Any]:
+        policy, config, before = load(run / "policy").eval(), run_settings(run), time.process_time()
+        assert isinstance(policy, WorldActionPolicy)
+        found = compare(policy, config, args.chunks, args.frames)
+        found["follow"] = follow(policy, config, args.scenes, args.candidates, seed) if args.scenes else {}
+        parameters = sum(parameter.numel() for parameter in policy.parameters())
+        return found | {"cpu_s": time.process_time() - before, "parameters": parameters}
+
+    parts = [
+        Part(f"train {arm}", run.with_suffix(".json"), train),
+        Part("play", run.with_suffix(".rollout.json"), play),
+    ]
+    return [*parts, Part("imagine", run.with_suffix(".imagine.json"), imagine)] if arm == "joint" else parts
 
 
-def small(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Average images uint8 [B, 3, H, W] over areas to `size`, as the network sees them."""
-    return interpolate(images.float(), size=size, mode="area").round().to(torch.uint8)
+def run_settings(run: Path) -> TrainConfig:
+    """Settings of a run."""
+    return load_settings(TrainConfig, run / "config.yaml")
 
 
-def seen(policy: WorldActionPolicy, config: TrainConfig, chunks: int, limit: int) -> dict[str, Any]:
-    """Compare imagined images with the recorded ones of the validation episodes."""
-    data = open_data(config)
-    training, validation = data.training[0], data.validation[0]
-    assert validation is not None
-    size, generator = policy.config.image_size, torch.Generator().manual_seed(0)
-    frames = whole_chunks(validation, limit, config.data.actions_per_chunk)
-    memory_states, memory_images = remembered(training, size)
-    found: dict[str, list[Tensor]] = {"model": [], "copy": [], "state": [], "change": []}
-    inverse, own = [], []
-    for at in range(0, len(frames), 64):
-        batch = batch_of(validation, frames[at : at + 64])
-        draws = generate_draws(policy.random_spec("act"), len(batch["task"]), generator)
-        imagined = policy.imagine(batch, draws)
-        assert imagined.images is not None
-        now, then = (small(batch[CAMERA][:, which], size) for which in (0, -1))
-        nearest = torch.cdist(batch["observation.state"][:, -1], memory_states).argmin(dim=1)
-        for name, images in (("model", imagined.images[:, -1, 0]), ("copy", now), ("state", memory_images[nearest])):
-            found[name].append(psnr(images, then))
-        found["change"].append((then.float() - now.float()).abs().mean(dim=(1, 2, 3)))
-        target = policy.normalizer.actions(batch)
-        for mode, errors in ((INVERSE, inverse), (POLICY, own)):
-            acted = policy.act(batch, draws, mode=mode)
-            errors.append((policy.normalizer.actions({**batch, "action": acted}) - target).square().mean(dim=(1, 2)))
-    values = {name: torch.cat(parts) for name, parts in found.items()}
-    moved = values["change"] >= values["change"].median()
-    return {
-        **{f"psnr_{name}": values[name].mean().item() for name in ("model", "copy", "state")},
-        "psnr_moved": {name: values[name][moved].mean().item() for name in ("model", "copy", "state")},
-        "psnr_rollout": ahead(policy, validation, frames, chunks, generator),
-        "inverse_mse": torch.cat(inverse).mean().item(),
-        "policy_mse": torch.cat(own).mean().item(),
-        "chunks_compared": len(frames),
+def summary(args: argparse.Namespace) -> dict[str, Any]:
+    """Read the results of all parts and average them over the seeds."""
+    runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
+    for arm in ARMS:
+        for seed in args.seeds:
+            own = args.out / f"{arm}-{seed}"
+            made = {"seed": seed, **json.loads(own.with_suffix(".json").read_text())}
+            made["success"] = json.loads(own.with_suffix(".rollout.json").read_text())["success"]
+            if arm == "joint":
+                made["futures"] = json.loads(own.with_suffix(".imagine.json").read_text())
+            runs[arm].append(made)
+    futures = [made["futures"] for made in runs["joint"]]
+    result: dict[str, Any] = {name: mean([each[name] for each in futures]) for name in NAMES}
+    result["psnr_moved"] = average([each["psnr_moved"] for each in futures])
+    result["psnr_rollout"] = average([each["psnr_rollout"] for each in futures])
+    result["success"], result["intervals"] = {}, {}
+    for arm in ARMS:
+        successes, episodes = (sum(made["success"][name] for made in runs[arm]) for name in ("successes", "episodes"))
+        result["success"][arm] = [successes, episodes]
+        result["intervals"][arm] = wilson_interval(successes, episodes)
+    for name in NAMES[:-1]:
+        result["intervals"][name] = interval([each[name] for each in futures])
+    result["intervals"]["psnr_moved"] = {
+        name: interval([each["psnr_moved"][name] for each in futures]) for name in result["psnr_moved"]
     }
-
-
-def batch_of(data: EpisodeDataset, frames: np.ndarray) -> dict[str, Any]:
-    """Read the samples of these frames."""
-    return data.batch(*data.locate(frames))
-
-
-def whole_chunks(data: EpisodeDataset, limit: int, chunk: int) -> np.ndarray:
-    """Numbers of frames whose chunk lies inside its episode, at most `limit`, evenly spread."""
-    lengths = data.catalog.episodes.lengths[data.segments[:, 0]]
-    starts = np.concatenate([[0], np.cumsum(data.segments[:, 2] - data.segments[:, 1])[:-1]])
-    frames = np.concatenate([start + np.arange(max(0, length - chunk)) for start, length in zip(starts, lengths)])
-    return frames[np.unique(np.linspace(0, len(frames) - 1, limit).astype(int))]
-
-
-def remembered(data: EpisodeDataset, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """States and images of all training frames."""
-    states, images = [], []
-    for at in range(0, len(data), 256):
-        batch = batch_of(data, np.arange(at, min(at + 256, len(data))))
-        states.append(batch["observation.state"][:, 0])
-        images.append(small(batch[CAMERA][:, 0], size))
-    return torch.cat(states), torch.cat(images)
-
-
-def ahead(
-    policy: WorldActionPolicy, data: EpisodeDataset, frames: np.ndarray, chunks: int, generator: torch.Generator
-) -> dict[str, float]:
-    """PSNR after `chunks` chunks of recorded actions, each imagined from the last imagined image and state."""
-    size, step = policy.config.image_size, policy.config.chunk
-    rows = {int(frame): number for number, frame in enumerate(frames)}
-    starts = [frame for frame in rows if all(frame + step * n in rows for n in range(chunks))][:256]
-    if not starts:
-        return {}
-    batch = batch_of(data, np.array(starts))
-    first = small(batch[CAMERA][:, 0], size)
-    current = {CAMERA: first, "observation.state": batch["observation.state"][:, 0], "task": batch["task"]}
-    for number in range(chunks):
-        batch = batch_of(data, np.array(starts) + step * number)
-        draws = generate_draws(policy.random_spec("act"), len(starts), generator)
-        found = policy.imagine({**current, "action": batch["action"]}, draws)
-        assert found.images is not None
-        current |= {CAMERA: found.images[:, -1, 0], "observation.state": found.states[:, -1]}
-    then = small(batch[CAMERA][:, -1], size)
-    return {
-        "model": psnr(current[CAMERA], then).mean().item(),
-        "copy": psnr(first, then).mean().item(),
-        "chunks": chunks,
-        "starts": len(starts),
+    result["follow"] = {
+        scorer: {
+            "distance": mean([each["follow"][scorer]["distance"] for each in futures]),
+            "interval": interval([each["follow"][scorer]["distance"] for each in futures]),
+            "success": [sum(each["follow"][scorer][name] for each in futures) for name in ("successes", "scenes")],
+        }
+        for scorer in futures[0]["follow"]
     }
+    result["states"] = average([made["imagined"]["states"] for made in runs["joint"]])
+    result["modes"] = average([made["modes"] for made in runs["joint"]])
+    result["cpu_minutes"] = {arm: mean([made["cpu_s"] / 60 for made in runs[arm]]) for arm in ARMS}
+    result["runs"] = {arm: [drop(made) for made in runs[arm]] for arm in ARMS}
+    result["conditions"] = {key: str(value) for key, value in vars(args).items()} | {
+        "parameters": futures[0]["parameters"],
+        "device": platform.machine(),
+        "threads": 1,
+        "torch": torch.__version__,
+    }
+    return result
+
+
+def drop(made: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the tables, which the means have."""
+    return {name: value for name, value in made.items() if name not in ("modes", "imagined", "terms", "open_loop")}
+
+
+def mean(values: list[float]) -> float:
+    """Mean of a figure over the seeds."""
+    return math.fsum(values) / len(values)
+
+
+def average(tables: list[Any]) -> Any:
+    """Average equal tables number by number; other values, and numbers that some table lacks, are the first one's."""
+    first = tables[0]
+    if isinstance(first, dict):
+        return {key: average([each[key] for each in tables]) for key in first if all(key in each for each in tables)}
+    if isinstance(first, list):
+        return [average(list(each)) for each in zip(*tables)]
+    numbers = [each for each in tables if isinstance(each, int | float)]
+    return mean(numbers) if len(numbers) == len(tables) else first
+
+
+T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
+"""Number of seeds -> quantile of Student's t for a 95 % interval of their mean."""
+
+
+def interval(values: list[float]) -> list[float] | None:
+    """95 % interval of the mean over seeds, by Student's t; None for another number of seeds than in `T95`."""
+    if len(values) not in T95:
+        return None
+    middle = mean(values)
+    spread = math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
+    half = T95[len(values)] * spread / math.sqrt(len(values))
+    return [middle - half, middle + half]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -170,62 +202,45 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--out", type=Path, default=Path("runs/world-action"))
     parser.add_argument("--episodes", type=int, default=200, help="to record")
-    parser.add_argument("--steps", type=int, default=1500, help="of each training")
+    parser.add_argument("--steps", type=int, default=900, help="of each training")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate")
+    parser.add_argument("--image-weight", type=float, default=4.0, help="weight of the loss of the images")
+    parser.add_argument("--shift", type=int, default=0, help="largest random shift of images in pixels")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of trainings and scenes")
     parser.add_argument("--rollouts", type=int, default=30, help="per policy")
-    parser.add_argument("--frames", type=int, default=512, help="chunks to imagine")
+    parser.add_argument("--frames", type=int, default=256, help="chunks to imagine")
     parser.add_argument("--chunks", type=int, default=2, help="chunks to imagine in sequence")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scenes", type=int, default=12, help="videos to follow; 0: none")
+    parser.add_argument("--candidates", type=int, default=128, help="chunks to choose from")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    data = args.out / "dataset"
     with redirect_stdout(sys.stderr):
-        once(
-            args.out / "record.json",
-            lambda: command("record", "--output-dir", data, "--episodes", args.episodes, "--seed", args.seed),
-        )
-        success = {}
-        for name, mode in MODES.items():
-            run = args.out / name
-            flags: list[Any] = ["--data.root", data, "--output-dir", run, "--policy.type", "world_action"]
-            flags += ["--mode", mode, "--steps", args.steps, "--batch-size", 32, "--seed", args.seed]
-            flags += ["--data.robot-type", "tabletop", "--data.control-mode", "ee_delta", "--val.every", args.steps]
-            once(args.out / f"{name}.json", lambda flags=flags: command("train", *flags))  # type: ignore[misc]
-
-            def play(run: Path = run) -> list[int]:
-                policy = load(run / "policy").eval()
-                worlds = [TabletopEnv(64) for _ in range(min(SCENES, args.rollouts))]
-                return [rollout(policy, worlds, args.rollouts, args.seed).successes, args.rollouts]
-
-            success[name] = once(args.out / f"{name}-rollouts.json", play)
-        policy = load(args.out / "joint/policy").eval()
-        assert isinstance(policy, WorldActionPolicy)
-        config = load_settings(TrainConfig, args.out / "joint/config.yaml")
-        result: dict[str, Any] = seen(policy, config, args.chunks, args.frames)
-    result["success"] = success
-    result["conditions"] = {key: str(value) for key, value in vars(args).items()} | {
-        "parameters": sum(parameter.numel() for parameter in policy.parameters()),
-        "device": platform.machine(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
+        args.out.mkdir(parents=True, exist_ok=True)
+        finish([recorded(args), *(part for seed in args.seeds for arm in ARMS for part in trained(args, arm, seed))])
+        result = summary(args)
     print(json.dumps(result) if args.json else table(result))
 
 
 def table(result: dict[str, Any]) -> str:
     """Format the results for a terminal."""
-    lines = [f"{'PSNR in dB':<34}{'imagined':>9}{'copy':>9}{'state':>9}"]
+    lines = [f"{'PSNR in dB':<34}{'imagined':>9}{'copy':>9}{'state':>9}{'oracle':>9}"]
     rows = {
-        "all chunks": [result[f"psnr_{name}"] for name in ("model", "copy", "state")],
-        "chunks with the most movement": [result["psnr_moved"][name] for name in ("model", "copy", "state")],
+        "all pixels": [result[f"psnr_{name}"] for name in KINDS],
+        f"pixels that change ({result['moved']:.1%})": [result["psnr_moved"][name] for name in KINDS],
     }
-    if result["psnr_rollout"]:
-        rows[f"{result['psnr_rollout']['chunks']} chunks ahead"] = [
-            result["psnr_rollout"][n] for n in ("model", "copy")
-        ]
+    if rollout := result["psnr_rollout"]:
+        rows[f"{rollout['chunks']:.0f} chunks ahead"] = [rollout[name] for name in ("model", "copy")]
+        rows["  pixels that change"] = [rollout["moved"][name] for name in ("model", "copy")]
     lines += [f"{name:<34}" + "".join(f"{value:>9.2f}" for value in row) for name, row in rows.items()]
     lines.append(f"error of actions: {result['inverse_mse']:.4f} given the future, {result['policy_mse']:.4f} without")
-    for name, (successes, episodes) in result["success"].items():
-        lines.append(f"success in mode {name}: {successes}/{episodes}")
+    for scorer, found in result["follow"].items():
+        took = "/".join(map(str, found["success"]))
+        lines.append(f"following a video, by {scorer}: hand {100 * found['distance']:.1f} cm off, success {took}")
+    for arm, (successes, episodes) in result["success"].items():
+        low, high = result["intervals"][arm]
+        cpu = result["cpu_minutes"][arm]
+        lines.append(f"success in mode {arm}: {successes}/{episodes} ({low:.0%} to {high:.0%}), {cpu:.1f} CPU minutes")
     return "\n".join(lines)
 
 
