@@ -2,6 +2,8 @@
 
 import json
 import os
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.datasets import Spec, write_dataset
+from support.refusals import absent, warned
 from support.servers import RangeServer, folder
 from understudy import Catalog, EpisodeDataset
 from understudy.cli.main import main
@@ -76,7 +79,7 @@ def test_ranges_keeps_the_frames_of_the_rule(  # type: ignore[no-untyped-def]
     root: Path, tmp_path: Path, flags, dims, rule, capsys
 ) -> None:
     out = tmp_path / "keep.json"
-    assert main(["ranges", str(root), "--output", str(out), "--key", STATE, "--threshold", "0.4", *RULE, *flags]) == 0
+    assert main(["ranges", str(root), "--output", str(out), "--keys", STATE, "--threshold", "0.4", *RULE, *flags]) == 0
     content = json.loads(out.read_text())
     droid = "--name-by" not in flags
     assert next(iter(content)) == ("gs://lab/day-0--/data/run-0.h5" if droid else "0")
@@ -103,7 +106,7 @@ def test_ranges_names_episodes_by_id_if_they_share_texts(tmp_path: Path) -> None
 def test_ranges_of_a_remote_dataset(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The images are not read."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    flags = ("--key", STATE, "--threshold", "0.4", *RULE)
+    flags = ("--keys", STATE, "--threshold", "0.4", *RULE)
     with RangeServer(folder(root, "/d")) as server:
         assert main(["ranges", f"{server.url}/d", "--output", str(tmp_path / "far.json"), *flags]) == 0
     assert main(["ranges", str(root), "--output", str(tmp_path / "near.json"), *flags]) == 0
@@ -118,9 +121,9 @@ def test_ranges_refuses_wrong_settings(root: Path, tmp_path: Path, capsys: pytes
         (["--output", str(there)], "exists; name another file"),
         ([], "output: required"),
         (["--output", str(tmp_path / "no" / "keep.json")], "is no folder"),
-        (["--output", out, "--key", "actoin"], "unknown column"),
-        (["--output", out, "--key", "observation.note"], "is string|unknown column"),
-        (["--output", out, "--key", "action", "--dims", "2"], "dims: 2 exceeds the 2 dimensions of 'action'"),
+        (["--output", out, "--keys", "actoin"], "unknown column"),
+        (["--output", out, "--keys", "observation.note"], "is string|unknown column"),
+        (["--output", out, "--keys", "action", "--dims", "2"], "dims: 2 exceeds the 2 dimensions of action"),
         (["--output", out, "--dims", "0"], "dims: name their column"),
         (["--output", out, "--preset", "droid", "--threshold", "1e9"], "no frame of 142 would be kept"),
         (["--output", out, "--threshold", "0"], "threshold"),
@@ -159,30 +162,59 @@ def test_inspect_reports_keep_ranges(root: Path, tmp_path: Path, capsys: pytest.
     assert "--keep-ranges" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-@pytest.mark.parametrize("seen", [True, False])
-def test_ranges_keeps_a_grasp_with_a_still_arm(version: str, seen: bool, tmp_path: Path) -> None:
-    """The arm (dimension 0) waits while the gripper closes: the state shows it for 20 frames, or only the command does,
-    in one frame. A later wait, in which nothing moves, is left out."""
-    root, lengths = tmp_path / "d", (60, 50)
-    write_dataset(root, Spec(version=version, lengths=lengths, cameras=(), fps=10))
+def write_rows(root: Path, columns: Mapping[str, Callable[[np.ndarray], tuple[np.ndarray, ...]]]) -> None:
+    """Overwrite numeric columns by functions of the frame number, one array per dimension, and 0 in further ones."""
     for file in (root / "data").glob("chunk-*/*.parquet"):
         table = pq.read_table(file)
         frame = np.asarray(table["frame_index"].to_pylist())
-        arm = np.minimum(frame, 10) + np.maximum(frame - 30, 0) - np.maximum(frame - 35, 0)
-        gripper = np.clip(frame - 10, 0, 20) / 20 if seen else np.zeros(len(frame))
-        command = frame > 10
-        for key, columns in ((STATE, (arm, gripper)), ("action", (arm, command))):
+        for key, function in columns.items():
             field = table.schema.field(key)
-            values = np.stack(columns, 1).astype(np.float32)
-            values = np.pad(values, ((0, 0), (0, len(table[key][0]) - 2)))
+            values = np.stack(function(frame), 1).astype(np.float32)
+            values = np.pad(values, ((0, 0), (0, len(table[key][0]) - values.shape[1])))
             table = table.set_column(table.column_names.index(key), field, pa.array(values.tolist(), field.type))
         pq.write_table(table, file)
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+@pytest.mark.parametrize(("seen", "unit"), [(True, 1), (False, 1), (True, 1e-5), (False, 1e-5), (True, 1e4)])
+def test_ranges_keeps_a_grasp_with_a_still_arm(version: str, seen: bool, unit: float, tmp_path: Path) -> None:
+    """The arm (dimension 0) waits while the gripper closes: the state shows it for 20 frames, or only the command does,
+    in one frame. A later wait, in which nothing moves, is left out. The gripper's unit is not the arm's."""
+    root, lengths = tmp_path / "d", (60, 50)
+    write_dataset(root, Spec(version=version, lengths=lengths, cameras=(), fps=10))
+
+    def arm(frame: np.ndarray) -> np.ndarray:
+        return np.minimum(frame, 10) + np.maximum(frame - 30, 0) - np.maximum(frame - 35, 0)
+
+    def gripper(frame: np.ndarray) -> np.ndarray:
+        return unit * np.clip(frame - 10, 0, 20) / 20 if seen else np.zeros(len(frame))
+
+    write_rows(root, {STATE: lambda f: (arm(f), gripper(f)), "action": lambda f: (arm(f), unit * (f > 10))})
     out = tmp_path / "keep.json"
     assert main(["ranges", str(root), "--output", str(out)]) == 0
     # Commanded to close at frame 11; a second later, at 22, all has been still for 10 frames. The arm moves until 35.
     first = [[0, 46]] if seen else [[0, 22], [31, 46]]
     assert json.loads(out.read_text()) == {"0": first, "1": first}
+
+
+def test_ranges_names_the_episodes_that_lose_much(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "d"
+    write_dataset(root, Spec(lengths=(15, 60, 24), ids=(0, 3, 4), cameras=(), fps=10))
+    write_rows(root, dict.fromkeys((STATE, "action"), lambda f: (np.minimum(f, 9),)))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert main(["ranges", str(root), "--output", str(tmp_path / "a.json"), "--warn-above", "1"]) == 0
+        text = capsys.readouterr().out
+        assert not seen
+    # The first second of the pause from frame 10 on stays: frame 20 is the first that is left out.
+    assert "2 of 3 episodes lose frames" in text
+    assert "episode 3: 40 of 60 frames left out (66.7%)" in text
+    assert "episode 4: 4 of 24 frames left out (16.7%)" in text
+    flags = ["--output", str(tmp_path / "b.json"), "--json"]
+    with warned("3 (67%)", "30%") as named:
+        assert main(["ranges", str(root), *flags]) == 0
+    assert any(not absent(str(warning.message), "44.4%") for warning in named), "the share of the dataset"
+    assert json.loads(capsys.readouterr().out)["cut"] == [[3, 60, 20], [4, 24, 20]]
 
 
 def test_ranges_keeps_all_of_the_demonstration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,7 +232,18 @@ def test_ranges_keeps_all_of_the_demonstration(tmp_path: Path, capsys: pytest.Ca
     assert main(["ranges", str(root), "--output", str(out), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["frames_kept"], facts["frames_idle"], facts["episodes_without"]) == (frames, 0, 0)
-    assert len(EpisodeDataset(root, keep_ranges=out, keep_rule="window")) == frames
+    data = EpisodeDataset(root, keep_ranges=out, keep_rule="window")
+    assert len(data) == frames
+    closing = data.batch(*frames_of(data))["action"][:, -1].numpy()
+    episode = frames_of(data)[0]
+    grasps = np.flatnonzero((np.diff(closing) != 0) & (np.diff(episode) == 0))
+    assert set(episode[grasps].tolist()) == set(episode.tolist()), "each episode has a grasp"
+
+
+def frames_of(data: EpisodeDataset) -> tuple[np.ndarray, np.ndarray]:
+    """Episode and number of each kept frame."""
+    kept = sorted(kept_frames(data))
+    return np.array([episode for episode, _ in kept]), np.array([frame for _, frame in kept])
 
 
 @pytest.mark.skipif(DATA is None, reason="UNDERSTUDY_TEST_DATA names no folder of real datasets")

@@ -2,28 +2,33 @@
 
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from understudy.config.declare import Ge, Gt, Positional
+from understudy.config.declare import Ge, Gt, Interval, Positional
 
 if TYPE_CHECKING:
     from understudy.data.format.catalog import Catalog
     from understudy.data.selection.idle import IdleRule
+
+SHOWN = 10
+"""Episodes that the summary names."""
+_VELOCITY = "action.joint_velocity"
 
 
 @dataclass(frozen=True)
 class RangesConfig:
     """Find the frames in which a robot moves, and write them as keep-ranges.
 
-    By default only idle frames are left out: neither actions nor states change for more than a second. `--preset droid`
-    is openpi's rule for DROID, where `--key` is the commanded joint velocity in rad/s at 15 frames per second. That
-    rule also leaves out some frames in which the robot moves.
+    By default only idle frames are left out: neither actions nor states, grippers included, change for more than a
+    second. `--preset droid` is openpi's rule for DROID, with its numbers. That rule also leaves out some frames in
+    which the robot moves.
     """
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"out": "output"}
+    RENAMED: ClassVar[Mapping[str, str]] = {"out": "output", "key": "keys"}
 
     path: Positional[str] = ""
     """Folder (or URL) of a LeRobot dataset."""
@@ -33,16 +38,20 @@ class RangesConfig:
     """`still` leaves out pauses only, each from the frame before which nothing changed for `--min-idle` frames. `droid`
     is openpi's rule: it leaves out a pause from its first frame, the last 10 frames before it, and ranges of less than
     16 frames between pauses."""
-    key: str = ""
-    """Column to read: joint velocities, actions or a state. The default is all columns of actions and states, where a
-    gripper counts like a joint (droid: `action`)."""
+    keys: tuple[str, ...] = ()
+    """Columns to read: joint velocities, actions or states. The default is all columns of actions and states, where a
+    gripper counts like a joint (droid: `action.joint_velocity`, or `action` where there is none)."""
     dims: tuple[Annotated[int, Ge(0)], ...] = ()
-    """Dimensions of `--key` to read, counted from 0; the default is all. Include the gripper's to see its motion."""
+    """Dimensions of `--keys` to read, counted from 0; the default is all. Include the gripper's to see its motion."""
     difference: bool = True
     """Whether a frame is idle by its change since the frame before, below the threshold in every value; off: by the
     magnitude of the values themselves."""
-    threshold: Annotated[float, Gt(0)] = 1e-3
-    """Threshold in the columns' own units; of a difference, per frame."""
+    threshold: Annotated[float, Gt(0)] | None = None
+    """Threshold for all dimensions, in the columns' own units; of a difference, per frame. The default is a threshold
+    for each dimension by `--threshold-share` (droid: 0.001)."""
+    threshold_share: Annotated[float, Interval(gt=0, lt=1)] = 0.05
+    """Threshold as a share of a dimension's own speed: of the 99th percentile of its changes per frame over the
+    dataset, where it changes at all. A smaller change is still motion if it adds up to the threshold in a pause."""
     min_idle: Annotated[int, Ge(1)] | None = None
     """Least number of consecutive idle frames to leave out. The default is one second (droid: 7)."""
     min_moving: Annotated[int, Ge(1)] | None = None
@@ -53,6 +62,8 @@ class RangesConfig:
     name_by: Literal["auto", "episode", "droid"] = "auto"
     """Keys of the file: episode ids, or DROID's "recording_folderpath--file_path". `auto` uses DROID's if the dataset
     has them."""
+    warn_above: Annotated[float, Interval(ge=0, le=1)] = 0.3
+    """Share of an episode's frames, and of the dataset's, above which a warning names the loss."""
     json: bool = False
     """Print the summary as one JSON object."""
 
@@ -66,8 +77,8 @@ class RangesConfig:
             found.append(f"output: {self.output} exists; name another file, or remove it")
         elif not folder.is_dir():
             found.append(f"output: {folder} is no folder; create it first")
-        if self.dims and not self.key and self.preset != "droid":
-            found.append("dims: name their column with --key")
+        if self.dims and not self.keys and self.preset != "droid":
+            found.append("dims: name their column with --keys")
         return found
 
 
@@ -87,6 +98,7 @@ def ranges(config: RangesConfig) -> None:
     write_text(Path(config.output), "{\n" + ",\n".join(lines) + "\n}\n")
     facts |= {"out": config.output}
     print(json.dumps(facts, ensure_ascii=False) if config.json else format_summary(facts, config))
+    warn_of_large_cuts(facts, config.warn_above)
 
 
 def _check_kept(facts: dict[str, Any], where: str) -> None:
@@ -94,7 +106,7 @@ def _check_kept(facts: dict[str, Any], where: str) -> None:
     from understudy.errors import DatasetError
 
     rule, kept, frames = facts["rule"], facts["frames_kept"], facts["frames"]
-    of = f"{', '.join(facts['keys'])} by a threshold of {rule['threshold']:g}"
+    of = f"{', '.join(facts['keys'])} by {_threshold(facts)}"
     if not facts["frames_idle"] and kept < frames:
         message = f"no frame is idle ({of}), but {frames - kept:,} of {frames:,} frames would be left out: "
         message += f"--min-moving {rule['min_moving']}, --cut-last {rule['cut_last']}"
@@ -108,40 +120,36 @@ def find_ranges(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, lis
     """Find the ranges to keep.
 
     Returns:
-        (table row -> ranges, for every episode with frames; summary as plain values).
+        (table row -> ranges, for every episode with frames; summary as plain values). The summary's `cut` lists
+        [episode id, frames, frames kept] of each episode that loses frames, the largest share first.
 
     Raises:
-        DatasetError: The column does not exist, is not numeric or cannot be read.
+        DatasetError: A column does not exist, is not numeric or cannot be read.
     """
-    import numpy as np
-
-    from understudy.data.read.rows import Rows
     from understudy.data.selection.idle import idle_ranges, non_idle_ranges
+    from understudy.data.selection.motion import episode_values
     from understudy.progress import Progress
 
-    keys, rule = _keys(catalog, config), rule_of(config, catalog.fps)
-    episodes = catalog.episodes
-    rows = Rows(catalog, keys, cache_bytes=0)
-    by_file = np.argsort(episodes.data_file, kind="stable")  # each file is read once
+    keys = keys_of(config, catalog)
+    rule, episodes = rule_of(config, catalog, keys), catalog.episodes
     kept: dict[int, list[tuple[int, int]]] = {}
     idle = 0
-    chosen = by_file[episodes.lengths[by_file] > 0].tolist()
-    with Progress(len(chosen), "ranges", "episode") as bar:
-        for row in chosen:
-            frames = np.arange(int(episodes.lengths[row]))[None]
-            taken = rows.take(np.asarray([row]), dict.fromkeys(keys, frames))
-            values = np.concatenate([np.asarray(taken[key])[0].reshape(frames.size, -1) for key in keys], axis=1)
-            values = values[:, list(config.dims)] if config.dims else values
+    with Progress(int((episodes.lengths > 0).sum()), "ranges", "episode") as bar:
+        for row, values in episode_values(catalog, keys, config.dims):
             kept[row] = non_idle_ranges(values, rule)
             idle += sum(stop - start for start, stop in idle_ranges(values, rule))
             bar.update()
     kept = dict(sorted(kept.items()))
     lengths = [stop - start for own in kept.values() for start, stop in own]
     without = [int(episodes.ids[row]) for row, own in kept.items() if not own]
+    counts = [
+        (int(episodes.ids[row]), int(episodes.lengths[row]), sum(b - a for a, b in own)) for row, own in kept.items()
+    ]
     return kept, {
         "root": catalog.root,
         "keys": keys,
         "rule": asdict(rule),
+        "threshold_share": config.threshold_share if isinstance(rule.threshold, tuple) else None,
         "episodes": len(kept),
         "frames": int(episodes.frames),
         "frames_kept": sum(lengths),
@@ -151,6 +159,7 @@ def find_ranges(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, lis
         "longest": max(lengths, default=0),
         "episodes_without": len(without),
         "first_without": without[:5],
+        "cut": sorted((list(c) for c in counts if c[2] < c[1]), key=lambda c: (c[2] / c[1], c[0])),
     }
 
 
@@ -161,7 +170,7 @@ def format_summary(facts: dict[str, Any], config: RangesConfig) -> str:
     lines = [
         f"{facts['out']}: {facts['frames_kept']:,} of {facts['frames']:,} frames kept ({share:.1%}), "
         f"{facts['ranges']:,} ranges of {facts['shortest']} to {facts['longest']} frames",
-        f"  idle: {facts['frames_idle']:,} frames, {way} of {', '.join(facts['keys'])} below {rule['threshold']:g} for "
+        f"  idle: {facts['frames_idle']:,} frames, {way} of {', '.join(facts['keys'])} below {_threshold(facts)} for "
         + (f"more than {rule['min_idle']} frames" if rule["settled"] else f"{rule['min_idle']} frames or more"),
     ]
     if moving := facts["frames"] - facts["frames_idle"] - facts["frames_kept"]:
@@ -169,12 +178,37 @@ def format_summary(facts: dict[str, Any], config: RangesConfig) -> str:
             f"  not idle and left out as well: {moving:,} frames, in stretches of less than {rule['min_moving']} "
             f"or among the last {rule['cut_last']} of one"
         )
+    if cut := facts["cut"]:
+        largest = f", the {SHOWN} largest shares:" if len(cut) > SHOWN else ":"
+        lines.append(f"  {len(cut):,} of {facts['episodes']:,} episodes lose frames{largest}")
+        lines += [
+            f"    episode {episode}: {frames - kept:,} of {frames:,} frames left out ({1 - kept / frames:.1%})"
+            for episode, frames, kept in cut[:SHOWN]
+        ]
     if facts["episodes_without"]:
         first = ", ".join(map(str, facts["first_without"])) + (", ..." if facts["episodes_without"] > 5 else "")
         lines.append(
             f"  {facts['episodes_without']:,} of {facts['episodes']:,} episodes are left with nothing: {first}"
         )
     return "\n".join(lines)
+
+
+def warn_of_large_cuts(facts: dict[str, Any], share: float) -> None:
+    """Warn of the dataset and of the episodes that lose more than a share of their frames."""
+    lost = 1 - facts["frames_kept"] / facts["frames"]
+    if lost > share:
+        warnings.warn(f"{facts['root']}: {lost:.1%} of its frames are left out, more than {share:.0%}", stacklevel=2)
+    large = [f"{episode} ({1 - kept / n:.0%})" for episode, n, kept in facts["cut"] if 1 - kept / n > share]
+    if large:
+        more = ", ..." if len(large) > SHOWN else ""
+        text = f"{len(large):,} episodes lose more than {share:.0%} of their frames: {', '.join(large[:SHOWN])}{more}"
+        warnings.warn(f"{facts['root']}: {text}; look at them before you train on the rest", stacklevel=2)
+
+
+def _threshold(facts: dict[str, Any]) -> str:
+    if facts["threshold_share"] is not None:
+        return f"{100 * facts['threshold_share']:.3g} % of each dimension's own speed"
+    return f"{facts['rule']['threshold']:g}"
 
 
 def _episode_names(catalog: "Catalog", name_by: str) -> dict[int, str]:
@@ -190,34 +224,44 @@ def _episode_names(catalog: "Catalog", name_by: str) -> dict[int, str]:
     return texts or ids
 
 
-def rule_of(config: RangesConfig, fps: float) -> "IdleRule":
-    """Rule of the preset with the given changes."""
+def rule_of(config: RangesConfig, catalog: "Catalog", keys: list[str]) -> "IdleRule":
+    """Rule of the preset with the given changes; reads the rows where thresholds are shares of speeds."""
     from understudy.data.selection.idle import IdleRule
+    from understudy.data.selection.motion import motion_thresholds
 
     droid = config.preset == "droid"
-    rule = IdleRule.droid() if droid else IdleRule(min_idle=max(1, round(fps)))
+    rule = IdleRule.droid() if droid else IdleRule(min_idle=max(1, round(catalog.fps)))
     given = {name: getattr(config, name) for name in ("threshold", "difference", "min_idle", "min_moving", "cut_last")}
+    if not droid and config.threshold is None:
+        share, difference = config.threshold_share, config.difference
+        given["threshold"] = motion_thresholds(catalog, keys, config.dims, share=share, difference=difference)
     return replace(rule, **{name: value for name, value in given.items() if value is not None})
 
 
-def _keys(catalog: "Catalog", config: RangesConfig) -> list[str]:
-    """Columns to read."""
-    from understudy.errors import DatasetError
-    from understudy.report.dataset.examine import row_keys
+def keys_of(config: RangesConfig, catalog: "Catalog") -> list[str]:
+    """Columns to read.
 
-    known = row_keys(catalog)
-    if not config.key and config.preset != "droid":
-        if not (keys := [key for key in known if key.startswith(("action", "observation.state"))]):
-            message = "no column is named action or observation.state"
-            raise DatasetError(message, where=catalog.root, fix=f"name one with --key: {', '.join(known)}")
-        return keys
-    key = config.key or "action"
-    feature = catalog.features.get(key)
-    if feature is None or feature.is_camera or feature.is_text:
-        reason = "unknown column" if feature is None else f"is {feature.dtype}"
-        raise DatasetError(f"key {key!r}: {reason}", where=catalog.root, fix=f"numeric columns: {', '.join(known)}")
-    width = math.prod(feature.value_shape)
+    Raises:
+        DatasetError: A column does not exist or is not numeric, or a dimension is beyond their width.
+    """
+    from understudy.data.selection.motion import motion_keys, numeric_keys
+    from understudy.errors import DatasetError
+
+    numeric = numeric_keys(catalog)
+    keys = list(config.keys)
+    if not keys and config.preset == "droid":
+        keys = [_VELOCITY if _VELOCITY in numeric else "action"]
+    if not keys:
+        return motion_keys(catalog)
+    for key in keys:
+        if key not in numeric:
+            feature = catalog.features.get(key)
+            reason = "unknown column" if feature is None else f"is {feature.dtype}"
+            raise DatasetError(
+                f"key {key!r}: {reason}", where=catalog.root, fix=f"numeric columns: {', '.join(numeric)}"
+            )
+    width = sum(math.prod(catalog.features[key].value_shape) for key in keys)
     if config.dims and max(config.dims) >= width:
-        message = f"dims: {max(config.dims)} exceeds the {width} dimensions of {key!r}, counted from 0"
+        message = f"dims: {max(config.dims)} exceeds the {width} dimensions of {', '.join(keys)}, counted from 0"
         raise DatasetError(message, where=catalog.root, fix="`inspect` shows them")
-    return [key]
+    return keys

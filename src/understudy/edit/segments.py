@@ -6,12 +6,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from understudy.data.format.catalog import Catalog
-from understudy.data.read.rows import Rows
 from understudy.data.selection.idle import IdleRule, non_idle_ranges
 from understudy.data.selection.keep_keys import match_keys
+from understudy.data.selection.motion import episode_values
 from understudy.edit.plan import Piece, TextColumn
 from understudy.errors import DatasetError
 
@@ -86,27 +84,17 @@ def cut_at_pauses(catalog: Catalog, source: int, keys: Sequence[str], rule: Idle
     Args:
         catalog: the source.
         source: its number.
-        keys: numeric columns that are compared; empty: all of actions and states.
+        keys: numeric columns that are compared.
         rule: definition of an idle frame and of a gap.
 
     Raises:
-        DatasetError: a column does not exist or is not numeric.
+        DatasetError: a column cannot be read.
     """
-    numeric = [key for key, f in catalog.features.items() if not f.is_camera and not f.is_text]
-    keys = keys or [key for key in numeric if key.startswith(("action", "observation.state"))]
-    for key in keys or ["action"]:
-        if key not in numeric:
-            raise DatasetError(
-                f"{key!r} is no numeric column", where=catalog.root, fix=f"there are {', '.join(numeric)}"
-            )
-    rows = Rows(catalog, keys, 0)
-    pieces = []
-    for row in np.argsort(catalog.episodes.data_file, kind="stable").tolist():
-        length = int(catalog.episodes.lengths[row])
-        if length:
-            taken = rows.take(np.full(length, row), dict.fromkeys(keys, np.arange(length)))
-            values = np.concatenate([np.asarray(taken[key]).reshape(length, -1) for key in keys], axis=1)
-            pieces += [Piece(source, row, start, stop) for start, stop in non_idle_ranges(values, rule)]
+    pieces = [
+        Piece(source, row, start, stop)
+        for row, values in episode_values(catalog, keys)
+        for start, stop in non_idle_ranges(values, rule)
+    ]
     return sorted(pieces, key=lambda piece: (piece.row, piece.start))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from understudy.cli.dataset.edit import output_problems
+from understudy.cli.ranges import RangesConfig, keys_of, rule_of
 from understudy.config.declare import Ge, Gt, Positional
 
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ class SegmentConfig:
     """Make the text of a segment its task; for `--by COLUMN` and `--subtasks`."""
     keys: tuple[str, ...] = ()
     """Columns that are compared for idle gaps; the default is all of actions and states."""
-    threshold: Annotated[float, Gt(0)] = 1e-3
-    """A frame is idle when all values changed by less than this, in the columns' units."""
+    threshold: Annotated[float, Gt(0)] | None = None
+    """A frame is idle when all values changed by less than this, in the columns' units. The default is that of
+    `understudy ranges`: a share of each dimension's own speed."""
     min_idle: Annotated[int, Ge(1)] | None = None
     """Idle frames of a gap at least; the default is one second."""
     min_frames: Annotated[int, Ge(1)] = 1
@@ -55,8 +57,8 @@ class SegmentConfig:
             found.append("paths: give one dataset and the folder to write; merge with `understudy edit`")
         if sum(map(bool, (self.times, self.by, self.subtasks))) != 1:
             found.append("by: give one of --times FILE, --by COLUMN, --by pauses, --subtasks FILE")
-        if self.by != "pauses" and (self.keys or self.min_idle is not None):
-            found.append("by: --keys and --min-idle are for --by pauses")
+        if self.by != "pauses" and (self.keys or self.min_idle is not None or self.threshold is not None):
+            found.append("by: --keys, --threshold and --min-idle are for --by pauses")
         if self.task_from_text and (self.times or self.by == "pauses"):
             found.append("task_from_text: needs a text: --by COLUMN or --subtasks FILE")
         return found
@@ -74,7 +76,6 @@ def segment(config: SegmentConfig) -> None:
 
 def make_plan(config: SegmentConfig, catalog: "Catalog", out: Path) -> "Plan":
     """Return the dataset to write."""
-    from understudy.data.selection.idle import IdleRule
     from understudy.edit.annotations import piece_metadata, read_subtasks, text_column
     from understudy.edit.features import common_features, edit_features
     from understudy.edit.output import check_output
@@ -88,8 +89,9 @@ def make_plan(config: SegmentConfig, catalog: "Catalog", out: Path) -> "Plan":
     if config.times:
         pieces = cut_at_times(source, 0, config.times, config.unit)
     elif config.by == "pauses":
-        rule = IdleRule(threshold=config.threshold, min_idle=config.min_idle or max(1, round(catalog.fps)))
-        pieces = cut_at_pauses(source, 0, config.keys, rule)
+        ranges = RangesConfig(keys=config.keys, threshold=config.threshold, min_idle=config.min_idle)
+        keys = keys_of(ranges, source)
+        pieces = cut_at_pauses(source, 0, keys, rule_of(ranges, source, keys))
     else:
         given = config.subtasks
         texts = read_subtasks(source, given, config.unit) if given else text_column(source, config.by)

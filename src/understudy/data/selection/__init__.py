@@ -5,5 +5,6 @@ segment_table  these segments, searched by sample number and by frame
 keep_keys      episodes named by the keys of a keep-ranges file
 keep_report    matched keys and remaining frames
 where          conditions on the metadata of episodes
+motion         values that show motion, and thresholds from their own speeds
 idle           frame ranges without long pauses of the robot
 """

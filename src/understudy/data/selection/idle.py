@@ -1,6 +1,6 @@
 """Frame ranges of an episode without long idle ranges.
 
-By default only frames in which nothing moves are removed. `IdleRule.droid()` is the rule of openpi's
+Without other settings only frames in which nothing moves are removed. `IdleRule.droid()` is the rule of openpi's
 `compute_droid_nonidle_ranges.py`, which made DROID's keep-ranges. Its values are commanded joint velocities in rad/s at
 15 frames per second.
 """
@@ -10,14 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from understudy.data.selection.motion import changes
+
 
 @dataclass(frozen=True)
 class IdleRule:
     """Definition of idle frames, and of the ranges to keep."""
 
-    threshold: float = 1e-3
-    """A frame is idle when all values changed by less than this since the previous frame, in the column's units. The
-    first frame is never idle. A value that is not finite is a change."""
+    threshold: float | tuple[float, ...] = 1e-3
+    """A frame is idle when all values changed by less than this since the previous frame, in the column's units; one
+    number, or one for each dimension (`motion_thresholds`). The first frame is never idle. A value that is not finite
+    is a change."""
     difference: bool = True
     """False: a frame is idle when all values are below the threshold in magnitude (velocities of a resting robot)."""
     min_idle: int = 7
@@ -46,12 +49,9 @@ def idle_ranges(values: np.ndarray, rule: IdleRule) -> list[tuple[int, int]]:
     """
     if len(values) == 0:
         return []
-    flat = values.reshape(len(values), -1).astype(np.float64)
-    steps = flat
-    if rule.difference:
-        with np.errstate(invalid="ignore"):  # inf - inf is NaN, a change
-            steps = np.diff(flat, axis=0, prepend=np.inf)
-    idle: np.ndarray = np.all(np.abs(steps) < rule.threshold, axis=1)
+    flat, threshold = values.reshape(len(values), -1).astype(np.float64), np.asarray(rule.threshold)
+    steps = changes(flat) if rule.difference else flat
+    idle: np.ndarray = np.all(np.abs(steps) < threshold, axis=1)
     pauses = [(start, stop) for start, stop in _runs(idle) if stop - start >= rule.min_idle]
     if not rule.settled:
         return pauses
@@ -59,7 +59,7 @@ def idle_ranges(values: np.ndarray, rule: IdleRule) -> list[tuple[int, int]]:
         (start + rule.min_idle, stop)
         for start, stop in pauses
         if stop - start > rule.min_idle
-        and not (rule.difference and (np.ptp(flat[start - 1 : stop], axis=0) >= rule.threshold).any())
+        and not (rule.difference and (np.ptp(flat[start - 1 : stop], axis=0) >= threshold).any())
     ]
 
 

@@ -18,6 +18,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS
 from understudy.data.format.missing_files import spread_evenly
+from understudy.data.selection.motion import numeric_keys
 from understudy.errors import DatasetError
 from understudy.report.dataset.recorded_claims import colors, constant, contradictions
 from understudy.video.open import open_video
@@ -55,15 +56,6 @@ def examine(catalog: Catalog, limit: int) -> dict[str, Any]:
     }
 
 
-def row_keys(catalog: Catalog) -> list[str]:
-    """Numeric features in the rows, without the index columns."""
-    return [
-        key
-        for key, f in catalog.features.items()
-        if not (f.is_camera or f.is_text or f.looks_like_images or key in INDEX_KEYS)
-    ]
-
-
 def _undeclared(catalog: Catalog, wrong: list[str]) -> dict[str, str]:
     """Columns of a data file that info.json does not declare, with their types; they are read only by name."""
     rows = np.flatnonzero((catalog.episodes.lengths > 0) & ~rows_without_files(catalog)["data"])
@@ -98,7 +90,7 @@ def _tasks(catalog: Catalog) -> list[dict[str, Any]]:
 
 def _rows(catalog: Catalog, at: list[int], wrong: list[str]) -> dict[str, Any]:
     """Ranges and constant dimensions of numeric columns; findings on non-finite values and on timestamps."""
-    keys = row_keys(catalog)
+    keys = numeric_keys(catalog)
     low: dict[str, np.ndarray] = {}
     high: dict[str, np.ndarray] = {}
     bad: Counter[str] = Counter()

@@ -10,8 +10,9 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.missing_files import spread_evenly
 from understudy.data.selection.idle import IdleRule, idle_ranges
+from understudy.data.selection.motion import numeric_keys
 from understudy.report import html
-from understudy.report.dataset.examine import finding, row_keys
+from understudy.report.dataset.examine import finding
 from understudy.report.dataset.text import duration, encoding
 from understudy.report.sparklines import curves, histogram
 
@@ -79,7 +80,7 @@ class _Actions:
         self._wrong: list[str] = []
         self._idle = self._frames = self._read = 0
         values: list[np.ndarray] = []
-        if ACTION in row_keys(catalog):
+        if ACTION in numeric_keys(catalog):
             for row in spread_evenly(len(catalog.episodes), count):
                 episode, length = int(catalog.episodes.ids[row]), int(catalog.episodes.lengths[row])
                 if not length:
@@ -168,7 +169,7 @@ def _episode(catalog: Catalog, row: int) -> str:
             parts += [f"<p><small>{escape(camera)}</small></p>"]
             parts += [html.film(list(_small(batch[camera].numpy())), captions, f"{camera}, episode {episode}")]
     with finding(wrong):
-        keys = [key for key in row_keys(catalog) if key.startswith(("action", "observation."))]
+        keys = [key for key in numeric_keys(catalog) if key.startswith(("action", "observation."))]
         data = EpisodeDataset(catalog, episodes=[episode], keys=keys)
         batch = data.batch(np.full(length, episode), np.arange(length))
         columns = {key: batch[key].double().numpy().reshape(length, -1) for key in keys}
