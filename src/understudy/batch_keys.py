@@ -8,3 +8,5 @@ RESPONSE = "response"
 CUT_SUFFIX = "_is_cut"
 """End of the keys, bool [B], that mark samples of which `Policy.preprocess` could not keep everything. A run logs their
 share."""
+LOSS_WEIGHT = "loss_weight"
+"""float32 [B]: factor of a sample's losses, and of its elements in their mean (docs/frame_weights.md)."""

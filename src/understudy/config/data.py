@@ -19,6 +19,7 @@ from understudy.config.on_resume import (
     NORMALIZATION,
     SAME_DATA,
     SAME_FRAMES,
+    SAME_WEIGHTS,
     SKIPPED,
     Fixed,
     OnResume,
@@ -67,6 +68,15 @@ class DatasetConfig:
     keep_rule: Literal["window", "start"] = "window"
     """`window` keeps a frame if its whole window of actions, and of `policy.history`, lies in a range. `start` keeps it
     if the frame itself does: the tail of the actions is padding then, and the history may begin before the range."""
+    frame_weights: Annotated[str, SAME_WEIGHTS] = ""
+    """Weight of each frame: a parquet file with the columns `episode`, `frame` and `weight`, or the key of a feature
+    with one number per frame. Frames of weight 0 are left out. Validation means are weighted, too
+    (docs/frame_weights.md)."""
+    frame_weights_in: Annotated[
+        Literal["order", "loss", "both"], Fixed("it decides the samples of an epoch, or their part in the loss")
+    ] = "both"
+    """Use of the frame weights. `order`: a frame of weight 2 comes twice in an epoch. `loss`: its loss counts twice.
+    `both`: it comes as often as its weight rounded, and its loss has the rest as a factor, for any weights."""
     response: str = ""
     """Text that the policy learns to answer with before it acts: a text column (a subtask), `COLUMN:STYLE` of a
     language column, or `task`. In a mixture, the other sources have none. Only with `policy.response_tokens`."""

@@ -28,6 +28,7 @@ ROUNDING = OnResume("same samples, noise and times; sums round differently, so l
 SAMPLES = OnResume("the same samples; they are augmented differently from here on")
 SAME_DATA = OnResume("the fingerprint shows that the dataset is the same")
 SAME_FRAMES = OnResume("the fingerprint shows that the selected frames are the same")
+SAME_WEIGHTS = OnResume("the fingerprint shows that the frame weights are the same")
 SKIPPED = OnResume("the skipped episodes were chosen when the run started")
 COMPUTED = OnResume()
 DATA = Fixed("every position would hold a different sample")

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from understudy.batch_keys import LOSS_WEIGHT
 from understudy.data.choose_keys import check_columns, choose_keys
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS
@@ -20,6 +21,7 @@ from understudy.data.read.image_column import ImageColumns
 from understudy.data.read.response_text import Responses
 from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames
+from understudy.data.selection.frame_weights import FrameWeights, WeightsIn, weigh_frames
 from understudy.data.selection.segment_table import SegmentTable, as_integers
 from understudy.data.selection.select import KeepRanges, select
 from understudy.data.time_windows import frame_offsets, reach, window
@@ -49,6 +51,10 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             itself does: the window's future is padded from the range's end on, its past may leave the range.
         drop_n_first_frames: frames at the start of each episode that are not samples.
         drop_n_last_frames: frames at the end of each episode that are not samples.
+        frame_weights: weight of each frame: a parquet file with the columns episode, frame and weight, or the key of a
+            feature with one number per frame. Frames of weight 0 are no samples (docs/frame_weights.md).
+        frame_weights_in: "order", "loss" or "both": a frame comes more often in an epoch (`epoch_segments`), its sample
+            has the factor of its loss as `loss_weight` (float32 scalar), or both, as their product.
         keys: features to deliver. By default all declared ones, except cameras without any video file (with a
             warning); naming such a camera is an error. Columns that info.json does not declare must be named. The
             index keys and `task` are always delivered.
@@ -80,6 +86,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         keep_rule: Literal["window", "start"] = "window",
         drop_n_first_frames: int = 0,
         drop_n_last_frames: int = 0,
+        frame_weights: str | os.PathLike[str] | None = None,
+        frame_weights_in: WeightsIn = "both",
         keys: Sequence[str] | None = None,
         names: Mapping[str, str] | None = None,
         missing_cameras: Mapping[str, tuple[int, int]] | None = None,
@@ -116,6 +124,15 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         )
         remote = self.catalog.files.options
         cache = remote.cache if remote is not None else ""
+        self.frame_weights: FrameWeights | None = None
+        """Weights of the selected frames, if they have any."""
+        if frame_weights is not None:
+            selection, self.frame_weights = weigh_frames(
+                self.catalog, selection, frame_weights, frame_weights_in, cache
+            )
+            if LOSS_WEIGHT in known:
+                fix = f"leave it out of keys, or give it another name with names={{...: {LOSS_WEIGHT!r}}}"
+                raise DatasetError(f"{LOSS_WEIGHT!r} is a feature, and a key of samples with frame_weights", fix=fix)
         self._table = SegmentTable(selection.segments, selection.stop, self.catalog.root, cache)
         self._notes = selection.notes
         self.keep_report = selection.keep_report
@@ -152,6 +169,11 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def segments(self) -> np.ndarray:
         """int64 (K, 3): selected segments, rows [episode id, start, stop)."""
         return self._table.segments
+
+    @property
+    def epoch_segments(self) -> np.ndarray:
+        """int64 (K', 3): segments of an epoch of the order; those of frames with copies are repeated."""
+        return self.segments if self.frame_weights is None else self.frame_weights.epoch_segments
 
     @property
     def num_frames(self) -> int:
@@ -294,6 +316,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         has_window = "task_index" in self.offsets
         now = (self._rows.take(rows, {"task_index": frames}) if has_window else taken)["task_index"]
         out["task"] = [self.catalog.tasks[int(task)] for task in np.asarray(now).tolist()]
+        if self.frame_weights is not None and self.frame_weights.weighs_loss:
+            out[LOSS_WEIGHT] = torch.from_numpy(self.frame_weights.loss_factors(np.asarray(episodes), frames))
         return out | self._responses.read(self._rows, rows, frames, out["task"])
 
     def frames_to_decode(self, episodes: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:

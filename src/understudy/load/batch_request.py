@@ -12,6 +12,7 @@ from torch import Tensor
 from understudy.bytesize import parse_bytes
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
+from understudy.data.selection.frame_weights import WeightsIn
 from understudy.data.selection.select import KeepRanges
 from understudy.load.fit_order import fit_order
 from understudy.load.mixed_batches import Mixture
@@ -48,6 +49,8 @@ class DatasetOptions(TypedDict, total=False):
     keep_rule: Literal["window", "start"]
     drop_n_first_frames: int
     drop_n_last_frames: int
+    frame_weights: str | os.PathLike[str] | None
+    frame_weights_in: WeightsIn
     keys: Sequence[str] | None
     names: Mapping[str, str] | None
     missing_cameras: Mapping[str, tuple[int, int]] | None

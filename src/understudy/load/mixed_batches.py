@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from understudy.batch_keys import LOSS_WEIGHT
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.features import INDEX_KEYS
 
@@ -41,6 +42,8 @@ class Mixture:
     """By camera that some sources lack: these sources."""
     black: Mapping[str, EpisodeDataset]
     """By such camera that is no video in any source, so that its images come with the rows: a source that lacks it."""
+    weighs_loss: bool = False
+    """Whether some source delivers `loss_weight`. The others then have 1."""
 
     @classmethod
     def from_datasets(cls, datasets: Sequence[EpisodeDataset]) -> "Mixture":
@@ -56,8 +59,9 @@ class Mixture:
         }
         with_rows = [c for c, lack in missing.items() if len(lack) < len(datasets) and not _is_video(c, datasets)]
         black = {c: datasets[min(missing[c])] for c in with_rows}
+        weighs_loss = any(d.frame_weights is not None and d.frame_weights.weighs_loss for d in datasets)
         if len(datasets) == 1:
-            return cls({}, {}, missing, black)
+            return cls({}, {}, missing, black, weighs_loss)
         declared = [_declared(dataset) for dataset in datasets]
         first = dict(declared[0])
         dtypes: dict[str, np.dtype] = {
@@ -91,7 +95,7 @@ class Mixture:
                         what = f"{key!r} is {one} {own} and {dtype} {shape} in {names}"
                         raise ValueError(f"{what}: one batch needs one shape; leave it out with keys=[...]")
                     widths[key] = max(widths.get(key, 1), *shape, *own)
-        return cls({key: _torch(dtype) for key, dtype in dtypes.items()}, widths, missing, black)
+        return cls({key: _torch(dtype) for key, dtype in dtypes.items()}, widths, missing, black, weighs_loss)
 
     def join(self, parts: Mapping[int, dict[str, Any]], source: np.ndarray) -> dict[str, Any]:
         """Join the parts of the sources into one batch: row i is the next row of part `source[i]`.
@@ -100,6 +104,8 @@ class Mixture:
             ValueError: the parts differ in a key, a shape or a dtype that no dataset declares; names both.
         """
         parts = {s: self._add_missing(s, part) for s, part in parts.items()} if self.missing else parts
+        if self.weighs_loss:
+            parts = {s: {LOSS_WEIGHT: torch.ones(len(part["episode_index"]))} | part for s, part in parts.items()}
         batch: dict[str, Any] = {}
         places = {s: torch.from_numpy(np.flatnonzero(source == s)) for s in parts}
         first, *others = parts

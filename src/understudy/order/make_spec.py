@@ -27,7 +27,11 @@ MODES = {
 
 
 class Frames(Protocol):
-    """A source of frames: all that the order may know of a dataset."""
+    """A source of frames: all that the order may know of a dataset.
+
+    Where frames come several times in an epoch, the source also has `epoch_segments`, used instead of `segments`: rows
+    of the same form, of which later ones repeat frames of earlier ones.
+    """
 
     @property
     def name(self) -> str:
@@ -44,6 +48,12 @@ class Frames(Protocol):
     @property
     def reach(self) -> tuple[int, int]:
         """Frames that a sample's windows reach back and ahead, both >= 0."""
+
+
+def epoch_segments(source: Frames) -> np.ndarray:
+    """Segments of an epoch of a source: int64 (K, 3), rows [episode, start, stop)."""
+    found: np.ndarray = getattr(source, "epoch_segments", source.segments)
+    return found
 
 
 def as_list(sources: Any) -> list[Any]:
@@ -159,7 +169,7 @@ def _slots(resolved: Sequence[ResolvedSource], weights: Sequence[float], request
 
 def resolve_source(source: Frames, share: float, request: OrderRequest, lanes: int | None = None) -> ResolvedSource:
     """Resolve a source that has `share` (0 to 1) of the samples; `lanes` fixes its lanes."""
-    rows, frames = check_segments(source.segments, source.name)
+    rows, frames = check_segments(epoch_segments(source), source.name)
     gop, reach = int(source.gop), (int(source.reach[0]), int(source.reach[1]))
     if gop < 1 or min(reach) < 0:
         raise ValueError(f"source {source.name!r}: gop {gop} must be at least 1, reach {reach} not negative")
@@ -206,7 +216,7 @@ def resolve_weights(
         power = 1.0 if temperature is None else float(temperature)
         if not abs(power) <= 16:
             raise ValueError(f"temperature {temperature}: need a number between -16 and 16, 1 for one epoch of each")
-        return [float(check_segments(source.segments, source.name)[1]) ** power for source in sources]
+        return [float(check_segments(epoch_segments(source), source.name)[1]) ** power for source in sources]
     if temperature is not None:
         raise ValueError("weights and temperature exclude each other: give one")
     if isinstance(weights, Mapping):

@@ -22,6 +22,7 @@ from understudy.order.make_spec import (
     OrderRequest,
     as_int,
     as_list,
+    epoch_segments,
     resolve_order,
     resolve_weights,
     source_layout,
@@ -120,7 +121,7 @@ class Order:
         if len(sources) != len(saved.sources):
             names = ", ".join(source.name for source in saved.sources)
             raise ValueError(f"the saved order has {len(saved.sources)} sources ({names}), {len(sources)} were given")
-        checked = [check_segments(source.segments, source.name) for source in sources]
+        checked = [check_segments(epoch_segments(source), source.name) for source in sources]
         now = tuple(
             replace(source, data=fingerprint(rows), segments=len(rows), frames=frames)
             for source, (rows, frames) in zip(saved.sources, checked)

@@ -89,7 +89,10 @@ class Policy(nn.Module):
         """Raise ConfigError where the policy lacks a file that `preprocess` needs. A run calls it at its start."""
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
-        """Number of valid elements in a batch per loss term, int64 []: the divisor of the loss, known before it."""
+        """Number of valid elements of each sample per loss term, int64 [B]: the divisor of the loss, known before it.
+
+        A sum over the batch, int64 [], is enough where samples have no weights (`LOSS_WEIGHT`).
+        """
         raise NotImplementedError
 
     def losses(

@@ -2,7 +2,8 @@
 
 The loss of a step is, per term, the sum over all valid elements of the global batch divided by their number. It does
 not depend on ranks and micro-batches: elements are counted over all ranks once, before the backward pass, and gradients
-are summed, not averaged. A mean of per-rank means would be another loss wherever padding differs between ranks.
+are summed, not averaged. A mean of per-rank means would be another loss wherever padding differs between ranks. Where
+samples have the weights w (`LOSS_WEIGHT`), a term is sum(w * loss) / sum(w * count), both over the global batch.
 
 All random numbers are keyed by (seed, purpose, position), so a sample gets the same noise, time, shift and text on any
 rank and in any micro-batch. Nothing here waits for the device: losses and norms stay tensors until the run reads them.
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import TASK
+from understudy.batch_keys import LOSS_WEIGHT, TASK
 from understudy.distributed.mesh import Mesh, sync_gradients
 from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
+from understudy.errors import ConfigError
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.state import clip_factor, local
 from understudy.order import sample_uniform
@@ -107,22 +109,21 @@ def optimizer_step(
         check: report parameters that the loss does not reach (`distributed/unused_parameters.py`).
 
     Raises:
-        ConfigError: with `check`: the losses of the ranks do not reach the same parameters.
+        ConfigError: with `check`: the losses of the ranks do not reach the same parameters. Samples have weights, and
+            the policy counts elements per batch only.
     """
     optimizer.zero_grad()
     terms, factors = list(weights), list(weights.values())
     with timer("communication"):
         busy = [part for part in parts if not isinstance(part, IdleMicroBatch)]
-        counted = [policy.counts(part.batch, part.draws) for part in busy]
-        counts = torch.stack([torch.stack([each[term] for each in counted]).sum() for term in terms])
-        mesh.sum(counts).clamp_(min=1)  # int64 [K]
+        counts = sum_counts(policy, busy, terms, mesh)  # [K]
     accumulator = Float64GradAccumulator(optimizer, mesh, len(parts))
     sums = torch.zeros(len(terms), dtype=torch.float64, device=mesh.device)
     for number, part in enumerate(parts):
         sync_gradients(policy, mesh, last=number == len(parts) - 1)
         with timer("forward"), record_leaves(policy, mesh, noted=check and number == 0) as leaves:
             losses = policy.losses(*part, terms=terms)
-            each = torch.stack([losses[term].sum.sum() for term in terms])  # [K]
+            each = torch.stack([weighted_sum(losses[term].sum, part.batch) for term in terms])  # [K]
             if isinstance(part, IdleMicroBatch):
                 each = 0 * each  # every rank uses the same weights, for their collectives
             loss = torch.stack([factor * total for factor, total in zip(factors, each / counts)]).sum()
@@ -147,6 +148,34 @@ def optimizer_step(
         optimizer.step(scale=scale, skip=skipped)
     mean = torch.stack([factor * total for factor, total in zip(factors, reduced[:-1] / counts)]).sum()
     return StepResult(mean.float(), norm, skipped)
+
+
+def weighted_sum(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    """Sum per-sample values [B] with the weights of the samples, if they have any: a scalar of the values' dtype."""
+    weight = batch.get(LOSS_WEIGHT)
+    return values.sum() if weight is None else (values * weight.to(values.dtype)).sum()
+
+
+def sum_counts(policy: Policy, parts: Sequence[MicroBatch], terms: Sequence[str], mesh: Mesh) -> Tensor:
+    """Sum the valid elements of each loss term over all ranks, which call this together.
+
+    Returns:
+        int64 [K], at least 1; with weights of samples float64 [K], 1 where it would be 0.
+    """
+    counted = [policy.counts(part.batch, part.draws) for part in parts]
+    if LOSS_WEIGHT not in parts[0].batch:
+        counts = torch.stack([torch.stack([each[term].sum() for each in counted]).sum() for term in terms])
+        return mesh.sum(counts).clamp_(min=1)
+    weighted = torch.zeros(len(terms), dtype=torch.float64, device=mesh.device)
+    for part, each in zip(parts, counted, strict=True):
+        for term in terms:
+            if each[term].ndim != 1:
+                raise ConfigError(
+                    f"frame_weights_in: the policy {type(policy).__name__} counts the elements of {term!r} per batch: "
+                    "its `counts` must be per sample, int64 [B]; or set frame_weights_in to order"
+                )
+        weighted += torch.stack([weighted_sum(each[term].double(), part.batch) for term in terms])
+    return mesh.sum(weighted).masked_fill_(weighted == 0, 1.0)
 
 
 class Float64GradAccumulator:

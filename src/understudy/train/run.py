@@ -245,7 +245,7 @@ def _check_files(run: RunDir, before: Any, data: RunData, config: TrainConfig) -
 
 def _move_settings(then: TrainConfig, now: TrainConfig) -> TrainConfig:
     """Return the settings of a checkpoint, which decide its figures, with the present paths, machine and processes."""
-    paths = {"root", "keep_ranges", "stats"}
+    paths = {"root", "keep_ranges", "frame_weights", "stats"}
 
     def updated(old: Any, new: Any, names: set[str]) -> Any:
         return replace(old, **{name: getattr(new, name) for name in names})

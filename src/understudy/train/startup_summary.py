@@ -16,6 +16,8 @@ MAX_SOURCES = 60
 MAX_NAMED = 5
 """Sources that a note names."""
 
+_WEIGHTS_IN = {"order": "the order", "loss": "the loss", "both": "the order and the loss"}
+
 HEADER = ("source", "head", "training", "validation", "weight", "share", "an epoch", "tasks")
 
 
@@ -24,14 +26,15 @@ def startup_summary(config: TrainConfig, data: RunData, order: Order) -> list[st
 
     The table has, per source, its frames, the share of its weight, its exact share, and the steps per epoch. Below it
     are shares that differ from their weights, notes on the selections (keep-ranges and their matches), losses that
-    modes leave out, and cameras that a source lacks (a forgotten mapping looks like that, too).
+    modes leave out, figures of the frame weights, and cameras that a source lacks (a forgotten mapping looks like
+    that, too).
     """
     slots, weights = order.spec.schedule[-1].slots, data.weights
     rows: list[tuple[str, ...]] = [HEADER]
     for number, part in enumerate(data.training[:MAX_SOURCES]):
         share = slots[number] / sum(slots)
         head = data.heads[data.head_of_source[number]]
-        epoch = f"{len(part) / (share * config.batch_size):,.4g} steps" if share else "never"
+        epoch = f"{order.spec.sources[number].frames / (share * config.batch_size):,.4g} steps" if share else "never"
         validation = _format_amount(data.validation[number])
         shares = f"{weights[number] / sum(weights):.3%}", f"{share:.3%}"
         rows.append(
@@ -46,6 +49,7 @@ def startup_summary(config: TrainConfig, data: RunData, order: Order) -> list[st
         lines.append(f"{data.names[number]} has {actual}: shares are multiples of 1/{sum(slots)}")
     if len(off) > MAX_NAMED:
         lines.append(f"… and {len(off) - MAX_NAMED} more shares differ by more than 1 %")
+    lines += _describe_weights(data)
     frames = sum(len(part) for part in data.validation if part is not None)
     if config.val.every and 0 < config.val.frames < frames:
         sample = f"{config.val.frames:,} of {frames:,} validation frames"
@@ -71,6 +75,24 @@ def startup_summary(config: TrainConfig, data: RunData, order: Order) -> list[st
             lines.append(f"no {camera} in {', '.join(missing[:MAX_NAMED])}{more}: black there, and marked as missing")
     if data.size is not None:
         lines.append(f"images are loaded at {data.size[0]} x {data.size[1]}: those of the sources differ in size")
+    return lines
+
+
+def _describe_weights(data: RunData) -> list[str]:
+    """Figures of the frame weights of each source that has some."""
+    lines = []
+    for name, part in zip(data.names, data.training):
+        if (own := part.frame_weights) is None:
+            continue
+        facts, kept = own.facts, own.facts.frames - own.facts.zero
+        passes = f" in {facts.passes} passes" if facts.passes > 1 else ""
+        lines.append(
+            f"{name}: frame weights in {_WEIGHTS_IN[own.weights_in]}: {facts.frames:,} training frames, "
+            f"{facts.zero / facts.frames:.1%} of weight 0; an epoch of {facts.epoch:,} samples{passes}; effective "
+            f"sample size {facts.effective:,.0f} ({facts.effective / kept:.1%}); largest weight {facts.largest:g}"
+        )
+    if len(lines) > MAX_SOURCES:
+        lines = [*lines[:MAX_SOURCES], f"… and {len(lines) - MAX_SOURCES} more sources with frame weights"]
     return lines
 
 

@@ -89,7 +89,7 @@ def test_a_mode_zeroes_its_loss_and_nothing_else() -> None:
         assert detail is not None
         assert (detail.sum.shape, detail.count.shape) == ((4, 2, width), (4, width))
         torch.testing.assert_close(detail.sum.sum(dim=(1, 2)), found[term].sum)
-        assert int(model.counts(data, {"flow time": time})[term]) == int(found[term].count.sum())
+        assert int(model.counts(data, {"flow time": time})[term].sum()) == int(found[term].count.sum())
     for b in range(4):  # whatever the others are lessons in
         one = {key: value[b : b + 1] for key, value in data.items()}
         alone = model.flow_losses(one, noise[b : b + 1], time[b : b + 1])

@@ -131,7 +131,7 @@ def test_a_sample_among_other_robots_is_as_among_its_own() -> None:
         torch.testing.assert_close(alone.sum, whole.sum[b : b + 1], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(model.sample_actions(one, noise[b : b + 1, 0]), acted[b : b + 1])
     assert whole.count.tolist() == [2 * 3 * 4, 2 * 1 * 3, 2 * 3 * 2, 2 * 1 * 1]  # draws, dimensions, slots
-    assert int(model.counts(data, {"flow time": time})["flow"]) == int(whole.count.sum())
+    assert int(model.counts(data, {"flow time": time})["flow"].sum()) == int(whole.count.sum())
 
 
 def test_the_mask_follows_from_the_head_where_the_batch_has_none() -> None:

@@ -56,7 +56,7 @@ def losses(made: Pi05Policy, given: dict[str, Any], use: Any = "train", **more: 
     counts = made.counts(ready, draws)
     for term, loss in found.items():
         assert loss.sum.shape == loss.count.shape == (len(given["task"]),)
-        assert int(loss.count.sum()) == int(counts[term])
+        assert torch.equal(loss.count, counts[term])
     return found
 
 

@@ -1,6 +1,8 @@
 """Selection of episodes and frames.
 
 select         segments of a dataset to use
+frame_weights  weights of frames, in the order, the loss, or both
+read_weights   weights from a parquet file or a column
 segment_table  these segments, searched by sample number and by frame
 keep_keys      episodes named by the keys of a keep-ranges file
 keep_report    matched keys and remaining frames

@@ -8,7 +8,8 @@ import numpy as np
 from understudy.errors import DatasetError
 from understudy.storage.mapped_tables import dumps, loads, share_arrays
 
-_EPISODE = np.int64(1) << 32  # packs (episode, frame) into one integer: both are below 2**31
+EPISODE_STRIDE = np.int64(1) << 32
+"""Packs (episode, frame) into one integer: both are below 2**31."""
 
 
 class SegmentTable:
@@ -22,7 +23,7 @@ class SegmentTable:
     """
 
     def __init__(self, segments: np.ndarray, stops: np.ndarray, root: str, cache: str) -> None:
-        begins = segments[:, 0] * _EPISODE + segments[:, 1]
+        begins = segments[:, 0] * EPISODE_STRIDE + segments[:, 1]
         tables = {"segments": segments, "stops": stops, "begins": begins}
         self._set(share_arrays(tables | {"ends": np.cumsum(segments[:, 2] - segments[:, 1])}, cache))
         self._root = root
@@ -66,7 +67,7 @@ class SegmentTable:
             raise DatasetError(
                 f"episodes {episodes.shape} and frames {frames.shape}", fix="give one row of each, same length"
             )
-        asked = episodes * _EPISODE + np.clip(frames, -1, _EPISODE - 1)
+        asked = episodes * EPISODE_STRIDE + np.clip(frames, -1, EPISODE_STRIDE - 1)
         found = np.searchsorted(self._begins, asked, side="right") - 1
         held = self.segments[np.maximum(found, 0)]
         good = (found >= 0) & (held[:, 0] == episodes) & (frames >= held[:, 1]) & (frames < held[:, 2])

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
+from understudy.data.selection.segment_table import EPISODE_STRIDE
 from understudy.deprecation import renamed_arguments
 from understudy.load.order_state import order_state, position_in
 from understudy.order import Order, rank_slice
@@ -40,7 +41,8 @@ class EpisodeSampler(Sampler[int]):
     """Indices into a map-style dataset, each selected frame once per epoch, in an order that survives any restart.
 
     Args:
-        data: a dataset with `segments`, int64 (K, 3) rows [episode, start, stop) in the sequence of its items.
+        data: a dataset with `segments`, int64 (K, 3) rows [episode, start, stop) in the sequence of its items. An
+            `EpisodeDataset` with `frame_weights` has the items of its `epoch_segments` in each epoch, some repeatedly.
         shuffle: uniformly, anew in every epoch; False for storage order.
         seed: of the shuffling.
         episodes: ids of the episodes to take; None for all.
@@ -236,4 +238,25 @@ def _select(data: Any, episodes: Sequence[int] | None, drop_first: int, drop_las
             stacklevel=4,
         )
     rows = np.stack([np.arange(len(segments)), stops - lengths + drop_first, stops - drop_last], axis=1)
-    return rows[selected]
+    rows = rows[selected]
+    return rows if getattr(data, "frame_weights", None) is None else _repeat(segments, stops, rows, data.epoch_segments)
+
+
+def _repeat(segments: np.ndarray, stops: np.ndarray, rows: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+    """Selected indices of an epoch with copies of frames, as `_select`.
+
+    Args:
+        segments: int64 (K, 3), of the dataset, ascending.
+        stops: int64 (K,), sum of their lengths.
+        rows: int64 (K', 3), selected indices without copies.
+        epoch: int64 (E, 3), rows [episode, start, stop) within segments.
+    """
+    begins = segments[:, 0] * EPISODE_STRIDE + segments[:, 1]
+    number = np.searchsorted(begins, epoch[:, 0] * EPISODE_STRIDE + epoch[:, 1], side="right") - 1
+    bounds = np.zeros((len(segments), 2), np.int64)  # of a segment that is not selected: empty
+    bounds[rows[:, 0]] = rows[:, 1:]
+    shift = stops[number] - segments[number, 2]
+    start = np.maximum(epoch[:, 1] + shift, bounds[number, 0])
+    stop = np.minimum(epoch[:, 2] + shift, bounds[number, 1])
+    some = stop > start
+    return np.stack([number, start, stop], axis=1)[some]

@@ -105,6 +105,8 @@ class ValidationData:
     """(height, width) of all images, where those of the sources differ."""
     skip_unreadable: bool = False
     """Whether samples that cannot be read are skipped."""
+    weight: np.ndarray | None = None
+    """float64 (N,): weight of each sample in means, its frame weight; None: all count the same."""
 
     @classmethod
     def from_sources(
@@ -134,6 +136,11 @@ class ValidationData:
         segment, frame = sample_frames(rows, stratum, keys[of_segment], limit)
         source = of_segment[segment]
         of_source = np.bincount(source, minlength=len(datasets))
+        weight = np.ones(len(source)) if any(part.frame_weights for part in datasets) else None
+        for number, part in enumerate(datasets):
+            if part.frame_weights is not None and weight is not None:
+                own = source == number
+                weight[own] = part.frame_weights.weights(rows[segment[own], 0], frame[own])
         return cls(
             names=tuple(name for name, _ in present),
             datasets=datasets,
@@ -152,6 +159,7 @@ class ValidationData:
             cameras=data.cameras,
             size=data.size,
             skip_unreadable=skip_unreadable,
+            weight=weight,
         )
 
     def __len__(self) -> int:
@@ -171,7 +179,7 @@ class ValidationData:
         """Return the samples where `mask`, bool (N,), is true."""
         return replace(
             self, source=self.source[mask], episode=self.episode[mask], frame=self.frame[mask],
-            place=self.place[mask],
+            place=self.place[mask], weight=None if self.weight is None else self.weight[mask],
         )  # fmt: skip
 
     def identity(self, part: slice) -> Tensor:

@@ -148,14 +148,14 @@ class FlowPolicy(Policy):
         return spec
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
-        """Number of valid elements in a batch per loss term, int64 []."""
+        """Number of valid elements of each sample per loss term, int64 [B]."""
         return {
             term: valid_elements(
                 _uncounted(self._is_pad(batch, term), self._given(batch, term)),
                 draws["flow time"].shape[1],
                 self._width(term),
                 self.normalizer.dim_is_pad(KEY_OF[term], batch),
-            ).sum()
+            )
             for term in self._streams
         }
 

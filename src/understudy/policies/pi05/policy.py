@@ -168,7 +168,7 @@ class Pi05Policy(Policy, Pi0Network):
         return (1 if self.packs else self.length_multiple), self.config.longest_texts
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
-        """Number of valid elements in a batch per loss term, int64 []."""
+        """Number of valid elements of each sample per loss term, int64 [B]."""
         found = {}
         for term in self.loss_terms:
             if term == FLOW:
@@ -178,11 +178,12 @@ class Pi05Policy(Policy, Pi0Network):
                     draws["flow time"].shape[1],
                     self.config.action_dim,
                     dims,
-                ).sum()
+                )
             else:
                 tokens, is_pad = TOKENS[term]
-                none = torch.zeros((), dtype=torch.int64, device=value_of(batch, ACTION).device)
-                found[term] = (~batch[is_pad]).sum() if tokens in batch else none
+                actions = value_of(batch, ACTION)
+                none = torch.zeros(len(actions), dtype=torch.int64, device=actions.device)
+                found[term] = (~batch[is_pad]).sum(dim=1) if tokens in batch else none
         return found
 
     def losses(

@@ -108,12 +108,12 @@ class WorldActionPolicy(Policy):
         return spec
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
-        """Number of valid elements in a batch per loss term, int64 []."""
+        """Number of valid elements of each sample per loss term, int64 [B]."""
         found = {}
         for term, (_, dim) in self.network.streams.items():
             stream = stream_of(term, batch, self.config, self.normalizer)
             number = draws["flow time"].shape[1]
-            found[term] = valid_elements(stream.uncounted, number, dim, stream.dim_is_pad).sum()
+            found[term] = valid_elements(stream.uncounted, number, dim, stream.dim_is_pad)
         return found
 
     def losses(

@@ -119,6 +119,11 @@ class RunData:
         )
 
 
+def _pass_length(part: EpisodeDataset) -> float:
+    """Samples of one pass over a source: its frames, as often as their weights require."""
+    return len(part) if part.frame_weights is None else part.frame_weights.pass_length
+
+
 def _width(dataset: EpisodeDataset, key: str) -> int:
     return dataset.catalog.features[key].value_shape[0] if key in dataset.keys else 0
 
@@ -191,7 +196,7 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
         validation=validation,
         heads=tuple(heads),
         head_of_source=np.array([heads.index(head) for head in own], np.int64),
-        weights=tuple(float(source.weight or len(part)) for source, part in zip(wanted, training)),
+        weights=tuple(float(source.weight or _pass_length(part)) for source, part in zip(wanted, training)),
         cameras=cameras,
         size=size,
         delta=tuple(source.delta_action_dims for source in wanted),
@@ -343,6 +348,7 @@ def _fingerprint(training: EpisodeDataset, validation: EpisodeDataset | None) ->
     catalog = training.catalog
     features = {key: [feature.dtype, list(feature.shape)] for key, feature in catalog.features.items()}
     recorded = [f for f in ("meta/stats.json", "meta/episodes_stats.jsonl") if catalog.files.exists(f)]
+    weighted = {name: part.frame_weights for name, part in (("training", training), ("validation", validation)) if part}
     return {
         "format": catalog.version,
         "fps": catalog.fps,
@@ -353,6 +359,7 @@ def _fingerprint(training: EpisodeDataset, validation: EpisodeDataset | None) ->
         "features": _digest(repr(sorted(features.items())).encode()),
         "recorded statistics": _digest(*(catalog.files.read(f) for f in recorded)),
         "held-out episodes": _digest(validation.segments.tobytes() if validation is not None else b""),
+        **{f"frame weights of {name} frames": own.digest for name, own in weighted.items() if own is not None},
     }
 
 

@@ -197,6 +197,7 @@ def split_source(
         except DatasetError as error:
             fix = "set val_fraction to 0 (--data.val-fraction 0, or in its source), or use more episodes"
             raise DatasetError(error.what, where=catalog.root, fix=fix) from error
+    options |= {"frame_weights": wanted.frame_weights or None, "frame_weights_in": wanted.frame_weights_in}
     training = EpisodeDataset(catalog, episodes=trained, **options)
     validation = EpisodeDataset(catalog, episodes=validated, **options) if len(validated) else None
     return SourceSplit(training, validation, (*where_notes, *usable.notes, *notes), skipped)

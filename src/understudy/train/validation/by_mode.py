@@ -11,7 +11,7 @@ from understudy.policies.policy import Policy
 from understudy.train.validation import validation_loss
 from understudy.train.validation.imagined import imagine_frames
 
-OF_MODE = ("loss", "se", "samples", "episodes", "terms", "heads", "sources", "tasks", "open_loop")
+OF_MODE = ("loss", "equal_frames", "se", "samples", "episodes", "terms", "heads", "sources", "tasks", "open_loop")
 """Figures of a validation that are kept for each mode."""
 
 

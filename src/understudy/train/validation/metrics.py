@@ -1,8 +1,9 @@
 """Validation figures per norm head, source and task, with standard errors, from per-sample losses.
 
-A loss is the sum over a group's samples divided by the number of their elements, never a mean of means. Sums are
-`math.fsum`, rounded once, so they do not depend on the sequence of samples or on the ranks. A group without an element
-is absent. Frames of an episode are correlated, so a standard error counts episodes. With the residual
+A loss is the sum over a group's samples divided by the number of their elements, never a mean of means. Where frames
+have weights, each sample's sum and number are multiplied by its weight first. Sums are `math.fsum`, rounded once, so
+they do not depend on the sequence of samples or on the ranks. A group without an element is absent. Frames of an
+episode are correlated, so a standard error counts episodes. With the residual
 u_e = sum over the loss's terms of w (S_e - R C_e) / C of episode e (S_e its sum, C_e its count; R = S / C the group's),
 
     se^2 = m / (m - 1) * sum over the m episodes of u_e^2,
@@ -41,6 +42,12 @@ class TermSums:
     draws: np.ndarray
     """(D, N): the part of each draw in `sums`; draw d lies in the d-th of D equally likely intervals of flow time."""
 
+    def weighted(self, weight: np.ndarray | None) -> "TermSums":
+        """Return the sums and counts times the weight of each sample, float64 (N,)."""
+        if weight is None:
+            return self
+        return TermSums(self.sums * weight, self.counts * weight, self.draws * weight)
+
 
 def group_losses(
     found: Mapping[str, TermSums], weights: Mapping[str, float], validation: ValidationData, tasks: Sequence[str]
@@ -55,22 +62,25 @@ def group_losses(
 
     Returns:
         Of all samples `loss` (NaN if there is no element), `se`, `samples`, `episodes`, `elements` (micro: each element
-        counts the same). The same per group in `heads`, `sources` and `tasks`, by name, and in `groups`, a list with
-        all three names. With several terms each also has `terms`: {term: {loss, elements}}. `macro` is the mean of the
-        tasks' losses, `macros` that over each kind of group. `weighted` is sum w_k loss_k / sum w_k over the norm heads
-        that have a loss, w_k the mixture weights of their sources (absent if these are 0). `time` is the loss per
-        interval of flow time; their mean is `loss`.
+        counts the same). With frame weights, `equal_frames` is the loss without them. The same per group in `heads`,
+        `sources` and `tasks`, by name, and in `groups`, a list with all three names. With several terms each also has
+        `terms`: {term: {loss, elements}}. `macro` is the mean of the tasks' losses, `macros` that over each kind of
+        group. `weighted` is sum w_k loss_k / sum w_k over the norm heads that have a loss, w_k the mixture weights of
+        their sources (absent if these are 0). `time` is the loss per interval of flow time; their mean is `loss`.
     """
     names = sorted(set(tasks))
     numbers = {name: number for number, name in enumerate(names)}
     task = np.fromiter((numbers[name] for name in tasks), np.int64, len(tasks))
     head, clusters = validation.head_of[validation.source], (validation.source << 32) + validation.episode
 
+    raw, found = found, {term: sums.weighted(validation.weight) for term, sums in found.items()}
+    plain = raw if validation.weight is not None else None
+
     def entries(labels: np.ndarray, name: Callable[[int], str]) -> dict[str, dict[str, Any]]:
-        made = {name(label): _entry(found, weights, at, clusters) for label, at in _split_by_label(labels)}
+        made = {name(label): _entry(found, weights, at, clusters, plain) for label, at in _split_by_label(labels)}
         return {each: entry for each, entry in sorted(made.items()) if entry is not None}
 
-    overall = _entry(found, weights, np.arange(len(validation)), clusters)
+    overall = _entry(found, weights, np.arange(len(validation)), clusters, plain)
     heads = entries(head, lambda h: validation.heads[h])
     kinds: dict[str, dict[str, dict[str, Any]]] = {
         "heads": heads,
@@ -86,7 +96,7 @@ def group_losses(
         }
         | e
         for _, at in _split_by_label(validation.source * len(names) + task)
-        if (e := _entry(found, weights, at, clusters)) is not None
+        if (e := _entry(found, weights, at, clusters, plain)) is not None
     ]
     groups.sort(key=lambda g: (g["head"], g["source"], g["task"]))
     macros = {kind: _mean([e["loss"] for e in of_kind.values()]) for kind, of_kind in kinds.items()}
@@ -162,9 +172,13 @@ def check_keep_best(config: TrainConfig, validation: ValidationData) -> None:
 
 
 def _entry(
-    found: Mapping[str, TermSums], weights: Mapping[str, float], at: np.ndarray, clusters: np.ndarray
+    found: Mapping[str, TermSums],
+    weights: Mapping[str, float],
+    at: np.ndarray,
+    clusters: np.ndarray,
+    plain: Mapping[str, TermSums] | None,
 ) -> dict[str, Any] | None:
-    """Figures of the samples `at`; None if they have no element."""
+    """Figures of the samples `at`; None if they have no element. `plain` has the sums without frame weights, if any."""
     episodes, which = np.unique(clusters[at], return_inverse=True)
     residual, terms = np.zeros(len(episodes)), {}
     parts = []
@@ -174,7 +188,8 @@ def _entry(
         if count == 0:
             continue
         parts.append(weight * total / count)
-        terms[term] = {"loss": total / count, "elements": int(count)}
+        elements = math.fsum((found if plain is None else plain)[term].counts[at])
+        terms[term] = {"loss": total / count, "elements": int(elements)}
         with np.errstate(invalid="ignore"):  # inf - inf: then the error is NaN, too
             left = np.bincount(which, weights=sums) - total / count * np.bincount(which, weights=counts)
             residual += weight * left / count
@@ -182,9 +197,11 @@ def _entry(
         return None
     m = len(episodes)
     se = math.sqrt(m / (m - 1) * math.fsum(residual * residual)) if m > 1 else None
-    elements = sum(term["elements"] for term in terms.values())
     entry: dict[str, Any] = {"loss": math.fsum(parts), "se": se, "samples": len(at), "episodes": m}
-    entry["elements"] = elements
+    entry["elements"] = sum(term["elements"] for term in terms.values())
+    if plain is not None:
+        sums = {term: [math.fsum(part[at]) for part in (plain[term].sums, plain[term].counts)] for term in terms}
+        entry["equal_frames"] = math.fsum(weights[term] * total / count for term, (total, count) in sums.items())
     return entry | ({"terms": terms} if len(weights) > 1 else {})
 
 

@@ -162,8 +162,9 @@ def evaluate(
         for name, entry in result["sources"].items():
             number = held.names.index(name)
             of_source = np.flatnonzero(held.source == number)
+            weight = 1.0 if held.weight is None else held.weight
             entry["dims"] = loss_by_dimension(
-                each["dims", "sum"], each["dims", "count"], of_source, held.action_names(number)
+                each["dims", "sum"] * weight, each["dims", "count"] * weight, of_source, held.action_names(number)
             )
     if sampler:
         result["open_loop"] = sampler.result({name: each["open loop", name] for name in sampler.shapes}, readable)

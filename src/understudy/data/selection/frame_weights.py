@@ -1,0 +1,222 @@
+"""Weights of frames, as facts of the order, of the loss, or of both.
+
+With the weight w of a frame, its count c in an epoch of the order, and the factor f of its loss:
+
+    order   c = w, f = 1       weights that are multiples of 1/P: an epoch has P passes, and c = P w
+    loss    c = 1, f = w
+    both    c = w rounded, at least 1, and f = w / c: the sum of f over an epoch is w, exactly
+
+A frame of weight 0 is no sample. The order reads c copies of a frame as c layers: layer k has all frames with more than
+k copies, as ordinary segments, and the layers follow each other in its line. So the copies of a frame are shuffled like
+other frames, and an epoch has each frame exactly c times on any ranks. Memory is a few numbers per run of equal weight,
+and per run and layer.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from understudy.data.format.catalog import Catalog
+from understudy.data.selection.read_weights import WeightRuns, is_weight_file, read_weights
+from understudy.data.selection.segment_table import EPISODE_STRIDE
+from understudy.data.selection.select import Selection
+from understudy.errors import DatasetError
+from understudy.storage.mapped_tables import dumps, loads, share_arrays
+
+WeightsIn = Literal["order", "loss", "both"]
+
+MOST_PASSES = 100
+MOST_GROWTH = 100
+"""Largest mean count of a frame in a pass."""
+MOST_ROWS = 100_000_000
+"""Largest number of segments of an epoch: 2.4 GB."""
+
+_EXACT = 1e-6  # distance from a whole number up to which a count is one: 0.1 stored as float32 is a tenth
+
+
+@dataclass(frozen=True)
+class WeightFacts:
+    """Figures of the weights of some frames."""
+
+    frames: int
+    """Frames of the selection, those of weight 0 included."""
+    zero: int
+    """Frames of weight 0."""
+    largest: float
+    total: float
+    """Sum of the weights."""
+    effective: float
+    """Effective sample size, (sum w)^2 / sum w^2 (Kish): as many frames of equal weight have means as certain."""
+    epoch: int
+    """Samples of an epoch of the order."""
+    passes: int
+    """Passes of an epoch: a frame of weight w comes `passes` * w times (order)."""
+
+
+class FrameWeights:
+    """Weights of the selected frames. Made by `weigh_frames`."""
+
+    def __init__(self, tables: dict[str, np.ndarray], facts: WeightFacts, weights_in: WeightsIn, cache: str) -> None:
+        self.facts, self.weights_in = facts, weights_in
+        self._set(share_arrays(tables, cache))
+
+    def _set(self, tables: Any) -> None:
+        self._starts, self._weights, self._counts = tables["starts"], tables["weights"], tables["counts"]
+        self.epoch_segments: np.ndarray = tables["epoch"]
+        """int64 (K', 3), rows [episode, start, stop): the frames of an epoch of the order, with their copies."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        tables = {"starts": self._starts, "weights": self._weights, "counts": self._counts}
+        own = {"facts": self.facts, "weights_in": self.weights_in}
+        return own | {"tables": dumps(tables | {"epoch": self.epoch_segments})}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.facts, self.weights_in = state["facts"], state["weights_in"]
+        self._set(loads(state["tables"]))
+
+    @property
+    def weighs_loss(self) -> bool:
+        """Whether the losses of samples have factors."""
+        return self.weights_in != "order"
+
+    @property
+    def pass_length(self) -> float:
+        """Samples of one pass over the frames."""
+        return self.facts.epoch / self.facts.passes
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits of the weights and their use."""
+        digest = hashlib.sha256(self.weights_in.encode())
+        for table in (self._starts, self._weights):
+            digest.update(np.ascontiguousarray(table).data)
+        return digest.hexdigest()[:16]
+
+    def weights(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
+        """Return the weights of selected frames: float64 (B,)."""
+        return np.asarray(self._weights[self._find(episodes, frames)])
+
+    def loss_factors(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
+        """Return the factors of the losses of selected frames: float32 (B,)."""
+        at = self._find(episodes, frames)
+        if not self.weighs_loss:
+            return np.ones(len(at), np.float32)
+        return (self._weights[at] / self._counts[at]).astype(np.float32)
+
+    def _find(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self._starts, episodes * EPISODE_STRIDE + frames, side="right") - 1
+
+
+def weigh_frames(
+    catalog: Catalog, selection: Selection, given: str | os.PathLike[str], weights_in: WeightsIn, cache: str = ""
+) -> tuple[Selection, FrameWeights]:
+    """Return the selection without its frames of weight 0, and the weights of the others.
+
+    Args:
+        catalog: the dataset.
+        selection: the selection.
+        given: a parquet file of (episode, frame, weight), or the key of a feature with one number per frame.
+        weights_in: see above.
+        cache: folder of the host's cache, or "" for its default.
+
+    Raises:
+        DatasetError: the weights cannot be read (`read_weights`), a selected frame has none, all are 0, or no order has
+            them.
+    """
+    if weights_in not in ("order", "loss", "both"):
+        raise DatasetError(f"frame_weights_in is {weights_in!r}", fix="give 'order', 'loss' or 'both'")
+    where = os.fspath(given) if is_weight_file(given) else f"{catalog.root}: column {given!r}"
+    rows = selection.segments
+    segment, starts, stops, weights = _cut(rows, read_weights(catalog, given, rows), where)
+    lengths, some = stops - starts, weights > 0
+    frames, zero = int(lengths.sum()), int(lengths[~some].sum())
+    if zero == frames:
+        raise DatasetError(f"all {frames} selected frames have weight 0", where=where, fix="give some a weight above 0")
+    segment, starts, stops, weights, lengths = (part[some] for part in (segment, starts, stops, weights, lengths))
+    counts, passes = _counts(weights, weights_in, where)
+    epoch = int((counts * lengths).sum())
+    if epoch > MOST_GROWTH * passes * (frames - zero):
+        what = f"an epoch would have {epoch} samples, {epoch / (frames - zero):.3g} for each frame"
+        fix = f"divide the weights by their mean: {MOST_GROWTH} at most are allowed, or set frame_weights_in to 'loss'"
+        raise DatasetError(what, where=where, fix=fix)
+    if int(counts.sum()) > MOST_ROWS:
+        what = f"{len(counts)} runs of equal weight need {int(counts.sum())} segments, {MOST_ROWS} are allowed"
+        raise DatasetError(what, where=where, fix="round the weights, or set frame_weights_in to 'loss'")
+    kept = _layer(segment, starts, stops)
+    of_kept = segment[np.searchsorted(starts, kept[:, 0] * EPISODE_STRIDE + kept[:, 1])]
+    layers = [kept]
+    for copies in range(1, int(counts.max())):
+        more = counts > copies
+        layers.append(_layer(segment[more], starts[more], stops[more]))
+    tables = {"starts": starts, "weights": weights, "counts": counts, "epoch": np.concatenate(layers)}
+    total = float((weights * lengths).sum())
+    facts = WeightFacts(
+        frames=frames,
+        zero=zero,
+        largest=float(weights.max()),
+        total=total,
+        effective=total**2 / float((weights**2 * lengths).sum()),
+        epoch=epoch,
+        passes=passes,
+    )
+    selection = replace(selection, segments=kept, stop=selection.stop[of_kept])
+    return selection, FrameWeights(tables, facts, weights_in, cache)
+
+
+def _cut(rows: np.ndarray, runs: WeightRuns, where: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Cut segments where the weight changes: (segment, start, stop, weight) of each piece, frames packed.
+
+    Raises:
+        DatasetError: a frame of a segment is in no run.
+    """
+    begins, ends = rows[:, 0] * EPISODE_STRIDE + rows[:, 1], rows[:, 0] * EPISODE_STRIDE + rows[:, 2]
+    bounds = np.unique(np.concatenate([begins, ends, runs.starts, runs.stops]))
+    starts, stops = bounds[:-1], bounds[1:]
+    segment = np.searchsorted(begins, starts, side="right") - 1
+    own = (segment >= 0) & (starts < ends[np.maximum(segment, 0)])
+    segment, starts, stops = segment[own], starts[own], stops[own]
+    run = np.searchsorted(runs.starts, starts, side="right") - 1
+    lacking = (run < 0) | (starts >= runs.stops[np.maximum(run, 0)])
+    if lacking.any():
+        first, count = int(starts[lacking][0]), int((stops - starts)[lacking].sum())
+        episode, frame = divmod(first, int(EPISODE_STRIDE))
+        what = f"{count} selected frames have no weight, the first is frame {frame} of episode {episode}"
+        fix = "add rows for them (1: as often as others, 0: never), or leave their episodes out of the selection"
+        raise DatasetError(what, where=where, fix=fix)
+    return segment, starts, stops, runs.weights[run]
+
+
+def _layer(segment: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """Join pieces that touch within a segment: int64 (K, 3), rows [episode, start, stop)."""
+    new = np.ones(len(starts), bool)
+    new[1:] = (starts[1:] != stops[:-1]) | (segment[1:] != segment[:-1])
+    first = np.flatnonzero(new)
+    last = np.append(first[1:], len(new)) - 1
+    episode, start = np.divmod(starts[first], EPISODE_STRIDE)
+    return np.stack([episode, start, stops[last] - episode * EPISODE_STRIDE], axis=1)
+
+
+def _counts(weights: np.ndarray, weights_in: WeightsIn, where: str) -> tuple[np.ndarray, int]:
+    """Return the copies of each weight in an epoch, int64, and the passes of an epoch.
+
+    Raises:
+        DatasetError: the order needs too many passes for these weights.
+    """
+    if weights_in == "loss":
+        return np.ones(len(weights), np.int64), 1
+    if weights_in == "both":
+        return np.maximum(1, np.floor(weights + 0.5)).astype(np.int64), 1
+    values, which = np.unique(weights, return_inverse=True)
+    for passes in range(1, MOST_PASSES + 1):
+        exact = values * passes
+        counts = np.rint(exact)
+        off = abs(exact - counts) > _EXACT
+        if not off.any():
+            return counts.astype(np.int64)[which.reshape(-1)], passes
+        worst = values[off][0]
+    what = f"the weights ({worst:g} is one of {len(values)}) are no multiples of 1/P for any P up to {MOST_PASSES}"
+    fix = "round them, or set frame_weights_in to 'both', which is exact for any weight"
+    raise DatasetError(what, where=where, fix=fix)
