@@ -44,10 +44,11 @@ class DatasetConfig:
     """Meaning of the actions (`joint`, `ee_delta`, …). Datasets with the same robot type and control mode are
     normalized together, as one head `robot_type::control_mode`; without either, a dataset has a head of its own."""
     action: str = STANDARD_ACTION
-    """Key of the actions in this dataset."""
+    """Key of the actions in this dataset. Several columns are one vector: `action.joint_velocity +
+    action.gripper_position`."""
     state: str = STANDARD_STATE
-    """Key of the state in this dataset. With an empty one, or in a dataset without `observation.state`, the policy gets
-    no state."""
+    """Key of the state in this dataset, or several columns as in `action`. With an empty one, or in a dataset without
+    `observation.state`, the policy gets no state."""
     episodes: tuple[Annotated[int, Ge(0)], ...] = ()
     """Ids of the episodes to use; the default is all."""
     exclude_episodes: tuple[int, ...] = ()

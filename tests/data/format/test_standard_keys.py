@@ -97,6 +97,43 @@ def test_rename_one_key_under_two_names(roots: dict[str, Path]) -> None:
     assert torch.equal(batch[FRONT], batch[WRIST])
 
 
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_rename_several_columns_are_one_vector(roots: dict[str, Path], version: str) -> None:
+    """Values, windows, names and recorded statistics follow each other as written; a number is a vector of one."""
+    plain = EpisodeDataset(roots[version], {ACTION: [0.0, 0.1], STATE: [0.0, 0.1]})
+    where = plain.locate([0, 3, 8, 18])
+    want = plain.batch(*where)
+    for own, parts in ((f"{STATE} + {ACTION}", (STATE, ACTION)), (f"{ACTION}+{STATE}", (ACTION, STATE))):
+        data = EpisodeDataset(roots[version], {ACTION: [0.0, 0.1]}, names={ACTION: own, STATE: STATE})
+        got = pickle.loads(pickle.dumps(data)).batch(*where)
+        assert torch.equal(got[ACTION], torch.cat([want[part] for part in parts], dim=-1))
+        assert torch.equal(got[STATE], want[STATE][:, 0])
+        feature = data.catalog.features[ACTION]
+        assert feature.shape == (got[ACTION].shape[-1],) == (len(set(feature.dimension_names)),)
+        recorded = plain.catalog.stats
+        for name in ("mean", "max"):
+            want_ = np.concatenate([recorded[part][name] for part in parts])
+            assert data.catalog.stats[ACTION][name].tolist() == want_.tolist()
+    one = EpisodeDataset(roots[version], names={ACTION: f"{ACTION} + next.reward"}, keys=[ACTION])
+    rewards = EpisodeDataset(roots[version], keys=[ACTION, "next.reward"]).batch(*where)
+    both = torch.cat([rewards[ACTION], rewards["next.reward"].reshape(-1, 1)], dim=1)
+    assert torch.equal(one.batch(*where)[ACTION], both)
+
+
+@pytest.mark.parametrize(
+    ("key", "own", "named"),
+    [
+        (ACTION, f"{ACTION} + acton", "'acton'"),
+        (ACTION, f"{ACTION} + {ACTION}", f"'{ACTION} + {ACTION}'"),
+        (ACTION, f"{ACTION} + {CAM}", f"'{CAM}'"),
+        ("learnt", f"{ACTION} + {STATE}", "'learnt'"),
+    ],
+)
+def test_rename_refuses_columns_that_are_no_vector(roots: dict[str, Path], key: str, own: str, named: str) -> None:
+    with refused(named, where="v3.0", fix="inspect"):
+        EpisodeDataset(roots["v3.0"], names={key: own})
+
+
 def test_rename_a_key_that_gave_up_its_name_is_not_delivered_by_it(roots: dict[str, Path]) -> None:
     with refused("keys", f"'{STATE}'", "'action'", where="v3.0", fix="'action'"):
         EpisodeDataset(roots["v3.0"], names={ACTION: STATE}, keys=[ACTION, STATE])

@@ -282,6 +282,29 @@ def test_select_ranges_that_are_all_empty_say_so(catalog: Catalog) -> None:
         select(catalog, keep_ranges={1: [], 9: []})
 
 
+def test_select_paths_inside_droid_keys(tmp_path: Path) -> None:
+    """NVIDIA's conversion has the path of a DROID recording as `episode_id`, and not the text that its keys have."""
+    write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(40,) * 4, cameras=()))
+    path = tmp_path / "d/meta/episodes.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    names = ["BVL/success/2024-02-02/run", "AUTO/success/2024-02-02/run", "/IRIS/success/2024-02-02/run/", "run"]
+    for line, name in zip(lines, names):
+        line["episode_id"] = name
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def key(episode: str, root: str = "gs://xembodiment_data/r2d2/r2d2-data-full") -> str:
+        return f"{root}/{episode}/recordings/MP4--{root}/{episode}/trajectory.h5"
+
+    keep = {key("IRIS/success/2024-02-02/run"): [[1, 3]], key("BVL/success/2024-02-02/run"): [[2, 9], [20, 24]]}
+    other = {key("RAIL/success/2024-02-02/run"): [[0, 40]], "AUTO/success/2024-02-02/run--elsewhere": [[0, 40]]}
+    got = select(Catalog.open(tmp_path / "d"), keep_ranges=keep | other)
+    assert got.segments.tolist() == [[0, 2, 9], [0, 20, 24], [2, 1, 3]]
+    assert got.keep_report is not None
+    assert (got.keep_report.matched, got.keep_report.unnamed, set(got.keep_report.unmatched)) == (2, 2, set(other))
+    with refused(2, repr(names[0]), where="keep_ranges"):
+        select(Catalog.open(tmp_path / "d"), keep_ranges=other)
+
+
 @pytest.mark.slow
 def test_select_a_hundred_thousand_long_keys(tmp_path: Path) -> None:
     """DROID's file is as long; only five of its episodes are here. One lookup of each key (no pass per episode)."""

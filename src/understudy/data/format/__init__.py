@@ -10,5 +10,6 @@ json_files        JSON files of `meta/`, checked value by value
 path_templates    path templates of info.json
 recorded_stats    statistics recorded with a dataset
 missing_files     data and video files that are missing
+joined_keys       vectors of several columns under one key
 standard_keys     a dataset under standard key names
 """

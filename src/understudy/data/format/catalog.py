@@ -16,6 +16,7 @@ from understudy.data.format import lerobot_v2, lerobot_v3
 from understudy.data.format.episode_store import load_episode_table
 from understudy.data.format.episode_table import EpisodeTable, Videos
 from understudy.data.format.features import INDEX_KEYS, Feature, parse_features
+from understudy.data.format.joined_keys import join_stats
 from understudy.data.format.json_files import read_json
 from understudy.data.format.missing_files import MissingFiles, find_missing, has_any_file, similar_folder
 from understudy.data.format.path_templates import check_template
@@ -42,6 +43,7 @@ class Catalog:
         skipped_features: key -> reason, for the features that cannot be read.
         cameras_without_files: the skipped features that are cameras without any video file.
         stored_names: key -> name in the files, for features that were renamed (`standard_keys.py`).
+        joined: key -> columns of a vector of several, each by its name in the files (`joined_keys.py`).
         tasks: text by task_index; "" where an index is skipped (see `report`).
         episodes: the episode table, keyed by episode id.
         info: content of meta/info.json.
@@ -60,6 +62,7 @@ class Catalog:
     skipped_features: Mapping[str, str]
     cameras_without_files: tuple[str, ...] = ()
     stored_names: Mapping[str, str] = field(default_factory=dict)
+    joined: Mapping[str, tuple[Feature, ...]] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -190,7 +193,11 @@ class Catalog:
         if not self.stored_names:
             return stats
         own = {key: self.stored_names.get(key, key) for key in self.features}
-        return {key: stats[name] for key, name in own.items() if name in stats}
+        found = {key: stats[name] for key, name in own.items() if name in stats}
+        for key, parts in self.joined.items():
+            if all(part.key in stats for part in parts):
+                found[key] = join_stats([stats[part.key] for part in parts])
+        return found
 
     def episode_texts(self) -> dict[str, dict[int, str]]:
         """Read the texts about episodes in the metadata, tasks aside: name -> episode id -> text."""

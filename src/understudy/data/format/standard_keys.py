@@ -4,6 +4,7 @@ A mapping goes from standard key to the dataset's own, `{"action": "actions.join
 "observation.images.cam_0"}`. The result is another `Catalog` over the same files. Its features, videos and recorded
 statistics have the standard keys. Only readers of parquet columns look up `Catalog.stored_names`. Keys that are not
 mapped keep their names. One key of the dataset may serve as two (a state that is also the action, one frame later).
+An action or a state may be several columns, "action.joint_velocity + action.gripper_position" (`joined_keys.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from difflib import get_close_matches
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS, Feature
+from understudy.data.format.joined_keys import join_features, joined_name, key_parts
 from understudy.errors import DatasetError
 
 _IMAGES = "observation.image"  # `observation.images.<camera>`, `observation.image`
@@ -49,17 +51,24 @@ def rename_keys(
     if all(key == own for key, own in names.items()):
         return catalog
     features, videos = catalog.features, catalog.episodes.videos
-    mapped = {own for key, own in names.items()}
+    parts = {key: key_parts(own, features) for key, own in names.items()}
+    joined = {key: tuple(features[part] for part in own) for key, own in parts.items() if len(own) > 1}
+    mapped = {part for own in parts.values() for part in own}
     unmapped = [key for key in features if key not in names and key not in mapped]
     places: dict[str, list[str]] = {key: [key] for key in unmapped}  # in the dataset's own order
-    for key, own in names.items():
-        places.setdefault(own, []).append(key)
+    for key, own_parts in parts.items():
+        places.setdefault(own_parts[0], []).append(key)
     now = [(key, own) for own in features for key in places.get(own, [])]
+    stored = {key: catalog.stored_names.get(own, own) for key, own in now}
+    stored |= {key: joined_name([part.key for part in own]) for key, own in joined.items()}
     return replace(
         catalog,
-        features={key: replace(features[own], key=key) for key, own in now},
+        features={
+            key: replace(join_features(joined[key]) if key in joined else features[own], key=key) for key, own in now
+        },
         episodes=replace(catalog.episodes, videos={key: videos[own] for key, own in now if own in videos}),
-        stored_names={key: stored for key, own in now if (stored := catalog.stored_names.get(own, own)) != key},
+        stored_names={key: name for key, name in stored.items() if name != key},
+        joined={key: catalog.joined[own] for key, own in now if own in catalog.joined} | joined,
     )
 
 
@@ -76,19 +85,41 @@ def _mapping_errors(catalog: Catalog, key: object, own: object) -> list[str]:
     for one in dict.fromkeys((key, own)):
         if one in _FIXED:
             return [f"{key!r} is mapped to {own!r}: {one!r} is the same in every dataset and cannot be mapped"]
+    parts = key_parts(own, catalog.features)
+    if len(parts) > 1 and all(part in catalog.features for part in parts):
+        return _joined_errors(catalog, key, parts)
     if own in catalog.skipped_features:
         return [f"{key!r} is mapped to {own!r}, which {catalog.skipped_features[own]}"]
     feature = catalog.features.get(own)
     if feature is None:
         if key in catalog.features and (own in _VECTORS or own.startswith(_IMAGES)):
             return [f"{key!r} is mapped to {own!r}, which is not a feature (the other way round? standard key first)"]
-        return [f"{key!r} is mapped to {own!r}, which is not a feature{suggest_key(own, list(catalog.features))}"]
+        unknown = next(part for part in parts if part not in catalog.features)
+        hint = suggest_key(unknown, list(catalog.features))
+        subject = f"{unknown!r} of it" if len(parts) > 1 else "which"
+        return [f"{key!r} is mapped to {own!r}, {subject} is not a feature{hint}"]
     what = f"{key!r} is mapped to {own!r}, which is {_kind(feature)}"
     if key.startswith(_IMAGES) and not feature.is_camera:
         cameras = ", ".join(catalog.camera_keys) or "none"
         return [f"{what}, not a camera: the cameras are {cameras}"]
     if key in _VECTORS and (feature.is_camera or feature.is_text or len(feature.shape) != 1):
         return [f"{what}, not a vector of numbers"]
+    return []
+
+
+def _joined_errors(catalog: Catalog, key: str, parts: Sequence[str]) -> list[str]:
+    """Errors of a vector of several columns."""
+    what = f"{key!r} is mapped to {joined_name(parts)!r}"
+    if key not in _VECTORS:
+        return [f"{what}: only {' and '.join(_VECTORS)} may be several columns"]
+    if len(set(parts)) < len(parts):
+        return [f"{what}, which repeats a column"]
+    for part in parts:
+        feature = catalog.features[part]
+        if part in _FIXED or part in catalog.stored_names or part in catalog.joined:
+            return [f"{what}: {part!r} is no column of the dataset's own"]
+        if feature.is_camera or feature.is_text or len(feature.shape) != 1:
+            return [f"{what}: {part!r} is {_kind(feature)}, not a vector of numbers"]
     return []
 
 

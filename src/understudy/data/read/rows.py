@@ -145,14 +145,22 @@ class Rows:
         first = int(rows[0])
         path = catalog.data_path(first)
         where = f"{catalog.files.where(path)} ({self._describe_episodes(rows)})"
-        stored = {key: catalog.stored_names.get(key, key) for key in dict.fromkeys([*self.keys, *INDEX_KEYS])}
+        stored: dict[str, list[str]] = {
+            key: [part.key for part in catalog.joined.get(key, ())] or [catalog.stored_names.get(key, key)]
+            for key in dict.fromkeys([*self.keys, *INDEX_KEYS])
+        }
         with with_location(where):
-            table = catalog.files.table(path, list(dict.fromkeys(stored.values())))
+            table = catalog.files.table(path, list(dict.fromkeys(name for own in stored.values() for name in own)))
         columns: dict[str, Column] = {}
-        for key, name in stored.items():
-            if name in table.column_names:
-                columns[key] = self._column(table.column(name), key, where)
-        lacking = [name for key, name in stored.items() if key not in columns and key not in INDEX_KEYS]
+        lacking: list[str] = []
+        for key, own in stored.items():
+            missing = [name for name in own if name not in table.column_names]
+            if missing:
+                lacking += missing if key not in INDEX_KEYS else []
+            elif key in catalog.joined:
+                columns[key] = self._joined_column(table, catalog.joined[key], where)
+            else:
+                columns[key] = self._column(table.column(own[0]), key, self.catalog.features.get(key), where)
         if lacking:
             fix = "restore the file, or leave the key out with keys=[...]"
             raise DatasetError(f"there is no column {lacking[0]!r}", where=where, fix=fix)
@@ -165,8 +173,13 @@ class Rows:
         ids = self.catalog.episodes.ids[rows]
         return f"episode {int(ids[0])}" if len(ids) == 1 else f"episodes {int(ids[0])} to {int(ids[-1])}"
 
-    def _column(self, column: pa.ChunkedArray, key: str, where: str) -> Column:
-        feature = self.catalog.features.get(key) or _INDEX_FEATURES.get(key)
+    def _joined_column(self, table: pa.Table, parts: Sequence[Feature], where: str) -> np.ndarray:
+        """Columns beside each other, (rows, D)."""
+        arrays = [np.asarray(self._column(table.column(part.key), part.key, part, where)) for part in parts]
+        return np.concatenate([array.reshape(len(table), -1) for array in arrays], axis=1)
+
+    def _column(self, column: pa.ChunkedArray, key: str, feature: Feature | None, where: str) -> Column:
+        feature = feature or _INDEX_FEATURES.get(key)
         if feature is not None and feature.is_text:
             if column.null_count and feature.dtype != "language":
                 raise DatasetError(f"column {key!r} has {column.null_count} nulls", where=where, fix="repair the file")

@@ -1,10 +1,13 @@
 """Keys of keep-ranges files: an episode id, or a text that the dataset holds about its episodes.
 
 DROID's files use "<recording_folderpath>--<file_path>". The text is matched against the episode metadata first, then
-against the text columns of the rows. The form of a key is not interpreted.
+against the text columns of the rows. Its form is interpreted only where no text is equal: in a DROID key
+"<ROOT>/<PATH>/recordings/MP4--<ROOT>/<PATH>/trajectory.h5" the episode's path, "LAB/success/DATE/TIME", is matched
+against texts that are such a path, like the `episode_id` of NVIDIA's conversion.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -12,6 +15,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError
 
 _PARTS = ("recording_folderpath", "file_path")
+_DROID_KEY = re.compile(r"(?P<path>.+)/recordings/[^/]+--(?P=path)/[^/]+")
 
 
 def match_keys(catalog: Catalog, keys: list[object], where: str) -> tuple[dict[object, int], dict[str, int]]:
@@ -29,11 +33,16 @@ def match_keys(catalog: Catalog, keys: list[object], where: str) -> tuple[dict[o
     else:
         candidates = _candidates(catalog)
     known: list[str] = []
+    tried: list[dict[str, int]] = []
     for names in candidates:
         matched = {key: names[str(key)] for key in keys if str(key) in names}
         if matched:
             return matched, names
+        tried.append(names)
         known += list(names)[: max(0, 3 - len(known))]
+    for names in tried:
+        if matched := _match_paths(keys, names):
+            return matched, names
     shown = ", ".join(map(repr, known)) or "no texts about its episodes; their ids are " + ", ".join(
         str(int(i)) for i in catalog.episodes.ids[:3]
     )
@@ -43,6 +52,20 @@ def match_keys(catalog: Catalog, keys: list[object], where: str) -> tuple[dict[o
         where=where,
         fix="give the keep-ranges of this dataset, or use episode ids as keys",
     )
+
+
+def _match_paths(keys: Sequence[object], names: dict[str, int]) -> dict[object, int]:
+    """Key -> table row where the episode's path in a DROID key ends with a name of at least two parts."""
+    row_of = {name.strip("/"): row for name, row in names.items() if "/" in name.strip("/")}
+    depths = {name.count("/") + 1 for name in row_of}
+    found: dict[object, int] = {}
+    for key in keys:
+        if match := _DROID_KEY.fullmatch(str(key)):
+            folders = match["path"].split("/")
+            rows = [row_of[tail] for depth in depths if (tail := "/".join(folders[-depth:])) in row_of]
+            if len(rows) == 1:
+                found[key] = rows[0]
+    return found
 
 
 def droid_keys(catalog: Catalog) -> dict[int, str]:

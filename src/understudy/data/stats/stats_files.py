@@ -14,6 +14,7 @@ import numpy as np
 from understudy import credentials
 from understudy.batch_keys import ACTION, STATE
 from understudy.data.dataset import EpisodeDataset
+from understudy.data.format.joined_keys import join_stats
 from understudy.data.format.json_files import read_json
 from understudy.data.format.recorded_stats import Stats, parse_stats, read_per_episode
 from understudy.data.stats.dataset_summaries import vector_widths
@@ -68,6 +69,9 @@ def read_stats_file(
     for key, width in vector_widths(data).items():
         own = _OPENPI[key] if openpi else data.catalog.stored_names.get(key, key)
         own = key if own not in table and key in table else own
+        parts = [part.key for part in data.catalog.joined.get(key, ())]
+        if own not in table and parts and all(part in table for part in parts):
+            table = {**table, own: join_stats([table[part] for part in parts])}
         if own not in table:
             known = ", ".join(table) or "none"
             raise DatasetError(f"there is no {own!r}", where=where, fix=f"its keys are {known}; or compute them")
