@@ -1,7 +1,7 @@
 """The trainer under SIGKILL: a hundred kills at random instants, also inside saves, also of one rank of two.
 
     python benchmarks/soak_trainer.py [--kills 100] [--per-run 4] [--kinds 1 2 3 4 5] [--policy flow] [--lora 0]
-        [--seed 0] [--json] [--torn]
+        [--lora-base stored] [--seed 0] [--json] [--torn]
 
 Runs of five kinds (one process and two, sharded or not, saves in the training or beside it, 2 -> 1 -> 2 processes) are
 killed until they are done. Each must equal the uninterrupted run of its kind: series, tensors and policy bit for bit.
@@ -30,14 +30,17 @@ import torch
 from support import killed
 from support.runs import tiny_dataset
 
+POLICIES = ("flow", "pi05", "world_action")
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--per-run", type=int, default=4)
     parser.add_argument("--kinds", type=int, nargs="+", default=range(1, 1 + len(killed.KINDS)))
-    parser.add_argument("--policy", choices=("flow", "pi05"), default="flow", help="pi05: needs the extra pi05")
+    parser.add_argument("--policy", choices=POLICIES, default="flow", help="pi05: needs the extra pi05")
     parser.add_argument("--lora", type=int, default=0, help="rank of low-rank adapters in all runs")
+    parser.add_argument("--lora-base", choices=("stored", "float32", "bfloat16"), default="stored")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--torn", action="store_true")
@@ -46,9 +49,8 @@ def main() -> int:
         killed.torn()
     with tempfile.TemporaryDirectory(prefix="understudy-soak-") as folder:
         data = tiny_dataset(Path(folder) / "dataset")
-        kinds = tuple(
-            replace(killed.KINDS[number - 1], lora=options.lora, policy=options.policy) for number in options.kinds
-        )
+        changes = {"lora": options.lora, "lora_base": options.lora_base, "policy": options.policy}
+        kinds = tuple(replace(killed.KINDS[number - 1], **changes) for number in options.kinds)
         tally = killed.main(data, Path(folder), kinds, options.kills, options.per_run, options.seed)
     conditions = {
         "date": datetime.now(UTC).date().isoformat(),

@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch._dynamo
@@ -57,8 +57,10 @@ class Kind:
     keep: int = 2
     lora: int = 0
     """Rank of low-rank adapters."""
+    lora_base: Literal["stored", "float32", "bfloat16"] = "stored"
+    """Dtype of the matrices below the adapters."""
     policy: str = "flow"
-    """`flow`, or `pi05` with the losses of flow, response and FAST tokens."""
+    """`flow`; `pi05` with the losses of flow, response and FAST tokens; or `world_action` in all modes."""
 
     def __str__(self) -> str:
         saves = "saves beside the training" if self.background else "saves in the training"
@@ -72,7 +74,9 @@ class Kind:
         if self.policy == "pi05":
             changes |= {"policy": pi05_settings(data.parent), "data": {"response": "task"}, "steps": 6}
             checkpoints["every"] = 2
-        lora = {"rank": self.lora}
+        elif self.policy == "world_action":
+            changes |= {"policy": WORLD_ACTION, "mode": "joint"}
+        lora = {"rank": self.lora, "base": self.lora_base}
         config = tiny_config(data, out, parallel=parallel, checkpoint=checkpoints, log={"every": 2}, lora=lora)
         return override(config, **changes)
 
@@ -83,6 +87,21 @@ KINDS = (
     Kind((2,), shard=2, background=True),
     Kind((2,)),
     Kind((2, 1), background=True),  # from one to the other and back at every kill
+)
+
+WORLD_ACTION = policy_type("world_action").settings(
+    image_size=(16, 16),
+    text_bytes=16,
+    channels=8,
+    blocks=1,
+    keypoints=4,
+    width=16,
+    layers=2,
+    heads=2,
+    patch=8,
+    future_patch=8,
+    future_images=2,
+    noise_samples=1,
 )
 
 

@@ -17,6 +17,11 @@ def named_parameters(groups: Groups) -> Iterator[tuple[str, Tensor]]:
         yield from zip(names, group["params"], strict=True)
 
 
+def grad_dtype(parameter: Tensor) -> torch.dtype:
+    """Return the dtype of a parameter's gradient: that of the parameter, or the one set instead (torch 2.10)."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
+
+
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a DTensor, and any other tensor unchanged."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

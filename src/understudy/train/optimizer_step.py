@@ -20,7 +20,7 @@ from understudy.distributed.mesh import Mesh, sync_gradients
 from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
 from understudy.errors import ConfigError
 from understudy.optim.adamw import Float32AdamW
-from understudy.optim.state import clip_factor, local
+from understudy.optim.state import clip_factor, grad_dtype, local
 from understudy.order import sample_uniform
 from understudy.policies.batch import to_device
 from understudy.policies.common.augment import drop_texts, shift_images
@@ -182,14 +182,14 @@ class Float64GradAccumulator:
     """Sums of the gradients of micro-batches in one process, in the dtype of sums over ranks (`mesh.grad_sum_dtype`).
 
     On a mesh of several processes fully_shard does this itself. Autograd sums in float32. So this class acts only for
-    float32 weights in one process on a CPU, with two micro-batches or more.
+    float32 gradients in one process on a CPU, with two micro-batches or more.
     """
 
     def __init__(self, optimizer: Float32AdamW, mesh: Mesh, parts: int) -> None:
         self._dtype = mesh.grad_sum_dtype
         needed = parts > 1 and mesh.world_size == 1
         self._parameters = [
-            p for p in trainable_params(optimizer) if needed and p.dtype == torch.float32 != self._dtype
+            p for p in trainable_params(optimizer) if needed and grad_dtype(p) == torch.float32 != self._dtype
         ]
         self._sums: dict[Tensor, Tensor] = {}
 
@@ -206,7 +206,7 @@ class Float64GradAccumulator:
     def finish(self) -> None:
         """Set the gradients to the sums, rounded once; call it after the last backward pass."""
         for p, total in self._sums.items():
-            p.grad = total.to(p.dtype)
+            p.grad = total.to(grad_dtype(p))
 
 
 @torch.no_grad()

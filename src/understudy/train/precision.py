@@ -20,7 +20,7 @@ from understudy.distributed.compile import missing_compiler
 from understudy.distributed.torch_release import has_grad_dtype
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.param_groups import parameter_groups
-from understudy.optim.state import check_moments, local
+from understudy.optim.state import check_moments, grad_dtype, local
 from understudy.policies.common.layers import Conv1d, Conv2d, Embedding, Linear
 from understudy.policies.policy import Policy
 
@@ -190,7 +190,7 @@ def table(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None,
     def row(label: str, params: list[Tensor], gradients: bool) -> None:
         state = [t for p in params for kind, t in optimizer.state.get(p, {}).items() if kind != "step"]
         count, here = sum(p.numel() for p in params), sum(local(p).numel() for p in params)
-        due = [(p, getattr(p, "grad_dtype", None) or p.dtype) for p in params] if gradients else []
+        due = [(p, grad_dtype(p)) for p in params] if gradients else []
         size = sum(local(t).numel() * t.element_size() for t in (*params, *state))
         size += sum(local(p).numel() * dtype.itemsize for p, dtype in due)
         rows.append(

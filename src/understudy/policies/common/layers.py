@@ -4,6 +4,8 @@ Parameters keep their stored dtype (float32 for training). Layers compute in the
 layers in float32. There is no autocast: this file shows the precision of each operation.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -36,11 +38,34 @@ class Conv2d(nn.Conv2d):
 
 
 class Embedding(nn.Embedding):
-    """Table of rows in any float dtype; the rows come in float32."""
+    """Table of rows in any float dtype; the rows come in float32.
+
+    Where the gradient of a bfloat16 table is float32 (`Tensor.grad_dtype`), its rows are summed in float32, too.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Look up rows by their numbers, int64 [...]; returns float32 [..., width]."""
+        if self.weight.dtype != torch.float32 and getattr(self.weight, "grad_dtype", None) == torch.float32:
+            found: Tensor = _Float32Rows.apply(self.weight, input)  # type: ignore[no-untyped-call]
+            return found
         return super().forward(input).float()
+
+
+class _Float32Rows(torch.autograd.Function):
+    """Rows of a table in float32, with a float32 gradient of the table: its rows are sums over equal numbers."""
+
+    @staticmethod
+    def forward(context: Any, table: Tensor, numbers: Tensor) -> Tensor:
+        """Look up rows."""
+        context.save_for_backward(numbers)
+        context.count = table.shape[0]
+        return F.embedding(numbers, table).float()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Sum the gradients of each row."""
+        (numbers,) = context.saved_tensors
+        return torch.ops.aten.embedding_dense_backward(gradient, numbers, context.count, -1, False), None
 
 
 def rows(layer: nn.Module, x: Tensor) -> Tensor:
