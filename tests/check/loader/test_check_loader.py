@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.datasets import Spec, write_dataset
+from tests.support.weights import count_frames, write_weights
 from torch.utils.data import DataLoader, default_collate
 
 import understudy as us
@@ -177,6 +178,24 @@ def test_check_loader_passes_a_correct_loader(data: us.EpisodeDataset, samples: 
     assert report["rows"].measured["compared"] >= 7 * len(data)
     assert report["images"].measured["compared"] >= 6
     assert json.loads(json.dumps(report.to_json()))["checks"]["coverage"]["missing"] == 0
+
+
+def test_check_loader_counts_copies_of_frames(
+    root: Path, data: us.EpisodeDataset, samples: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    frames = sorted(count_frames(data.segments))
+    weights = {frame: float(i % 3) for i, frame in enumerate(frames)}
+    path = write_weights(tmp_path / "w.parquet", weights)
+    weighted = us.EpisodeDataset(root, WINDOWS, frame_weights=path, frame_weights_in="order")
+    copies = [sample for i, sample in enumerate(samples) for _ in range(i % 3)]
+    report = check(Toy, weighted, copies, skip=["ranks.even"])
+    assert report.passed
+    assert report.samples == len(copies)
+    few = {"skip": [name for name in CHECKS if name != "coverage"], "max_images": 0}
+    once = [sample for i, sample in enumerate(samples) if i % 3]
+    for given, missing, doubled, foreign in [(once, 15, 0, 0), (samples, 15, 0, 16), ([*copies, *copies[:4]], 0, 4, 0)]:
+        found = check(Toy, weighted, given, **few)["coverage"]
+        assert found.measured == {"missing": missing, "doubled": doubled, "foreign": foreign}
 
 
 @pytest.mark.parametrize(

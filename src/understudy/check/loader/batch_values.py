@@ -62,19 +62,30 @@ def digest(values: Mapping[str, np.ndarray]) -> int:
 
 
 class SampleNumbers:
-    """Samples of a dataset's selection, numbered in storage order.
+    """Samples of a dataset's selection, numbered in storage order; `len` is the size of an epoch.
 
     Args:
         data: the dataset.
+
+    Attributes:
+        counts: int64 (n,), how often an epoch has each sample: 1 without frame weights.
     """
 
     def __init__(self, data: EpisodeDataset) -> None:
         self.data = data
         self._ends = np.cumsum(data.segments[:, 2] - data.segments[:, 1])
+        self.counts = np.ones(int(self._ends[-1]), np.int64)
+        if data.frame_weights is not None:
+            bounds = np.zeros(len(self.counts) + 1, np.int64)
+            copies = data.epoch_segments
+            first = self.number(copies[:, 0], copies[:, 1])
+            np.add.at(bounds, first, 1)
+            np.add.at(bounds, first + copies[:, 2] - copies[:, 1], -1)
+            self.counts = np.cumsum(bounds)[:-1]
         self._first_index: tuple[np.ndarray, np.ndarray] | None = None
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return int(self.counts.sum())
 
     def locate(self, values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return (episode ids, frames), int64 (B,) each, of the samples of a batch.

@@ -15,7 +15,7 @@ WORST_DESIGN_EFFECT = 2.0
 
 
 def check_coverage(name: str, numbers: SampleNumbers, epochs: Sequence[Stretch]) -> LoaderCheck:
-    """Check that each epoch has each sample once.
+    """Check that each epoch has each sample once, or as often as its frame weight.
 
     Either each pass of the loader is an epoch, or the passes are one stream in which every N samples are an epoch: the
     last batch of a pass is then filled with the first samples of the next.
@@ -28,33 +28,38 @@ def check_coverage(name: str, numbers: SampleNumbers, epochs: Sequence[Stretch])
         return _check_cut(name, numbers, first)
     stream = np.concatenate([epoch.numbers for epoch in epochs])
     parts = [stream[start : start + total] for start in range(0, len(stream) - total + 1, total)]
-    as_stream = bool(parts) and all(is_epoch(part, total) for part in parts)
-    if as_stream or all(is_epoch(epoch.numbers, total) for epoch in epochs if epoch.end == "end"):
+    as_stream = bool(parts) and all(is_epoch(part, numbers.counts) for part in parts)
+    if as_stream or all(is_epoch(epoch.numbers, numbers.counts) for epoch in epochs if epoch.end == "end"):
         if epochs[0].end == "limit" and not as_stream:
             return _describe(name, numbers, first[:total])
-        return LoaderCheck(name, "passed", f"{total:,} samples, each once", {"missing": 0, "doubled": 0, "foreign": 0})
-    wrong = next((e.numbers for e in epochs if e.end == "end" and not is_epoch(e.numbers, total)), first[:total])
+        words = "each once" if numbers.data.frame_weights is None else "each as often as its weight"
+        return LoaderCheck(name, "passed", f"{total:,} samples, {words}", {"missing": 0, "doubled": 0, "foreign": 0})
+    wrong = next(
+        (e.numbers for e in epochs if e.end == "end" and not is_epoch(e.numbers, numbers.counts)), first[:total]
+    )
     return _describe(name, numbers, wrong)
 
 
-def is_epoch(samples: np.ndarray, total: int) -> bool:
-    """Whether `samples` are the numbers 0 .. total - 1, each once."""
-    return len(samples) == total and bool((np.sort(samples) == np.arange(total)).all())
+def is_epoch(samples: np.ndarray, counts: np.ndarray) -> bool:
+    """Whether `samples` have the number i `counts[i]` times, for each i, and no other."""
+    inside = samples.min(initial=0) >= 0
+    return bool(inside) and np.array_equal(np.bincount(samples, minlength=len(counts)), counts)
 
 
 def _describe(name: str, numbers: SampleNumbers, samples: np.ndarray) -> LoaderCheck:
     """Failed check with the missing, doubled and foreign samples of an epoch."""
     known = samples[samples >= 0]
-    count = np.bincount(known, minlength=len(numbers))
-    missing, doubled = np.flatnonzero(count == 0), np.flatnonzero(count > 1)
+    more = np.bincount(known, minlength=len(numbers.counts)) - numbers.counts
+    missing, doubled = np.flatnonzero(more < 0), np.flatnonzero(more > 0)
+    often = "more than once" if numbers.data.frame_weights is None else "too often"
     foreign = len(samples) - len(known)
     parts = [
         f"{len(found):,} {word} ({_list_places(numbers, found)})"
-        for word, found in (("missing", missing), ("more than once", doubled))
+        for word, found in (("missing", missing), (often, doubled))
         if len(found)
     ]
     parts += [f"{foreign:,} outside the selection"] if foreign else []
-    measured = {"missing": len(missing), "doubled": int((count[doubled] - 1).sum()), "foreign": foreign}
+    measured = {"missing": int(-more[missing].sum()), "doubled": int(more[doubled].sum()), "foreign": foreign}
     return LoaderCheck(name, "failed", f"of {len(numbers):,} samples {', '.join(parts)}", measured)
 
 
@@ -64,10 +69,10 @@ def _list_places(numbers: SampleNumbers, found: np.ndarray) -> str:
 
 def _check_cut(name: str, numbers: SampleNumbers, samples: np.ndarray) -> LoaderCheck:
     known = samples[samples >= 0]
-    doubled = len(known) - len(np.unique(known))
+    doubled = int((np.bincount(known, minlength=len(numbers.counts)) > numbers.counts).sum())
     if (doubled or len(known) < len(samples)) and len(samples) <= len(numbers):
         return _describe(name, numbers, samples)
-    detail = f"max_batches ended the epoch after {len(samples):,} of {len(numbers):,} samples, none of them twice"
+    detail = f"max_batches ended the epoch after {len(samples):,} of {len(numbers):,} samples, none of them too often"
     return LoaderCheck(name, "not checked", detail)
 
 
@@ -123,7 +128,7 @@ def check_shuffling(numbers: SampleNumbers, epoch: Stretch) -> LoaderCheck:
     """Compare the design effect of batches with that of a perfect shuffle (`order/audit/design_effect.py`)."""
     samples, size = epoch.numbers[: len(numbers)], max(map(len, epoch.samples), default=0)
     samples = samples[samples >= 0]
-    segments = numbers.data.segments
+    segments = numbers.data.epoch_segments
     lengths = np.bincount(np.unique(segments[:, 0], return_inverse=True)[1], segments[:, 2] - segments[:, 1])
     episode, frame = numbers.data.locate(samples)
     found: dict[str, list[float]] = {}
