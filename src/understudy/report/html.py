@@ -1,7 +1,7 @@
 """Self-contained HTML pages, which open offline, follow the reader's light or dark setting and can be printed.
 
 Images are data URIs. Charts are inline SVG whose text and axes have the page's color. A wide chart is drawn a second
-time for narrow screens, where its text would otherwise be too small. Pages contain no script.
+time for narrow screens, where its text would otherwise be too small. Pages contain no script; `view` has its own page.
 """
 
 import base64
@@ -29,7 +29,7 @@ _INK = "#010203"  # matplotlib's drawing color, which the page replaces by its t
 _salt = itertools.count()
 _MARK = '<meta name="generator" content="understudy">'
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; --ground: #f6f7f9; --card: #ffffff; --ink: #1b1f24; --soft: #56606b; --line: #dfe3e8;
   --accent: #2f7fd8; --link: #1f62ad; --good: #17734c; --bad: #b3312f; }
 @media (prefers-color-scheme: dark) { :root { --ground: #14171a; --card: #1d2125; --ink: #e4e7ea; --soft: #a3adb8;
@@ -90,6 +90,7 @@ details > summary { cursor: pointer; font-weight: 600; } details[open] > summary
   main { padding: 20px 12px; } .two { grid-template-columns: 1fr; }
   th, td { padding-right: 10px; } td.long, th.long { min-width: 18ch; } }
 """
+"""Style sheet of all pages."""
 
 
 def page(title: str, *parts: str) -> str:
@@ -105,7 +106,7 @@ def page(title: str, *parts: str) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"{_MARK}"
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body><main>\n"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n"
         + "\n".join([first, nav, *rest])
         + "\n</main></body></html>\n"
     )
@@ -118,7 +119,7 @@ def refuse_foreign(path: Path) -> None:
     if not path.exists():
         return
     head = path.open("rb").read(2048) if path.is_file() else b""
-    if _MARK.encode() not in head and _STYLE[:60].encode() not in head:  # older pages have no mark
+    if _MARK.encode() not in head and STYLE[:60].encode() not in head:  # older pages have no mark
         raise ConfigError(f"{path}: exists and is no page of understudy; name another file, or move this one")
 
 

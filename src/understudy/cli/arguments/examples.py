@@ -89,6 +89,10 @@ EXAMPLES = {
         "understudy check data/table",
         "understudy check data/table --page table.html --skip-bad bad.json",
     ),
+    "view": (
+        "understudy view data/table",
+        "understudy view data/table --keep-ranges keep.json --findings findings.json",
+    ),
     "edit": (
         "understudy edit data/table data/red --where '\"red\" in task'",
         "understudy edit data/table data/rated --metadata ratings.csv",

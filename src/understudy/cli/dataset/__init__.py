@@ -1,7 +1,8 @@
-"""Commands that examine and mend datasets.
+"""Commands that show, examine and mend datasets.
 
 check      `understudy check`
+view       `understudy view`
 edit       `understudy edit`
 segment    `understudy segment`
-summary    progress and summary of both
+summary    progress and summary of `edit` and `segment`
 """
