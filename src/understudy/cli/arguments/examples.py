@@ -92,6 +92,7 @@ EXAMPLES = {
     "view": (
         "understudy view data/table",
         "understudy view data/table --keep-ranges keep.json --findings findings.json",
+        "understudy view data/table --export page --episodes 0 3 7",
     ),
     "edit": (
         "understudy edit data/table data/red --where '\"red\" in task'",

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,20 +31,50 @@ class ViewConfig:
     """JSON file of keep-ranges to mark."""
     findings: str = ""
     """JSON of `understudy check PATH --json` to show; without it, the page has a button for a check."""
+    episodes: tuple[int, ...] = ()
+    """Ids of the episodes to list, or to export; the default is all."""
+    export: str = ""
+    """New or empty folder to write instead of a server: a page that opens from a file, with the media of `--episodes`
+    beside it."""
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        return [] if self.path else ["path: required, the folder or URL of a dataset: understudy view PATH"]
+        found = [] if self.path else ["path: required, the folder or URL of a dataset: understudy view PATH"]
+        if self.export and not self.episodes:
+            found.append("export: name the episodes to write, as in --episodes 0 3 7")
+        if len(set(self.episodes)) < len(self.episodes):
+            found.append("episodes: an id is repeated; give each once")
+        return found
 
 
 def view(config: ViewConfig) -> None:
-    """Serve the page until Ctrl-C or SIGTERM."""
+    """Serve the page until Ctrl-C or SIGTERM, or export it."""
+    import numpy as np
+
     from understudy.data.format.catalog import Catalog
+    from understudy.report.view.export import check_folder
     from understudy.report.view.viewer import Source, Viewer
 
+    if config.export:
+        check_folder(Path(config.export))
     catalog = Catalog.open(config.path)
-    source = Source(catalog.name, catalog, keep_ranges=config.keep_ranges or None, findings=config.findings)
-    _serve(Viewer([source], catalog.name), config)
+    rows = np.sort(catalog.episodes.rows_of(config.episodes)) if config.episodes else None
+    source = Source(catalog.name, catalog, rows, config.keep_ranges or None, config.findings)
+    viewer = Viewer([source], catalog.name)
+    if config.export:
+        _export(viewer, [(0, episode) for episode in config.episodes], Path(config.export))
+    else:
+        _serve(viewer, config)
+
+
+def _export(viewer: "Viewer", episodes: list[tuple[int, int]], folder: Path) -> None:
+    from understudy.progress import Progress
+    from understudy.report.view.export import export_episodes
+
+    with Progress(len(episodes), "export", "episode") as progress:
+        export_episodes(viewer, episodes, folder, progress.update)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{len(episodes)} episodes, {size / 1e6:.1f} MB: {folder / 'index.html'}")
 
 
 def _serve(viewer: "Viewer", config: ViewConfig) -> None:

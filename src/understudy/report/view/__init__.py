@@ -2,6 +2,7 @@
 
 viewer        everything that the page shows, as named resources
 server        a web server for them on this machine
+export        a folder of them that opens without a server
 episode_list  episodes in pages, found by id or task
 sheets        images of an episode, many frames in a file
 columns       curves and exact values
