@@ -38,8 +38,10 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
-def faults(browser: Any, page: Path, width: int, scheme: str) -> list[str]:
+def faults(browser: Any, page: Path, width: int, scheme: str, ready: str = "") -> list[str]:
     """Problems of a page on a screen `width` pixels wide, in the color scheme `light` or `dark`.
+
+    A page with scripts is examined as soon as it has an element that matches the selector `ready`.
 
     UNDERSTUDY_SCREENSHOTS=FOLDER keeps the screenshots there.
     """
@@ -52,6 +54,8 @@ def faults(browser: Any, page: Path, width: int, scheme: str) -> list[str]:
         outside = ("file:", "data:")
         tab.on("request", lambda r: None if r.url.startswith(outside) else found.append(f"request: {r.url}"))
         tab.goto(page.as_uri())
+        if ready:
+            tab.wait_for_selector(ready, state="attached")
         folder = os.environ.get("UNDERSTUDY_SCREENSHOTS")
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)

@@ -126,6 +126,17 @@ def evaluate_checkpoint(root: Path, which: int | str = "latest", *, per_dim: boo
     Raises:
         ConfigError: no run, no such checkpoint, another dataset, or no validation episodes.
     """
+    with open_checkpoint(root, which) as (state, validation):
+        return {"step": state.step, **state.evaluate(validation, per_dim=per_dim)}
+
+
+@contextmanager
+def open_checkpoint(root: Path, which: int | str = "latest") -> Iterator[tuple[TrainState, ValidationData]]:
+    """Open a checkpoint with its validation frames, on the processes of this mesh; arguments of `evaluate_checkpoint`.
+
+    Raises:
+        ConfigError: no run, no such checkpoint, another dataset, or no validation episodes.
+    """
     run = RunDir(root)
     now = run.settings()
     source = find_checkpoint(run.checkpoints, which, now.checkpoint.keep_best)
@@ -142,8 +153,8 @@ def evaluate_checkpoint(root: Path, which: int | str = "latest", *, per_dim: boo
             dtypes = _weight_dtypes(source)
         state = init_train_state(config, data, record["normalisation"], mesh, resumed=dtypes)
         with closing(Saver(run.checkpoints, keep_last=config.checkpoint.keep_last)) as saver:
-            saved = _load(state, saver, source)
-        return {"step": saved["step"], **state.evaluate(validation, per_dim=per_dim)}
+            state.step = _load(state, saver, source)["step"]
+        yield state, validation
 
 
 def _start(run: RunDir, config: TrainConfig, work: Callable[[Mesh, Stop], int]) -> int:

@@ -157,7 +157,7 @@ def test_viewer_reads_findings_of_this_dataset_only(tmp_path: Path) -> None:
 
 
 def test_viewer_shows_the_rest_of_a_broken_episode(tmp_path: Path) -> None:
-    catalog, truth = make(tmp_path, "v2.1", cameras=(TOP, "observation.images.side"))
+    catalog, _ = make(tmp_path, "v2.1", cameras=(TOP, "observation.images.side"))
     (tmp_path / f"videos/chunk-001/{TOP}/episode_000002.mp4").write_bytes(b"no video")
     content = read_json(viewer_of(catalog), "0/2/episode.json")
     assert [bool(camera["error"]) for camera in content["cameras"]] == [True, False]

@@ -93,6 +93,7 @@ EXAMPLES = {
         "understudy view data/table",
         "understudy view data/table --keep-ranges keep.json --findings findings.json",
         "understudy view data/table --export page --episodes 0 3 7",
+        "understudy view runs/table --checkpoint best",
     ),
     "edit": (
         "understudy edit data/table data/red --where '\"red\" in task'",

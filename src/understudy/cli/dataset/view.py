@@ -1,4 +1,4 @@
-"""`understudy view PATH`: look through the episodes of a dataset in a browser."""
+"""`understudy view PATH`: look through the episodes of a dataset or a run in a browser."""
 
 import os
 import signal
@@ -9,20 +9,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from understudy.config.declare import Interval, Positional
+from understudy.config.declare import Ge, Interval, Positional
 
 if TYPE_CHECKING:
+    from understudy.load.validation.validation_data import ValidationData
     from understudy.report.view.viewer import Viewer
+    from understudy.train.state import TrainState
 
 
 @dataclass(frozen=True)
 class ViewConfig:
-    """Show episodes in a browser: images of all cameras beside curves, tasks, keep-ranges and findings."""
+    """Show episodes in a browser: images of all cameras beside curves, tasks, keep-ranges and findings.
+
+    Of a run, its validation episodes with predicted actions.
+    """
 
     path: Positional[str] = ""
-    """Folder (or URL) of a LeRobot dataset."""
+    """Folder (or URL) of a LeRobot dataset, or a run directory: then the run's validation episodes, with the actions
+    that its policy predicts beside the recorded ones."""
+    checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"
+    """Of a run: step of the checkpoint, `latest`, or `best`: the best by the run's `keep_best`."""
     port: Annotated[int, Interval(ge=0, le=65535)] = 0
     """Port of the page on 127.0.0.1; 0 takes a free one."""
     browser: bool = True
@@ -39,7 +47,7 @@ class ViewConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        found = [] if self.path else ["path: required, the folder or URL of a dataset: understudy view PATH"]
+        found = [] if self.path else ["path: required, the folder or URL of a dataset, or a run: understudy view PATH"]
         if self.export and not self.episodes:
             found.append("export: name the episodes to write, as in --episodes 0 3 7")
         if len(set(self.episodes)) < len(self.episodes):
@@ -49,28 +57,72 @@ class ViewConfig:
 
 def view(config: ViewConfig) -> None:
     """Serve the page until Ctrl-C or SIGTERM, or export it."""
-    import numpy as np
-
-    from understudy.data.format.catalog import Catalog
+    from understudy.data.format.catalog import INFO
+    from understudy.errors import ConfigError
     from understudy.report.view.export import check_folder
-    from understudy.report.view.viewer import Source, Viewer
+    from understudy.train.checkpoint.run_dir import RunDir
 
     if config.export:
         check_folder(Path(config.export))
+    run = RunDir(Path(config.path))
+    with stopped_by_signals():
+        if not run.config.is_file() or (run.root / INFO).is_file():
+            if config.checkpoint != "latest":
+                raise ConfigError(f"checkpoint: {config.path} is no run; it is a setting of runs")
+            _show(_dataset_viewer(config), config)
+            return
+        from understudy.train.run import open_checkpoint
+
+        if config.keep_ranges or config.findings:
+            raise ConfigError("keep_ranges, findings: these are for a dataset, not for a run; view the dataset")
+        with open_checkpoint(run.root, config.checkpoint) as (state, validation):
+            _show(_run_viewer(config, state, validation), config)
+
+
+def _dataset_viewer(config: ViewConfig) -> "Viewer":
+    import numpy as np
+
+    from understudy.data.format.catalog import Catalog
+    from understudy.report.view.viewer import Source, Viewer
+
     catalog = Catalog.open(config.path)
     rows = np.sort(catalog.episodes.rows_of(config.episodes)) if config.episodes else None
-    source = Source(catalog.name, catalog, rows, config.keep_ranges or None, config.findings)
-    viewer = Viewer([source], catalog.name)
+    return Viewer([Source(catalog.name, catalog, rows, config.keep_ranges or None, config.findings)], catalog.name)
+
+
+def _run_viewer(config: ViewConfig, state: "TrainState", validation: "ValidationData") -> "Viewer":
+    """Make the viewer of the validation episodes, those of `config.episodes` in each source."""
+    import numpy as np
+
+    from understudy.errors import ConfigError
+    from understudy.report.view.viewer import Source, Viewer
+    from understudy.train.validation.episode_actions import EpisodeActions
+
+    actions = EpisodeActions(state, validation)
+    sources, found = [], 0
+    for number, (name, dataset) in enumerate(zip(validation.names, validation.datasets)):
+        ids = actions.episodes(number)
+        ids = np.intersect1d(ids, np.asarray(config.episodes, np.int64)) if config.episodes else ids
+        found += len(ids)
+        sources.append(Source(name, dataset.catalog, dataset.catalog.episodes.rows_of(ids)))
+    if not found:
+        known = ", ".join(map(str, actions.episodes(0)[:8].tolist()))
+        raise ConfigError(f"episodes: none is a validation episode of the run; {validation.names[0]} has {known}, …")
+    return Viewer(sources, f"{Path(config.path).name}, step {state.step}", actions.predict)
+
+
+def _show(viewer: "Viewer", config: ViewConfig) -> None:
     if config.export:
-        _export(viewer, [(0, episode) for episode in config.episodes], Path(config.export))
+        _export(viewer, Path(config.export))
     else:
         _serve(viewer, config)
 
 
-def _export(viewer: "Viewer", episodes: list[tuple[int, int]], folder: Path) -> None:
+def _export(viewer: "Viewer", folder: Path) -> None:
     from understudy.progress import Progress
     from understudy.report.view.export import export_episodes
 
+    episodes = viewer.list.all()
     with Progress(len(episodes), "export", "episode") as progress:
         export_episodes(viewer, episodes, folder, progress.update)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -80,7 +132,7 @@ def _export(viewer: "Viewer", episodes: list[tuple[int, int]], folder: Path) -> 
 def _serve(viewer: "Viewer", config: ViewConfig) -> None:
     from understudy.report.view.server import ViewServer
 
-    with stopped_by_signals(), ViewServer(viewer, config.port) as server:
+    with ViewServer(viewer, config.port) as server:
         print(f"{len(viewer.list):,} episodes at {server.url} until Ctrl-C", flush=True)
         if config.browser:
             _open_browser(server.url)

@@ -34,6 +34,14 @@ class EpisodeList:
         place = int(np.searchsorted(rows, row))
         return place < len(rows) and int(rows[place]) == row
 
+    def all(self) -> list[tuple[int, int]]:
+        """Return (source, episode id) of every listed episode."""
+        return [
+            (source, int(episode))
+            for source, rows in enumerate(self._rows)
+            for episode in self._catalogs[source].episodes.ids[rows]
+        ]
+
     def page(self, query: str = "", number: int = 0) -> dict[str, Any]:
         """Return a page of the episodes that match: {"total", "page", "size", "episodes"}.
 

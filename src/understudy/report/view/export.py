@@ -57,6 +57,8 @@ def _write_episode(viewer: Viewer, folder: Path, base: str) -> None:
     (folder / base).mkdir(parents=True, exist_ok=True)
     content = _write_script(viewer, folder, f"{base}/episode.json")
     _write_script(viewer, folder, f"{base}/findings.json")
+    if viewer.predicts:
+        _write_script(viewer, folder, f"{base}/predicted.json")
     if any(curve["bucket"] > 1 for curve in content["curves"]):
         for number in range(-(-content["length"] // BLOCK)):
             _write_script(viewer, folder, f"{base}/rows-{number}.json")

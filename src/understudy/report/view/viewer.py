@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from understudy.batch_keys import ACTION
 from understudy.data.format.catalog import Catalog
 from understudy.data.selection.select import KeepRanges
 from understudy.errors import DatasetError
 from understudy.report import html
-from understudy.report.view.columns import BLOCK, Columns
+from understudy.report.view.columns import BLOCK, Columns, numbers
 from understudy.report.view.episode_list import EpisodeList
 from understudy.report.view.findings import Findings
 from understudy.report.view.lanes import Keep, metadata_of, text_lanes
@@ -36,6 +37,7 @@ ROUTES = {
     "block": rf"{_NUMBER}/{_NUMBER}/rows-{_NUMBER}\.json",
     "sheet": rf"{_NUMBER}/{_NUMBER}/camera-{_NUMBER}-{_NUMBER}\.(?:png|jpg)",
     "findings": rf"{_NUMBER}/{_NUMBER}/findings\.json",
+    "predicted": rf"{_NUMBER}/{_NUMBER}/predicted\.json",
     "check": r"check\.json",
 }
 """Kind of a resource -> pattern of its name; numbers are source, episode id, and the place in the episode."""
@@ -93,8 +95,8 @@ class Viewer:
     Args:
         sources: the datasets.
         title: of the page.
-        predicted: returns the actions that a policy predicts for an episode (source, table row), as JSON holds them;
-            None where there is no policy.
+        predict: returns the actions that a policy predicts for an episode, given the source and the episode's id:
+            `EpisodeActions.predict`. None where there is no policy.
 
     Raises:
         DatasetError: keep-ranges or findings are malformed or of another dataset.
@@ -104,9 +106,9 @@ class Viewer:
         self,
         sources: Sequence[Source],
         title: str,
-        predicted: Callable[[int, int], Mapping[str, Any]] | None = None,
+        predict: Callable[[int, int, int], Mapping[str, Any]] | None = None,
     ) -> None:
-        self.title, self._predicted = title, predicted
+        self.title, self._predict = title, predict
         self._sources = [_Shown(source) for source in sources]
         rows = [np.arange(len(each.catalog.episodes)) if each.rows is None else each.rows for each in sources]
         self.list = EpisodeList([source.name for source in sources], [source.catalog for source in sources], rows)
@@ -161,12 +163,14 @@ class Viewer:
             return _json(self.episode(source, row))
         if kind == "block":
             return _json(shown.columns.block(row, places[0]))
+        if kind == "predicted":
+            return _json(self._predicted(source, episode, int(shown.catalog.episodes.lengths[row])))
         if kind == "findings":
             return _json(shown.findings.of(episode))
         return Resource(*shown.sheets.read(shown.catalog.camera_keys[places[0]], row, places[1]))
 
     def episode(self, source: int, row: int) -> dict[str, Any]:
-        """Return the content of an episode except for images, predicted actions and findings, as JSON holds it."""
+        """Return the content of an episode without images, predicted actions and findings, as JSON holds it."""
         shown = self._sources[source]
         catalog = shown.catalog
         values, errors = shown.columns.read(row)
@@ -182,7 +186,6 @@ class Viewer:
             except DatasetError as error:
                 cameras.append({"key": camera, "layout": None, "error": str(error)})
         own = {name: texts[described["id"]] for name, texts in shown.metadata.items() if described["id"] in texts}
-        predicted = self._predicted(source, row) if self._predicted is not None else None
         return described | {
             "fps": catalog.fps,
             "cameras": cameras,
@@ -192,7 +195,24 @@ class Viewer:
             "metadata": {name: str(value) for name, value in own.items()},
             "notes": [*shown.columns.notes, *shown.sheets.notes],
             "errors": errors,
-            "predicted": predicted,
+        }
+
+    @property
+    def predicts(self) -> bool:
+        """Whether a policy predicts actions."""
+        return self._predict is not None
+
+    def _predicted(self, source: int, episode: int, length: int) -> dict[str, Any]:
+        if self._predict is None:
+            raise UnknownResource("no policy")
+        found = self._predict(source, episode, length)
+        return {
+            "key": ACTION,
+            "chunk": found["chunk"],
+            "starts": found["starts"],
+            "values": numbers(np.asarray(found["actions"]).T),
+            "mae": numbers(np.asarray(found["mae"])),
+            "unreadable": found["unreadable"],
         }
 
     def page(self, exported: Sequence[tuple[int, int]] | None = None) -> str:
@@ -213,6 +233,7 @@ class Viewer:
             ],
             "colors": html.COLORS,
             "listed": listed,
+            "predicts": self.predicts,
         }
         text = asset("view.html").decode()
         data = json.dumps(setup, ensure_ascii=False).replace("<", "\\u003c")  # a name must not end the script

@@ -52,9 +52,7 @@ class OpenLoop:
         some = torch.from_numpy(chosen if len(chosen) else np.zeros(1, np.int64))
         here = {key: _rows(value, some) for key, value in batch.items()}
         recorded = here[ACTION]
-        draws = make_draws(policy.random_spec("act"), self._seed, self._held.identity(part)[some], "open loop")
-        draws = {name: to_device(values, recorded.device) for name, values in draws.items()}
-        proposed = policy.act(here, draws, STEPS, self._mode)
+        proposed = predict_actions(policy, here, self._held.identity(part)[some], self._seed, self._mode)
         if not len(chosen):
             return {}
         absent = here[f"{ACTION}_is_pad"][..., None].expand(recorded.shape)  # [n, T, A]
@@ -108,6 +106,21 @@ class OpenLoop:
             }
         normalized = _ratio(found["normalised"][0], found["elements"][0])
         return {"every": self.every, "normalised": normalized, "sources": sources}
+
+
+def predict_actions(policy: Policy, batch: Mapping[str, Any], identity: Tensor, seed: int, mode: str) -> Tensor:
+    """Predict chunks of actions for validation samples: [n, T, A] in the robot's units.
+
+    Args:
+        policy: the policy.
+        batch: the samples, prepared, on the device.
+        identity: int64 [n], `ValidationData.identity` of the samples, which keys the noise.
+        seed: of the noise.
+        mode: task mode that leads to actions.
+    """
+    draws = make_draws(policy.random_spec("act"), seed, identity, "open loop")
+    draws = {name: to_device(values, batch[ACTION].device) for name, values in draws.items()}
+    return policy.act(batch, draws, STEPS, mode)
 
 
 def _rows(value: Any, some: Tensor) -> Any:

@@ -2,8 +2,8 @@
 "use strict";
 
 class Chart {
-  constructor(curve, length, blocks, predicted, seek) {
-    Object.assign(this, { curve, length, blocks, predicted, hovered: null, frame: 0 });
+  constructor(curve, length, blocks, seek) {
+    Object.assign(this, { curve, length, blocks, predicted: null, hovered: null, frame: 0 });
     const count = curve.names.length;
     this.shown = curve.names.map(() => true);
     this.canvas = element("canvas");
@@ -42,6 +42,12 @@ class Chart {
     this.shown = this.shown.map((_, i) => choice(i));
     this.buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(this.shown[i])));
     this.draw();
+  }
+
+  predict(found) {
+    this.predicted = found;
+    this.draw();
+    this.label();
   }
 
   color(i) {
@@ -151,7 +157,7 @@ class Chart {
     const values = this.curve.bucket === 1 ? this.curve.low.map((one) => one[frame]) : this.blocks.values(this.curve.key, frame);
     this.buttons.forEach((button, i) => {
       let text = values ? digits(values[i]) : "…";
-      if (this.predicted) text += ` → ${digits(this.predicted.values[i][frame])}`;
+      if (this.predicted) text += ` → ${digits(this.predicted.values[i][frame])}, ${digits(this.predicted.mae[i])}`;
       button.lastChild.textContent = text;
     });
   }

@@ -83,9 +83,7 @@ async function openEpisode(listed, frame = 0) {
   view.films = episode.cameras.map((camera, number) => new Film(base(episode), number, camera, episode.length));
   byId("films").replaceChildren(...view.films.map((film) => film.view));
   const blocks = new Blocks(base(episode), episode.block, () => view.charts.forEach((chart) => chart.label()));
-  const predicted = episode.predicted;
-  view.charts = episode.curves.map((curve) =>
-    new Chart(curve, episode.length, blocks, predicted && predicted.key === curve.key ? predicted : null, seekPaused));
+  view.charts = episode.curves.map((curve) => new Chart(curve, episode.length, blocks, seekPaused));
   byId("curves").replaceChildren(...view.charts.map((chart) => chart.view));
   view.tracks = [];
   byId("lanes").replaceChildren(...episode.lanes.map((lane) => track(lane)));
@@ -94,7 +92,19 @@ async function openEpisode(listed, frame = 0) {
   redraw();
   mark();
   seek(Math.min(frame, episode.length - 1));
-  return showFindings(own);
+  if (setup.predicts) showPredicted(own).catch(trouble);
+  return showFindings(own).catch(trouble);
+}
+
+// Actions of the policy, dashed beside the recorded ones, and their mean absolute error.
+async function showPredicted(own) {
+  const found = await loadJson(`${base(state.episode)}/predicted.json`);
+  const chart = view.charts.find((one) => one.curve.key === found.key);
+  if (own !== turn || !chart) return;
+  chart.predict(found);
+  const lost = found.unreadable ? `; ${found.unreadable} observations cannot be read` : "";
+  const text = `Dashed: predicted from the recorded observation every ${found.chunk} frames${lost}. Values: recorded → predicted, mean absolute error.`;
+  chart.view.append(element("p", { className: "soft predicted", textContent: text }));
 }
 
 function track(lane) {
@@ -119,7 +129,6 @@ function facts(episode) {
   const lines = [`${episode.length} frames at ${episode.fps} per second, ${episode.seconds} s`,
     ...Object.entries(episode.metadata).map(([name, value]) => `${name}: ${value}`), ...episode.notes];
   const wrong = Object.entries(episode.errors).map(([, text]) => element("li", { className: "bad", textContent: text }));
-  if (episode.predicted) lines.push(...episode.predicted.notes);
   byId("facts").replaceChildren(element("div", { className: "card" }, element("h3", { textContent: "Facts" }),
     element("ul", {}, ...wrong, ...lines.map((text) => element("li", { textContent: text })))));
 }

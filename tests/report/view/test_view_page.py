@@ -1,0 +1,142 @@
+"""The page of `understudy view` in a real browser: from the server and exported."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support import browser
+from support.datasets import Spec, identity, write_dataset
+from understudy.data.format.catalog import Catalog
+from understudy.report.view.export import export_episodes
+from understudy.report.view.server import ViewServer
+from understudy.report.view.viewer import Source, Viewer
+
+pytestmark = pytest.mark.slow
+
+CAMERAS = ("observation.images.top", "observation.images.side")
+PIXELS = """shown => {
+    const copy = Object.assign(document.createElement("canvas"), { width: shown.width, height: shown.height });
+    const context = copy.getContext("2d", { willReadFrequently: true });  // without a warning on the console
+    context.drawImage(shown, 0, 0);
+    return [...context.getImageData(0, 0, copy.width, copy.height).data];
+}"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser.browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def viewer(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Viewer:
+    """Two episodes in one video per camera; the second one has two sheets of images."""
+    root = tmp_path_factory.mktemp("view") / "set"
+    write_dataset(root, Spec(lengths=(6, 70), cameras=CAMERAS, rich=True))
+    return Viewer([Source("set", Catalog.open(root), keep_ranges={"1": [[2, 9]]})], "set")
+
+
+@contextmanager
+def opened(chromium: Any, viewer: Viewer, fragment: str = "") -> Iterator[Any]:
+    """The page from a server; the test fails for anything on the console."""
+    with ViewServer(viewer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        tab = chromium.new_page(viewport={"width": 1200, "height": 900})
+        messages: list[str] = []
+        tab.on("console", lambda message: messages.append(message.text))
+        tab.on("pageerror", lambda error: messages.append(str(error)))
+        try:
+            tab.goto(server.url + fragment)
+            yield tab
+        finally:
+            tab.close()
+            server.shutdown()
+            thread.join()
+        assert messages == []
+
+
+def shown(tab: Any, frame: int) -> list[tuple[int, int, int]]:
+    """(camera, episode, frame) that the pixels of each camera show, once the page shows `frame`."""
+    found = []
+    for number in range(len(CAMERAS)):
+        canvas = tab.locator(".film canvas").nth(number)
+        tab.locator(f".film:nth-child({number + 1}) canvas[data-frame='{frame}']").wait_for()
+        pixels = np.asarray(canvas.evaluate(PIXELS), np.uint8).reshape(64, 64, 4)[..., :3]
+        found.append(identity(pixels.transpose(2, 0, 1)))
+    return found
+
+
+def test_keys_step_all_cameras_to_the_exact_frame(chromium: Any, viewer: Viewer) -> None:
+    with opened(chromium, viewer, "#0/1/62") as tab:
+        assert shown(tab, 62) == [(0, 1, 62), (1, 1, 62)]
+        steps = [("ArrowRight", 63), ("ArrowRight", 64), ("Shift+ArrowLeft", 54), ("End", 69), ("ArrowRight", 69)]
+        for key, frame in [*steps, ("Home", 0), ("ArrowLeft", 0), ("Shift+ArrowRight", 10)]:
+            tab.keyboard.press(key)
+            assert shown(tab, frame) == [(0, 1, frame), (1, 1, frame)]
+            cursor = tab.locator(".plot .cursor:not(.hover)").first.evaluate("one => parseFloat(one.style.left)")
+            assert cursor == pytest.approx((frame + 0.5) / 70 * 100, abs=1e-3)
+        assert tab.locator(".lane", has_text="keep").locator("p span").inner_text() == "left out"
+        tab.keyboard.press("[")
+        tab.locator("#episode", has_text="Episode 0").wait_for()
+        assert shown(tab, 0) == [(0, 0, 0), (1, 0, 0)]
+
+
+def test_playing_shows_every_camera_at_one_frame(chromium: Any, viewer: Viewer) -> None:
+    with opened(chromium, viewer, "#0/1/60") as tab:
+        shown(tab, 60)
+        tab.keyboard.press("Space")
+        tab.locator("#play[aria-pressed='true']").wait_for()
+        tab.locator("#play[aria-pressed='false']").wait_for()  # at the end
+        assert shown(tab, 69) == [(0, 1, 69), (1, 1, 69)]
+
+
+def test_search_and_legend(chromium: Any, viewer: Viewer) -> None:
+    with opened(chromium, viewer) as tab:
+        shown(tab, 0)
+        tab.keyboard.press("/")
+        tab.keyboard.type("1")
+        tab.locator("#count", has_text="1 episodes").wait_for()
+        tab.keyboard.press("Enter")
+        tab.locator("#episode", has_text="Episode 1").wait_for()
+        state = tab.locator("[data-key='observation.state']")
+        assert state.locator(".legend b").all_inner_texts() == ["a", "b", "c"]
+        tops = state.locator(".top")
+        before = tops.inner_text()
+        state.get_by_role("button", name="c", exact=False).last.click(modifiers=["Shift"])
+        assert [b.get_attribute("aria-pressed") for b in state.locator(".legend button").all()] == [
+            "false",
+            "false",
+            "true",
+        ]
+        assert tops.inner_text() == "1.5" != before  # the constant 1, in the middle of the plot
+        tab.get_by_role("button", name="check the rows").click()
+        tab.get_by_text("about this episode").or_(tab.locator("#findings li").first).first.wait_for()
+
+
+def test_server_page_names_a_lost_server(chromium: Any, viewer: Viewer) -> None:
+    with ViewServer(viewer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        tab = chromium.new_page()
+        tab.goto(server.url)
+        shown(tab, 0)
+        server.shutdown()
+        thread.join()
+    tab.keyboard.press("]")
+    tab.locator("#trouble:not([hidden])").wait_for()
+    tab.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
+def test_exported_page_is_readable_without_a_server(
+    viewer: Viewer, chromium: Any, tmp_path: Path, width: int, scheme: str
+) -> None:
+    export_episodes(viewer, [(0, 1), (0, 0)], tmp_path / "page")
+    page = tmp_path / "page/index.html"
+    assert browser.faults(chromium, page, width, scheme, ready=".film canvas[data-frame='0']") == []
