@@ -1,6 +1,7 @@
 """The pages in a real browser, on wide and narrow screens, light and dark: everything is readable."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from support import browser
 from support.runs import tiny_config, tiny_dataset
 from understudy.data.format.catalog import Catalog
 from understudy.report import html
+from understudy.report.compare.page import write_comparison
 from understudy.report.dataset.examine import examine
 from understudy.report.dataset.page import page as inspect_page
 from understudy.report.run.page import write_report
@@ -53,6 +55,46 @@ def report(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Path:
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
 def test_report_is_readable(report: Path, chromium: Any, width: int, scheme: str) -> None:
     assert browser.faults(chromium, report, width, scheme) == []
+
+
+@pytest.fixture(scope="module")
+def comparison(report: Path) -> Path:
+    path = report.parent.parent / "comparison.html"
+    shutil.copytree(report.parent, report.parent.parent / "other")
+    write_comparison([report.parent, report.parent.parent / "other"], path)
+    return path
+
+
+@pytest.mark.parametrize(("width", "scheme"), SCREENS[1:3])
+def test_comparison_is_readable(comparison: Path, chromium: Any, width: int, scheme: str) -> None:
+    assert browser.faults(chromium, comparison, width, scheme) == []
+
+
+def test_comparison_follows_legend_axis_and_pointer(comparison: Path, chromium: Any) -> None:
+    tab = chromium.new_page(viewport={"width": 1200, "height": 900})
+    tab.goto(comparison.as_uri())
+    chart = tab.locator(".curve").first
+    lines = "svg path[fill=none]"
+    assert chart.locator(lines).count() == 2
+    chart.locator("svg").hover(position={"x": 500, "y": 90})
+    shown = chart.locator(".values").inner_text().splitlines()
+    assert [line.split()[0] for line in shown] == ["step", "A", "B"]
+    tab.get_by_label("samples", exact=True).check()
+    assert chart.locator("svg").get_attribute("aria-label") == "Training loss per samples"
+    tab.locator("button[data-run=A]").click()
+    assert chart.locator(lines).count() == 1
+    assert tab.locator("button[data-run=A]").get_attribute("aria-pressed") == "false"
+    tab.close()
+
+
+def test_comparison_without_scripts_has_its_tables(comparison: Path, chromium: Any) -> None:
+    context = chromium.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(comparison.as_uri())
+    assert tab.get_by_text("The curves need JavaScript").is_visible()
+    assert not tab.locator(".panel").is_visible()
+    assert tab.get_by_text("samples per second").first.is_visible()
+    context.close()
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,11 @@ COMMANDS = {
     "rollout": Command("config.rollout:RolloutConfig", "cli.rollout:rollout", "success per task, simulated", "RUN"),
     "export": Command("cli.export:ExportConfig", "cli.export:export", "a run's policy, as a robot loads it", "RUN"),
     "report": Command(
-        "cli.report:ReportConfig", "cli.report:report", "write a run's report.html again", "RUN", extra="report"
+        "cli.report:ReportConfig",
+        "cli.report:report",
+        "a run's report.html again, or several runs side by side",
+        "RUN [RUN ...]",
+        extra="report",
     ),
     "inspect": Command("cli.inspect:InspectConfig", "cli.inspect:inspect", "examine a dataset", "PATH"),
     "check": Command("cli.dataset.check:CheckConfig", "cli.dataset.check:check", "find faults of a dataset", "PATH"),

@@ -1,25 +1,51 @@
-"""`understudy report RUN`: write a run's report.html again."""
+"""`understudy report RUN [RUN ...]`: a run's report.html again, or a page of several runs side by side."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from understudy.config.declare import Positional
 
+OUTPUT = "comparison.html"
+"""Page of several runs, in the current folder, unless `--output` names another one."""
+
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """Write a run's report.html again."""
+    """Write a run's report.html again, or compare several runs on one page."""
 
-    run: Positional[str] = ""
-    """Run directory; the run may be active, stopped or complete."""
+    runs: Positional[tuple[str, ...]] = ()
+    """Run directories; runs may be active, stopped or complete. One run gets its report.html again. Of several runs
+    nothing is changed."""
+    output: str = ""
+    """HTML page to write. The default is RUN/report.html for one run, and comparison.html in the current folder for
+    several."""
+    json: bool = False
+    """Print the figures of the runs and of their comparison as one JSON object; write a page only with `--output`."""
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        return [] if self.run else ["run: required, the directory of a run: understudy report RUN"]
+        found = [] if self.runs else ["runs: required, directories of runs: understudy report RUN [RUN ...]"]
+        if self.output and not Path(self.output).absolute().parent.is_dir():
+            found.append(f"output: {Path(self.output).parent} is no folder; create it first")
+        return found
 
 
 def report(config: ReportConfig) -> None:
-    """Write the report and print its path."""
+    """Write the page and print its path, or print the data."""
+    from understudy.report.compare.page import compare_runs, refuse_other_files, write_comparison
     from understudy.report.run.page import write_report
 
-    print(f"report: {write_report(Path(config.run))}")
+    roots = [Path(run) for run in config.runs]
+    if config.json:
+        print(json.dumps(compare_runs(roots), ensure_ascii=False))
+        if not config.output:
+            return
+    if len(roots) == 1:
+        path = write_report(roots[0], Path(config.output) if config.output else None)
+    else:
+        path = Path(config.output or OUTPUT)
+        refuse_other_files(path, [] if config.output else roots)
+        write_comparison(roots, path)
+    if not config.json:
+        print(f"report: {path}")

@@ -5,6 +5,7 @@ charts          line charts of a run
 sparklines      small inline curves and histograms
 style           style of matplotlib figures
 run             the report of a run
+compare         several runs side by side
 dataset         the pages of `inspect` and `check`
 view            a page to look through episodes, with its server
 order           the comparison of `order explain`

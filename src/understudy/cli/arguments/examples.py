@@ -79,7 +79,11 @@ EXAMPLES = {
         "understudy export runs/table --checkpoint best --dtype bf16 --output-dir policies/table",
         "understudy export runs/pi05 --format lerobot --output-dir policies/pi05",
     ),
-    "report": ("understudy report runs/table",),
+    "report": (
+        "understudy report runs/table",
+        "understudy report runs/one runs/two --output one-two.html",
+        "understudy report runs/one runs/two --json",
+    ),
     "inspect": (
         "understudy inspect data/table",
         "understudy inspect hf://datasets/OWNER/NAME --limit 50 --page table.html",

@@ -13,11 +13,15 @@ from typing import Any
 import numpy as np
 
 
-def write_report(root: Path) -> Path:
-    """Write report.html into the run directory `root`; returns its path.
+def write_report(root: Path, path: Path | None = None) -> Path:
+    """Write the report of the run directory `root`; returns its path.
+
+    Args:
+        root: The run directory.
+        path: Page to write instead of report.html of the run.
 
     Raises:
-        ConfigError: There is no run.
+        ConfigError: There is no run, or another file at `path`.
     """
     from understudy.atomic import write_text
     from understudy.config.schema import dump_yaml
@@ -33,6 +37,8 @@ def write_report(root: Path) -> Path:
 
     run = RunDir(root)
     config = run.settings()
+    if path is not None:
+        html.refuse_foreign(path)
     records = metrics_file.read(run.metrics)
     kinds = {kind: [r for r in records if r["kind"] == kind] for kind in ("train", "speed", "val", "rollout")}
     latest = checkpoint.find_latest(run.checkpoints)
@@ -62,8 +68,8 @@ def write_report(root: Path) -> Path:
         if versions
         else "",
     )
-    write_text(run.report, page)
-    return run.report
+    write_text(path or run.report, page)
+    return path or run.report
 
 
 _BATCH_NOTE = (

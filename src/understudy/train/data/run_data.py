@@ -328,6 +328,10 @@ def choose_normalization(config: TrainConfig, data: RunData, cache: Path | None 
     return config.policy.choose_normalization(computed)
 
 
+VALIDATION_EPISODES = "held-out episodes"
+"""Key of the fingerprint of a dataset's validation episodes."""
+
+
 def dataset_fingerprint(data: RunData) -> dict[str, Any]:
     """Return the properties that identify the datasets of a run, by name, for messages about changes.
 
@@ -358,7 +362,7 @@ def _fingerprint(training: EpisodeDataset, validation: EpisodeDataset | None) ->
         "tasks": _digest(repr(catalog.tasks).encode()),
         "features": _digest(repr(sorted(features.items())).encode()),
         "recorded statistics": _digest(*(catalog.files.read(f) for f in recorded)),
-        "held-out episodes": _digest(validation.segments.tobytes() if validation is not None else b""),
+        VALIDATION_EPISODES: _digest(validation.segments.tobytes() if validation is not None else b""),
         **{f"frame weights of {name} frames": own.digest for name, own in weighted.items() if own is not None},
     }
 

@@ -19,7 +19,7 @@ A line belongs to one step, never to "since the last log": a run killed between 
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -56,25 +56,31 @@ class MetricsFile:
 
 
 def read(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """Read the records, of one kind if given, without a last line torn by a kill; none if there is no file.
+    """Return the records of `iterate` as a list, of one kind if given."""
+    return [record for record in iterate(path) if kind is None or record["kind"] == kind]
+
+
+def iterate(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records, without a last line torn by a kill; none if there is no file.
 
     Raises:
         ConfigError: a line before the last is not a record; names file and line.
     """
     if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")
-    records = []
-    for number, line in enumerate(lines[:-1], start=1):  # the rest behind the last newline is empty or torn
-        try:
-            record = json.loads(line)
-            whole = type(record["step"]) is int and type(record.get("at", 0)) is int and type(record["kind"]) is str
-            if not whole:
-                raise ValueError("its step or kind is malformed")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ConfigError(f"{path}: line {number} is not a record: {line[:80]!r}; remove that line") from error
-        records.append(record)
-    return [record for record in records if kind is None or record["kind"] == kind]
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return  # torn
+            try:
+                record = json.loads(line)
+                whole = type(record["step"]) is int and type(record.get("at", 0)) is int and type(record["kind"]) is str
+                if not whole:
+                    raise ValueError("its step or kind is malformed")
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                line = line.removesuffix(b"\n")
+                raise ConfigError(f"{path}: line {number} is not a record: {line[:80]!r}; remove that line") from error
+            yield record
 
 
 def truncate(path: Path, step: int) -> None:

@@ -1,0 +1,12 @@
+"""Several runs on one page: `understudy report A B`.
+
+page            the page, and the same as data
+runs            the files of a run
+differences     settings, versions and datasets that differ, and the reasons why losses are not comparable
+intervals       intervals of losses, of paired differences and of success
+losses          validation losses of each dataset
+success         success of rollouts
+speed           throughput, waiting and memory
+curves          curves over each other, thinned
+curves.js       drawing, legend and values under the pointer
+"""

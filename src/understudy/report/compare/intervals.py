@@ -1,0 +1,70 @@
+"""Intervals of 95 %: of a loss, of the paired difference of two losses, and of a difference of success rates.
+
+A loss is a ratio of sums over episodes, R = S / C. Frames of an episode are correlated, so its standard error counts
+episodes (`train/validation/metrics.py`), and the interval is R ± t se with Student's t of m - 1 degrees of freedom for
+m episodes. Where two runs validated the same samples, the difference has the standard error of the differences of the
+residuals of each episode, u_e = (S_e - R C_e) / C:
+
+    se^2 = m / (m - 1) * sum over the m episodes of (u_e of A - u_e of B)^2.
+
+Episodes that are hard for both runs cancel. The difference of two success rates has the interval of Newcombe (1998,
+"Interval estimation for the difference between independent proportions", method 10), made of two Wilson intervals.
+"""
+
+import math
+from functools import cache
+from statistics import NormalDist
+
+
+@cache
+def t_quantile(degrees: int, probability: float = 0.975) -> float:
+    """Return the quantile of Student's t with `degrees` degrees of freedom, for a probability above 0.5."""
+    if degrees > 2000:  # the difference to the normal quantile is below 1 in 1000
+        return NormalDist().inv_cdf(probability)
+    low, high = 0.0, 1.0
+    while _t_cdf(high, degrees) < probability:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_cdf(middle, degrees) < probability else (low, middle)
+    return (low + high) / 2
+
+
+def loss_interval(loss: float | None, se: float | None, episodes: int) -> list[float] | None:
+    """Return the interval of a loss, [low, high]; None for a single episode, or a loss that is not finite."""
+    if loss is None or se is None or episodes < 2:
+        return None
+    half = t_quantile(episodes - 1) * se
+    return [loss - half, loss + half]
+
+
+def success_difference(first: tuple[int, int], second: tuple[int, int]) -> tuple[float, list[float]]:
+    """Return the difference of two success rates, (successes, episodes) each, and its interval.
+
+    Raises:
+        ValueError: no episodes, or no count.
+    """
+    from understudy.rollout.result import wilson_interval
+
+    rates = [successes / episodes if episodes else math.nan for successes, episodes in (first, second)]
+    if any(map(math.isnan, rates)):
+        raise ValueError(f"{first} and {second}: a rate needs an episode")
+    (p, q), (l1, u1), (l2, u2) = rates, wilson_interval(*first), wilson_interval(*second)
+    below = math.hypot(p - l1, u2 - q)
+    above = math.hypot(u1 - p, q - l2)
+    return p - q, [p - q - below, p - q + above]
+
+
+def _t_cdf(t: float, degrees: int) -> float:
+    """Distribution function for t > 0: the finite series of Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    angle = math.atan(t / math.sqrt(degrees))
+    sine, square = math.sin(angle), math.cos(angle) ** 2
+    odd = degrees % 2
+    term = math.cos(angle) if odd else 1.0
+    total = 0.0
+    for k in range(1 + odd, degrees, 2):  # the term, then the factor to the next one
+        total += term
+        term *= square * k / (k + 1)
+    if odd:
+        return 0.5 + (angle + sine * total) / math.pi
+    return 0.5 + sine * total / 2

@@ -1,0 +1,77 @@
+"""Validation losses of each dataset in several runs: the last and the lowest, with intervals and differences."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from understudy.report.compare.differences import comparable_sources, head_of
+from understudy.report.compare.intervals import loss_interval
+from understudy.report.compare.runs import Run
+
+ALL = "all"
+"""Name of the group of all samples."""
+WHICH = ("last", "lowest")
+
+
+def validation_losses(runs: Sequence[Run], reasons: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Compare the validation losses of all samples, and of each dataset where a run has several.
+
+    Args:
+        runs: the runs; differences are to the first one.
+        reasons: of `losses_differ`.
+
+    Returns:
+        One entry a group: {"group", "head": norm head, "losses": {letter: {"last", "lowest": {"step", "loss",
+        "interval", "samples", "episodes"}}}, "differences": {letter: {"last", "lowest": {"difference", "interval"}}}}.
+        The difference is that of the first run's loss and the other one's. A run without a validation of the group is
+        absent, and so is a difference where losses are not comparable.
+    """
+    names = sorted({name for run in runs for record in run.val for name in record.get("sources", {})})
+    groups = [ALL, *(names if len(names) > 1 else [])]
+    found = []
+    for group in groups:
+        losses = {run.letter: own for run in runs if (own := _losses(run, group))}
+        entry: dict[str, Any] = {"group": group, "head": _heads(runs, names if group == ALL else [group])}
+        entry |= {"losses": losses, "differences": {}}
+        for run in runs[1:]:
+            wanted = [group] if group != ALL else names
+            same = comparable_sources([r for r in reasons if runs[0].letter in r["runs"]], run.letter, wanted) == wanted
+            if same and runs[0].letter in losses and run.letter in losses:
+                pair = (losses[runs[0].letter], losses[run.letter])
+                entry["differences"][run.letter] = {
+                    which: _difference(pair[0][which], pair[1][which]) for which in WHICH
+                }
+        found.append(entry)
+    return [entry for entry in found if entry["losses"]]
+
+
+def _heads(runs: Sequence[Run], sources: Sequence[str]) -> str:
+    heads = {head for run in runs for source in sources if (head := head_of(run, source))}
+    return ", ".join(sorted(heads))
+
+
+def _losses(run: Run, group: str) -> dict[str, Any]:
+    """Last and lowest validation of a group; empty without one."""
+    found = [(record["step"], _entry(record, group)) for record in run.val]
+    known = [(step, entry) for step, entry in found if entry is not None]
+    if not known:
+        return {}
+    finite = [(step, entry) for step, entry in known if entry["loss"] is not None]
+    lowest = min(finite, key=lambda pair: (pair[1]["loss"], pair[0])) if finite else known[-1]
+    return {"last": _figures(*known[-1]), "lowest": _figures(*lowest)}
+
+
+def _entry(record: Mapping[str, Any], group: str) -> Mapping[str, Any] | None:
+    return record if group == ALL else record.get("sources", {}).get(group)
+
+
+def _figures(step: int, entry: Mapping[str, Any]) -> dict[str, Any]:
+    episodes = entry.get("episodes", 0)
+    interval = loss_interval(entry["loss"], entry.get("se"), episodes)
+    shown = {"step": step, "loss": entry["loss"], "interval": interval}
+    return shown | {"samples": entry.get("samples", 0), "episodes": episodes}
+
+
+def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    if one["loss"] is None or other["loss"] is None:
+        return {"difference": None, "interval": None}
+    return {"difference": one["loss"] - other["loss"], "interval": None}
