@@ -21,7 +21,8 @@ from understudy.errors import ConfigError
 from understudy.policies import meta_device
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.weight_files import FILE, StoredTensors, WeightFiles
-from understudy.train.state import TrainState, check_gpu_memory, init_train_state
+from understudy.train.profiling.memory_check import check_gpu_memory
+from understudy.train.state import TrainState, init_train_state
 
 WHOLE = policies.policy(seed=5)
 DATA: Any = SimpleNamespace(

@@ -18,8 +18,8 @@ from torch import Tensor
 from understudy.atomic import recover_folder, replace_folder
 from understudy.policies.companion_files import copy_files, is_policy_file, located
 from understudy.policies.field_types import type_problems
-from understudy.policies.registry import folder_readers, policy_type, stored_type
-from understudy.policies.weight_files import StoredTensors, WeightFiles
+from understudy.policies.registry import folder_readers, policy_type, stored_type, tensor_openers
+from understudy.policies.weight_files import StoredTensors, TensorReader, WeightFiles
 
 WEIGHTS, CONFIG, NORMALIZATION = "model.safetensors", "config.json", "normalisation.json"
 METADATA = "metadata"
@@ -117,14 +117,12 @@ def load(directory: str | Path, normalization: Mapping[str, Any] | None = None, 
     metadata = stored.pop(METADATA, {})
     if not isinstance(metadata, Mapping):
         raise ValueError(f"{source / CONFIG}: {METADATA}: {metadata!r}: must be an object")
-    try:
-        files = WeightFiles(source, floats_only=False)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{source} holds no policy: {error}") from error
+    kind = stored_type(stored) if "type" in stored else None
+    files = _open_tensors(source, kind)
     if normalization is None and (source / NORMALIZATION).is_file():
         normalization = _object(source / NORMALIZATION)
     try:
-        for read in folder_readers(stored_type(stored) if "type" in stored else None):
+        for read in folder_readers(kind):
             if (found := read(source, stored, normalization, files.shapes, asset)) is not None:
                 stored, normalization = found
         for name, content in ((CONFIG, stored), (NORMALIZATION, normalization)):
@@ -135,6 +133,21 @@ def load(directory: str | Path, normalization: Mapping[str, Any] | None = None, 
         raise ValueError(f"{source / CONFIG}: {error}") from error
     assert normalization is not None
     return Saved(config, dict(normalization), StoredTensors(files), dict(metadata))
+
+
+def _open_tensors(source: Path, kind: str | None) -> TensorReader:
+    try:
+        openers = tensor_openers(kind)
+    except ValueError as error:
+        raise ValueError(f"{source / CONFIG}: {error}") from error
+    for opened in (opener(source) for opener in openers):
+        if opened is not None:
+            found: TensorReader = opened
+            return found
+    try:
+        return WeightFiles(source, floats_only=False)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{source} holds no policy: {error}") from error
 
 
 def read_metadata(directory: str | Path) -> dict[str, Any]:

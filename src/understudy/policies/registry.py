@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 GROUP = "understudy.policies"
@@ -68,6 +69,9 @@ class PolicySettings:
     FOLDER: ClassVar[str] = ""
     """"module:function" that completes the config and the normalization of a folder from its other files, also of a
     folder that another tool wrote (`policy_folder.load`); "" for none."""
+    TENSORS: ClassVar[str] = ""
+    """"module:function" that opens the tensors of a folder in a format of its own (a `TensorReader`), None where there
+    are none; "": safetensors files alone."""
     START_CHECK: ClassVar[str] = ""
     """"module:function" that checks the config of a new run against the files it starts from; "" for none."""
     START_FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -257,7 +261,20 @@ def folder_readers(kind: str | None) -> list[Callable[..., tuple[dict[str, Any],
     Raises:
         ValueError: there is no such type.
     """
-    names = [policy_type(each).settings.FOLDER for each in ([kind] if kind is not None else BUILT_IN)]
+    return _functions("FOLDER", kind)
+
+
+def tensor_openers(kind: str | None) -> list[Callable[[Path], Any]]:
+    """Return the functions that `TENSORS` names: that of a type, or with None those of all built-in types.
+
+    Raises:
+        ValueError: there is no such type.
+    """
+    return _functions("TENSORS", kind)
+
+
+def _functions(field: str, kind: str | None) -> list[Callable[..., Any]]:
+    names = [getattr(policy_type(each).settings, field) for each in ([kind] if kind is not None else BUILT_IN)]
     return [_imported(name) for name in dict.fromkeys(names) if name]
 
 

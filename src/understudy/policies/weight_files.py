@@ -7,6 +7,7 @@ A read maps the file for the length of the call, so the memory beside the result
 import hashlib
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -38,7 +39,54 @@ ReadRows = Callable[[str, int, int], Tensor]
 """(name, first row, row after the last) -> these rows of a tensor; a tensor without dimensions has one row."""
 
 
-class WeightFiles:
+class TensorReader(ABC):
+    """Named tensors on a disk, of which rows are read.
+
+    Attributes:
+        path: the file or folder.
+        shapes: by key.
+        dtypes: by key.
+    """
+
+    path: Path
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, torch.dtype]
+
+    @abstractmethod
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Read the rows [start, stop) of a tensor in the dtype of the file; None: to its end.
+
+        Raises:
+            KeyError: there is no such tensor. OSError: the file cannot be read.
+            ValueError: a value is not finite, or the file changed since it was opened first.
+        """
+
+    @abstractmethod
+    def digest(self) -> str:
+        """Return the SHA-256 of the file, or of the names and SHA-256 of several, in hexadecimal digits.
+
+        Raises:
+            OSError: a file cannot be read. ValueError: it changed since it was opened first.
+        """
+
+    def check_values(self) -> None:
+        """Read all tensors, `PART` bytes at a time; raises as `read` does."""
+        for key, shape in self.shapes.items():
+            step = rows_of_part(shape)
+            for low in range(0, shape[0] if shape else 1, step):
+                self.read(key, low, low + step)
+
+    def copy_into(self, key: str, target: Tensor) -> None:
+        """Fill a tensor of the same shape, `PART` bytes at a time; raises as `read` does."""
+        if not target.ndim:
+            target.copy_(self.read(key))
+            return
+        step = rows_of_part(target.shape)
+        for low in range(0, len(target), step):
+            target[low : low + step].copy_(self.read(key, low, low + step))
+
+
+class WeightFiles(TensorReader):
     """The tensors of a file or folder. Making it reads names and shapes alone.
 
     Each read opens the file again. A file that was replaced or changed in between is an error, so the tensors never
@@ -105,34 +153,32 @@ class WeightFiles:
         Raises:
             OSError: a file cannot be read. ValueError: it changed since it was opened first.
         """
-        found = {}
+        found = digest_files({path.name: path for path in self._versions})
         for path in self._versions:
-            with open(path, "rb") as file:
-                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
             self._check_version(path)
-        if len(found) == 1:
-            return next(iter(found.values()))
-        return hashlib.sha256("".join(f"{own} {name}\n" for name, own in found.items()).encode()).hexdigest()
-
-    def check_values(self) -> None:
-        """Read all tensors, `PART` bytes at a time; raises as `read` does."""
-        for key, shape in self.shapes.items():
-            step = rows_of_part(shape)
-            for low in range(0, shape[0] if shape else 1, step):
-                self.read(key, low, low + step)
+        return found
 
     def _check_version(self, file: Path) -> None:
         if _version(file) != self._versions[file]:
             raise ValueError(f"{file} changed while its tensors were read: load it again")
 
-    def copy_into(self, key: str, target: Tensor) -> None:
-        """Fill a tensor of the same shape, `PART` bytes at a time; raises as `read` does."""
-        if not target.ndim:
-            target.copy_(self.read(key))
-            return
-        step = rows_of_part(target.shape)
-        for low in range(0, len(target), step):
-            target[low : low + step].copy_(self.read(key, low, low + step))
+
+def digest_files(files: Mapping[str, Path]) -> str:
+    """Return the SHA-256 of a file, or of the names and SHA-256 of several, in hexadecimal digits.
+
+    Args:
+        files: name -> path.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    found = {}
+    for name, path in files.items():
+        with open(path, "rb") as file:
+            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    if len(found) == 1:
+        return next(iter(found.values()))
+    return hashlib.sha256("".join(f"{own} {name}\n" for name, own in found.items()).encode()).hexdigest()
 
 
 def rows_of_part(shape: Sequence[int]) -> int:
@@ -147,7 +193,7 @@ class StoredTensors(Mapping[str, Tensor]):
         files: names, shapes and dtypes.
     """
 
-    def __init__(self, files: WeightFiles) -> None:
+    def __init__(self, files: TensorReader) -> None:
         """Give the tensors of `files`."""
         self.files = files
 
@@ -168,7 +214,7 @@ class StoredRows:
         dtypes: by parameter, those of the files.
     """
 
-    def __init__(self, files: WeightFiles, keys: Mapping[str, str]) -> None:
+    def __init__(self, files: TensorReader, keys: Mapping[str, str]) -> None:
         """Read from `files`; keys: parameter -> its key there."""
         self.dtypes = {name: files.dtypes[key] for name, key in keys.items()}
         self._files, self._keys = files, keys

@@ -290,9 +290,7 @@ def _run(
         weights = load_initial_weights(config, data, record) if latest is None else None
     with mesh.together():
         dtypes = _weight_dtypes(latest) if latest is not None else None
-    state = init_train_state(config, data, record["normalisation"], mesh, weights, dtypes)
-    with mesh.together():
-        state.policy.check_ready()
+    state = init_train_state(config, data, record["normalisation"], mesh, weights, dtypes, check_files=True)
     if mesh.rank == 0:
         trained, sources = describe_trainable(state), startup_summary(config, data, order)
         logger.info("\n".join([_precision_table(state), *trained, *sources]))

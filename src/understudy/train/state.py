@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from understudy.bytesize import parse_bytes
-from understudy.config.limits import available_memory
 from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
 from understudy.distributed.compile import compile_blocks
@@ -50,6 +49,7 @@ from understudy.train.optimizer_step import (
     optimizer_step,
     shift_cameras,
 )
+from understudy.train.profiling.memory_check import check_gpu_memory, check_memory, free_memory
 from understudy.train.profiling.timer import NULL, Timer
 
 if TYPE_CHECKING:
@@ -214,40 +214,11 @@ def stored_names(tensors: Mapping[str, Tensor], stored: Collection[str], old: Ma
     return {name_of(name): tensor for name, tensor in tensors.items()}
 
 
-def _check_memory(policy: Policy, mesh: Mesh) -> None:
-    """Raise ConfigError where the state of a run exceeds the memory of its machine or of its GPU.
-
-    A policy that is built whole also needs its float32 weights once per process in the memory of the machine.
-    """
-    count = sum(weight.numel() for weight in policy.parameters())
-    held = 1 if not policy.fills_weights else 0 if mesh.device.type == "cuda" else 1 / mesh.shape[1]
-    needed, here = int(4 * count * held * mesh.local_world_size), available_memory()
-    if needed > here:
-        raise ConfigError(
-            f"policy: {count:,} parameters take {needed / 1e9:,.0f} GB in {mesh.local_world_size} processes, and this "
-            f"machine has {here / 1e9:,.0f} GB: choose a smaller network (policy.*)"
-        )
-
-
-def _free_memory(device: torch.device) -> int | None:
-    """Free bytes of a GPU; None on a CPU."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
-
-
-def check_gpu_memory(policy: Policy, config: TrainConfig, mesh: Mesh, free: int | None) -> None:
-    """Raise ConfigError where weights, gradients, moments and average alone exceed the `free` bytes of a GPU."""
-    if free is None:
-        return
-    trained = 14 if config.precision == "bf16-split" else 16
-    kept = 4 if config.optim.ema.decay else 0
-    needed = sum(p.numel() * (trained + kept if p.requires_grad else p.element_size()) for p in policy.parameters())
-    needed //= mesh.shape[1]
-    if needed > free:
-        raise ConfigError(
-            f"policy: weights, gradients and optimizer state take {needed / 1e9:,.1f} GB on each GPU, and "
-            f"{free / 1e9:,.1f} GB are free: set parallel.dp_shard, lora.rank or optim.freeze; `understudy plan` shows "
-            f"the memory of other settings"
-        )
+def _check_files(policy: Policy, mesh: Mesh, needed: bool) -> None:
+    """Raise ConfigError where a file that training needs is missing on a rank."""
+    if needed:
+        with mesh.together():
+            policy.check_ready()
 
 
 def build_on_meta(config: TrainConfig, network: Any, normalization: Mapping[str, Any]) -> Policy:
@@ -278,6 +249,7 @@ def init_train_state(
     mesh: Mesh,
     weights: Mapping[str, Tensor] | None = None,
     resumed: Mapping[str, torch.dtype] | None = None,
+    check_files: bool = False,
 ) -> TrainState:
     """Make the state at step 0, a function of settings and dataset; the global generator does not change.
 
@@ -288,6 +260,7 @@ def init_train_state(
         mesh: the processes.
         weights: state dict to start from; those of files are read into their place. None: fresh weights.
         resumed: dtypes of the weights in the checkpoint that is loaded next; then no first weights are needed.
+        check_files: whether the policy must have all files that training needs, before any weight is read.
 
     Raises:
         ConfigError: settings that the policy, the mesh or the machine cannot serve.
@@ -298,8 +271,9 @@ def init_train_state(
     except RuntimeError:  # its constructor computes with values
         policy = None
     if policy is not None:
+        _check_files(policy, mesh, check_files)
         check_budget(policy, config, data)
-        _check_memory(policy, mesh)
+        check_memory(policy, mesh)
     heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
     setting = "policy.weights" if weights is None else "init_from"
     if policy is not None and policy.fills_weights and isinstance(weights, StoredTensors | None):
@@ -309,6 +283,7 @@ def init_train_state(
         return assemble(config, policy, mesh, heads, _named_errors(read, setting), dtypes)
     with torch.random.fork_rng(devices=[]):
         policy = _build(config, network, normalization)
+    _check_files(policy, mesh, check_files)
     check_budget(policy, config, data)
     if weights is not None:
         with _weight_errors(setting):
@@ -368,7 +343,7 @@ def assemble(
     add_adapters(policy, config.lora, config.optim.freeze, lambda name: make_key(config.seed, f"lora {name}"), *names)
     freeze(policy, config.optim, *names)
     rounded = precision.narrow_base(policy, config.lora, dtypes)
-    check_gpu_memory(policy, config, mesh, _free_memory(mesh.device))
+    check_gpu_memory(policy, config, mesh, free_memory(mesh.device))
     average = make_average(policy) if config.optim.ema.decay else None
     masters: Mapping[str, Tensor] = precision.store(policy, config)
     apply_activation_checkpointing(policy.blocks(), config.activation_checkpoint)  # the average is never trained

@@ -1,16 +1,21 @@
 """Weights in openpi's JAX format: the map of names and arrays both ways, and files that orbax has written."""
 
+import json
 import shutil
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from support import jax_tree
-from support.pi05 import small
+from support.pi05 import SMALL, small
+from understudy.batch_keys import ACTION, STATE
 from understudy.distributed.fill_weights import fill
+from understudy.policies.inference import load_policy
 from understudy.policies.pi05.weights.first_weights import FirstWeights
 from understudy.policies.pi05.weights.jax_names import find_places
 from understudy.policies.pi05.weights.jax_tree import JaxTree, open_weights
@@ -79,6 +84,31 @@ def values(folder: Path) -> dict[str, np.ndarray] | None:
         return {name: tree.read(name).numpy() for name in tree.shapes}
     except ValueError:
         return None
+
+
+@TENSORSTORE
+def test_folder_with_a_tree_loads_as_a_policy(tmp_path: Path) -> None:
+    """A file of weights beside the tree comes first."""
+    folder = shutil.copytree(STORED, tmp_path / "openpi")
+    config = {"type": "pi05", "action_dim": SMALL.dim, "state_dim": 2, "chunk": SMALL.chunk, "cameras": ["base"]}
+    (folder / "config.json").write_text(json.dumps(config | {"dimensions": asdict(SMALL)}))
+    unit = {key: {"offset": [0.0] * n, "spread": [1.0] * n} for key, n in ((ACTION, SMALL.dim), (STATE, 2))}
+    (folder / "normalisation.json").write_text(json.dumps(unit))
+    own = jax_tree.weights()
+    found = load_policy(folder)
+    assert {name: p.shape for name, p in found.policy.named_parameters()} == {n: own[n].shape for n in own}
+    assert [n for n, p in found.policy.named_parameters() if not np.array_equal(p.detach().numpy(), own[n])] == []
+    save_file({name: torch.from_numpy(2 * array) for name, array in own.items()}, folder / "model.safetensors")
+    loaded = dict(load_policy(folder).policy.named_parameters())
+    assert np.array_equal(loaded["embedding.weight"].detach().numpy(), 2 * own["embedding.weight"])
+
+
+@TENSORSTORE
+def test_digest_of_a_tree_is_that_of_its_files(tmp_path: Path) -> None:
+    folder = shutil.copytree(STORED, tmp_path / "copy")
+    assert JaxTree(folder).digest() == JaxTree(STORED).digest()
+    (folder / "params" / "_METADATA").write_text("{}")
+    assert JaxTree(folder).digest() != JaxTree(STORED).digest()
 
 
 @TENSORSTORE

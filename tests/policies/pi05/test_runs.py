@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
+from support.refusals import refused
+from support.released import released_shapes
 from support.runs import same_run, series, tiny_config, tiny_dataset
 from support.sentences import write_model
 from understudy.config.train import TrainConfig
@@ -19,6 +22,7 @@ from understudy.errors import ConfigError
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.inference import load_policy
 from understudy.policies.pi05.config import Pi0Settings, Pi05Settings
+from understudy.policies.pi05.sizes import Sizes
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 
@@ -106,3 +110,17 @@ def test_missing_tokenizer_is_an_error_before_the_table_of_the_start(
         run.train(replace(made, policy=Pi05Settings(size="tiny")))
     assert "parameters" not in caplog.text
     assert not (tmp_path / "run/config.yaml").exists()
+
+
+def test_missing_tokenizer_is_an_error_before_the_weights_are_read(files: Path, tmp_path: Path) -> None:
+    """The control: with the tokenizer the values of the file are."""
+    made = Pi05Settings(size="tiny", prompt_tokens=64, normalization="data")
+    weights = {key: torch.zeros(shape) for key, shape in released_shapes(Sizes.TINY).items()}
+    weights["action_in_proj.bias"][0] = torch.nan
+    (tmp_path / "w").mkdir()
+    save_file(weights, tmp_path / "w/model.safetensors")
+    policy = replace(made, weights=str(tmp_path / "w"))
+    with refused("policy.tokenizer", "required", kind=ConfigError):
+        run.train(tiny_config(files / "data", tmp_path / "a", policy=policy))
+    with refused("policy.weights", "action_in_proj.bias", kind=ConfigError):
+        run.train(tiny_config(files / "data", tmp_path / "b", policy=replace(policy, tokenizer=str(files / "tok"))))

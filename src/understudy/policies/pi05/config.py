@@ -40,6 +40,7 @@ class Pi05Settings(TextSettings, PolicySettings):
         "weights": ("*.json", "model*.safetensors", "policy_*.safetensors", "tokenizer.model")
     }
     FOLDER: ClassVar[str] = "understudy.policies.pi05.formats.released_folder:read_folder"
+    TENSORS: ClassVar[str] = "understudy.policies.pi05.weights.jax_tree:open_tree"
     START_CHECK: ClassVar[str] = "understudy.policies.pi05.formats.implied_config:check_implied"
     FORMATS: ClassVar[Mapping[str, str]] = {
         "lerobot": "understudy.policies.pi05.formats.lerobot:lerobot_folder",

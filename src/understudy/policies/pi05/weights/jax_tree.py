@@ -18,7 +18,7 @@ from torch import Tensor
 
 from understudy.optional_packages import require
 from understudy.policies.pi05.weights.jax_names import SAME, find_places, plain_name
-from understudy.policies.weight_files import FILE, INDEX, WeightFiles
+from understudy.policies.weight_files import FILE, INDEX, TensorReader, WeightFiles, digest_files
 
 MANIFEST = "manifest.ocdbt"
 CACHE = 1 << 30
@@ -32,7 +32,7 @@ DTYPES = {
 }
 
 
-class JaxTree:
+class JaxTree(TensorReader):
     """The parameters of a JAX tree, by the network's own names. It reads as `WeightFiles` does.
 
     Attributes:
@@ -53,6 +53,7 @@ class JaxTree:
         root = find_tree(path)
         if root is None:
             raise FileNotFoundError(f"{path} has no {MANIFEST}, nor has its folder params")
+        self._root = root
         self._manifest = root / MANIFEST
         self._version = self._stat()
         self._arrays = self._open(root)
@@ -85,6 +86,21 @@ class JaxTree:
             raise ValueError(f"{self.path}: {key} has values that are not finite: restore the folder")
         return found
 
+    def digest(self) -> str:
+        """Return the SHA-256 of the names and SHA-256 of all files, in hexadecimal digits.
+
+        Raises:
+            OSError: a file cannot be read. ValueError: the tree changed since it was opened.
+        """
+        files = sorted(path for path in self._root.rglob("*") if path.is_file())
+        found = digest_files({path.relative_to(self._root).as_posix(): path for path in files})
+        self._check_version()
+        return found
+
+    def _check_version(self) -> None:
+        if self._stat() != self._version:
+            raise ValueError(f"{self.path} changed while its arrays were read: load it again")
+
     def _stop(self, key: str, stop: int | None) -> int:
         rows = self.shapes[key][0]
         return rows if stop is None else min(stop, rows)
@@ -96,8 +112,7 @@ class JaxTree:
             values = place.form.convert(np.asarray((array[index] if index else array).read().result()))
         except Exception as error:  # tensorstore has no class of errors of its own
             raise ValueError(f"{self.path}: {place.array} cannot be read: {_line(error)}") from error
-        if self._stat() != self._version:
-            raise ValueError(f"{self.path} changed while its arrays were read: load it again")
+        self._check_version()
         plain = np.array(values, order="C")
         if plain.dtype.name == "bfloat16":  # a type of ml_dtypes, which torch does not know
             return torch.from_numpy(plain.view(np.int16)).view(torch.bfloat16)
@@ -134,15 +149,24 @@ def find_tree(path: str | Path) -> Path | None:
     return next((each for each in (Path(path), Path(path) / "params") if (each / MANIFEST).is_file()), None)
 
 
-def open_weights(path: str | Path) -> WeightFiles | JaxTree:
+def open_tree(path: str | Path) -> JaxTree | None:
+    """Open a JAX tree; None: there is none, or there are safetensors files, too.
+
+    Raises:
+        ValueError: the tree is damaged. MissingExtraError: see `JaxTree`.
+    """
+    if find_tree(path) is None or any((Path(path) / name).is_file() for name in (FILE, INDEX)):
+        return None
+    return JaxTree(path)
+
+
+def open_weights(path: str | Path) -> TensorReader:
     """Open released weights: safetensors files, or a JAX tree where there are none.
 
     Raises:
         FileNotFoundError: there are neither. ValueError: the files are damaged. MissingExtraError: see `JaxTree`.
     """
-    if find_tree(path) is not None and not any((Path(path) / name).is_file() for name in (FILE, INDEX)):
-        return JaxTree(path)
-    return WeightFiles(path)
+    return open_tree(path) or WeightFiles(path)
 
 
 def _line(error: Exception) -> str:
