@@ -3,7 +3,8 @@
     python scripts/compat.py [NAME ...] [--keep] [--pytest "ARGUMENTS"]
 
     oldest    Python 3.11, the lowest release that each requirement allows, torch 2.7.1
-    lerobot   Python 3.12, LeRobot 0.6.1 with its own pins, and understudy beside it
+    lerobot   Python 3.12, LeRobot 0.6.1 with its own pins, and understudy beside it; its networks of pi0.5 and pi0
+              run beside ours (UNDERSTUDY_PI05_SITE, UNDERSTUDY_PI05_PORT)
     newest    Python 3.13, the newest release of everything
 
 Each environment has understudy as a wheel with all extras and runs the tests. `batch_digests.py` reads the same files
@@ -46,6 +47,8 @@ class Environment:
     {wheel} is understudy and {floors} are its requirements, one by one: uv takes the lowest release of named packages
     only, not of their dependencies. A later call keeps installed releases.
     """
+    site_variables: tuple[str, ...] = ()
+    """Environment variables of the tests that name the folder of its packages."""
     examples: tuple[str, ...] = ()
     """Examples that must train here, on a recording of their own and on g1_v30 if present."""
 
@@ -64,7 +67,8 @@ ENVIRONMENTS = (
         "lerobot",
         "3.12",
         "LeRobot 0.6.1 with its own pins",
-        (("lerobot[dataset]==0.6.1", "understudy[all,test] @ {wheel}"),),
+        (("lerobot[dataset]==0.6.1", "transformers==5.5.4", "understudy[all,test] @ {wheel}"),),
+        ("UNDERSTUDY_PI05_SITE", "UNDERSTUDY_PI05_PORT"),
         ("lerobot_act",),
     ),
     Environment("newest", "3.13", "the newest of all", (("--upgrade", "understudy[all,test] @ {wheel}"),)),
@@ -116,7 +120,9 @@ def check(each: Environment, wheel: Path, reference: dict[str, Any], args: argpa
     junit = PLACE / f"{each.name}.xml"
     junit.unlink(missing_ok=True)
     command = [str(python), "-m", "pytest", "-q", f"--junitxml={junit}", *args.pytest.split()]
-    status = subprocess.run(command, cwd=ROOT, env=bare()).returncode
+    site = run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
+    variables = dict.fromkeys(each.site_variables, site)
+    status = subprocess.run(command, cwd=ROOT, env=bare() | variables).returncode
     if not junit.exists():
         raise Failed(f"pytest ended with {status} before it ran a test")
     return {

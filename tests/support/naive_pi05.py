@@ -173,12 +173,12 @@ class NaivePi0:
         layer, last = f"{VISION}encoder.layers.{index}.", len(tokens) - 1
         heads = []
         for frame, x in enumerate(tokens):
-            aged = x + age_embedding(last - frame, x.shape[1])
+            aged = x + self.age_embedding(last - frame, x.shape[1])
             heads.append(self.vision_heads(layer, self.layer_norm(f"{layer}layer_norm1", aged)))
         out = []
         for frame, x in enumerate(tokens):
             q, k, _ = heads[frame]
-            seen = [past for past in range(frame + 1) if valid[past] or past == frame]
+            seen = [past for past in self.frames_seen(frame, last) if valid[past] or past == frame]
             over_time, mixed = torch.zeros_like(q), torch.zeros_like(q)
             for head in range(q.shape[1]):
                 for i in range(q.shape[0]):
@@ -189,6 +189,20 @@ class NaivePi0:
                     mixed[i, head] = attend(q[i, head], k[:, head], over_time[:, head])
             out.append(self.vision_rest(layer, x, mixed))
         return out
+
+    @staticmethod
+    def age_embedding(age: int, width: int) -> Tensor:
+        """Embedding [width] of a frame `age` frames before the last: zero at age 0; sine and cosine - 1 alternate."""
+        found = []
+        for i in range(width // 2):
+            angle = -age * 10000 ** (-2 * i / width)
+            found += [math.sin(angle), math.cos(angle) - 1]
+        return torch.tensor(found, dtype=torch.float64)
+
+    @staticmethod
+    def frames_seen(frame: int, last: int) -> range:
+        """Frames that a frame sees where they are valid: causal, itself included."""
+        return range(frame + 1)
 
     # Towers
 
@@ -382,15 +396,6 @@ def position(index: int, kinds: list[str]) -> int:
 def euler_times(steps: int) -> list[float]:
     """Times 1, 1 - 1/steps, ..., 1/steps, each rounded to float32 as the network takes it."""
     return [float(torch.tensor(1 - k / steps, dtype=torch.float32)) for k in range(steps)]
-
-
-def age_embedding(age: int, width: int) -> Tensor:
-    """Embedding [width] of a frame `age` frames before the last: zero at age 0; sine and cosine - 1 alternate."""
-    found = []
-    for i in range(width // 2):
-        angle = -age * 10000 ** (-2 * i / width)
-        found += [math.sin(angle), math.cos(angle) - 1]
-    return torch.tensor(found, dtype=torch.float64)
 
 
 def paper_weights(length: int, delay: int, horizon: int) -> list[float]:
