@@ -142,12 +142,12 @@ def train_until(config: TrainConfig, step: int) -> None:
 
 @pytest.mark.slow
 def test_killed_run_with_weights_continues_on_any_ranks(root: Path, tmp_path: Path) -> None:
-    """24 steps of 8 are more than two epochs. The run continues on two ranks in the middle of one."""
-    options = {"steps": 24, "checkpoint": {"every": 6}, "micro_batch_size": 2}
+    """12 steps of 8 are more than an epoch. The run continues on two ranks in the middle of one."""
+    options = {"steps": 12, "checkpoint": {"every": 4}, "val": {"every": 12}, "micro_batch_size": 4}
     config = configured(root, tmp_path / "r", **options)
-    assert outcomes_in_ranks(1, train_until, config, 18)[0] == ("died", -signal.SIGKILL)
+    assert outcomes_in_ranks(1, train_until, config, 8)[0] == ("died", -signal.SIGKILL)
     epoch = open_data(config).training[0].frame_weights.facts.epoch
-    assert 12 * 8 % epoch
+    assert 4 * 8 < epoch < 12 * 8
     assert in_ranks(2, run.resume, RunDir(tmp_path / "r").settings()) == [run.DONE] * 2
     assert run.train(configured(root, tmp_path / "whole", **options)) == run.DONE
     same_run(tmp_path / "whole", tmp_path / "r")
