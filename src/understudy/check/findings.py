@@ -79,6 +79,8 @@ RULES = {
     "images.boundary": "the scene changes where one episode of a video ends and the next begins",
     "images.shifted": "motion in the images and in the rows have the same delay in all episodes",
     "images.outlier": "images of an episode resemble those of the others",
+    "depth.empty": "depth images hold more than one value",
+    "depth.range": "depth images are within the recorded statistics",
 }
 """Name of each rule -> the rule."""
 

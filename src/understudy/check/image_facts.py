@@ -67,18 +67,35 @@ class Cut:
     change: np.ndarray
 
 
+@dataclass(frozen=True)
+class DepthRange:
+    """Values of the first, middle and last depth image of an episode.
+
+    Attributes:
+        row: table row of the episode.
+        least: smallest value that is finite.
+        most: largest one; both are NaN where no value is finite.
+    """
+
+    row: int
+    least: float
+    most: float
+
+
 @dataclass
 class ImageFacts:
     """Facts about images.
 
     Attributes:
-        clips: camera -> its clips.
+        clips: camera -> its clips; none of depth cameras.
+        depth: depth camera -> the values of sampled episodes.
         cuts: camera -> its cuts.
         broken: (camera, table row, error) of images that cannot be decoded.
         images: number of images that were decoded, each counted once.
     """
 
     clips: dict[str, list[Clip]] = field(default_factory=dict)
+    depth: dict[str, list[DepthRange]] = field(default_factory=dict)
     cuts: dict[str, list[Cut]] = field(default_factory=dict)
     broken: list[tuple[str, int, DatasetError]] = field(default_factory=list)
     images: int = 0
@@ -121,6 +138,13 @@ def read_images(
 
         for row in chosen:
             try:
+                if catalog.features[camera].is_depth:
+                    length = int(catalog.episodes.lengths[row])
+                    values = take(row, np.unique([0, length // 2, length - 1]))
+                    values = values[np.isfinite(values)]
+                    ends = (float(values.min()), float(values.max())) if values.size else (np.nan, np.nan)
+                    facts.depth.setdefault(camera, []).append(DepthRange(row, *ends))
+                    continue
                 clips.append(_clip(catalog, camera, row, take, numbers, keys, whole=limit is None))
             except SourceError:
                 raise
@@ -132,7 +156,8 @@ def read_images(
                         cuts.append(_cut(catalog, camera, pair, take))
                     except DatasetError as error:
                         facts.broken.append((camera, row, error))
-            progress(1)
+            finally:
+                progress(1)
         facts.images += sum(int(positions.sum()) for positions in seen.values())
         frames.close()
     return facts

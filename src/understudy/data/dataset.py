@@ -27,6 +27,7 @@ from understudy.data.selection.select import KeepRanges, select
 from understudy.data.time_windows import frame_offsets, reach, window
 from understudy.deprecation import renamed_arguments
 from understudy.errors import DatasetError, SourceError
+from understudy.video.depth.pixels import RGB, Pixels
 
 _MAX_TRIES = 64  # videos to open in search of a readable one
 
@@ -36,8 +37,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     A sample holds `index`, `episode_index`, `frame_index`, `task_index` (int64 scalars), `timestamp`, `task` (str) and
     the features. Tensors have the dtype that info.json declares (float64 stays float64, whatever the file stores) and
-    the declared shape ((1,) is a scalar). Strings are str. Images are uint8 (C, H, W). Each missing camera adds
-    `<camera>_is_missing` (bool scalar).
+    the declared shape ((1,) is a scalar). Strings are str. Images are uint8 (C, H, W), depth images uint16 as stored or
+    float32 meters (1, H, W) (`data/format/depth.py`). Each missing camera adds `<camera>_is_missing` (bool scalar).
 
     Args:
         root: path, fsspec URL, hub id OWNER/NAME where no such folder exists ("lerobot/pusht"), or an open `Catalog`.
@@ -63,7 +64,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         missing_cameras: camera -> (height, width), for cameras that other datasets of a mixture have and this one
             lacks. Their images are black, their windows all padding, and `<camera>_is_missing` is True.
         image_transforms: callable applied to the images of each sample and camera, a uint8 tensor (C, H, W) or
-            (T, C, H, W). `Loader` and `EpisodeStream` do not apply it.
+            (T, C, H, W), and not to depth. `Loader` and `EpisodeStream` do not apply it.
         response: a text column to deliver as `response`, "task", or "" for no text (see `data/read/response_text.py`).
         name: name in an order and in messages; by default the folder's name.
         video_backend: "pyav" or "torchcodec" (see `open_video`).
@@ -281,8 +282,13 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             out[camera] = self.black_images(camera, len(rows))
         if self.image_transforms is not None:
             for key in (*self._videos, *self._images, *self.missing_cameras):
-                out[key] = torch.stack([self.image_transforms(images) for images in out[key]])
+                if not self.pixels(key).is_depth:
+                    out[key] = torch.stack([self.image_transforms(images) for images in out[key]])
         return out
+
+    def pixels(self, camera: str) -> Pixels:
+        """Channels and dtype of the images of a camera, which may be a missing one."""
+        return RGB if camera in self.missing_cameras else self.catalog.features[camera].pixels
 
     def black_images(self, camera: str, count: int) -> torch.Tensor:
         """Return black images of a missing camera: uint8 (count, 3, H, W), or (count, T, 3, H, W) for a window."""

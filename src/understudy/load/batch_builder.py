@@ -21,7 +21,6 @@ from understudy.load.memory_plan import MemoryPlan
 from understudy.load.row_batches import RowBatches
 from understudy.load.staggered_decoding import first_runs
 from understudy.order.sample_random import SampleRng
-from understudy.video.color import Converter
 
 SPAN = 64
 """Consecutive positions that one thread makes of a source read in storage order."""
@@ -45,7 +44,7 @@ class BatchInProgress:
     threads_left: int
     """Threads that have not finished their part."""
     images: dict[str, np.ndarray] = field(default_factory=dict)
-    """uint8 (B, 3, H, W), or (B, T, 3, H, W) for windows, by camera."""
+    """(B, C, H, W), or (B, T, C, H, W) for windows, by camera; uint8 and C = 3 but for depth."""
     rows: Batch = field(default_factory=dict)
     bad: dict[int, str] = field(default_factory=dict)
     """Unreadable samples, and why."""
@@ -81,7 +80,8 @@ class BatchBuilder:
         timings: Timings,
     ) -> None:
         self._request, self._plan, self._stopped, self._timings = request, plan, stopped, timings
-        self._cursors, self._converter = Cursors(_IDLE), Converter(request.image_size)
+        self._cursors = Cursors(_IDLE)
+        self._converters = {c: request.datasets[0].pixels(c).converter(request.image_size) for c in shapes[0]}
         missing = [set(data.missing_cameras) & own.keys() for data, own in zip(request.datasets, shapes)]
         self._missing = [sorted(cameras) for cameras in missing]
         self._present = [[c for c in own if c not in cameras] for own, cameras in zip(shapes, missing)]
@@ -160,12 +160,13 @@ class BatchBuilder:
     def _convert(self, jobs: Mapping[str, ConversionJobs], views: Mapping[str, np.ndarray]) -> None:
         begin = perf_counter()
         for camera, own in jobs.items():
-            write_all(own, views[camera].reshape(-1, *views[camera].shape[2:]), self._converter)
+            write_all(own, views[camera].reshape(-1, *views[camera].shape[2:]), self._converters[camera])
         self._timings.convert += perf_counter() - begin
 
     def _augment(self, position: int, i: int, source: int, views: Mapping[str, np.ndarray]) -> None:
         assert self._request.augment is not None
-        images = {camera: torch.from_numpy(views[camera][i]) for camera in self._present[source]}
+        colors = [c for c in self._present[source] if not self._request.datasets[source].pixels(c).is_depth]
+        images = {camera: torch.from_numpy(views[camera][i]) for camera in colors}
         self._request.augment(images, SampleRng(self._request.order.seed, "augment", position))
 
     def _copy_cached(
@@ -262,10 +263,10 @@ class BatchBuilder:
             policy,
             clip.first_runs,
             self._cursors,
-            self._converter,
+            self._converters[camera],
         )
 
 
 def _sample_views(batch: BatchInProgress) -> dict[str, np.ndarray]:
-    """Images of a batch as uint8 (B, T, 3, H, W), with T = 1 where a camera has no window."""
+    """Images of a batch as (B, T, C, H, W), with T = 1 where a camera has no window."""
     return {c: a.reshape(len(a), -1, *a.shape[-3:]) for c, a in batch.images.items()}

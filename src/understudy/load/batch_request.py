@@ -76,11 +76,11 @@ class BatchRequest:
     memory: int | str = "4GB"
     """Bytes, or text such as "4GB", for everything that is held at once (`Loader.plan`)."""
     image_size: tuple[int, int] | None = None
-    """(height, width) of the images, resized by area averaging; None keeps the recorded size."""
+    """(height, width) of the images, resized by area averaging, depth by nearest pixel; None: as recorded."""
     augment: Augment | None = None
     """Called in a loader thread for each sample, with its images and the random numbers of its position.
 
-    The images are a dict of uint8 tensors (T, 3, H, W) by camera, to be changed in place.
+    The images are a dict of uint8 tensors (T, 3, H, W) by camera, to be changed in place. Depth is not among them.
     """
     preprocess: Preprocess | None = None
     """Called in a loader thread with each complete batch of this process; its result is the batch. To tokenise, say."""

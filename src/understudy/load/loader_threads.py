@@ -180,7 +180,8 @@ class WorkerPool:
         batch, self._planned[at] = self._planned[at], None
         assert batch is not None  # each is begun once
         for camera, shape in self._shapes[0].items():
-            batch.images[camera] = self._buffers.take((self._high - self._low, *shape))
+            dtype = self._request.datasets[0].pixels(camera).dtype
+            batch.images[camera] = self._buffers.take((self._high - self._low, *shape), dtype)
         return batch
 
     def _look_up(self, number: int, count: int) -> list[BatchInProgress | None]:

@@ -262,13 +262,14 @@ def _examine(
     for camera, wanted in frames.items():
         reader = dataset.video_frames.reader(camera, int(rows[0]))
         height, width = image_size or (reader.height, reader.width)
-        sample += wanted.size * height * width * 3
+        image = dataset.pixels(camera).nbytes(height, width)
+        sample += wanted.size * image
         window = max(window, wanted.size)
         held.append(reader.frame_bytes)
         decoder.append(reader.decoder_bytes)
-        resized = image_size is not None and (height * width * 3 < held[-1])
+        resized = image_size is not None and image < held[-1]
         if resized:
-            held[-1] = height * width * 3
+            held[-1] = image
     for camera, own in dataset.missing_cameras.items():
         height, width = image_size or own
         sample += dataset.windows.get(camera, 1) * height * width * 3

@@ -132,7 +132,9 @@ class Mixture:
                             f"{key!r} is {sample.dtype} {tuple(sample.shape[1:])} in source {first} and "
                             f"{given.dtype} {tuple(given.shape[1:])} in source {s}: one batch needs one shape"
                         )
-                    batch[key][places[s]] = given.to(dtype)
+                    # torch assigns no uint16 by index; the bytes are the same
+                    bits = torch.int16 if dtype == torch.uint16 else dtype
+                    batch[key].view(bits)[places[s]] = given.to(dtype).view(bits)
         return batch
 
     def _add_missing(self, source: int, part: dict[str, Any]) -> dict[str, Any]:
@@ -177,6 +179,8 @@ def _declared(dataset: EpisodeDataset) -> dict[str, _Declared]:
             dtype = "missing"
         elif feature is not None and (feature.is_text or feature.is_camera):
             dtype = "text" if feature.is_text else "video" if feature.is_video else "image"
+            if feature.is_depth:
+                dtype = f"{dtype} of depth as {feature.pixels.dtype}"
         elif feature is not None:
             dtype, shape = np.dtype(feature.dtype), () if key in INDEX_KEYS else feature.value_shape
         found[key] = dtype, windows.get(key, 0), shape
@@ -202,7 +206,7 @@ def _is_video(camera: str, datasets: Sequence[EpisodeDataset]) -> bool:
 def image_shapes(
     datasets: Sequence[EpisodeDataset], image_size: tuple[int, int] | None
 ) -> list[dict[str, tuple[int, ...]]]:
-    """Shapes of one sample's images: for each source, camera -> (3, H, W) or (T, 3, H, W).
+    """Shapes of one sample's images: for each source, camera -> (C, H, W) or (T, C, H, W); depth has C = 1, color 3.
 
     The cameras are those that are video in some source, or missing in all.
 
@@ -212,7 +216,7 @@ def image_shapes(
 
     Raises:
         ValueError: the shapes of two sources differ.
-        DatasetError: a video cannot be opened.
+        DatasetError: a video cannot be opened, or `image_size` is not for depth.
     """
     cameras = dict.fromkeys(c for d in datasets for c in d.video_keys)
     cameras |= dict.fromkeys(c for c in datasets[0].missing_cameras if all(c in d.missing_cameras for d in datasets))
@@ -234,10 +238,11 @@ def _shapes(
     rows, _ = dataset.frames_to_decode(segment[:, 0], segment[:, 1])
     found = {}
     for camera in cameras:
+        dataset.pixels(camera).converter(image_size)  # refuses sizes of a policy for depth
         sides = dataset.missing_cameras.get(camera)
         if sides is None and image_size is None:
             reader = dataset.video_frames.reader(camera, int(rows[0]))
             sides = reader.height, reader.width
         window = [dataset.windows[camera]] if camera in dataset.windows else []
-        found[camera] = (*window, 3, *(image_size or sides or ()))
+        found[camera] = (*window, dataset.pixels(camera).channels, *(image_size or sides or ()))
     return found

@@ -215,6 +215,14 @@ def image(pixels: np.ndarray, width: int, alt: str = "", *, magnify: bool | None
     return f'<img{pixelated} width="{width}" alt="{escape(alt, quote=True)}" src="data:image/{kind};base64,{data}">'
 
 
+def as_gray(depth: np.ndarray) -> np.ndarray:
+    """Convert depth images to uint8 of the same shape: near is dark, black is nothing measured."""
+    good = np.isfinite(depth) & (depth > 0)
+    low, high = (float(depth[good].min()), float(depth[good].max())) if good.any() else (0.0, 0.0)
+    scaled = np.where(good, depth, low).astype(np.float64) - low
+    return np.where(good, 40 + 215 * scaled / max(high - low, 1e-9), 0).astype(np.uint8)
+
+
 def film(images: Sequence[np.ndarray], captions: Sequence[str], alt: str) -> str:
     """Render images uint8 [H, W, 3] side by side with captions; they wrap on narrow screens."""
     cells = []

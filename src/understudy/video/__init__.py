@@ -14,6 +14,7 @@ codec_pool        reuse of codec contexts, per thread
 parameter_sets    parameter sets inside packets (SPS, PPS), which a decoder remembers
 color             conversion to RGB planes, written straight into an array
 reformat          PyAV's own conversion, made equal in all its versions
+depth             depth images, without color conversion
 resize            sizes of images, and area averaging to them in integer arithmetic
 encode            encode images into mp4, and concatenate mp4 files without re-encoding
 scheduling        keep encoders from making this process a real-time process

@@ -18,6 +18,7 @@ from understudy.video.index import VideoIndex
 SPARE_BYTES = 4 << 20
 """Largest total size of each thread's spare contexts, unless a single one is larger. Their users report the sizes."""
 
+_SIZED_BY_CONTAINER = ("ffv1",)
 _DECODERS = {"av1": "libdav1d"}  # FFmpeg's own "av1" decoder only drives hardware
 
 
@@ -30,6 +31,7 @@ class CodecKey(NamedTuple):
         reorder: largest number of frames held back.
         strict: whether damage is an error.
         pixels: of one frame, as the file declares; 0: any number.
+        size: (height, width), for a codec whose packets do not state it; (0, 0) for others.
     """
 
     codec: str
@@ -37,11 +39,14 @@ class CodecKey(NamedTuple):
     reorder: int
     strict: bool
     pixels: int = 0
+    size: tuple[int, int] = (0, 0)
 
     @staticmethod
     def from_index(index: VideoIndex, strict: bool = True) -> CodecKey:
         """Key of a video."""
-        return CodecKey(index.codec, index.extradata, min(index.reorder, 16), strict, index.height * index.width)
+        size = (index.height, index.width) if index.codec in _SIZED_BY_CONTAINER else (0, 0)
+        pixels = index.height * index.width
+        return CodecKey(index.codec, index.extradata, min(index.reorder, 16), strict, pixels, size)
 
 
 class PooledContext(NamedTuple):
@@ -108,6 +113,8 @@ def create_context(key: CodecKey, where: str) -> av.VideoCodecContext:
         raise DatasetError(what, where=where, fix="install PyAV's own wheel or convert the video") from None
     assert isinstance(context, av.VideoCodecContext)
     context.extradata = key.extradata or None
+    if any(key.size):
+        context.height, context.width = key.size
     context.thread_count = 1
     # A decoder allocates memory for the size that packets declare, so that size is limited to little more than the
     # file's; codecs round sizes up.

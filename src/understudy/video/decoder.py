@@ -43,13 +43,14 @@ class FrameDecoder:
         packets: of the video.
         where: name of the video in errors.
         keep_recent: whether the frames of a small read are kept for the next one: for windows that slide.
+        pixel_format: the only format, by FFmpeg's name, that frames may have; "": any.
     """
 
-    def __init__(self, packets: Packets, where: str, keep_recent: bool = False) -> None:
+    def __init__(self, packets: Packets, where: str, keep_recent: bool = False, pixel_format: str = "") -> None:
         load_loops()  # its warning or error comes before the first frame
         index = packets.index
         self._packets, self._index, self._gops, self._where = packets, index, index.gops, where
-        self._keep_recent = keep_recent
+        self._keep_recent, self._only = keep_recent, pixel_format
         # Single numbers are read from these. A memoryview returns them three times faster than an array.
         self._display, self._decode_position = index.display.data, index.decode_position.data
         self._reorder = index.reorder
@@ -86,7 +87,7 @@ class FrameDecoder:
         """See `VideoCursor.runs`. A frame holds 1.5 bytes a pixel.
 
         Raises:
-            DatasetError: a frame cannot be decoded, or has another size than the file declares.
+            DatasetError: a frame cannot be decoded, or has another size than the file declares, or another format.
             Stopped: this thread's work was cancelled.
         """
         wanted = positions.tolist()
@@ -111,6 +112,9 @@ class FrameDecoder:
                     size = f"{frame.width}x{frame.height}"
                     what = f"frame {position + number} is {size}, the file declares {width}x{height}"
                     raise DatasetError(what, where=self._where, fix="split the file where the size changes")
+            if self._only and (odd := next((f.format.name for f in run if f.format.name != self._only), None)):
+                what = f"frames are {odd}, and depth like this is read from {self._only}"
+                raise DatasetError(what, where=self._where, fix="record it again, or leave the camera out")
             if keep:
                 self._recent.update(zip(wanted[at:], run))
             at += len(run)

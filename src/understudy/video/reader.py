@@ -78,7 +78,7 @@ class VideoReader(Protocol):
         """Typical key-frame distance."""
 
     def read(self, positions: np.ndarray) -> np.ndarray:
-        """Read images as uint8 (n, height, width, 3) RGB.
+        """Read images as uint8 (n, height, width, 3) RGB; depth as uint16 or float32 (n, height, width, 1).
 
         The memory may be planar: `transpose(0, 3, 1, 2)` is then contiguous.
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.datasets import TASKS, Spec, edit_json, write_dataset
-from support.refusals import refused
+from support.refusals import absent, refused
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import starts_within
 from understudy.data.format.features import Feature
@@ -277,14 +277,14 @@ def test_catalog_channels_of_a_declared_image(shape: tuple[int, ...], names: Any
     assert Feature("numbers", "float32", shape, names).channels is None
 
 
-def test_catalog_depth_video_is_left_out(copy: Any) -> None:
+def test_catalog_depth_video_of_three_channels_is_left_out(copy: Any) -> None:
     root = copy("v3.0")
     edit_json(
         root / "meta/info.json", lambda info: info["features"][WRIST]["info"].update({"video.is_depth_map": True})
     )
     catalog = Catalog.open(root)
     assert catalog.camera_keys == (TOP,)
-    assert f"{WRIST} is depth video, which is not read: left out" in catalog.report()
+    assert not absent(" ".join(catalog.report()), WRIST, 3)
 
 
 def test_catalog_pickles_small(written: Path) -> None:

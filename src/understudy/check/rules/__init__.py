@@ -11,4 +11,5 @@ episodes    repeated and unusual episodes
 videos      video files, and places of episodes in them
 images      decoded images
 motion      images against rows
+depth       values of depth images
 """

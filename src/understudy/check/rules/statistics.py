@@ -37,7 +37,7 @@ def check_statistics(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     for key, entry in stats.items():
         if key in facts.columns:
             yield from _column(catalog, facts, facts.columns[key], entry, path)
-        elif key in catalog.features and catalog.features[key].is_camera:
+        elif key in catalog.features and catalog.features[key].is_camera and not catalog.features[key].is_depth:
             yield from _images(key, entry, path)
     if path == PER_EPISODE:
         yield from _per_episode(catalog, facts)

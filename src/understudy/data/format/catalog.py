@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from understudy.data.format import lerobot_v2, lerobot_v3
+from understudy.data.format.depth import depth_statistics
 from understudy.data.format.episode_store import load_episode_table
 from understudy.data.format.episode_table import EpisodeTable, Videos
 from understudy.data.format.features import INDEX_KEYS, Feature, parse_features
@@ -116,9 +117,7 @@ class Catalog:
         if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < 1e6:
             raise DatasetError(f"fps is {fps!r}, not a positive number", where=where, fix="write the recording rate")
         features = parse_features(info.get("features"), where)
-        skipped_features = {
-            key: "is depth video, which is not read" for key, f in features.items() if f.is_video and f.is_depth
-        }
+        skipped_features = {key: feature.unreadable for key, feature in features.items() if feature.unreadable}
         features = {key: feature for key, feature in features.items() if key not in skipped_features}
         oddities: list[str] = []
         by_index = reader.read_tasks(files, oddities)
@@ -187,17 +186,20 @@ class Catalog:
     def stats(self) -> Stats:
         """Statistics recorded with the dataset, read on first access; {} when there are none.
 
-        Per-episode records of v2.1 are aggregated (see `recorded_stats.py`).
+        Per-episode records of v2.1 are aggregated (see `recorded_stats.py`). Depth has the unit of its images.
         """
         stats = read_stats(self.files)
-        if not self.stored_names:
-            return stats
-        own = {key: self.stored_names.get(key, key) for key in self.features}
-        found = {key: stats[name] for key, name in own.items() if name in stats}
-        for key, parts in self.joined.items():
-            if all(part.key in stats for part in parts):
-                found[key] = join_stats([stats[part.key] for part in parts])
-        return found
+        if self.stored_names:
+            own = {key: self.stored_names.get(key, key) for key in self.features}
+            found = {key: stats[name] for key, name in own.items() if name in stats}
+            for key, parts in self.joined.items():
+                if all(part.key in stats for part in parts):
+                    found[key] = join_stats([stats[part.key] for part in parts])
+            stats = found
+        for key in [key for key, feature in self.features.items() if feature.is_depth and key in stats]:
+            entry = depth_statistics(stats.pop(key), self.features[key].pixels, self.features[key].info)
+            stats |= {key: entry} if entry is not None else {}
+        return stats
 
     def episode_texts(self) -> dict[str, dict[int, str]]:
         """Read the texts about episodes in the metadata, tasks aside: name -> episode id -> text."""

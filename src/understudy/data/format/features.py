@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from understudy.data.format.depth import depth_pixels, is_depth
 from understudy.errors import DatasetError
+from understudy.video.depth.pixels import Pixels
 
 INDEX_KEYS = ("index", "episode_index", "frame_index", "timestamp", "task_index")
 """Keys of every sample; the reader computes those that the rows lack."""
@@ -71,8 +73,24 @@ class Feature:
 
     @property
     def is_depth(self) -> bool:
-        """Whether the video holds depth maps."""
-        return any(self.info.get(key) is True for key in ("is_depth_map", "video.is_depth_map"))
+        """Whether this is a camera of depth images."""
+        return self.is_encoded and is_depth(self.info)
+
+    @property
+    def pixels(self) -> Pixels:
+        """Channels and dtype of the images of a camera. Raises ValueError for depth that cannot be read exactly."""
+        return depth_pixels(self.is_video, self.info if self.is_encoded else {})
+
+    @property
+    def unreadable(self) -> str:
+        """Why images of this camera cannot be read, as the rest of a sentence; "" where they can."""
+        if self.is_depth and self.channels not in (1, None):
+            return f"is declared as depth and has {self.channels} channels"
+        try:
+            self.pixels  # noqa: B018
+        except ValueError as error:
+            return str(error)
+        return ""
 
     @property
     def value_shape(self) -> tuple[int, ...]:

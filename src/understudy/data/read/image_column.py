@@ -61,7 +61,7 @@ class ImageColumns:
             places: int64 (B,) or (B, T), rows in the data files (`Rows.file_rows`).
 
         Returns:
-            uint8 (B, C, H, W) or (B, T, C, H, W).
+            uint8 (B, C, H, W) or (B, T, C, H, W); depth is uint16 or float32, with C = 1.
 
         Raises:
             DatasetError: the file has no such column, an image cannot be decoded, or sizes differ.
@@ -78,7 +78,7 @@ class ImageColumns:
                 row = int(rows[b[0]])
                 image = self._image(key, int(file), row, place)
                 if out is None:
-                    out = np.empty((*flat.shape, *image.shape), np.uint8)
+                    out = np.empty((*flat.shape, *image.shape), image.dtype)
                 if image.shape != out.shape[2:]:
                     what = f"{key!r}: images of {out.shape[2:]} and {image.shape} in one batch"
                     raise DatasetError(what, where=self._where(row), fix="select episodes of one size")
@@ -140,7 +140,7 @@ class ImageColumns:
 
 
 def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) -> np.ndarray:
-    """Decode an image of an `image` column to uint8 (C, H, W), C as declared.
+    """Decode an image of an `image` column to uint8 (C, H, W), C as declared; depth to uint16 or float32 (1, H, W).
 
     A grey image fills all three channels where color is declared. A fully opaque alpha channel is dropped.
 
@@ -151,8 +151,8 @@ def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) 
         where: name of the row, for errors.
 
     Raises:
-        DatasetError: no bytes, bytes that are not an image, far more pixels than declared, transparency, or more than
-            8 bits per channel.
+        DatasetError: no bytes, bytes that are not an image, far more pixels than declared, transparency, more than
+            8 bits per channel, or depth of another type than info.json declares.
     """
     data = value.get("bytes") if isinstance(value, dict) else value
     if data is None and isinstance(value, dict) and isinstance(value.get("path"), str):
@@ -166,7 +166,7 @@ def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) 
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             _check_size(image, feature, where)  # before memory is allocated
             image.load()
-            array = _to_channels(image, feature, where)
+            array = (_to_depth if feature.is_depth else _to_channels)(image, feature, where)
     except DatasetError:
         raise
     except Exception as error:
@@ -185,12 +185,30 @@ def _check_size(image: Image.Image, feature: Feature, where: str) -> None:
     raise DatasetError(what, where=where, fix="correct the shape in info.json, or repair the row")
 
 
+_DEPTH_MODES = {"uint16": ("I;16", "I;16L", "I;16B", "I;16N", "I"), "float32": ("F",)}
+
+
+def _to_depth(image: Image.Image, feature: Feature, where: str) -> np.ndarray:
+    """Values of an opened depth image: uint16 or float32 (H, W, 1), as stored."""
+    dtype = feature.pixels.dtype
+    array = np.asarray(image)
+    if image.mode not in _DEPTH_MODES[dtype] or not np.array_equal(
+        array.astype(dtype), array, equal_nan=dtype == "float32"
+    ):
+        unit = feature.info.get("depth_unit")
+        what = f"{feature.key!r} is an image of mode {image.mode}; depth in depth_unit {unit} is read as {dtype}"
+        fix = "set depth_unit in info.json: mm for 16-bit integers, m for 32-bit floats"
+        raise DatasetError(what, where=where, fix=fix)
+    return array.astype(dtype)[..., None]
+
+
 def _to_channels(image: Image.Image, feature: Feature, where: str) -> np.ndarray:
     """Convert an opened image to uint8 (H, W, C)."""
     want = feature.channels or 3
     if image.mode not in ("RGB", "L", "P", "RGBA", "LA", "1"):
         what = f"{feature.key!r} is an image of mode {image.mode}, not 8-bit grey or RGB"
-        raise DatasetError(what, where=where, fix=_REPAIR)
+        fix = 'declare "info": {"is_depth_map": true} in info.json if this is depth, or ' + _REPAIR
+        raise DatasetError(what, where=where, fix=fix)
     if want == 4:
         return np.asarray(image.convert("RGBA"))
     if image.mode in ("RGBA", "LA") or "transparency" in image.info:

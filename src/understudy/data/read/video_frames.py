@@ -79,7 +79,7 @@ class VideoFrames:
             frames: int64 (B,) or (B, T), frame numbers inside the episodes.
 
         Returns:
-            uint8 (B, 3, H, W) or (B, T, 3, H, W).
+            uint8 (B, 3, H, W) or (B, T, 3, H, W); for depth (B, 1, H, W) or (B, T, 1, H, W), uint16 or float32.
 
         Raises:
             DatasetError: a file is missing or broken, its frame count does not match the rows, or sizes differ.
@@ -96,7 +96,7 @@ class VideoFrames:
             images = self._read(camera, int(file), rows[at], wanted)
             if out is None:
                 height, width = images.shape[1:3]
-                out = np.empty((len(rows), flat.shape[1], 3, height, width), np.uint8)
+                out = self.catalog.features[camera].pixels.empty(*flat.shape, height, width)
             if images.shape[1:3] != out.shape[3:]:
                 sizes = f"{out.shape[4]}x{out.shape[3]} and {images.shape[2]}x{images.shape[1]}"
                 where = self.where(camera, int(rows[at[0]]))
@@ -144,7 +144,7 @@ class VideoFrames:
         self.reader(camera, row).prefetch(start + first, start + last)
 
     def _read(self, camera: str, file: int, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        """Frames by ascending number (n,), uint8 (n, H, W, 3)."""
+        """Frames by ascending number (n,), (n, H, W, C) of the camera's dtype."""
         opened = self._open(camera, file, rows)
         numbers = wanted.tolist()
         with self._lock:
@@ -154,7 +154,8 @@ class VideoFrames:
             images = self._decode(camera, opened, rows, wanted)
         else:
             size = opened.reader.height, opened.reader.width
-            images = np.empty((len(wanted), 3, *size), np.uint8).transpose(0, 2, 3, 1)  # planar, as readers return
+            empty = self.catalog.features[camera].pixels.empty(len(wanted), *size)
+            images = empty.transpose(0, 2, 3, 1)  # planar, as readers return
             for i, n in enumerate(numbers):
                 if n in cached:
                     images[i] = cached[n]
@@ -195,7 +196,7 @@ class VideoFrames:
             raise type(error)(error.what, where=where, fix=error.fix) from error
         with with_location(where):
             try:
-                reader = open_video(source, self.backend)
+                reader = open_video(source, self.backend, self.catalog.features[camera].pixels)
             except SourceError:
                 raise
             except DatasetError:

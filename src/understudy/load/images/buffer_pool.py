@@ -18,7 +18,7 @@ _PATIENCE = 0.05  # seconds
 
 
 class BufferPool:
-    """uint8 arrays, of which at most `most` are kept for reuse. Thread-safe.
+    """Arrays, of which at most `most` are kept for reuse. Thread-safe.
 
     When all of them are in use, `take` waits briefly: a consumer that has just received a batch releases the one before
     in a moment, and without the wait there would soon be one more buffer. After a wait in vain, as with a consumer that
@@ -31,27 +31,27 @@ class BufferPool:
         self._known: list[np.ndarray] = []  # oldest first
         self._patient = True
 
-    def take(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Array of this shape without other references; its content is undefined."""
+    def take(self, shape: tuple[int, ...], dtype: str = "uint8") -> np.ndarray:
+        """Array of this shape and dtype without other references; its content is undefined."""
         if self._pin:
-            return torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
+            return torch.empty(shape, dtype=getattr(torch, dtype), pin_memory=True).numpy()
         with self._lock:
-            array = self._find_free(shape)
+            array = self._find_free(shape, dtype)
             if array is None and self._patient and len(self._known) == self._most:
                 until = time.monotonic() + _PATIENCE
                 while array is None and time.monotonic() < until:
                     time.sleep(_PATIENCE / 100)
-                    array = self._find_free(shape)
+                    array = self._find_free(shape, dtype)
                 self._patient = array is not None
             if array is None:
-                array = np.empty(shape, np.uint8)
+                array = np.empty(shape, dtype)
                 self._known = [*self._known, array][-self._most :]
             return array
 
-    def _find_free(self, shape: tuple[int, ...]) -> np.ndarray | None:
+    def _find_free(self, shape: tuple[int, ...], dtype: str) -> np.ndarray | None:
         for i in range(len(self._known)):
             # A free one has two references: the list, and getrefcount's own argument.
-            if sys.getrefcount(self._known[i]) == 2 and self._known[i].shape == shape:
+            if sys.getrefcount(self._known[i]) == 2 and self._known[i].shape == shape and self._known[i].dtype == dtype:
                 return self._known[i]
         return None
 

@@ -22,7 +22,7 @@ import numpy as np
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
 from understudy.load.images.cursors import Cursor, Cursors, SampleImages, write
-from understudy.video.color import Converter
+from understudy.video.depth.pixels import AnyConverter
 from understudy.video.reader import DecodedImage
 
 _FRAME_BITS = 40  # of a frame key; the bits above number the files of the reader
@@ -86,10 +86,11 @@ class ClipReader:
         policy: DecodePolicy,
         first_runs: Sequence[int],
         cursors: Cursors,
-        converter: Converter,
+        converter: AnyConverter,
     ) -> None:
         self._dataset, self._camera, self._cursors = dataset, camera, cursors
         self._converter, self._policy = converter, policy
+        self._pixels = dataset.pixels(camera)
         self._positions, self._next = positions, 0  # samples before `next` are complete
         key = self._frame_keys(rows, frames.reshape(len(rows), -1))
         self._todo, inverse = np.unique(key, return_inverse=True)  # frame keys, each once, in file order
@@ -187,7 +188,8 @@ class ClipReader:
                 self._cursors.give(cursor)
 
     def _resize(self, image: DecodedImage) -> np.ndarray:
-        out = np.empty((3, *(self._converter.size or ())), np.uint8)
+        assert self._converter.size is not None
+        out = self._pixels.empty(*self._converter.size)
         write(image, self._converter, out)
         return out.transpose(1, 2, 0)
 

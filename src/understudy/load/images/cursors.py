@@ -14,7 +14,7 @@ import numpy as np
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
-from understudy.video.color import Converter
+from understudy.video.depth.pixels import AnyConverter
 from understudy.video.reader import DecodedImage, VideoReader
 
 
@@ -121,8 +121,8 @@ class ConversionJobs:
             self.places.append(sample)
 
 
-def write_all(jobs: ConversionJobs, out: np.ndarray, converter: Converter) -> None:
-    """Convert all jobs into their places in `out`, uint8 (n, 3, H, W), and clear the jobs.
+def write_all(jobs: ConversionJobs, out: np.ndarray, converter: AnyConverter) -> None:
+    """Convert all jobs into their places in `out`, (n, C, H, W) of the converter's dtype, and clear the jobs.
 
     An image that directly follows itself is converted once.
     """
@@ -150,8 +150,8 @@ def _split(jobs: ConversionJobs, out: np.ndarray) -> tuple[list[av.VideoFrame], 
     return frames, places, copies
 
 
-def write(image: DecodedImage, converter: Converter, out: np.ndarray) -> None:
-    """Write a cursor's image into `out`, uint8 (3, H, W)."""
+def write(image: DecodedImage, converter: AnyConverter, out: np.ndarray) -> None:
+    """Write a cursor's image into `out`, (C, H, W) of the converter's dtype."""
     if isinstance(image, np.ndarray):
         out[...] = image.transpose(2, 0, 1)
     else:

@@ -18,7 +18,7 @@ from understudy.data.read.video_frames import VideoFrames
 from understudy.errors import DatasetError
 from understudy.load.images.clip_reader import Timings
 from understudy.load.images.cursors import Cursors, write
-from understudy.video.color import Converter
+from understudy.video.depth.pixels import AnyConverter
 
 _RUN = 8  # frames decoded in one go
 IDLE_CURSORS = 8
@@ -40,7 +40,7 @@ def decoded_bytes(dataset: EpisodeDataset, image_size: tuple[int, int] | None = 
     for camera in dataset.video_keys:
         reader = dataset.video_frames.reader(camera, int(rows[0]))
         height, width = image_size or (reader.height, reader.width)
-        total += int(episodes.lengths[rows].sum()) * height * width * 3
+        total += int(episodes.lengths[rows].sum()) * dataset.pixels(camera).nbytes(height, width)
     return total
 
 
@@ -55,7 +55,7 @@ class _Episode:
     """One camera's images of one episode, and which of them are decoded."""
 
     def __init__(self, images: np.ndarray) -> None:
-        self.images = images  # uint8 (n, 3, H, W)
+        self.images = images  # (n, C, H, W)
         self.decoded = np.zeros(len(images), bool)
         self.filling = threading.Lock()
 
@@ -74,13 +74,13 @@ class DecodedImages(VideoFrames):
         self._cursors_lock = threading.Lock()
 
     def take(self, camera: str, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
-        """Images of one camera, uint8 (B, 3, H, W) or (B, T, 3, H, W); see `Pictures.take`."""
+        """Images of one camera, (B, C, H, W) or (B, T, C, H, W); see `VideoFrames.take`."""
         flat = frames.reshape(len(rows), -1)
         out: np.ndarray | None = None
         for i, row in enumerate(rows.tolist()):
             episode = self._episode(camera, row)
             if out is None:
-                out = np.empty((*flat.shape, *episode.images.shape[1:]), np.uint8)
+                out = np.empty((*flat.shape, *episode.images.shape[1:]), episode.images.dtype)
             if episode.images.shape[1:] != out.shape[2:]:
                 sizes = " and ".join(f"{w}x{h}" for _, h, w in (out.shape[2:], episode.images.shape[1:]))
                 what = f"images of {sizes} in one batch"
@@ -90,7 +90,7 @@ class DecodedImages(VideoFrames):
         return out if frames.ndim == 2 else out[:, 0]
 
     def read_into(self, camera: str, row: int, frames: Sequence[int], out: np.ndarray, timings: Timings) -> None:
-        """Write the images of T frames of an episode (by table row) into `out`, uint8 (T, 3, H, W)."""
+        """Write the images of T frames of an episode (by table row) into `out`, (T, C, H, W)."""
         episode = self._episode(camera, row)
         for t, frame in enumerate(frames):
             if not episode.decoded[frame]:
@@ -102,7 +102,7 @@ class DecodedImages(VideoFrames):
         if found is None:
             reader = self.reader(camera, row)  # outside the lock, which it takes
             height, width = self.image_size or (reader.height, reader.width)
-            empty = np.empty((int(self.catalog.episodes.lengths[row]), 3, height, width), np.uint8)
+            empty = self.dataset.pixels(camera).empty(int(self.catalog.episodes.lengths[row]), height, width)
             found = self._episodes.setdefault((camera, row), _Episode(empty))  # memory is used as it is written
         return found
 
@@ -136,7 +136,7 @@ class DecodedImages(VideoFrames):
             cursor = self._cursors.take(self.dataset, camera, row, first + int(wanted[0]))
         waited = cursor.wait_seconds
         try:
-            converter = self._converter()
+            converter = self._converter(camera)
             decoded = chain.from_iterable(cursor.runs(first + wanted))
             for number, image in zip(wanted.tolist(), decoded, strict=True):
                 out = perf_counter()
@@ -152,7 +152,8 @@ class DecodedImages(VideoFrames):
             with self._cursors_lock:
                 self._cursors.give(cursor)
 
-    def _converter(self) -> Converter:
-        if not hasattr(self._converters, "own"):
-            self._converters.own = Converter(self.image_size)
-        return self._converters.own
+    def _converter(self, camera: str) -> AnyConverter:
+        own: dict[str, AnyConverter] = self._converters.__dict__
+        if camera not in own:
+            own[camera] = self.dataset.pixels(camera).converter(self.image_size)
+        return own[camera]

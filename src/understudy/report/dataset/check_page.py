@@ -86,7 +86,8 @@ def _episode(catalog: Catalog, episode: int, why: str) -> str:
 
 
 def _small(images: np.ndarray, height: int = 160) -> np.ndarray:
-    """Convert uint8 [n, C, H, W] to [n, h, w, 3], thinned to about `height`, grey as RGB."""
+    """Convert images [n, C, H, W] to uint8 [n, h, w, 3], thinned to about `height`, grey and depth as RGB."""
     step = max(1, images.shape[2] // height)
     thin = images[:, :3, ::step, ::step].transpose(0, 2, 3, 1)
+    thin = thin if thin.dtype == np.uint8 else html.as_gray(thin)
     return np.repeat(thin, 3, axis=3) if thin.shape[3] == 1 else thin

@@ -228,6 +228,8 @@ def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, .
                 ),
                 "",
             )
+            if any(camera in s.catalog.features and s.catalog.features[camera].is_depth for s in sources):
+                why = ", but a depth camera, and a policy takes RGB"
             fix = f"its cameras: {', '.join(known) or 'none'}; `cameras` of a source gives one another name"
             raise DatasetError(
                 f"there is no camera {camera!r}{why or suggest_key(camera, known)}", where=where, fix=fix

@@ -98,7 +98,8 @@ def open_source(
     if config.delta_action_dims and STATE not in keys:
         what = "delta_action_dims: differences from the state need a state, and there is none"
         raise DatasetError(what, where=catalog.root, fix="set `state` to its key")
-    return Source(config, catalog, keys, tuple(config.cameras) or catalog.camera_keys)
+    colors = tuple(key for key in catalog.camera_keys if not catalog.features[key].is_depth)
+    return Source(config, catalog, keys, tuple(config.cameras) or colors)
 
 
 def _check_cameras(
@@ -156,8 +157,10 @@ def split_source(
     wanted, catalog = source.config, source.catalog
     own = [camera for camera in cameras if camera in source.cameras]
     for camera in own:
-        if (channels := catalog.features[camera].channels) not in (3, None):
-            what = f"{camera!r} has {channels} channels, a policy takes RGB"
+        feature = catalog.features[camera]
+        if feature.is_depth or feature.channels not in (3, None):
+            what = f"{camera!r} has {feature.channels} channels" if not feature.is_depth else f"{camera!r} is depth"
+            what += ", a policy takes RGB"
             raise DatasetError(what, where=catalog.root, fix="list the cameras to use in data.cameras")
     if config.learns_dynamics() and STATE not in source.keys:
         what = f"mode: future states are trained, which needs {STATE!r}, and there is none"
@@ -200,7 +203,9 @@ def split_source(
     options |= {"frame_weights": wanted.frame_weights or None, "frame_weights_in": wanted.frame_weights_in}
     training = EpisodeDataset(catalog, episodes=trained, **options)
     validation = EpisodeDataset(catalog, episodes=validated, **options) if len(validated) else None
-    return SourceSplit(training, validation, (*where_notes, *usable.notes, *notes), skipped)
+    depth = [key for key in catalog.camera_keys if catalog.features[key].is_depth]
+    left_out = [f"{catalog.root}: {key} is depth, which policies do not take: left out" for key in depth]
+    return SourceSplit(training, validation, (*where_notes, *usable.notes, *left_out, *notes), skipped)
 
 
 def _apply_where(wanted: SourceConfig, catalog: Catalog) -> tuple[np.ndarray | None, list[str]]:
