@@ -20,6 +20,7 @@ EXTRAS = {
     "sim": ("metaworld",),
     "pi05": ("sentencepiece", "tokenizers"),
     "jax-weights": ("tensorstore",),
+    "rerun": ("rerun",),
 }
 """Extra -> modules that it installs, without those of the extras that it includes."""
 INCLUDES = {"report": ("train",), "demo": ("report",), "sim": ("demo",), "hub": ("remote",), "s3": ("remote",)}

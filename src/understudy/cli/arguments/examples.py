@@ -97,6 +97,7 @@ EXAMPLES = {
         "understudy view data/table",
         "understudy view data/table --keep-ranges keep.json --findings findings.json",
         "understudy view data/table --export page --episodes 0 3 7",
+        "understudy view data/table --rerun table.rrd --episodes 0 3 7",
         "understudy view runs/table --checkpoint best",
     ),
     "edit": (

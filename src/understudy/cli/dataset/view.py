@@ -45,11 +45,21 @@ class ViewConfig:
     """New or empty folder to write instead of a server: a page that opens from a file, with the media of `--episodes`
     beside it."""
 
+    rerun: str = ""
+    """New .rrd file to write instead, a recording of `--episodes` for rerun's viewer (extra `rerun`)."""
+
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
         found = [] if self.path else ["path: required, the folder or URL of a dataset, or a run: understudy view PATH"]
         if self.export and not self.episodes:
             found.append("export: name the episodes to write, as in --episodes 0 3 7")
+        if self.rerun and not self.episodes:
+            found.append("rerun: name the episodes to write, as in --episodes 0 3 7")
+        if self.rerun and (self.export or self.keep_ranges or self.findings):
+            found.append(
+                "rerun: a recording has images, curves and texts alone; give --rerun without --export, "
+                "--keep-ranges and --findings"
+            )
         if len(set(self.episodes)) < len(self.episodes):
             found.append("episodes: an id is repeated; give each once")
         return found
@@ -64,6 +74,9 @@ def view(config: ViewConfig) -> None:
 
     if config.export:
         check_folder(Path(config.export))
+    if config.rerun:
+        _record(config)
+        return
     run = RunDir(Path(config.path))
     with stopped_by_signals():
         if not run.config.is_file() or (run.root / INFO).is_file():
@@ -77,6 +90,25 @@ def view(config: ViewConfig) -> None:
             raise ConfigError("keep_ranges, findings: these are for a dataset, not for a run; view the dataset")
         with open_checkpoint(run.root, config.checkpoint) as (state, validation):
             _show(_run_viewer(config, state, validation), config)
+
+
+def _record(config: ViewConfig) -> None:
+    """Write a recording of rerun."""
+    import numpy as np
+
+    from understudy.data.format.catalog import Catalog
+    from understudy.optional_packages import require
+    from understudy.progress import Progress
+    from understudy.report.view.rerun_log import check_recording, write_recording
+
+    require("rerun")
+    path = Path(config.rerun)
+    check_recording(path)
+    catalog = Catalog.open(config.path)
+    rows = np.sort(catalog.episodes.rows_of(config.episodes))
+    with Progress(int(catalog.episodes.lengths[rows].sum()), "rerun", "frame") as progress:
+        write_recording(catalog, rows.tolist(), path, progress.update)
+    print(f"{len(rows)} episodes, {path.stat().st_size / 1e6:.1f} MB: rerun {path}")
 
 
 def _dataset_viewer(config: ViewConfig) -> "Viewer":

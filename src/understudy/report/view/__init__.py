@@ -7,6 +7,7 @@ episode_list  episodes in pages, found by id or task
 sheets        images of an episode, many frames in a file
 columns       curves and exact values
 lanes         tasks, texts and keep-ranges over the frames
+rerun_log     episodes as a recording of rerun
 findings      results of `understudy check` by episode
 
 The folder `static` has the page, its scripts and its style sheet.

@@ -102,7 +102,7 @@ class Sheets:
                 reader = self._videos.reader(camera, row)
                 height, width = reader.height, reader.width
             else:
-                height, width = self._frames(camera, row, np.zeros(1, np.int64)).shape[1:3]
+                height, width = self.frames(camera, row, np.zeros(1, np.int64)).shape[1:3]
             self._layouts[key] = Layout.of_frames(height, width)
         return self._layouts[key]
 
@@ -121,13 +121,17 @@ class Sheets:
             data = self._cache.get((camera, row, number))
         if data is None:
             frames = np.arange(number * layout.frames, min((number + 1) * layout.frames, length))
-            data = _encode(self._frames(camera, row, frames), layout)
+            data = _encode(self.frames(camera, row, frames), layout)
             with self._lock:
                 self._cache.put((camera, row, number), data)
         return data, _KINDS[layout.extension]
 
-    def _frames(self, camera: str, row: int, frames: np.ndarray) -> np.ndarray:
-        """Recorded frames uint8 (n, H, W, 3) of int64 (n,) frame numbers."""
+    def frames(self, camera: str, row: int, frames: np.ndarray) -> np.ndarray:
+        """Return recorded frames, uint8 (n, H, W, 3), of int64 (n,) frame numbers inside the episode.
+
+        Raises:
+            DatasetError: an image cannot be read.
+        """
         rows = np.full(1, row)
         if self._catalog.features[camera].is_video:
             images = self._videos.take(camera, rows, frames[None])[0]
