@@ -28,6 +28,12 @@ def make(root: Path, version: str, **changes: Any) -> tuple[Catalog, Truth]:
     return Catalog.open(root), truth
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    """A dataset that no test changes."""
+    return make(tmp_path_factory.mktemp("view") / "set", "v3.0")[0]
+
+
 def viewer_of(catalog: Catalog, **changes: Any) -> Viewer:
     return Viewer([Source(catalog.name, catalog, **changes)], "title")
 
@@ -75,9 +81,8 @@ def test_viewer_shows_the_images_and_values_of_each_frame(version: str, tmp_path
         assert [entry[2] for entry in lanes["note"]] == truth.rows[episode]["note"]
 
 
-def test_viewer_lists_episodes_in_pages_by_query(tmp_path: Path) -> None:
-    catalog, _ = make(tmp_path, "v3.0")
-    viewer = viewer_of(catalog)
+def test_viewer_lists_episodes_in_pages_by_query(plain: Catalog) -> None:
+    viewer = viewer_of(plain)
 
     def ids(query: str, page: str = "0") -> list[int]:
         return [one["id"] for one in read_json(viewer, "episodes.json", query=query, page=page)["episodes"]]
@@ -116,9 +121,8 @@ def test_viewer_has_pages_of_100_episodes(tmp_path: Path) -> None:
         "main.js\n",
     ],
 )
-def test_viewer_has_no_other_resources(name: str, tmp_path: Path) -> None:
-    catalog, _ = make(tmp_path, "v3.0")
-    viewer = viewer_of(catalog, rows=np.asarray([0, 1]))
+def test_viewer_has_no_other_resources(name: str, plain: Catalog) -> None:
+    viewer = viewer_of(plain, rows=np.asarray([0, 1]))
     with pytest.raises(UnknownResource):
         viewer.read(name)
 
@@ -136,24 +140,23 @@ def test_viewer_shows_keep_ranges_and_findings(tmp_path: Path) -> None:
     assert "values.finite" in {one["rule"] for one in found["episode"]}
 
 
-def test_viewer_reads_findings_of_this_dataset_only(tmp_path: Path) -> None:
-    catalog, _ = make(tmp_path / "set", "v3.0")
+def test_viewer_reads_findings_of_this_dataset_only(plain: Catalog, tmp_path: Path) -> None:
     place = {"episodes": [5, 6], "column": "action", "dimension": "1", "frame": 4}
     finding = {"rule": "values.jump", "severity": "warning", "message": "jumps", "place": place, "fix": "look"}
     content = {"episodes": 3, "frames": 85, "findings": [finding]}
     path = tmp_path / "findings.json"
     path.write_text(json.dumps(content))
-    viewer = viewer_of(catalog, findings=str(path))
+    viewer = viewer_of(plain, findings=str(path))
     [own] = read_json(viewer, "0/5/findings.json")["episode"]
     assert (own["rule"], own["frame"], own["where"]) == ("values.jump", 4, "action[1]")
     [other] = read_json(viewer, "0/6/findings.json")["episode"]
     assert other["frame"] is None  # the frame is that of the first episode
     path.write_text(json.dumps(content | {"frames": 84}))
     with refused(84, 85, where="findings.json", fix="check"):
-        viewer_of(catalog, findings=str(path))
+        viewer_of(plain, findings=str(path))
     path.write_text('{"findings": [{"place": 1}]}')
     with refused(where="findings.json", fix="--json"):
-        viewer_of(catalog, findings=str(path))
+        viewer_of(plain, findings=str(path))
 
 
 def test_viewer_shows_the_rest_of_a_broken_episode(tmp_path: Path) -> None:
@@ -168,9 +171,8 @@ def test_viewer_shows_the_rest_of_a_broken_episode(tmp_path: Path) -> None:
     assert not content["cameras"][1]["error"]
 
 
-def test_page_takes_names_as_text(tmp_path: Path) -> None:
-    catalog, _ = make(tmp_path, "v3.0")
-    page = Viewer([Source("</script><b>{{SETUP}}", catalog)], "<b>{{SETUP}}").page()
+def test_page_takes_names_as_text(plain: Catalog) -> None:
+    page = Viewer([Source("</script><b>{{SETUP}}", plain)], "<b>{{SETUP}}").page()
     assert page.count("<b>") == 0
     assert page.count('"sources"') == 1
 
@@ -200,19 +202,17 @@ def test_layout_reduces_large_frames(height: int, width: int) -> None:
     assert layout.count(layout.frames + 1) == 2
 
 
-def test_export_refuses_a_folder_with_content(tmp_path: Path) -> None:
-    catalog, _ = make(tmp_path / "set", "v3.0")
+def test_export_refuses_a_folder_with_content(plain: Catalog, tmp_path: Path) -> None:
     out = tmp_path / "page"
     out.mkdir()
     (out / "notes.txt").write_text("mine")
     with refused(kind=ConfigError):
-        export_episodes(viewer_of(catalog), [(0, 5)], out)
+        export_episodes(viewer_of(plain), [(0, 5)], out)
     assert [path.name for path in out.iterdir()] == ["notes.txt"]
 
 
-def test_export_of_an_unreadable_episode_leaves_nothing(tmp_path: Path) -> None:
-    catalog, _ = make(tmp_path / "set", "v3.0")
+def test_export_of_an_unreadable_episode_leaves_nothing(plain: Catalog, tmp_path: Path) -> None:
     out = tmp_path / "page"
     with pytest.raises(UnknownResource):
-        export_episodes(viewer_of(catalog), [(0, 5), (0, 77)], out)
+        export_episodes(viewer_of(plain), [(0, 5), (0, 77)], out)
     assert not out.exists()

@@ -1,6 +1,7 @@
 """Actions predicted over a validation episode: against a loop over single frames, and through `understudy view RUN`."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from support.refusals import refused
 from support.runs import tiny_config, tiny_dataset
 from understudy.cli import main
+from understudy.data.selection.select import split_episodes
 from understudy.errors import ConfigError
 from understudy.order import sample_normal
 from understudy.train import run
@@ -18,6 +20,9 @@ from understudy.train.validation.episode_actions import EpisodeActions, choose_s
 from understudy.train.validation.open_loop import STEPS
 
 CHUNK = 3
+
+
+pytestmark = pytest.mark.slow  # the loss and the open-loop error have quicker tests
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +68,17 @@ def test_predictions_are_those_of_single_frames(trained: Path) -> None:
             np.testing.assert_allclose(found["actions"][start : start + steps], chunk[:steps, :2], atol=1e-5)
         truth = recorded(trained.parent / "dataset", episode)
         np.testing.assert_allclose(found["mae"], np.abs(found["actions"] - truth).mean(0), rtol=1e-5)
+        state.config = replace(state.config, mode="forward_dynamics")
+        with refused("forward_dynamics", kind=ConfigError):
+            EpisodeActions(state, held)
 
 
 def test_view_shows_validation_episodes_of_a_run(trained: Path, tmp_path: Path) -> None:
-    with run.open_checkpoint(trained) as (_, held):
-        ids = sorted(set(held.episode.tolist()))
     out = tmp_path / "page"
-    assert main.main(["view", str(trained), "--export", str(out), "--episodes", str(ids[0])]) == 0
-    assert [path.name for path in (out / "0").iterdir()] == [str(ids[0])]
-    text = (out / f"0/{ids[0]}/predicted.json.js").read_text()
+    assert main.main(["view", str(trained), "--export", str(out), "--episodes", *map(str, range(10))]) == 0
+    validation = split_episodes(range(10), 0.3, 7)[1].tolist()
+    assert sorted(path.name for path in (out / "0").iterdir()) == [str(episode) for episode in validation]
+    text = (out / f"0/{validation[0]}/predicted.json.js").read_text()
     content = json.loads(text.partition(", ")[2].rpartition(")")[0])
     assert content["starts"][:2] == [0, CHUNK]
     assert len(content["values"]) == 2
@@ -81,19 +88,9 @@ def test_view_shows_validation_episodes_of_a_run(trained: Path, tmp_path: Path) 
 def test_view_refuses_training_episodes_and_settings_of_datasets(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with run.open_checkpoint(trained) as (_, held):
-        training = sorted(set(range(10)) - set(held.episode.tolist()))
+    training = split_episodes(range(10), 0.3, 7)[0].tolist()
     for words in (["--episodes", str(training[0])], ["--keep-ranges", "keep.json"], ["--checkpoint", "77"]):
         assert main.main(["view", str(trained), "--no-browser", *words]) == main.WRONG_INPUT
         assert words[0].removeprefix("--").split("-")[0] in capsys.readouterr().err
     data = str(trained.parent / "dataset")
     assert main.main(["view", data, "--no-browser", "--checkpoint", "2"]) == main.WRONG_INPUT
-
-
-def test_episodes_of_a_run_that_does_not_act_are_refused(trained: Path) -> None:
-    from dataclasses import replace
-
-    with run.open_checkpoint(trained) as (state, held):
-        state.config = replace(state.config, mode="forward_dynamics")
-        with refused("forward_dynamics", kind=ConfigError):
-            EpisodeActions(state, held)
