@@ -72,7 +72,7 @@ def shown(tab: Any, frame: int) -> list[tuple[int, int, int]]:
     return found
 
 
-def test_keys_step_all_cameras_to_the_exact_frame(chromium: Any, viewer: Viewer) -> None:
+def test_keys_step_and_play_all_cameras_to_the_exact_frame(chromium: Any, viewer: Viewer) -> None:
     with opened(chromium, viewer, "#0/1/62") as tab:
         assert shown(tab, 62) == [(0, 1, 62), (1, 1, 62)]
         steps = [("ArrowRight", 63), ("ArrowRight", 64), ("Shift+ArrowLeft", 54), ("End", 69), ("ArrowRight", 69)]
@@ -82,22 +82,20 @@ def test_keys_step_all_cameras_to_the_exact_frame(chromium: Any, viewer: Viewer)
             cursor = tab.locator(".plot .cursor:not(.hover)").first.evaluate("one => parseFloat(one.style.left)")
             assert cursor == pytest.approx((frame + 0.5) / 70 * 100, abs=1e-3)
         assert tab.locator(".lane", has_text="keep").locator("p span").inner_text() == "left out"
+        tab.keyboard.press("Shift+ArrowRight")
+        tab.locator("#speed").select_option("4")
+        tab.locator("#task").click()
+        tab.keyboard.press("Space")
+        tab.locator("#play[aria-pressed='true']").wait_for()
+        tab.locator("#play[aria-pressed='false']").wait_for()  # at the end
+        assert shown(tab, 69) == [(0, 1, 69), (1, 1, 69)]
         tab.keyboard.press("[")
         tab.locator("#episode", has_text="Episode 0").wait_for()
         assert shown(tab, 0) == [(0, 0, 0), (1, 0, 0)]
 
 
-def test_playing_shows_every_camera_at_one_frame(chromium: Any, viewer: Viewer) -> None:
-    with opened(chromium, viewer, "#0/1/60") as tab:
-        shown(tab, 60)
-        tab.keyboard.press("Space")
-        tab.locator("#play[aria-pressed='true']").wait_for()
-        tab.locator("#play[aria-pressed='false']").wait_for()  # at the end
-        assert shown(tab, 69) == [(0, 1, 69), (1, 1, 69)]
-
-
-def test_search_and_legend(chromium: Any, viewer: Viewer) -> None:
-    with opened(chromium, viewer) as tab:
+def test_search_legend_check_and_a_lost_server(chromium: Any, viewer: Viewer) -> None:
+    with opened(chromium, viewer, refuses=False) as tab:  # the browser reports a failed request
         shown(tab, 0)
         tab.keyboard.press("/")
         tab.keyboard.type("1")
@@ -117,17 +115,15 @@ def test_search_and_legend(chromium: Any, viewer: Viewer) -> None:
         assert tops.inner_text() == "1.5" != before  # the constant 1, in the middle of the plot
         tab.get_by_role("button", name="check the rows").click()
         tab.get_by_text("about this episode").or_(tab.locator("#findings li").first).first.wait_for()
-
-
-def test_page_names_a_lost_server(chromium: Any, viewer: Viewer) -> None:
-    with opened(chromium, viewer, refuses=False) as tab:
-        shown(tab, 0)
+        tab.get_by_role("searchbox").fill("")
+        tab.locator("#count", has_text="2 episodes").wait_for()
+        tab.locator("#title").click()
         tab.context.set_offline(True)
-        tab.keyboard.press("]")
+        tab.keyboard.press("[")
         tab.locator("#trouble:not([hidden])").wait_for()
         tab.context.set_offline(False)
-        tab.keyboard.press("]")
-        tab.locator("#episode", has_text="Episode 1").wait_for()
+        tab.keyboard.press("[")
+        tab.locator("#episode", has_text="Episode 0").wait_for()
         assert tab.locator("#trouble").is_hidden()
 
 

@@ -76,7 +76,7 @@ def test_predictions_are_those_of_single_frames(trained: Path) -> None:
 def test_view_shows_validation_episodes_of_a_run(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "page"
     assert main.main(["view", str(trained), "--export", str(out), "--episodes", *map(str, range(10))]) == 0
-    validation = split_episodes(range(10), 0.3, 7)[1].tolist()
+    validation = split_episodes(range(10), 0.3)[1].tolist()
     assert sorted(path.name for path in (out / "0").iterdir()) == [str(episode) for episode in validation]
     text = (out / f"0/{validation[0]}/predicted.json.js").read_text()
     content = json.loads(text.partition(", ")[2].rpartition(")")[0])
@@ -88,7 +88,7 @@ def test_view_shows_validation_episodes_of_a_run(trained: Path, tmp_path: Path) 
 def test_view_refuses_training_episodes_and_settings_of_datasets(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    training = split_episodes(range(10), 0.3, 7)[0].tolist()
+    training = split_episodes(range(10), 0.3)[0].tolist()
     for words in (["--episodes", str(training[0])], ["--keep-ranges", "keep.json"], ["--checkpoint", "77"]):
         assert main.main(["view", str(trained), "--no-browser", *words]) == main.WRONG_INPUT
         assert words[0].removeprefix("--").split("-")[0] in capsys.readouterr().err
