@@ -22,6 +22,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.report.dataset.examine import examine
 from understudy.report.dataset.page import page
 from understudy.report.html import as_gray
+from understudy.report.view.sheets import Sheets
 from understudy.train.data.run_data import open_data
 
 TOP = "observation.images.top"
@@ -77,6 +78,9 @@ def test_page_shows_depth(root: Path) -> None:
     text = page(catalog, examine(catalog, 2), 1)
     assert f"<small>{DEPTH}</small>" in text
     assert 'class="bad"' not in text
+    data, kind = Sheets(catalog).read(DEPTH, 0, 0)
+    assert kind == "image/png"
+    assert np.ptp(np.asarray(Image.open(io.BytesIO(data)))) > 200
 
 
 def test_training_leaves_depth_out_and_says_so(root: Path, tmp_path: Path) -> None:

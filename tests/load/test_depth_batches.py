@@ -44,8 +44,7 @@ def nearest(images: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     return torch.from_numpy(images.numpy()[..., rows, :][..., columns])
 
 
-@pytest.mark.parametrize("size", [None, (17, 23)])
-@pytest.mark.parametrize("decoded", [False, True])
+@pytest.mark.parametrize(("size", "decoded"), [(None, False), ((17, 23), False), ((17, 23), True)])
 def test_loader_depth_equals_the_datasets(root: Path, size: tuple[int, int] | None, decoded: bool) -> None:
     data = opened(root)
     order = Order.from_datasets([data], batch_size=4, seed=1, frames_in_flight=8)

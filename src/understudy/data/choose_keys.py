@@ -10,7 +10,7 @@ from understudy.storage.dataset_root import with_location
 
 
 def choose_keys(catalog: Catalog, keys: Sequence[str] | None, missing_cameras: Collection[str]) -> tuple[str, ...]:
-    """Return the keys to deliver: `keys`, or all declared features without `keys`, and the missing cameras.
+    """Return the keys to deliver: `keys`, or all declared features and sensors without it, and the missing cameras.
 
     A feature that cannot be read is left out with a warning.
 
@@ -22,7 +22,7 @@ def choose_keys(catalog: Catalog, keys: Sequence[str] | None, missing_cameras: C
     if keys is None:
         for key, why in skipped_features.items():
             warnings.warn(f"{catalog.root}: {key} {why}: left out", stacklevel=4)
-        return (*features, *missing_cameras)
+        return (*features, *catalog.sensors, *missing_cameras)
     if isinstance(keys, str):
         raise DatasetError(f"keys is {keys!r}", fix="give a list of keys")
     for key, why in skipped_features.items():
@@ -49,5 +49,5 @@ def check_columns(catalog: Catalog, keys: Sequence[str], episode: int) -> None:
         columns = file.schema_arrow.names
     for key in keys:
         if key not in columns:
-            known = ", ".join(dict.fromkeys([*catalog.features, *INDEX_KEYS, *columns]))
+            known = ", ".join(dict.fromkeys([*catalog.features, *catalog.sensors, *INDEX_KEYS, *columns]))
             raise DatasetError(f"keys names {key!r}", where=catalog.root, fix=f"the keys are {known}")

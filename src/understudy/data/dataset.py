@@ -20,6 +20,7 @@ from understudy.data.format.standard_keys import rename_keys
 from understudy.data.read.image_column import ImageColumns
 from understudy.data.read.response_text import Responses
 from understudy.data.read.rows import Rows
+from understudy.data.read.sensors import Sensors
 from understudy.data.read.video_frames import VideoFrames
 from understudy.data.selection.frame_weights import FrameWeights, WeightsIn, weigh_frames
 from understudy.data.selection.segment_table import SegmentTable, as_integers
@@ -44,7 +45,9 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         root: path, fsspec URL, hub id OWNER/NAME where no such folder exists ("lerobot/pusht"), or an open `Catalog`.
         delta_timestamps: key -> seconds around the frame, multiples of 1/fps within 1e-4 s. A window that leaves its
             episode repeats the first or last frame, and `<key>_is_pad` (bool, T) is True there. Windows still see
-            dropped frames and frames outside `keep_ranges` (but see `keep_rule`).
+            dropped frames and frames outside `keep_ranges` (but see `keep_rule`). Times of a sensor
+            (meta/sensors.json) may be any; it has the value of its last sample up to that time, and always
+            `<key>_is_pad` (`data/read/sensors.py`).
         episodes: ids of the episodes to use.
         keep_ranges: frame ranges to use, a JSON file or its content (see `data/selection/select.py`).
         exclude_episodes: ids of the episodes to leave out.
@@ -56,8 +59,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             feature with one number per frame. Frames of weight 0 are no samples (docs/frame_weights.md).
         frame_weights_in: "order", "loss" or "both": a frame comes more often in an epoch (`epoch_segments`), its sample
             has the factor of its loss as `loss_weight` (float32 scalar), or both, as their product.
-        keys: features to deliver. By default all declared ones, except cameras without any video file (with a
-            warning); naming such a camera is an error. Columns that info.json does not declare must be named. The
+        keys: features and sensors to deliver. By default all declared ones, except cameras without any video file (with
+            a warning); naming such a camera is an error. Columns that info.json does not declare must be named. The
             index keys and `task` are always delivered.
         names: standard key -> this dataset's own key, for features with other names (`format/standard_keys.py`).
             `keys`, `delta_timestamps`, samples and `catalog` use the standard keys.
@@ -111,8 +114,15 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         }
         self.keys = choose_keys(self.catalog, keys, self.missing_cameras)
         known = tuple(dict.fromkeys([*self.keys, *INDEX_KEYS]))
-        self.offsets = frame_offsets(delta_timestamps, float(self.catalog.fps), known)
-        """Key -> frames of its window relative to the sample, int64 (T,)."""
+        fps, sensors = float(self.catalog.fps), tuple(key for key in self.keys if key in self.catalog.sensors)
+        offsets = frame_offsets(delta_timestamps, fps, known, sensors)
+        self.offsets = {key: own for key, own in offsets.items() if key not in sensors}
+        """Key -> frames of its window relative to the sample, int64 (T,). Those of sensors are `sensor_offsets`."""
+        self.sensor_offsets = {key: own for key, own in offsets.items() if key in sensors}
+        """Sensor -> times of its window relative to the frame, in seconds, float64 (T,)."""
+        around = [
+            np.array([np.floor(own.min() * fps), np.ceil(own.max() * fps)]) for own in self.sensor_offsets.values()
+        ]
         selection = select(
             self.catalog,
             episodes=episodes,
@@ -121,7 +131,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             drop_last=drop_n_last_frames,
             keep_ranges=keep_ranges,
             keep_rule=keep_rule,
-            reach=reach(list(self.offsets.values())),
+            reach=reach([*self.offsets.values(), *around]),
         )
         remote = self.catalog.files.options
         cache = remote.cache if remote is not None else ""
@@ -141,9 +151,11 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         features = self.catalog.features
         self._videos = tuple(k for k in self.keys if k in features and features[k].is_video)
         self._images = tuple(k for k in self.keys if k in features and features[k].is_camera and k not in self._videos)
-        self._columns = tuple(k for k in known if k not in (*self._videos, *self._images, *self.missing_cameras))
+        elsewhere = (*self._videos, *self._images, *self.missing_cameras, *sensors)
+        self._columns = tuple(k for k in known if k not in elsewhere)
         undeclared = [k for k in self._columns if k not in features and k not in INDEX_KEYS]
         check_columns(self.catalog, undeclared, int(self.segments[0, 0]))
+        self._sensors = Sensors(self.catalog, sensors, self.sensor_offsets)
         self.row_cache_bytes = row_cache_bytes
         self._responses = Responses(self.catalog, response)
         columns = [k for k in (*self._columns, *self._responses.columns) if k not in INDEX_KEYS]
@@ -203,7 +215,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
     @property
     def windows(self) -> dict[str, int]:
         """Key -> window length T, for keys with a window."""
-        return {key: len(offsets) for key, offsets in self.offsets.items()}
+        return {key: len(offsets) for key, offsets in (self.offsets | self.sensor_offsets).items()}
 
     @cached_property
     def gop(self) -> int:
@@ -237,7 +249,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
     @property
     def notes(self) -> tuple[str, ...]:
         """Irregularities of the selection and of the files read so far; see `Catalog.report` for the metadata."""
-        return (*self._notes, *self._rows.notes, *self.video_frames.notes)
+        return (*self._notes, *self._sensors.notes, *self._rows.notes, *self.video_frames.notes)
 
     def __repr__(self) -> str:
         size = f"{len(self)} samples of {self.num_episodes} episodes"
@@ -317,6 +329,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         taken = self._rows.take(rows, {key: at[key] for key in self._columns})
         for key, value in taken.items():
             out[key] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        out |= {key: torch.from_numpy(value) for key, value in self._sensors.take(rows, frames, stop).items()}
         for key in self._images:
             out[key] = torch.from_numpy(self._stored.take(key, rows, self._rows.file_rows(rows, at[key])))
         has_window = "task_index" in self.offsets

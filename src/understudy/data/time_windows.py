@@ -3,7 +3,7 @@
 Rows and images, single samples and batches all use it. Integer arithmetic; reads no data.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,12 +16,16 @@ _LONGEST_S = 1e6  # eleven days; anything longer, and NaN, is a mistake
 
 
 def frame_offsets(
-    delta_timestamps: Mapping[str, Sequence[float]] | None, fps: float, keys: Sequence[str]
+    delta_timestamps: Mapping[str, Sequence[float]] | None,
+    fps: float,
+    keys: Sequence[str],
+    sensors: Collection[str] = (),
 ) -> dict[str, np.ndarray]:
-    """Convert windows from seconds to frames: key -> int64 (T,).
+    """Convert windows from seconds to frames: key -> int64 (T,); those of `sensors` to float64 seconds (T,).
 
     Raises:
-        DatasetError: an unknown key, no deltas, or a delta that is not a multiple of 1/fps within `TOLERANCE_S`.
+        DatasetError: an unknown key, no deltas, or a delta that is not a multiple of 1/fps within `TOLERANCE_S`. That
+            of a sensor may be any number of seconds.
     """
     if not isinstance(delta_timestamps, Mapping | None):
         what = f"delta_timestamps is {str(delta_timestamps)[:80]}"
@@ -32,7 +36,10 @@ def frame_offsets(
             raise DatasetError(f"delta_timestamps names {key!r}", fix=f"the keys are {', '.join(keys)}")
         if isinstance(deltas, (str, bytes)) or not isinstance(deltas, Iterable):
             raise DatasetError(f"delta_timestamps[{key!r}] is {deltas!r}", fix="give a list of seconds")
-        offsets[key] = np.asarray([_offset(key, delta, fps) for delta in deltas], np.int64)
+        if key in sensors:
+            offsets[key] = np.asarray([_seconds(key, delta) for delta in deltas], np.float64)
+        else:
+            offsets[key] = np.asarray([_offset(key, delta, fps) for delta in deltas], np.int64)
         if len(offsets[key]) == 0:
             raise DatasetError(
                 f"delta_timestamps[{key!r}] is empty", fix="give at least one delta, 0 for the frame itself"
@@ -40,10 +47,14 @@ def frame_offsets(
     return offsets
 
 
-def _offset(key: str, delta: float, fps: float) -> int:
+def _seconds(key: str, delta: float) -> float:
     if not isinstance(delta, (int, float, np.integer, np.floating)) or not abs(delta) < _LONGEST_S:
         raise DatasetError(f"delta_timestamps[{key!r}] holds {delta!r}", fix="give seconds")
-    frames = round(float(delta) * fps)
+    return float(delta)
+
+
+def _offset(key: str, delta: float, fps: float) -> int:
+    frames = round(_seconds(key, delta) * fps)
     if abs(frames / fps - float(delta)) > TOLERANCE_S:
         near = f"{frames / fps:.6g}"
         raise DatasetError(

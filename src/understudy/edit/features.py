@@ -32,9 +32,10 @@ def edit_features(
         DatasetError: no source has a key, a new key exists or is not valid, or a feature cannot be cast.
     """
     known = list(dict.fromkeys(key for catalog in catalogs for key in catalog.features if key not in INDEX_KEYS))
+    droppable = {key for catalog in catalogs for key in (*catalog.skipped_features, *catalog.sensors)}
     for name, keys in (("rename", rename), ("drop_features", drop)):
         for key in keys:
-            if key not in known and not (name == "drop_features" and any(key in c.skipped_features for c in catalogs)):
+            if key not in known and not (name == "drop_features" and key in droppable):
                 hint = suggest_key(key, known)
                 raise DatasetError(f"{name} names {key!r}, which no source has{hint}", where=catalogs[0].root)
     renamed = [rename.get(key, key) for key in known if key not in drop]
@@ -58,7 +59,8 @@ def edit_features(
 
 def _edit(catalog: Catalog, rename: Mapping[str, str], drop: Sequence[str], cast: Mapping[str, str]) -> Catalog:
     features = {key: feature for key, feature in catalog.features.items() if key not in drop}
-    catalog = replace(catalog, features=features)
+    sensors = {key: sensor for key, sensor in catalog.sensors.items() if key not in drop}
+    catalog = replace(catalog, features=features, sensors=sensors)
     own = {old: new for old, new in rename.items() if old in features and old != new}
     for old, new in own.items():
         if (new in features and new not in own) or list(own.values()).count(new) > 1:

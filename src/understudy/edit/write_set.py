@@ -88,10 +88,11 @@ def write_set(
     Raises:
         DatasetError: a source cannot be read.
     """
-    for key, feature in plan.features.items():
-        if feature.is_depth:
-            fix = f"write a dataset without it first: understudy edit SRC OUT --drop-features {key}"
-            raise DatasetError(f"{key!r} is depth, which is not written", where=plan.sources[0].root, fix=fix)
+    unwritten = {key: "depth" for key, feature in plan.features.items() if feature.is_depth}
+    unwritten |= {key: "a sensor" for source in plan.sources for key in source.sensors}
+    for key, kind in unwritten.items():
+        fix = f"write a dataset without it first: understudy edit SRC OUT --drop-features {key}"
+        raise DatasetError(f"{key!r} is {kind}, which is not written", where=plan.sources[0].root, fix=fix)
     if not plan.pieces:
         raise DatasetError("the output would hold no episode", fix="keep at least one")
     metadata = {name: metadata_array(name, values) for name, values in plan.metadata.items()}

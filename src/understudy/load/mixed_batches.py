@@ -181,6 +181,9 @@ def _declared(dataset: EpisodeDataset) -> dict[str, _Declared]:
             dtype = "text" if feature.is_text else "video" if feature.is_video else "image"
             if feature.is_depth:
                 dtype = f"{dtype} of depth as {feature.pixels.dtype}"
+        elif key in dataset.catalog.sensors:
+            sensor = dataset.catalog.sensors[key].feature
+            dtype, shape = np.dtype(sensor.dtype), sensor.value_shape
         elif feature is not None:
             dtype, shape = np.dtype(feature.dtype), () if key in INDEX_KEYS else feature.value_shape
         found[key] = dtype, windows.get(key, 0), shape

@@ -3,6 +3,7 @@
 catalog           `Catalog`: features, episodes, files and tasks of a dataset
 features          declared columns and cameras
 depth             depth images: dtype, unit and scale as declared
+sensors           signals at their own rates, as meta/sensors.json declares them
 episode_table     the episode table: lengths, data files and video files of every episode
 episode_store     that table in shared memory, for large datasets
 lerobot_v2        reader of v2.0 and v2.1

@@ -22,6 +22,7 @@ from understudy.data.format.json_files import read_json
 from understudy.data.format.missing_files import MissingFiles, find_missing, has_any_file, similar_folder
 from understudy.data.format.path_templates import check_template
 from understudy.data.format.recorded_stats import PER_EPISODE, Stats, read_stats
+from understudy.data.format.sensors import Sensor, read_sensors
 from understudy.errors import DatasetError
 from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions
@@ -45,6 +46,7 @@ class Catalog:
         cameras_without_files: the skipped features that are cameras without any video file.
         stored_names: key -> name in the files, for features that were renamed (`standard_keys.py`).
         joined: key -> columns of a vector of several, each by its name in the files (`joined_keys.py`).
+        sensors: key -> signal with samples at its own rate (`sensors.py`).
         tasks: text by task_index; "" where an index is skipped (see `report`).
         episodes: the episode table, keyed by episode id.
         info: content of meta/info.json.
@@ -64,6 +66,7 @@ class Catalog:
     cameras_without_files: tuple[str, ...] = ()
     stored_names: Mapping[str, str] = field(default_factory=dict)
     joined: Mapping[str, tuple[Feature, ...]] = field(default_factory=dict)
+    sensors: Mapping[str, Sensor] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -138,6 +141,7 @@ class Catalog:
         oddities[:0] = [f"{key} {why}: left out" for key, why in skipped_features.items()]
         robot = info.get("robot_type")
         _check_totals(info, episodes, len(by_index), oddities)
+        oddities += [f"{key} {feature.audio}" for key, feature in features.items() if feature.audio]
         oddities += [
             f"{key}: {feature.dtype} {feature.shape} looks like images; it is read as numbers, not as a camera"
             for key, feature in features.items()
@@ -155,6 +159,7 @@ class Catalog:
             oddities=tuple(oddities),
             skipped_features=skipped_features,
             cameras_without_files=tuple(lacking),
+            sensors=read_sensors(files, {*features, *skipped_features}),
         )
 
     @property

@@ -16,6 +16,7 @@ INDEX_KEYS = ("index", "episode_index", "frame_index", "timestamp", "task_index"
 
 _IMAGES = ("video", "image")
 _TEXTS = ("string", "language")
+_AUDIO = "audio"
 _LARGE = 1 << 23  # pixels of a 4K image, 24 MB
 _NAME = "name it with letters, digits, dots and underscores"
 
@@ -26,7 +27,7 @@ class Feature:
 
     Attributes:
         key: name, e.g. "observation.state".
-        dtype: a numpy dtype name, or "video", "image", "string", "language".
+        dtype: a numpy dtype name, or "video", "image", "string", "language", "audio".
         shape: as declared; (H, W, C) or (C, H, W) for images.
         names: names of the dimensions as declared (list, nested list, dict or None).
         info: encoding of the images (`info` or the older `video_info`), {} when there is none.
@@ -83,7 +84,9 @@ class Feature:
 
     @property
     def unreadable(self) -> str:
-        """Why images of this camera cannot be read, as the rest of a sentence; "" where they can."""
+        """Why this feature cannot be read, as the rest of a sentence; "" where it can."""
+        if self.dtype == _AUDIO:
+            return "is audio, which is not read"
         if self.is_depth and self.channels not in (1, None):
             return f"is declared as depth and has {self.channels} channels"
         try:
@@ -91,6 +94,15 @@ class Feature:
         except ValueError as error:
             return str(error)
         return ""
+
+    @property
+    def audio(self) -> str:
+        """Facts about the audio stream in a camera's videos, as the rest of a sentence; "" without one."""
+        if not (self.is_video and self.info.get("has_audio") is True):
+            return ""
+        facts = [self.info.get(f"audio.{name}") for name in ("codec", "sample_rate", "channels")]
+        known = ", ".join(f"{fact}{unit}" for fact, unit in zip(facts, ("", " Hz", " channels")) if fact is not None)
+        return f"has an audio stream{f' ({known})' if known else ''}, which is not read"
 
     @property
     def value_shape(self) -> tuple[int, ...]:
@@ -190,7 +202,7 @@ def _flatten(names: Any, depth: int = 8) -> list[str]:
 
 
 def _is_known_dtype(dtype: str) -> bool:
-    if dtype in _IMAGES or dtype in _TEXTS:
+    if dtype in (*_IMAGES, *_TEXTS, _AUDIO):
         return True
     try:
         return np.dtype(dtype).kind in "biuf" and np.dtype(dtype).itemsize <= 8

@@ -18,6 +18,7 @@ from understudy.data.read.image_column import ImageColumns
 from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames
 from understudy.lru import LRUCache
+from understudy.report.html import as_gray
 
 WIDEST = 640
 """Pixels of the longer side of a frame; larger ones are reduced."""
@@ -141,7 +142,11 @@ class Sheets:
 
 
 def as_rgb(images: np.ndarray) -> np.ndarray:
-    """Convert images uint8 (n, C, H, W) to (n, H, W, 3): one or two channels are grey, a fourth one is dropped."""
+    """Convert images (n, C, H, W) to uint8 (n, H, W, 3): one or two channels are grey, a fourth one is dropped.
+
+    Depth is drawn from its nearest to its farthest value in these images.
+    """
+    images = images if images.dtype == np.uint8 else as_gray(images)
     channels = images[:, [0, 0, 0]] if images.shape[1] < 3 else images[:, :3]
     return np.ascontiguousarray(channels.transpose(0, 2, 3, 1))
 

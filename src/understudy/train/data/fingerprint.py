@@ -3,6 +3,7 @@
     rows      each parquet file whole while all together are at most `MAX_WHOLE` bytes; beyond that size and footer of
               each (the footer holds the least and largest values and the compressed size of each column chunk)
     videos    the size of each file
+    sensors   those in use, like rows, and their declaration
     a sample  of `SAMPLE` files of each kind, spread evenly: size and footer, or size, first and last bytes
 
 Modification times do not count: a copy of a dataset is the same dataset. Of a remote root only the sample is read.
@@ -24,6 +25,8 @@ import numpy as np
 from understudy.atomic import write_text
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.episode_table import FileTable
+from understudy.data.format.sensors import SENSORS
+from understudy.data.read.sensors import sensor_files
 from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.storage.dataset_root import Files
 
@@ -56,6 +59,12 @@ def digest_files(
         if camera in episodes.videos:
             videos = episodes.videos[camera]
             found |= _kind(files, videos.files, videos.file[rows], f"{VIDEOS} of {camera}", None, _ends, _sizes)
+    for key in parts[0].keys:
+        if key in catalog.sensors:
+            paths = [SENSORS, *sensor_files(catalog, catalog.sensors[key])]
+            found[f"files of sensor {key}"] = [
+                f"{path} {digest}" for path, digest in zip(paths, _rows(files, paths, cache))
+            ]
     return found
 
 

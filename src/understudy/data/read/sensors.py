@@ -1,0 +1,260 @@
+"""Samples of sensors at their own rates, in windows by time.
+
+Frame i of an episode is at i / fps seconds from the episode's start, where the time of its sensor samples begins. The
+value at time t is that of the last sample whose timestamp is at most t. Two times within 1 microsecond are equal, so
+that no rounding of a float moves a sample. `<key>_is_pad` is True, and the value is
+
+    before the first sample             0
+    older than `max_age`                that of the last sample
+    from the episode's end on           that of its last sample
+
+A linear sensor is interpolated towards the next sample. For a time up to that of the frame itself, the next sample
+counts only if it is not after the frame: no observation depends on its future.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from understudy.data.format.catalog import Catalog
+from understudy.data.format.path_templates import fill_template
+from understudy.data.format.sensors import Sensor
+from understudy.data.read.columns import to_numpy
+from understudy.errors import DatasetError
+from understudy.storage import mapped_tables
+
+SAME = 1e-6
+"""Seconds within which two times are equal."""
+_VERSION = 1  # of the stored tables
+_NEEDED = {"timestamp": "seconds from the episode's start", "value": "numbers"}
+
+
+class SensorTable:
+    """All samples of one sensor, read when it is made; large ones are memory-mapped and shared by the host.
+
+    Args:
+        catalog: the dataset.
+        sensor: one of its sensors.
+
+    Attributes:
+        times: float64 (N,), seconds from the episode's start, rising inside each episode.
+        values: (N, *shape) of the declared dtype.
+        first: int64 (episodes + 1,), number of the first sample of each table row.
+        is_finite: whether all values are finite.
+
+    Raises:
+        DatasetError: a file is missing or broken, timestamps do not rise, or an episode is unknown.
+    """
+
+    times: np.ndarray
+    values: np.ndarray
+    first: np.ndarray
+    is_finite: bool
+
+    def __init__(self, catalog: Catalog, sensor: Sensor) -> None:
+        files = sensor_files(catalog, sensor)
+        versions = [(path, catalog.files.version(path)) for path in files]
+        ids = hashlib.sha256(catalog.episodes.ids.tobytes()).hexdigest()
+        parts = [_VERSION, catalog.root, versions, ids, repr(sensor)]
+        key = hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
+
+        def make() -> tuple[mapped_tables.Table, bool]:
+            arrays = _read(catalog, sensor, files)
+            finite = arrays["values"].dtype.kind != "f" or bool(np.isfinite(arrays["values"]).all())
+            return mapped_tables.Table(arrays, finite), len(arrays["times"]) >= mapped_tables.MIN_ROWS
+
+        options = catalog.files.options
+        found = mapped_tables.once_per_host(key, make, options.cache if options is not None else "")
+        self.times, self.values, self.first = (found.arrays[name] for name in ("times", "values", "first"))
+        self.is_finite = bool(found.note)
+
+    def __getstate__(self) -> bytes:
+        return mapped_tables.dumps(self.__dict__)
+
+    def __setstate__(self, state: bytes) -> None:
+        self.__dict__.update(mapped_tables.loads(state))
+
+
+class Sensors:
+    """Values of sensors at the frames of a dataset.
+
+    Args:
+        catalog: the dataset.
+        keys: its sensors to deliver.
+        offsets: key -> float64 (T,), seconds relative to the frame; a key without them has the value at the frame.
+    """
+
+    def __init__(self, catalog: Catalog, keys: Sequence[str], offsets: Mapping[str, np.ndarray]) -> None:
+        self._fps, self._offsets = float(catalog.fps), offsets
+        self._sensors = {key: catalog.sensors[key] for key in keys}
+        self._tables = {key: SensorTable(catalog, sensor) for key, sensor in self._sensors.items()}
+        self.notes = [note for key in keys for note in _notes(catalog, self._sensors[key], self._tables[key])]
+
+    def take(self, rows: np.ndarray, frames: np.ndarray, stop: np.ndarray) -> dict[str, np.ndarray]:
+        """Return values and padding flags.
+
+        Args:
+            rows: int64 (B,), table rows.
+            frames: int64 (B,), frames inside their episodes.
+            stop: int64 (B,), frames at which the windows end (exclusive).
+
+        Returns:
+            key -> (B, *shape) or (B, T, *shape), and `<key>_is_pad` -> bool (B,) or (B, T).
+        """
+        out: dict[str, np.ndarray] = {}
+        for key, sensor in self._sensors.items():
+            offsets = self._offsets.get(key)
+            times = frames[:, None] / self._fps + (np.zeros(1) if offsets is None else offsets)
+            values, pad = read_values(self._tables[key], sensor, rows, frames / self._fps, times, stop / self._fps)
+            values = values.reshape(*pad.shape, *sensor.feature.value_shape)
+            out[key] = values if offsets is not None else values[:, 0]
+            out[f"{key}_is_pad"] = pad if offsets is not None else pad[:, 0]
+        return out
+
+
+def read_values(
+    table: SensorTable, sensor: Sensor, rows: np.ndarray, now: np.ndarray, times: np.ndarray, end: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return values at given times, by the rule at the head of this file.
+
+    Args:
+        table: of the sensor.
+        sensor: its declaration.
+        rows: int64 (B,), table rows.
+        now: float64 (B,), times of the frames in seconds.
+        times: float64 (B, T), times of the values.
+        end: float64 (B,), times at which the windows end.
+
+    Returns:
+        Values (B, T, *shape), and padding flags bool (B, T).
+    """
+    past = times >= end[:, None] - SAME
+    limit = np.where(past, end[:, None] - SAME, times + SAME)
+    begin, stop = table.first[rows][:, None], table.first[rows + 1][:, None]
+    at = np.empty(times.shape, np.int64)  # the last sample up to the limit; begin - 1 where there is none
+    for row in np.unique(rows).tolist():
+        own = rows == row
+        first, last = int(table.first[row]), int(table.first[row + 1])
+        at[own] = first + np.searchsorted(table.times[first:last], limit[own], side="right") - 1
+    none = at < begin
+    if not len(table.times):
+        return np.zeros((*times.shape, *table.values.shape[1:]), table.values.dtype), np.ones(times.shape, bool)
+    held = np.where(none, 0, at)
+    values = table.values[held]
+    age = times - table.times[held]
+    if sensor.linear:
+        after = np.minimum(held + 1, len(table.times) - 1)
+        known = np.where(times <= now[:, None] + SAME, now[:, None] + SAME, np.inf)
+        use = ~none & ~past & (held + 1 < stop) & (table.times[after] <= known)
+        span = np.where(use, table.times[after] - table.times[held], 1.0)
+        share = np.where(use, np.clip(age / span, 0.0, 1.0), 0.0).reshape(*times.shape, *[1] * (values.ndim - 2))
+        between = values + share * (table.values[after].astype(np.float64) - values)
+        values = np.where(share > 0, between, values).astype(values.dtype)
+    values[none] = 0
+    old = age > sensor.max_age + SAME if sensor.max_age is not None else np.zeros(times.shape, bool)
+    return values, none | past | old
+
+
+def sensor_files(catalog: Catalog, sensor: Sensor) -> list[str]:
+    """Paths of a sensor's files: one, or one for each episode of the table."""
+    if not sensor.per_episode:
+        return [sensor.path]
+    return [fill_template(sensor.path, episode_index=episode) for episode in catalog.episodes.ids.tolist()]
+
+
+def _read(catalog: Catalog, sensor: Sensor, files: Sequence[str]) -> dict[str, np.ndarray]:
+    """Read and check all samples, sorted by table row."""
+    table = catalog.episodes
+    counts = np.zeros(len(table), np.int64)
+    parts: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for number, path in enumerate(files):
+        where = catalog.files.where(path)
+        last = -1
+        for ids, times, values in _groups(catalog, sensor, path):
+            if sensor.per_episode and ids is None:
+                ids = np.full(len(times), table.ids[number])
+            assert ids is not None
+            cuts = np.concatenate([[0], np.flatnonzero(np.diff(ids)) + 1, [len(ids)]])
+            for begin, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist()):
+                if begin == stop:
+                    continue
+                row = _row(catalog, sensor, int(ids[begin]), number, where)
+                if row in parts and row != last:
+                    what = f"the samples of episode {int(ids[begin])} are not contiguous"
+                    raise DatasetError(what, where=where, fix="sort the file by episode_index and timestamp")
+                last = row
+                parts.setdefault(row, []).append((times[begin:stop], values[begin:stop]))
+                counts[row] += stop - begin
+    order = sorted(parts)
+    for row in order:
+        _check_times(np.concatenate([times for times, _ in parts[row]]), int(table.ids[row]), sensor, catalog)
+    shape = sensor.feature.value_shape
+    every = [part for row in order for part in parts[row]]
+    return {
+        "times": np.concatenate([np.zeros(0), *(times for times, _ in every)]),
+        "values": np.concatenate([np.zeros((0, *shape), sensor.feature.dtype), *(values for _, values in every)]),
+        "first": np.concatenate([[0], np.cumsum(counts)]),
+    }
+
+
+def _groups(catalog: Catalog, sensor: Sensor, path: str) -> Iterator[tuple[np.ndarray | None, np.ndarray, np.ndarray]]:
+    """Yield (episode ids or None, times, values) of each row group of a file."""
+    where, key = catalog.files.where(path), sensor.feature.key
+    needed = _NEEDED if sensor.per_episode else {"episode_index": "an integer", **_NEEDED}
+    with catalog.files.parquet(path) as file:
+        schema = file.schema_arrow
+        for name, meaning in needed.items():
+            if name not in schema.names:
+                fix = f"a sensor file has the columns {', '.join(needed)}; this one is {meaning}"
+                raise DatasetError(f"there is no column {name!r}", where=where, fix=fix)
+        if schema.field("timestamp").type != pa.float64():
+            what = f"timestamp is {schema.field('timestamp').type}, which is not exact to a microsecond"
+            raise DatasetError(what, where=where, fix="write double: seconds from the episode's start")
+        names = [name for name in ("episode_index", *_NEEDED) if name in schema.names]
+        for group in range(file.metadata.num_row_groups):
+            part = file.read_row_group(group, columns=names, use_threads=False)
+            ids = None
+            if "episode_index" in names:
+                ids = to_numpy(part["episode_index"], None, where, "episode_index")
+                if ids.dtype.kind not in "iu":
+                    raise DatasetError(f"episode_index is {ids.dtype}", where=where, fix="write integers")
+            times = to_numpy(part["timestamp"], None, where, key)
+            yield ids, times, to_numpy(part["value"], sensor.feature, where, key)
+
+
+def _row(catalog: Catalog, sensor: Sensor, episode: int, number: int, where: str) -> int:
+    ids = catalog.episodes.ids
+    if sensor.per_episode and episode != ids[number]:
+        what = f"the file of episode {int(ids[number])} holds samples of episode {episode}"
+        raise DatasetError(what, where=where, fix="restore the file")
+    row = int(np.searchsorted(ids, episode))
+    if row == len(ids) or ids[row] != episode:
+        what = f"holds samples of episode {episode}, which the dataset does not have"
+        raise DatasetError(what, where=where, fix="take them out, or restore the episode")
+    return row
+
+
+def _check_times(times: np.ndarray, episode: int, sensor: Sensor, catalog: Catalog) -> None:
+    where = f"{catalog.files.where(sensor.path)} (episode {episode})"
+    if not np.isfinite(times).all():
+        at = int((~np.isfinite(times)).argmax())
+        raise DatasetError(f"timestamp {times[at]} of sample {at}", where=where, fix="write seconds")
+    if (wrong := np.diff(times) <= 0).any():
+        at = int(wrong.argmax())
+        what = f"timestamps do not rise: {times[at]:.9g} s is followed by {times[at + 1]:.9g} s, after sample {at}"
+        raise DatasetError(what, where=where, fix="sort the samples by time, and take out those of equal time")
+
+
+def _notes(catalog: Catalog, sensor: Sensor, table: SensorTable) -> list[str]:
+    """Irregularities that reading allows."""
+    where, notes = catalog.files.where(sensor.path), []
+    empty = np.flatnonzero((np.diff(table.first) == 0) & (catalog.episodes.lengths > 0))
+    if len(empty):
+        first = int(catalog.episodes.ids[empty[0]])
+        notes.append(f"{where}: no sample of {len(empty)} episodes, first {first}: all its values are padding there")
+    if not table.is_finite:
+        notes.append(f"{where}: some values are not finite; they are kept")
+    return notes
