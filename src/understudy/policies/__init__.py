@@ -11,6 +11,7 @@ flow               the small flow-matching policy
 pi05               pi0.5 and pi0
 world_action       the world-action model: actions, and the states and images that follow
 inference          `load_policy`: a saved policy that acts on observations
+contract_reaction  warnings and errors where inputs differ from those of training
 observation_history  past observations of an episode, as training read them
 meta_device        construction without memory for large tensors
 field_types        types of the values in a config.json

@@ -1,16 +1,22 @@
 """A saved policy that acts on observations of a robot: one folder in, actions in the robot's units out."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from understudy.batch_keys import ACTION, HEAD, STATE, TASK
+from understudy.contract.declared import Declaration, compare_declaration
+from understudy.contract.facts import InputContract, RobotFacts, read_contract
+from understudy.contract.mismatch import Mismatch
+from understudy.contract.observed import ObservationCheck
 from understudy.policies import policy_folder
+from understudy.policies.contract_reaction import Reaction, compare_weights, plain, react
 from understudy.policies.draws import generate_draws
 from understudy.policies.observation_history import ObservationHistory
 from understudy.policies.policy import Policy, build_saved
@@ -24,6 +30,7 @@ def load_policy(
     compute: Literal["float32", "bfloat16"] | None = None,
     normalization: Mapping[str, Any] | None = None,
     norm_asset: str = "",
+    contract: Reaction = "warn",
 ) -> "RobotPolicy":
     """Load a policy from an exported folder, from the run directory that holds one, or from released weights.
 
@@ -36,18 +43,26 @@ def load_policy(
             layers hold their weights so, too.
         normalization: content of normalisation.json, in place of the folder's.
         norm_asset: ID of openpi's normalization, where the folder has several.
+        contract: reaction to weights or observations that differ from those of training (`RobotPolicy.check`): a
+            `ContractWarning`, a `ContractError`, or nothing. A folder without contract.json is not checked.
 
     Raises:
         ValueError: the folder holds no policy, or `head` is missing or unknown. OSError: it cannot be read.
+        ContractError: `contract` is strict, and the weights are not those that contract.json was written with.
     """
+    if contract not in get_args(Reaction):
+        raise ValueError(f"contract={contract!r}: must be one of {', '.join(get_args(Reaction))}")
     folder = Path(directory)
     if not (folder / policy_folder.CONFIG).is_file() and (folder / "policy" / policy_folder.CONFIG).is_file():
         folder = folder / "policy"
     saved = policy_folder.load(folder, normalization, norm_asset)
     if compute is not None:
         saved = saved._replace(config=replace(saved.config, compute=compute))
+    facts = read_contract(folder) if contract != "off" else None
+    if facts is not None:
+        react(contract, compare_weights(folder, saved.weights.files))
     policy = build_saved(saved, folder, narrow=True).to(device).eval()
-    return RobotPolicy(policy, saved.metadata, head)
+    return RobotPolicy(policy, saved.metadata, head, contract=facts, reaction=contract)
 
 
 class RobotPolicy:
@@ -67,8 +82,23 @@ class RobotPolicy:
                 policy.observe(observation)
     """
 
-    def __init__(self, policy: Policy, metadata: Mapping[str, Any], head: str | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        metadata: Mapping[str, Any],
+        head: str | None = None,
+        *,
+        contract: InputContract | None = None,
+        reaction: Reaction = "warn",
+    ) -> None:
         """Choose the norm head.
+
+        Args:
+            policy: the network.
+            metadata: content of config.json about the robots.
+            head: norm head of the robot.
+            contract: facts about the observations of training; None: nothing is checked.
+            reaction: to observations that differ from them.
 
         Raises:
             ValueError: `head` is missing where there are several, or unknown.
@@ -81,6 +111,13 @@ class RobotPolicy:
         self.policy = policy
         self.head = names.index(head) if head is not None else 0
         self.metadata: dict[str, Any] = dict(metadata.get("heads", {}).get(names[self.head], {}))
+        self.contract = contract
+        facts = contract.robots.get(names[self.head]) if contract is not None else None
+        self.facts: RobotFacts | None = facts
+        """Facts about the training of this robot; None for a folder without contract.json."""
+        self._reaction: Reaction = reaction
+        self._checks: list[ObservationCheck] = []  # of each row of a batch
+        self._queue: deque[np.ndarray] = deque()
         self._histories: list[ObservationHistory] | None = None  # of each row; None: before the first `reset`
 
     @property
@@ -94,8 +131,81 @@ class RobotPolicy:
         return self.policy.normalizer.dims[ACTION][self.head]
 
     def reset(self) -> None:
-        """Start an episode: a policy with a history forgets all observations."""
+        """Start an episode: the policy forgets its past observations and the rest of the chunk in execution."""
         self._histories = []
+        self._queue.clear()
+        for check in self._checks:
+            check.reset()
+
+    def declare(self, robot: Declaration) -> list[Mismatch]:
+        """Compare the statements of a robot about itself with training, once before it starts.
+
+        Returns:
+            The differences; each is also a warning, where the policy was loaded so.
+
+        Raises:
+            ContractError: there are differences, and the policy was loaded with `contract="strict"`.
+        """
+        found = compare_declaration(self.facts, robot) if self.facts is not None else []
+        react(self._reaction, found)
+        return found
+
+    def check(self, observation: Mapping[str, Any], *, time: float | None = None) -> list[Mismatch]:
+        """Compare an observation with those of training; `act` and `observe` do so by themselves.
+
+        Units, orders of dimensions and cameras show after a few observations (`contract/observed.py`). Each difference
+        is reported once.
+
+        Args:
+            observation: see `act`.
+            time: see `act`.
+
+        Returns:
+            The differences that this observation adds; each is also a warning, where the policy was loaded so.
+
+        Raises:
+            ContractError: there are differences, and the policy was loaded with `contract="strict"`.
+        """
+        if self.contract is None or self.facts is None or self._reaction == "off":
+            return []
+        single = isinstance(observation.get(TASK, ""), str)
+        rows = 1 if single else len(observation[TASK])
+        head = self.policy.norm_heads[self.head]
+        while len(self._checks) < rows:
+            self._checks.append(ObservationCheck(self.contract, head))
+        found: list[Mismatch] = []
+        for row, check in enumerate(self._checks[:rows]):
+            own = observation if single else {key: value[row] for key, value in observation.items()}
+            found += check.look({key: plain(value) for key, value in own.items()}, time)
+        react(self._reaction, found)
+        return found
+
+    def select_action(
+        self, observation: Mapping[str, Any], *, horizon: int | None = None, **options: Any
+    ) -> np.ndarray:
+        """Return the next action of the chunk in execution; predict a new chunk where it is used up.
+
+        Args:
+            observation: of one moment, see `act`. It is needed in each control step.
+            horizon: actions of each chunk to execute; None: all of it.
+            options: further arguments of `act`.
+
+        Returns:
+            float32 [A], in the robot's units.
+
+        Raises:
+            ValueError: see `act`; `horizon` is not within the chunk, or the observation is a batch.
+        """
+        chunk = self.policy.config.chunk
+        if horizon is not None and not 1 <= horizon <= chunk:
+            raise ValueError(f"horizon is {horizon}: the policy predicts {chunk} actions, give 1 to {chunk}")
+        if not isinstance(observation.get(TASK, ""), str):
+            raise ValueError("select_action takes one observation, and task is a list; act() takes batches")
+        if self._queue:
+            self.observe(observation, time=options.get("time"))
+        else:
+            self._queue.extend(self.act(observation, **options)[:horizon])
+        return self._queue.popleft()
 
     def observe(self, observation: Mapping[str, Any], *, time: float | None = None) -> None:
         """Add the observation of a control step without an action; of no effect for a policy without a history.
@@ -105,8 +215,9 @@ class RobotPolicy:
             time: see `act`.
 
         Raises:
-            ValueError: see `act`.
+            ValueError, ContractError: see `act`.
         """
+        self.check(observation, time=time)
         if self._windows():
             self._histories = self._remember(self._read(observation), time)
 
@@ -126,9 +237,10 @@ class RobotPolicy:
         With `previous` the new chunk continues the one that the robot is still executing (real-time chunking).
 
         Args:
-            observation: numpy arrays or tensors by key, of one moment or of a batch. Images are uint8 [H, W, 3] or
-                [3, H, W], states [S] of this robot (or padded to the policy's width), `task` is a string. A batch has
-                one more dimension in front, and a list of strings. A camera that the robot lacks is left out.
+            observation: numpy arrays or tensors by key, of one moment or of a batch. Keys are those of the policy, or
+                those of the robot's recordings. Images are uint8 [H, W, 3] or [3, H, W], states [S] of this robot (or
+                padded to the policy's width), `task` is a string. A batch has one more dimension in front, and a list
+                of strings. A camera that the robot lacks is left out.
             time: time of the observation in seconds, on any clock, for policies with a history: they see the frames
                 nearest to the ages of training. None: each observation is a step of 1/fps of the recordings.
             steps: integration steps, where the policy samples.
@@ -147,11 +259,14 @@ class RobotPolicy:
             ValueError: a missing key, a wrong shape or dtype, a state that is not finite, by name; `delay` or `horizon`
                 without `previous`; the policy cannot continue chunks, or not with this `delay` and `horizon`; with a
                 history, no `reset` before, or a `time` that does not follow the last one.
+            ContractError: the observation differs from those of training, and the policy was loaded with
+                `contract="strict"`.
         """
         policy = self.policy
         if previous is None and (delay or horizon is not None):
             raise ValueError(f"delay is {delay}, horizon {horizon}, which need previous; give the actions in execution")
         batch = self._read(observation)
+        self.check(observation, time=time)
         rows, single = len(batch[TASK]), isinstance(observation[TASK], str)
         executing = self._executing(previous, rows, single) if previous is not None else None
         histories = self._histories
@@ -176,7 +291,7 @@ class RobotPolicy:
 
     def _read(self, observation: Mapping[str, Any]) -> dict[str, Any]:
         """Read the present observation as a batch on the CPU, without the past."""
-        config = self.policy.config
+        config, observation = self.policy.config, self._standard(observation)
         if TASK not in observation:
             raise ValueError(
                 f"the observation has {sorted(observation)}, the policy needs {TASK!r}, '' for no instruction"
@@ -217,6 +332,16 @@ class RobotPolicy:
         if len(self.policy.norm_heads) > 1:
             batch[HEAD] = torch.full((rows,), self.head, dtype=torch.int64)
         return batch
+
+    def _standard(self, observation: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Give the values under the robot's own keys the policy's keys; those that are there already stay."""
+        if self.facts is None:
+            return observation
+        names = {key: camera.key for key, camera in self.facts.cameras.items()}
+        if self.facts.state is not None:
+            names[STATE] = self.facts.state.key
+        added = {key: observation[own] for key, own in names.items() if key not in observation and own in observation}
+        return {**observation, **added}
 
     def _windows(self) -> dict[str, tuple[float, ...]]:
         """Times of each key of which the policy sees the past."""

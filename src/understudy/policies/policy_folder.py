@@ -1,7 +1,8 @@
-"""A policy on disk: model.safetensors, config.json and normalisation.json in one folder, written atomically.
+"""A policy on disk: model.safetensors, config.json, normalisation.json and contract.json in one folder.
 
 A robot needs nothing else, and can read it without this package. config.json has the type of the policy, its settings,
-the facts of its data, and under `metadata` the names of dimensions and cameras of each norm head.
+the facts of its data, and under `metadata` the names of dimensions and cameras of each norm head. contract.json has the
+inputs of training (`contract/facts.py`), and a digest of the weights that it was written with.
 """
 
 import json
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from understudy.atomic import recover_folder, replace_folder
+from understudy.contract.facts import FILE, write_contract
 from understudy.policies.companion_files import copy_files, is_policy_file, located
 from understudy.policies.field_types import type_problems
 from understudy.policies.registry import folder_readers, policy_type, stored_type, tensor_openers
@@ -24,6 +26,8 @@ from understudy.policies.weight_files import StoredTensors, TensorReader, Weight
 WEIGHTS, CONFIG, NORMALIZATION = "model.safetensors", "config.json", "normalisation.json"
 METADATA = "metadata"
 """Key of config.json with facts about the robots."""
+CONTRACT = "contract"
+"""Key of the metadata with the plain values of contract.json."""
 
 
 class Saved(NamedTuple):
@@ -53,7 +57,9 @@ def save(
     target = Path(directory).resolve()
     check_replaceable(target, config.type)
     with replace_folder(target) as fresh:
-        content = {**asdict(config), **copy_files(config, fresh), **({METADATA: dict(metadata)} if metadata else {})}
+        facts = dict(metadata or {})
+        contract = facts.pop(CONTRACT, None)
+        content = {**asdict(config), **copy_files(config, fresh), **({METADATA: facts} if facts else {})}
         (fresh / CONFIG).write_text(json.dumps({"type": config.type, **content}, indent=2) + "\n")
         (fresh / NORMALIZATION).write_text(json.dumps(normalization, indent=2) + "\n")
         # safetensors wants plain contiguous CPU tensors; a float32 weight keeps its bits.
@@ -64,6 +70,8 @@ def save(
             raise OSError(f"{target / WEIGHTS} cannot be written: {error}") from error
         # safetensors makes a file that its owner alone may read.
         (fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode & 0o777)
+        if contract is not None:
+            write_contract(fresh / FILE, {**contract, "weights": WeightFiles(fresh, floats_only=False).sample_digest()})
         check_replaceable(target, config.type)  # again: writing took a while
 
 
@@ -86,7 +94,7 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
         return
     files = policy_type(kind).settings.FILES
     for entry in entries:
-        own = entry.name in (CONFIG, NORMALIZATION, WEIGHTS) and entry.is_file() and not entry.is_symlink()
+        own = entry.name in (CONFIG, NORMALIZATION, WEIGHTS, FILE) and entry.is_file() and not entry.is_symlink()
         if not own and not is_policy_file(files, entry):
             raise FileExistsError(f"{directory} holds {entry.name}, which is no file of a policy: {fix}")
     try:

@@ -69,6 +69,21 @@ class TensorReader(ABC):
             OSError: a file cannot be read. ValueError: it changed since it was opened first.
         """
 
+    def sample_digest(self) -> str:
+        """Return the SHA-256 of names, shapes and dtypes, and of the first and last row of each tensor, in hexadecimal.
+
+        It is read in a second where `digest` reads 14 GB, and differs where tensors are missing, zero or of another
+        checkpoint. Raises as `read` does.
+        """
+        content = hashlib.sha256()
+        for key in sorted(self.shapes):
+            shape = self.shapes[key]
+            content.update(f"{key} {shape} {self.dtypes[key]}\n".encode())
+            rows = shape[0] if shape else 1
+            for row in sorted({0, max(0, rows - 1)}) if prod(shape) else ():
+                content.update(self.read(key, row, row + 1).reshape(-1)[:4096].view(torch.uint8).numpy().tobytes())
+        return content.hexdigest()
+
     def check_values(self) -> None:
         """Read all tensors, `PART` bytes at a time; raises as `read` does."""
         for key, shape in self.shapes.items():

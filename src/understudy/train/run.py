@@ -32,6 +32,7 @@ from understudy.train.checkpoint.run_dir import RunDir, read_settings
 from understudy.train.checkpoint.saver import Saver
 from understudy.train.data.fingerprint import changed_kinds, describe_change
 from understudy.train.data.hub_files import with_local_files
+from understudy.train.data.input_contract import with_provenance
 from understudy.train.data.make_loader import make_loader
 from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, open_data
 from understudy.train.loop import gather_weights, library_versions, run_steps
@@ -328,7 +329,8 @@ def _run(
                         logger.warning("%s samples could not be read and were substituted: %s", count, journal)
                 if complete:
                     whole = gather_weights(state)
-                    mesh.first(lambda: state.eval_policy.save(run.policy, whole, record.get("metadata")))
+                    facts = with_provenance(record.get("metadata"), run.root, state.step)
+                    mesh.first(lambda: state.eval_policy.save(run.policy, whole, facts))
                     if rollouts.wait_until_done(log, mesh, stop):
                         return DONE
     if mesh.rank == 0:

@@ -18,9 +18,11 @@ from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError
 from understudy.order import Order
 from understudy.policies.companion_files import digests
+from understudy.policies.policy_folder import CONTRACT
 from understudy.policies.weight_files import StoredTensors
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.export import read_initial_policy
+from understudy.train.data.input_contract import make_contract
 from understudy.train.data.make_loader import make_order
 from understudy.train.data.run_data import RunData, choose_normalization, dataset_fingerprint, file_digests
 
@@ -49,7 +51,7 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
         "files": file_digests(data, cache),
         "normalisation": initial.normalization if initial else computed,
         "policy": asdict(network),
-        "metadata": data.metadata(),
+        "metadata": data.metadata() | {CONTRACT: make_contract(config, data, cache)},
         "policy_files": digests(network),
         "init": initial.digest if initial else None,
         "sources": [

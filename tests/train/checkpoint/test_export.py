@@ -116,7 +116,8 @@ def test_export_replaces_only_an_export(
     assert main(["export", str(trained), "--dtype", "bf16", "--output-dir", str(tmp_path / "policy")]) == 0
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)} == {
-        tmp_path / "policy/model.safetensors"
+        tmp_path / "policy/model.safetensors",
+        tmp_path / "policy/contract.json",  # the digest of its weights
     }
 
 

@@ -66,6 +66,7 @@ def export(config: ExportConfig) -> None:
     from understudy.policies import folder_formats, policy_folder
     from understudy.policies.policy import current_name
     from understudy.train.checkpoint.run_dir import RunDir
+    from understudy.train.data.input_contract import with_provenance
 
     run = RunDir(Path(config.run))
     metric, own = run.settings().checkpoint.keep_best, config.format == "understudy"
@@ -91,7 +92,8 @@ def export(config: ExportConfig) -> None:
     weights = policy_weights(source, config.dtype)
     weights = {current_name(name, network.OLD_MODULES): tensor for name, tensor in weights.items()}
     if folder is None:
-        policy_folder.save(target, network, normalization, weights, metadata)
+        facts = with_provenance(metadata, run.root, int(source.name.rpartition("-")[2]))
+        policy_folder.save(target, network, normalization, weights, facts)
     else:
         folder_formats.save_folder(target, folder, weights)
     size = sum(weight.numel() for weight in weights.values())

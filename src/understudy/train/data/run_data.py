@@ -7,7 +7,7 @@ sources are reported at once.
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -286,6 +286,14 @@ def _check_disjoint(
             raise DatasetError(what, where=training[i].catalog.root, fix=fix)
 
 
+def head_members(data: RunData, with_delta: bool = True) -> list[Member]:
+    """Return the training part of each source with its norm head, and with the dimensions that are differences."""
+    return [
+        Member(part, data.heads[data.head_of_source[number]], data.delta[number] if with_delta else ())
+        for number, part in enumerate(data.training)
+    ]
+
+
 def compute_normalization(data: RunData, mode: Mode, cache: Path | None = None) -> dict[str, Any]:
     """Compute offset and spread of the policy's inputs and outputs, per head, from the training episodes alone.
 
@@ -307,10 +315,7 @@ def compute_normalization(data: RunData, mode: Mode, cache: Path | None = None) 
     found = _for_each_source(data.names, external, wrong)
     if wrong:
         raise _join_errors(wrong, len(data.names))
-    members = [
-        Member(part, data.heads[data.head_of_source[number]], data.delta[number], found[number])
-        for number, part in enumerate(data.training)
-    ]
+    members = [replace(member, recorded=own) for member, own in zip(head_members(data), found, strict=True)]
     chunk = data.training[0].windows[ACTION]
     return normalize_heads(members, mode, chunk, cache, [other for other in data.validation if other is not None])
 

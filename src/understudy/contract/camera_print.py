@@ -1,0 +1,140 @@
+"""How the images of a camera looked in training: mean and deviation of a coarse grid of colors.
+
+A print is small (16 x 16 cells) and knows no scene, but it distinguishes cameras, RGB from BGR, upright from upside
+down, and a cropped image from a whole one. The misfit of an image is the mean over all cells and channels of
+min(((x - mean) / max(deviation, 6))^2, 36), in gray levels. Images of training have a misfit of about 1.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+SIDE = 16
+_LEAST_DEVIATION = 6.0  # gray levels: noise, compression and small changes of light
+_MOST = 36.0  # one cell counts no more
+_CROPS = (
+    0.95,
+    0.9,
+    0.85,
+    0.8,
+    0.75,
+    0.7,
+    0.6,
+    0.5625,
+    0.5,
+)  # share of a side; 0.75 and 0.5625 make 4:3 and 16:9 square
+
+
+@dataclass(frozen=True)
+class CameraPrint:
+    """Appearance of a camera in training.
+
+    Attributes:
+        mean: gray levels 0..255, float32 (16, 16, 3), RGB.
+        deviation: of the cells between images, float32 (16, 16, 3).
+        usual: median misfit of training images.
+        most: misfit that one training image in twenty exceeds.
+    """
+
+    mean: np.ndarray
+    deviation: np.ndarray
+    usual: float
+    most: float
+
+    @classmethod
+    def of_images(cls, grids: Sequence[np.ndarray]) -> "CameraPrint":
+        """Make the print of the grids (`shrink`) of images.
+
+        Each misfit is that of an image that the mean does not contain, in two halves, so that it is as large as for
+        images from elsewhere. Raises ValueError for no image.
+        """
+        if not len(grids):
+            raise ValueError("a print needs at least one image")
+        cells = np.stack(grids).astype(np.float32)
+        whole = cls(cells.mean(0), cells.std(0), 1.0, 1.0)
+        halves = (cells[::2], cells[1::2]) if len(cells) > 3 else (cells, cells)
+        misfits = [
+            cls(known.mean(0), known.std(0), 1.0, 1.0).misfit(grid)
+            for known, others in (halves, halves[::-1])
+            for grid in others
+        ]
+        return cls(whole.mean, whole.deviation, *map(float, np.quantile(misfits, (0.5, 0.95))))
+
+    def misfit(self, grid: np.ndarray) -> float:
+        """Misfit of a grid (`shrink`)."""
+        distance = (grid - self.mean) / np.maximum(self.deviation, _LEAST_DEVIATION)
+        return float(np.minimum(distance**2, _MOST).mean())
+
+    def cropped(self, height: float, width: float) -> "CameraPrint":
+        """Print of the middle of the images, of a share of their height and width."""
+        mean, deviation = (_middle(cells, height, width) for cells in (self.mean, self.deviation))
+        return CameraPrint(mean, deviation, self.usual, self.most)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, rounded to a tenth of a gray level."""
+        cells = {name: np.round(getattr(self, name).astype(float), 1).tolist() for name in ("mean", "deviation")}
+        return {**cells, "usual": round(self.usual, 3), "most": round(self.most, 3)}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> "CameraPrint":
+        """Read plain values. Raises ValueError for another shape, KeyError for a missing value."""
+        mean, deviation = (np.array(stored[name], np.float32) for name in ("mean", "deviation"))
+        if mean.shape != (SIDE, SIDE, 3) or deviation.shape != mean.shape:
+            raise ValueError(f"mean {mean.shape} and deviation {deviation.shape} must be ({SIDE}, {SIDE}, 3)")
+        return cls(mean, deviation, float(stored["usual"]), float(stored["most"]))
+
+
+def shrink(image: np.ndarray) -> np.ndarray:
+    """Mean color of each cell of an image uint8 (H, W, 3), as float32 (16, 16, 3)."""
+    height, width = image.shape[:2]
+    rows, columns = np.arange(SIDE) * height // SIDE, np.arange(SIDE) * width // SIDE
+    sums = np.add.reduceat(np.add.reduceat(image.astype(np.uint32), rows, axis=0), columns, axis=1)
+    lengths = [np.maximum(np.diff(np.append(starts, end)), 1) for starts, end in ((rows, height), (columns, width))]
+    return (sums / (lengths[0][:, None] * lengths[1])[..., None]).astype(np.float32)
+
+
+def _middle(cells: np.ndarray, height: float, width: float) -> np.ndarray:
+    """Cells of the middle of an image, by linear interpolation."""
+    found = cells
+    for axis, share in ((0, height), (1, width)):
+        places = (np.arange(SIDE) + 0.5 - SIDE / 2) * share + SIDE / 2 - 0.5
+        low = np.clip(np.floor(places).astype(int), 0, SIDE - 2)
+        part = np.clip(places - low, 0, 1).reshape([-1 if n == axis else 1 for n in range(3)])
+        found = found.take(low, axis) * (1 - part) + found.take(low + 1, axis) * part
+    return np.asarray(found, np.float32)
+
+
+Explanation = tuple[str, str]
+"""(kind of mismatch, description of the images that came)."""
+
+
+def explanations(own: str, prints: Mapping[str, CameraPrint]) -> dict[Explanation, Callable[[np.ndarray], float]]:
+    """Misfit of a grid under each explanation of why the images of camera `own` do not fit its print."""
+    print_ = prints[own]
+    found: dict[Explanation, Callable[[np.ndarray], float]] = {
+        ("color order", "BGR"): lambda grid: print_.misfit(grid[..., ::-1]),
+        ("orientation", "images upside down"): lambda grid: print_.misfit(grid[::-1]),
+        ("orientation", "mirrored images"): lambda grid: print_.misfit(grid[:, ::-1]),
+        ("orientation", "images turned by 180 degrees"): lambda grid: print_.misfit(grid[::-1, ::-1]),
+    }
+    for other, its in prints.items():
+        if other != own:
+            found["swapped cameras", f"images like those of {other}"] = its.misfit
+    for share in _CROPS:
+        for name, height, width in (
+            ("image", share, share),
+            ("image's width", 1.0, share),
+            ("image's height", share, 1.0),
+        ):
+            part = print_.cropped(height, width)
+            found["crop", f"the middle {share:.0%} of the {name}"] = part.misfit
+            found["crop", f"more around the image: training saw the middle {share:.0%} of the {name}"] = _uncropped(
+                print_, height, width
+            )
+    return found
+
+
+def _uncropped(print_: CameraPrint, height: float, width: float) -> Callable[[np.ndarray], float]:
+    return lambda grid: print_.misfit(_middle(grid, height, width))

@@ -1,0 +1,132 @@
+"""The input contract of a run: the inputs of its robots, measured on the training frames (`contract/facts.py`).
+
+Ranges are those of the statistics that normalize. The appearance of a camera comes from `IMAGES` images that are spread
+evenly over the training frames of its sources: about a second per camera.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import torch
+
+from understudy._version import __version__
+from understudy.batch_keys import ACTION, STATE
+from understudy.config.train import TrainConfig
+from understudy.contract.camera_print import CameraPrint, shrink
+from understudy.contract.facts import CameraFacts, InputContract, RobotFacts, VectorFacts
+from understudy.credentials import redact
+from understudy.data.dataset import EpisodeDataset
+from understudy.data.stats.norm_heads import compute_statistics
+from understudy.data.stats.normalization import Statistics
+from understudy.errors import DatasetError
+from understudy.progress import Progress
+from understudy.train.data.run_data import RunData, dataset_fingerprint, head_members
+
+IMAGES = 48
+"""Images of each camera and norm head whose appearance is measured."""
+_BATCH = 4  # images in memory at once
+
+logger = logging.getLogger(__name__)
+
+
+def make_contract(config: TrainConfig, data: RunData, cache: Path | None = None) -> dict[str, Any]:
+    """Measure the input contract, as plain values (`InputContract.to_json`).
+
+    Args:
+        config: settings of the run.
+        data: its data.
+        cache: folder of earlier statistics; None keeps nothing.
+
+    Raises:
+        DatasetError: the statistics cannot be computed. An image that cannot be read only leaves its camera's
+            appearance unknown, with a warning.
+    """
+    statistics = compute_statistics(head_members(data, with_delta=False), config.data.actions_per_chunk, cache)
+    robots = {}
+    cameras = sum(len(_cameras_of(data, number)) for number in range(len(data.heads)))
+    with Progress(IMAGES * cameras, "appearance of cameras", "image") as bar:
+        for number, head in enumerate(data.heads):
+            robots[head] = _robot(config, data, number, statistics[head], bar)
+    provenance = {
+        "datasets": {name: redact(part.catalog.root) for name, part in zip(data.names, data.training, strict=True)},
+        "fingerprint": dataset_fingerprint(data),
+        "versions": {"understudy": __version__, "torch": torch.__version__, "av": av.__version__},
+    }
+    return InputContract(robots, provenance).to_json()
+
+
+def with_provenance(metadata: Mapping[str, Any] | None, run: Path, step: int) -> dict[str, Any]:
+    """Return the facts about the robots of a run with the run and the step of a policy in their contract."""
+    found = dict(metadata or {})
+    if contract := found.get("contract"):
+        provenance = {**contract["provenance"], "run": run.resolve().name, "step": step}
+        found["contract"] = {**contract, "provenance": provenance}
+    return found
+
+
+def _members(data: RunData, number: int) -> list[int]:
+    return np.flatnonzero(data.head_of_source == number).tolist()
+
+
+def _cameras_of(data: RunData, number: int) -> dict[str, list[int]]:
+    """Sources of a head that have each camera."""
+    members = _members(data, number)
+    found = {camera: [n for n in members if camera not in data.training[n].missing_cameras] for camera in data.cameras}
+    return {camera: numbers for camera, numbers in found.items() if numbers}
+
+
+def _robot(
+    config: TrainConfig, data: RunData, number: int, statistics: Mapping[str, Statistics], bar: Progress
+) -> RobotFacts:
+    members = _members(data, number)
+    first, source = data.training[members[0]], config.data.mixed()[members[0]]
+    tasks = list(dict.fromkeys(task for n in members for task in _tasks(data.training[n])))
+    cameras = {}
+    for camera, numbers in _cameras_of(data, number).items():
+        own = data.training[numbers[0]].catalog.features[camera].size
+        look = _look(camera, [data.training[n] for n in numbers], bar)
+        recorded = config.data.mixed()[numbers[0]].cameras.get(camera, camera)
+        cameras[camera] = CameraFacts(recorded, own or (0, 0), look)
+    return RobotFacts(
+        fps=float(first.catalog.fps),
+        chunk=config.data.actions_per_chunk,
+        robot_type=source.robot_type or first.catalog.robot_type or "",
+        control_mode=source.control_mode,
+        state=_vector(first, STATE, source.state, statistics[STATE]) if STATE in statistics else None,
+        action=_vector(first, ACTION, source.action, statistics[ACTION]),
+        cameras=cameras,
+        tasks=tuple(tasks[: RobotFacts.MOST_TASKS]),
+        tasks_left_out=max(0, len(tasks) - RobotFacts.MOST_TASKS),
+    )
+
+
+def _vector(part: EpisodeDataset, key: str, own: str, statistics: Statistics) -> VectorFacts:
+    figures = {name: np.asarray(getattr(statistics, name)) for name in ("mean", "std", "min", "max", "q01", "q99")}
+    return VectorFacts(own or key, tuple(part.catalog.features[key].dimension_names), figures)
+
+
+def _tasks(part: EpisodeDataset) -> Sequence[str]:
+    return [task for task in part.catalog.tasks if task]
+
+
+def _look(camera: str, parts: Sequence[EpisodeDataset], bar: Progress) -> CameraPrint | None:
+    """Measure the appearance of a camera; None with a warning where an image cannot be read."""
+    grids: list[np.ndarray] = []
+    share = -(-IMAGES // len(parts))
+    try:
+        for part in parts:
+            images = EpisodeDataset(part.catalog, keys=[camera], frame_cache_bytes=0)
+            wanted = np.unique(np.linspace(0, len(part) - 1, min(share, IMAGES - len(grids))).round().astype(np.int64))
+            episodes, frames = part.locate(wanted)
+            for begin in range(0, len(wanted), _BATCH):
+                batch = images.batch(episodes[begin : begin + _BATCH], frames[begin : begin + _BATCH])[camera]
+                grids += [shrink(image.permute(1, 2, 0).numpy()) for image in batch]
+                bar.update(len(batch))
+    except DatasetError as error:
+        logger.warning("contract: the appearance of %s stays unknown: %s", camera, error)
+        return None
+    return CameraPrint.of_images(grids) if grids else None

@@ -1,0 +1,138 @@
+"""The contract of a trained policy: measured in a run, written into its folder, compared where the policy acts."""
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import understudy as us
+from support.refusals import refused, warned
+from support.runs import tiny_config, tiny_dataset
+from understudy.contract.declared import Declaration
+from understudy.contract.facts import read_contract
+from understudy.contract.mismatch import ContractError, ContractWarning
+from understudy.policies.inference import RobotPolicy
+from understudy.train import run
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_dataset(tmp_path_factory.mktemp("contract") / "dataset")
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path) -> Path:
+    folder = data.parent / "trained"
+    assert run.train(tiny_config(data, folder, steps=2, checkpoint={"every": 2}, val={"every": 0})) == run.DONE
+    return folder / "policy"
+
+
+def observations(data: Path, episode: int = 0) -> list[dict[str, object]]:
+    """Observations of a recorded episode, images as [H, W, 3]."""
+    dataset = us.EpisodeDataset(data)
+    length = int(dataset.catalog.episodes.lengths[dataset.catalog.episodes.row_of(episode)])
+    found = []
+    for frame in range(length):
+        sample = dataset.sample(episode, frame)
+        seen = {key: value for key, value in sample.items() if key.startswith("observation.")}
+        seen = {key: value.permute(1, 2, 0) if value.ndim == 3 else value for key, value in seen.items()}
+        found.append({key: value.numpy() for key, value in seen.items()} | {"task": sample["task"]})
+    return found
+
+
+def test_the_contract_is_that_of_the_recordings(trained: Path, data: Path) -> None:
+    contract = read_contract(trained)
+    assert contract is not None
+    ((head, facts),) = contract.robots.items()
+    dataset = us.EpisodeDataset(data)
+    assert (facts.fps, facts.chunk) == (dataset.fps, 3)
+    assert list(facts.cameras) == list(dataset.meta.camera_keys)
+    assert set(facts.tasks) == set(dataset.meta.tasks)
+    assert facts.state is not None
+    assert facts.state.width == dataset.meta.features["observation.state"].shape[0]
+    seen = np.stack([dataset.sample(0, frame)["observation.state"].numpy() for frame in range(5)])
+    assert (seen <= facts.state.high + 1e-6).all()
+    assert (seen >= facts.state.low - 1e-6).all()
+    for key, camera in facts.cameras.items():
+        assert camera.size == tuple(dataset.sample(0, 0)[key].shape[1:])
+        assert camera.look is not None
+    assert contract.provenance["step"] == 2
+    assert contract.provenance["run"] == "trained"
+    assert head in us.load_policy(trained).policy.norm_heads
+
+
+def test_a_recorded_episode_has_no_mismatch(trained: Path, data: Path) -> None:
+    policy = us.load_policy(trained, contract="strict")
+    policy.reset()
+    facts = policy.facts
+    assert facts is not None
+    assert policy.declare(Declaration(fps=facts.fps, cameras=[c.key for c in facts.cameras.values()])) == []
+    for observation in observations(data):
+        assert policy.act(observation).shape == (3, policy.action_dim)
+
+
+def test_strict_refuses_warn_warns_and_off_is_silent(trained: Path, data: Path) -> None:
+    seen = observations(data)
+    wrong = [{**each, "task": "dance"} for each in seen]
+    with refused("task", "dance", kind=ContractError) as caught:
+        us.load_policy(trained, contract="strict").act(wrong[0])
+    assert [mismatch.kind for mismatch in caught.value.mismatches] == ["instruction"]
+    with warned("task", "dance", kind=ContractWarning):
+        us.load_policy(trained).act(wrong[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        us.load_policy(trained, contract="off").act(wrong[0])
+    with refused("contract", "loud", kind=ValueError):
+        us.load_policy(trained, contract="loud")  # type: ignore[arg-type]
+
+
+def test_checks_change_no_action(trained: Path, data: Path) -> None:
+    def act(policy: RobotPolicy) -> np.ndarray:
+        return np.stack([policy.act(each, generator=torch.Generator().manual_seed(1)) for each in observations(data)])
+
+    unchecked = us.load_policy(trained, contract="off")
+    assert np.array_equal(act(us.load_policy(trained, contract="strict")), act(unchecked))
+
+
+def test_select_action_keeps_the_chunk(trained: Path, data: Path) -> None:
+    policy, seen = us.load_policy(trained), observations(data)
+    policy.reset()
+    torch.manual_seed(0)
+    taken = [policy.select_action(each, horizon=2) for each in seen[:3]]
+    torch.manual_seed(0)
+    chunks = [policy.act(seen[0]), policy.act(seen[2])]
+    assert np.array_equal(np.stack(taken), np.concatenate([chunks[0][:2], chunks[1][:1]]))
+    policy.reset()  # forgets the second action of the second chunk
+    torch.manual_seed(0)
+    assert np.array_equal(policy.select_action(seen[0]), chunks[0][0])
+    with refused("horizon", 4, 3, kind=ValueError):
+        policy.select_action(seen[0], horizon=4)
+
+
+def test_weights_of_another_step_are_named(trained: Path, tmp_path: Path) -> None:
+    """One tensor of zeros is enough."""
+    folder = shutil.copytree(trained, tmp_path / "policy")
+    weights = load_file(folder / "model.safetensors")
+    name = max(weights, key=lambda key: weights[key].numel())
+    save_file({**weights, name: torch.zeros_like(weights[name])}, folder / "model.safetensors", {"format": "pt"})
+    with refused("model.safetensors", kind=ContractError) as caught:
+        us.load_policy(folder, contract="strict")
+    assert [mismatch.kind for mismatch in caught.value.mismatches] == ["weights"]
+    with warned("model.safetensors", kind=ContractWarning):
+        us.load_policy(folder)
+    (folder / "contract.json").unlink()
+    assert us.load_policy(folder, contract="strict").facts is None
+
+
+def test_a_damaged_contract_is_an_error(trained: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(trained, tmp_path / "policy")
+    stored = json.loads((folder / "contract.json").read_text())
+    for damage in ({**stored, "version": 9}, {**stored, "robots": {"a": {}}}, []):
+        (folder / "contract.json").write_text(json.dumps(damage))
+        with refused("contract.json", kind=ValueError):
+            us.load_policy(folder)
