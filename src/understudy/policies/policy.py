@@ -78,6 +78,22 @@ class Policy(nn.Module):
         """Random numbers per sample that `losses` ("train", "validation") or `act` ("act") takes; none by default."""
         return {}
 
+    def time_edges(self, term: str) -> tuple[float, ...]:
+        """Return the edges of the intervals of flow time that the draws of a loss term in a validation lie in.
+
+        They follow from `random_spec`: from `<term> time` or, for a term without its own, `flow time`, mapped from one
+        number per interval.
+
+        Returns:
+            One flow time more than draws, ascending; () for a policy without flow times.
+        """
+        spec = self.random_spec("validation")
+        times = spec.get(f"{term} time", spec.get("flow time"))
+        if times is None or times.transform is None:
+            return ()
+        low, high = (times.transform(torch.full((1, *times.shape), at, dtype=torch.float64))[0] for at in (0.0, 1.0))
+        return (*low.tolist(), float(high[-1]))
+
     def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Prepare a batch on the CPU, in loader threads: tokenise texts, say. Called before `losses` and `act`.
 

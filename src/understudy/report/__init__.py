@@ -10,4 +10,5 @@ dataset         the pages of `inspect` and `check`
 view            a page to look through episodes, with its server
 order           the comparison of `order explain`
 bench_figure    the figure of `bench`
+step_profile    tables and charts of `profile`
 """

@@ -117,17 +117,23 @@ def success(rollouts: Records) -> str:
 
 
 def per_flow_time(val: Records) -> str:
-    """Draw the validation loss per interval of flow time, in the first and the last validation."""
+    """Draw the validation loss per interval of flow time, in the first and the last validation.
+
+    Loss terms with intervals of their own have a line each.
+    """
 
     def draw(chart: "Axes") -> None:
         for record in [val[0], val[-1]] if len(val) > 1 else [val[-1]]:
-            bins = [bin for bin in record.get("time", []) if bin["loss"] is not None]
-            if bins:
+            lines: dict[str, list[Mapping[str, Any]]] = {}
+            for bin in record.get("time", []):
+                if bin["loss"] is not None:
+                    lines.setdefault(" and ".join(bin.get("terms", ())), []).append(bin)
+            for number, (terms, bins) in enumerate(lines.items()):
                 edges = [bins[0]["from"], *(bin["to"] for bin in bins)]
-                last = record is val[-1]
-                label, color = f"step {record['step']:,}", COLORS[1] if last else COLORS[0]
                 losses = [bin["loss"] for bin in bins]
-                chart.step(edges, [losses[0], *losses], where="pre", color=color, linewidth=1.8, label=label)
+                color, dashes = COLORS[1] if record is val[-1] else COLORS[0], ("-", "--", ":")[number % 3]
+                label = f"step {record['step']:,}" + (f", {terms}" if terms else "")
+                chart.step(edges, [losses[0], *losses], where="pre", color=color, ls=dashes, linewidth=1.8, label=label)
         chart.set_ylim(0, 1.08 * chart.get_ylim()[1])
         chart.set_xlabel("flow time")
         chart.legend(fontsize=9)

@@ -1,9 +1,12 @@
 """report.html: complete and self-contained at any moment of a run, with the figures of its files."""
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +17,11 @@ from support.runs import series, tiny_config, tiny_dataset
 from understudy.errors import ConfigError
 from understudy.report import charts
 from understudy.report.run.page import write_report
+from understudy.report.run.step import render_step
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.profiling.profile import Profile, RankProfile, combine, step_settings
+from understudy.train.profiling.timer import PHASES
 from understudy.train.track import metrics_file
 
 
@@ -52,8 +58,6 @@ def test_report_of_a_complete_run(done: Path) -> None:
 @pytest.mark.slow
 def test_report_charts_share_no_identifiers(done: Path) -> None:
     """Charts with a common clip path would clip each other."""
-    import re
-
     ids = re.findall(r'<clipPath id="([^"]+)"', html_of(done))
     assert len(ids) > 5
     assert len(ids) == len(set(ids))
@@ -142,6 +146,48 @@ def test_smoothed_is_a_moving_mean() -> None:
     assert smooth[0] == values[:6].mean()
     assert smooth[-1] == values[-6:].mean()
     assert charts.smoothed(np.array([3.0])) == [3.0]
+
+
+def measured(root: Path, **changes: Any) -> Profile:
+    """A measurement of the run in `root`, with chosen figures."""
+    memory = {"parameters": 1 << 20, "gradients": 2 << 20, "optimizer state": 3 << 20, "average": 0}
+    memory |= {"activations": 4 << 20, "peak": 50 << 20}
+    phases = {name: 0.001 * (number + 1) for number, name in enumerate(PHASES)}
+    rank = RankProfile(0.1, 0.025, 0.2, phases, 0, 0.0, memory, flops=10**9, inputs={})
+    conditions = {"policy": "flow", "parameters": 1234, "ranks": 1, "batch": 4, "micro_batches": 1, "compile": False}
+    conditions |= {"activation_checkpoint": "none", "precision": "fp32", "device": "a<b>", "steps": 3, "warmup": 1}
+    settings = step_settings(RunDir(root).settings()) | changes
+    predicted = memory | {"peak": 45 << 20}
+    return replace(combine([rank], 4, None, conditions), settings=settings, predicted=predicted)
+
+
+@pytest.mark.slow
+def test_step_section_has_recorded_times_and_a_profile(done: Path, tmp_path: Path) -> None:
+    """With a profile in the folder also phases and memory, predicted beside measured."""
+    config, speed = RunDir(done).settings(), series(done, "speed")
+    step = f"{np.median([1e3 * 4 / record['samples_per_s'] for record in speed]):,.2f} ms"
+    plain = render_step(config, speed, tmp_path)
+    assert step in plain
+    assert f"understudy profile {tmp_path / 'config.yaml'} --output-dir {tmp_path}" in plain
+    assert "<svg" not in plain
+    assert plain in html_of(done).replace(str(done), str(tmp_path))
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(measured(done).plain()))
+    shown = render_step(config, speed, tmp_path)
+    for number, name in enumerate(PHASES):
+        assert f">{name}<" in shown
+        assert f">{number + 1}.00 ms<" in shown
+    assert all(f">{cell}<" in shown for cell in ("predicted", "measured", "50.00", "45.00", "-10.0%"))
+    assert step in shown
+    assert ("a&lt;b&gt;" in shown, "a<b>" in shown) == (True, False)
+    assert "class='bad'" not in shown
+    path.write_text(json.dumps(measured(done, precision="bf16", batch_size=8).plain()))
+    (warning,) = re.findall("<p class='bad'>(.*?)</p>", render_step(config, speed, tmp_path))
+    assert "batch_size, precision" in warning
+    for text in ("{", "[]", '{"conditions": {}, "phases": {}}', "\x00"):
+        path.write_text(text)
+        assert "profile.json" in render_step(config, speed, tmp_path)
+    assert render_step(config, [], tmp_path / "none") == ""
 
 
 @pytest.mark.slow

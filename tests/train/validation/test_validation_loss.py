@@ -33,6 +33,7 @@ from understudy.load.validation.validation_data import (
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Detail, Loss
+from understudy.policies.registry import policy_type
 from understudy.report.run.tables import format_validation
 from understudy.train.data.run_data import RunData, open_data
 from understudy.train.track.metrics_file import finite
@@ -262,7 +263,7 @@ def test_terms_are_pooled_apart_and_weighted(sources: tuple[SourceConfig, ...]) 
 
     def term(count: int) -> TermSums:
         draws = rng.random((2, len(held)))
-        return TermSums(draws.sum(0), np.full(len(held), float(count)), draws)
+        return TermSums(draws.sum(0), np.full(len(held), float(count)), draws, (0.0, 0.5, 1.0))
 
     one, two = term(4), term(6)
     result = group_losses({"flow": one, "dynamics": two}, {"flow": 1.0, "dynamics": 0.5}, held, ["x"] * len(held))
@@ -270,6 +271,59 @@ def test_terms_are_pooled_apart_and_weighted(sources: tuple[SourceConfig, ...]) 
     assert result["loss"] == pytest.approx(means[0] + 0.5 * means[1])
     assert result["terms"]["dynamics"] == {"loss": pytest.approx(means[1]), "elements": 6 * len(held)}
     assert np.mean([bin["loss"] for bin in result["time"]]) == pytest.approx(result["loss"])
+    assert [set(bin) for bin in result["time"]] == [{"from", "to", "loss"}] * 2
+
+
+def test_terms_with_their_own_flow_times_have_their_own_intervals(sources: tuple[SourceConfig, ...]) -> None:
+    """Terms without a flow time are in the first ones, and terms without an element in none."""
+    _, held = opened(sources)
+    rng = np.random.default_rng(0)
+
+    def term(edges: tuple[float, ...], count: float = 3.0) -> TermSums:
+        draws = rng.random((2, len(held))) if edges else np.ones((2, len(held)))
+        return TermSums(draws.sum(0), np.full(len(held), count), draws, edges)
+
+    found = {"text": term(()), "flow": term((0.0, 0.5, 1.0)), "images": term((0.1, 0.9, 1.0)), "none": term((), 0.0)}
+    weights = {"text": 2.0, "flow": 1.0, "images": 0.5, "none": 1.0}
+    result = group_losses(found, weights, held, ["x"] * len(held))
+    size = 3.0 * len(held)
+    flow, images = (found[name].draws.sum(1) * 2 / size for name in ("flow", "images"))
+    assert result["time"] == [
+        {"from": 0.0, "to": 0.5, "loss": pytest.approx(flow[0] + 2 * 2 / 3), "terms": ["flow", "text"]},
+        {"from": 0.5, "to": 1.0, "loss": pytest.approx(flow[1] + 2 * 2 / 3), "terms": ["flow", "text"]},
+        {"from": 0.1, "to": 0.9, "loss": pytest.approx(0.5 * images[0]), "terms": ["images"]},
+        {"from": 0.9, "to": 1.0, "loss": pytest.approx(0.5 * images[1]), "terms": ["images"]},
+    ]
+    assert sum(bin["loss"] for bin in result["time"]) / 2 == pytest.approx(result["loss"])
+    assert group_losses({"text": term(())}, {"text": 1.0}, held, ["x"] * len(held))["time"] == []
+
+
+@pytest.mark.parametrize("name", ["flow", "world_action", "pi05", "pi0"])
+def test_intervals_of_flow_time_hold_the_draws(name: str) -> None:
+    """Those of images in a world-action model are shifted, those of released weights begin above 0."""
+    facts: dict[str, Any] = {"action_dim": 2, "state_dim": 2, "cameras": ("observation.images.a",), "chunk": 4}
+    sizes = (
+        {"size": "tiny", "flow_time": "released"}
+        if name.startswith("pi")
+        else {"future": True, "width": 16, "layers": 1, "heads": 2}
+    )
+    scales = {key: {"offset": [0.0, 0.0], "spread": [1.0, 1.0]} for key in ("action", "observation.state")}
+    kind = policy_type(name)
+    policy = kind.build(kind.config(**facts | sizes), scales)
+    spec = policy.random_spec("validation")
+    made = make_draws(spec, 0, np.arange(200))
+    first = {}
+    for term in policy.loss_terms:
+        times = made[f"{term} time" if f"{term} time" in spec else "flow time"].double().numpy()
+        edges = np.array(policy.time_edges(term))
+        assert len(edges) == times.shape[1] + 1
+        assert (edges[:-1] <= times.min(0) + 1e-6).all()
+        assert (times.max(0) <= edges[1:] + 1e-6).all()
+        width = np.diff(edges)
+        assert (times.min(0) < edges[:-1] + 0.25 * width).all()  # no interval is wider than its draws
+        assert (times.max(0) > edges[1:] - 0.25 * width).all()
+        first[term] = edges[1]
+    assert len(set(first.values())) == (2 if name == "world_action" else 1)
 
 
 def test_sums_are_rounded_once_whatever_the_sequence_of_the_samples(sources: tuple[SourceConfig, ...]) -> None:
@@ -288,7 +342,7 @@ def test_sums_are_rounded_once_whatever_the_sequence_of_the_samples(sources: tup
     plain = set()
     for sequence in (np.arange(count), np.arange(count)[::-1], *(rng.permutation(count) for _ in range(4))):
         turned = replace(held, source=held.source[sequence], episode=held.episode[sequence])
-        found = {"flow": TermSums(sums[sequence], counts[sequence], np.stack([sums[sequence]] * 2))}
+        found = {"flow": TermSums(sums[sequence], counts[sequence], np.stack([sums[sequence]] * 2), (0.0, 0.5, 1.0))}
         result = group_losses(found, FLOW, turned, ["x"] * count)
         assert result["loss"] == result["tasks"]["x"]["loss"] == exact[0] / exact[1]
         assert [bin["loss"] for bin in result["time"]] == [exact[0] * 2 / exact[1]] * 2

@@ -4,6 +4,7 @@ page          the page
 validation    its section on validation
 heatmap       loss per group over the steps
 tables        a validation as text
+step          its section on one step: time by phases, memory
 rollouts      its section on rollouts
 imagined      its section on imagined futures
 """

@@ -29,6 +29,7 @@ def write_report(root: Path, path: Path | None = None) -> Path:
     from understudy.report import html
     from understudy.report.run.imagined import render_imagined
     from understudy.report.run.rollouts import read_results, render_during_training, render_result
+    from understudy.report.run.step import render_step
     from understudy.report.run.validation import render_validation
     from understudy.train.checkpoint import checkpoint
     from understudy.train.checkpoint.run_dir import RunDir
@@ -55,6 +56,7 @@ def write_report(root: Path, path: Path | None = None) -> Path:
         f"{_text(config.data.root or ', '.join(config.data.names()))}</p>",
         html.tiles(_headlines(kinds, rollouts)),
         html.section("Training", _curves(kinds)),
+        html.section("One step", render_step(config, kinds["speed"], root)),
         html.section("Validation", render_validation(kinds["val"])),
         html.section("Imagined futures", render_imagined(kinds["val"], run.imagined)),
         html.section(

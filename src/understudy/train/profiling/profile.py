@@ -14,17 +14,17 @@ import logging
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from understudy._version import __version__
-from understudy.config.schema import override
+from understudy.config.schema import override, plain
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import join_mesh
 from understudy.load.loader import Loader
@@ -97,10 +97,46 @@ class Profile:
     """Valid tokens of a global batch divided by `step_s`; None: the policy has no tokens."""
     valid_share: float | None = None
     """Share of valid tokens among those that the network computes."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Those settings of the run that time and memory of a step depend on (`step_settings`)."""
 
     def plain(self) -> dict[str, Any]:
         """Convert to plain values for JSON."""
         return asdict(self)
+
+    @classmethod
+    def from_plain(cls, facts: Mapping[str, Any]) -> Self:
+        """Return the profile that `plain` gave as JSON.
+
+        Raises:
+            ValueError: a value is missing or of another type; names it.
+        """
+        from pydantic import TypeAdapter
+
+        return TypeAdapter(cls).validate_python(facts)
+
+
+STEP_SETTINGS = (
+    "policy",
+    "mode",
+    "batch_size",
+    "micro_batch_size",
+    "max_num_tokens",
+    "max_samples",
+    "precision",
+    "activation_checkpoint",
+    "compile",
+    "torch_threads",
+    "lora",
+    "parallel",
+)
+"""Settings that time and memory of a step depend on."""
+
+
+def step_settings(config: TrainConfig) -> dict[str, Any]:
+    """Return the `STEP_SETTINGS` of a run as plain values."""
+    settings = plain(config)
+    return {name: settings[name] for name in STEP_SETTINGS}
 
 
 def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
@@ -134,6 +170,7 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
         return None
     del state
     found = combine(ranks, config.batch_size, peak_flops(conditions["device"], conditions["arithmetic"]), conditions)
+    found = replace(found, settings=step_settings(config))
     if not mesh.ours:
         return found
     largest = max(ranks, key=lambda rank: rank.memory["peak"])
@@ -283,6 +320,7 @@ def _conditions(state: TrainState) -> dict[str, Any]:
         "threads": config.torch_threads,
         "arithmetic": arithmetic,
         "precision": config.precision,
+        "policy": config.policy.type,
         "parameters": sum(parameter.numel() for parameter in state.policy.parameters()),
         "batch": config.batch_size,
         "micro_batches": 1 if state.part_counts is None else state.part_counts.parts,

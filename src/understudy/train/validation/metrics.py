@@ -19,12 +19,10 @@ from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
-import torch
 
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.load.validation.validation_data import ValidationData
-from understudy.policies.common.flow_matching import spread_times
 from understudy.policies.common.task_modes import FLOW, TRAINS
 
 KINDS = ("head", "source", "task")
@@ -40,13 +38,15 @@ class TermSums:
     counts: np.ndarray
     """(N,)"""
     draws: np.ndarray
-    """(D, N): the part of each draw in `sums`; draw d lies in the d-th of D equally likely intervals of flow time."""
+    """(D, N): the part of each draw in `sums`; draw d lies in the d-th interval of flow time."""
+    edges: tuple[float, ...] = ()
+    """D + 1 flow times, ascending: the edges of these intervals; () for a term without a flow time."""
 
     def weighted(self, weight: np.ndarray | None) -> "TermSums":
         """Return the sums and counts times the weight of each sample, float64 (N,)."""
         if weight is None:
             return self
-        return TermSums(self.sums * weight, self.counts * weight, self.draws * weight)
+        return TermSums(self.sums * weight, self.counts * weight, self.draws * weight, self.edges)
 
 
 def group_losses(
@@ -66,7 +66,9 @@ def group_losses(
         `sources` and `tasks`, by name, and in `groups`, a list with all three names. With several terms each also has
         `terms`: {term: {loss, elements}}. `macro` is the mean of the tasks' losses, `macros` that over each kind of
         group. `weighted` is sum w_k loss_k / sum w_k over the norm heads that have a loss, w_k the mixture weights of
-        their sources (absent if these are 0). `time` is the loss per interval of flow time; their mean is `loss`.
+        their sources (absent if these are 0). `time` is the loss per interval of flow time, [{from, to, loss}]; their
+        mean is `loss`. Where terms have different intervals, each of those also has its `terms`, and `loss` is the sum
+        of the means. Terms without a flow time are in the first.
     """
     names = sorted(set(tasks))
     numbers = {name: number for number, name in enumerate(names)}
@@ -205,15 +207,24 @@ def _entry(
     return entry | ({"terms": terms} if len(weights) > 1 else {})
 
 
-def _over_time(found: Mapping[str, TermSums], weights: Mapping[str, float]) -> list[dict[str, float]]:
-    """Loss per interval of flow time: [{from, to, loss}]."""
-    draws = len(next(iter(found.values())).draws)
-    edges = [*spread_times(torch.zeros(1, draws, dtype=torch.float64))[0].tolist(), 1.0]
-    losses = [0.0] * draws
-    for term, weight in weights.items():
-        if count := math.fsum(found[term].counts):
-            losses = [old + weight * math.fsum(s) * draws / count for old, s in zip(losses, found[term].draws)]
-    return [{"from": low, "to": high, "loss": loss} for low, high, loss in zip(edges, edges[1:], losses)]
+def _over_time(found: Mapping[str, TermSums], weights: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Loss per interval of flow time, of the terms with the same intervals together."""
+    counts = {term: math.fsum(found[term].counts) for term in weights}
+    valid = [term for term in weights if counts[term]]
+    edges_of = {term: found[term].edges for term in sorted(valid, key=lambda term: not found[term].edges)}
+    first = next(iter(edges_of.values()), ())
+    alike: dict[tuple[float, ...], list[str]] = {}
+    for term, edges in edges_of.items():
+        alike.setdefault(edges or first, []).append(term)
+    bins = []
+    for edges, terms in alike.items():
+        losses = [0.0] * (len(edges) - 1)
+        for term in terms:
+            scale = weights[term] * len(losses) / counts[term]
+            losses = [old + scale * math.fsum(s) for old, s in zip(losses, found[term].draws, strict=bool(losses))]
+        own = {"terms": terms} if len(alike) > 1 else {}
+        bins += [{"from": low, "to": high, "loss": loss, **own} for low, high, loss in zip(edges, edges[1:], losses)]
+    return bins
 
 
 def _split_by_label(labels: np.ndarray) -> list[tuple[int, np.ndarray]]:

@@ -154,7 +154,10 @@ def evaluate(
         readable[list(left_out)] = False
         held, names = held.select(readable), [name for name, good in zip(names, readable) if good]
         each = {name: part if name[0] == "open loop" else part[:, readable] for name, part in each.items()}
-    terms = {t: TermSums(each[t, "sum"][0], each[t, "count"][0], each[t, "draws"]) for t in weights}
+    terms = {
+        term: TermSums(each[term, "sum"][0], each[term, "count"][0], each[term, "draws"], policy.time_edges(term))
+        for term in weights
+    }
     result = group_losses(terms, weights, held, names) | {"held_out": total}
     if left_out:
         result["unreadable"] = len(left_out)
