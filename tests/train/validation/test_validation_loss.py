@@ -302,11 +302,9 @@ def test_terms_with_their_own_flow_times_have_their_own_intervals(sources: tuple
 def test_intervals_of_flow_time_hold_the_draws(name: str) -> None:
     """Those of images in a world-action model are shifted, those of released weights begin above 0."""
     facts: dict[str, Any] = {"action_dim": 2, "state_dim": 2, "cameras": ("observation.images.a",), "chunk": 4}
-    sizes = (
-        {"size": "tiny", "flow_time": "released"}
-        if name.startswith("pi")
-        else {"future": True, "width": 16, "layers": 1, "heads": 2}
-    )
+    sizes: dict[str, Any] = {"size": "tiny", "flow_time": "released"}
+    if not name.startswith("pi"):
+        sizes = {"future": True, "width": 16, "layers": 1} | ({"heads": 2} if name == "world_action" else {})
     scales = {key: {"offset": [0.0, 0.0], "spread": [1.0, 1.0]} for key in ("action", "observation.state")}
     kind = policy_type(name)
     policy = kind.build(kind.config(**facts | sizes), scales)
