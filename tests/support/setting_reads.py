@@ -1,7 +1,7 @@
 """Settings that code reads, by the syntax of the package: attribute reads whose owner is a settings class.
 
-The owner of `x.name` follows from the annotation of `x`, from the group that `x` is (`config.checkpoint`), or from
-what was assigned to it. Checks of a class on its own values, and copies with defaults filled in, are no reads.
+The owner of `x.name` follows from the annotation of `x`, from the group that `x` is (`config.checkpoint`), or from its
+assignment. Checks of a class on its own values, and copies with defaults filled in, are no reads.
 """
 
 import ast
@@ -156,7 +156,7 @@ class _File(ast.NodeVisitor):
                 self.reads.add((owner, node.attr, method))
 
     def _bind(self, target: ast.expr, value: ast.expr) -> None:
-        """Give the classes of what is iterated over to the variable, also within zip and enumerate."""
+        """Give the classes of an iterable to the variable, also within zip and enumerate."""
         found: set[type] = set()
         for part in ast.walk(value):
             found |= self._owners(part) if isinstance(part, ast.Attribute | ast.Name) else set()

@@ -149,9 +149,11 @@ def _time_chart(found: "Profile") -> str:
         chart.barh(0, 1e3 * found.step_s, color="#7a8591", height=0.55)
         chart.set_yticks([1, 0], ["phases, worst rank", "as in training"])
         chart.set_xlabel("ms per step")
-        chart.legend(fontsize=9, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.35))
+        wide = chart.get_figure().get_figwidth() > 6  # type: ignore[union-attr]
+        columns, size = (5, 9) if wide else (3, 8)
+        chart.legend(fontsize=size, ncols=columns, loc="upper center", bbox_to_anchor=(0.4, -0.3))
 
-    return html.chart(draw, "time of each phase of a step, beside a step as in training", height=2.6, wide=True)
+    return html.chart(draw, "time of each phase of a step, beside a step as in training", height=3.2, wide=True)
 
 
 def _memory_chart(found: "Profile") -> str:

@@ -54,11 +54,11 @@ def render_step(config: TrainConfig, speed: Sequence[Mapping[str, Any]], root: P
 def _recorded(config: TrainConfig, speed: Sequence[Mapping[str, Any]]) -> str:
     """Table of the median step, the waiting for data in it, and the rest."""
     steps = np.array([config.batch_size / record["samples_per_s"] for record in speed])
-    waits = steps * np.array([record["wait"] for record in speed])
+    step, wait = float(np.median(steps)), float(np.median(steps * np.array([record["wait"] for record in speed])))
     rows = [
-        ["step", milliseconds(float(np.median(steps)))],
-        ["of it waiting for data", milliseconds(float(np.median(waits)))],
-        ["everything else", milliseconds(float(np.median(steps - waits)))],
+        ["step", milliseconds(step)],
+        ["of it waiting for data", milliseconds(wait)],
+        ["everything else", milliseconds(step - wait)],
     ]
     return html.table([f"median of {len(speed)} logs", "per step"], rows)
 

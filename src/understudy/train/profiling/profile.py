@@ -285,7 +285,7 @@ def combine(ranks: Sequence[RankProfile], batch: int, fastest: float | None, con
         phases[name] = Phase(max(taken), taken.index(max(taken)), sum(taken) / len(taken))
     flops = sum(rank.flops for rank in ranks)
     counted = [rank.parts for rank in ranks if rank.parts is not None]
-    rates = add_counts(counted).rates(step * conditions["steps"]) if counted else {}
+    rates: Mapping[str, Any] = add_counts(counted).rates(step * conditions["steps"]) if counted else {}
     speed = flops / len(ranks) / step
     return Profile(
         samples_per_s=batch / step,
