@@ -10,7 +10,12 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
-OUTSIDE = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+OUTSIDE = {
+    "index.md": "README.md",
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "droid.md": "recipes/droid/README.md",
+}
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -22,7 +27,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Point links at pages of the site where there are such, and at the repository otherwise."""
-    folder = ROOT if page.file.src_uri in OUTSIDE else ROOT / "docs"
+    outside = OUTSIDE.get(page.file.src_uri)
+    folder = (ROOT / outside).parent if outside else ROOT / "docs"
     pages = {(ROOT / source).resolve(): page for page, source in OUTSIDE.items()}
 
     def link(found: re.Match[str]) -> str:

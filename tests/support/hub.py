@@ -10,7 +10,8 @@ REPO = "me/set"
 
 
 class HubServer(RangeServer):
-    """One dataset repository, `datasets/me/set`, private if there is a `token`.
+    """One dataset repository, `datasets/me/set`, private if there is a `token`. Its files also are those of a model
+    repository `me/set`, for `hf download`.
 
     `commits` has the files of each commit by path in the repository, and `main` names the current one. As on the hub,
     files are redirected to another address.
@@ -41,6 +42,14 @@ class HubServer(RangeServer):
             commit, _, path = asked.path.removeprefix(resolve).partition("/")
             at = f"http://localhost:{self.port}/cdn/{commit}/{path}"  # another host
             return (302, {"Location": at}, b"") if path in self.commits.get(commit, {}) else (404, {}, b"")
+        if asked.path.startswith(f"/{REPO}/resolve/"):
+            revision, _, path = asked.path.removeprefix(f"/{REPO}/resolve/").partition("/")
+            commit = self.main if revision == "main" else revision
+            data = self.commits.get(commit, {}).get(path)
+            if data is None:
+                return 404, {"X-Error-Code": "EntryNotFound"}, b""
+            about = {"X-Repo-Commit": commit, "X-Linked-Etag": f'"{len(data)}"', "X-Linked-Size": str(len(data))}
+            return 302, about | {"Location": f"http://localhost:{self.port}/cdn/{commit}/{path}"}, b""
         if not asked.path.startswith(api):
             return 404, {}, b"{}"
         what, *rest = asked.path.removeprefix(api).strip("/").split("/")

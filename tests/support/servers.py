@@ -160,6 +160,9 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         return None
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         owner = self.owner
         said = self.headers.get("Range", "")
@@ -219,6 +222,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
+        if self.command == "HEAD":
+            return
         if fault in ("truncate", "stall"):
             body = body[: max(1, len(body) * 2 // 3)]
             self.close_connection = True

@@ -1,0 +1,145 @@
+"""recipes/droid/README.md, word for word: its commands run in sequence on a small dataset with DROID's schema.
+
+bash expands the commands with other values of the variables that the page defines; nothing else is replaced. Those of
+`understudy` then run in this process; torchrun and hf run as programs. For sbatch the settings are read, since
+`tests/distributed/test_slurm.py` runs its script on a SLURM.
+"""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("huggingface_hub", reason="needs the extra hub")
+
+from huggingface_hub import constants
+
+from support.droid import CAMERAS, LENGTHS, episode_path, range_key, write_droid, write_ranges
+from support.hub import REPO, HubServer
+from support.servers import folder
+from understudy import Catalog, EpisodeDataset
+from understudy.cli import main
+from understudy.config.schema import load
+from understudy.config.train import TrainConfig
+
+ROOT = Path(__file__).parents[1]
+RECIPE = ROOT / "recipes/droid"
+PAGE = (RECIPE / "README.md").read_text()
+BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
+PROGRAMS = ("understudy", "hf", "torchrun", "sbatch")
+LONG = [episode for episode, length in enumerate(LENGTHS) if length >= 32]
+
+
+def expand(variables: dict[str, str]) -> list[list[str]]:
+    """Return the words of each command of the page, expanded by bash with the given variables."""
+    record = "".join(f'{name}() {{ printf "%s\\0" {name} "$@" $\'\\036\'; }}\n' for name in PROGRAMS)
+    script = f"set -eu\n{record}" + "".join(BLOCKS)
+    env = {"PATH": os.environ["PATH"]} | variables
+    out = subprocess.run(["bash", "-c", script], env=env, capture_output=True, check=True).stdout.decode()
+    return [command.strip("\0").split("\0") for command in out.split("\036")][:-1]
+
+
+def settings_of(words: list[str]) -> TrainConfig:
+    """Settings of the `understudy train` in a command for torchrun or sbatch."""
+    if words[0] == "sbatch":
+        script = next(number for number, word in enumerate(words) if word.endswith(".sbatch"))
+        assert (ROOT / words[script]).is_file()
+        run, *rest = words[script + 1 :]
+        words = ["-m", "understudy", "train", *rest, "--output-dir", run]
+    read = main.read_settings("train", words[words.index("train") + 1 :])
+    assert isinstance(read, TrainConfig)
+    return read
+
+
+@pytest.mark.slow
+def test_recipe_runs_word_for_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges = write_droid(tmp_path / "published")
+    write_ranges(tmp_path / "keep_ranges_1_0_1.json", ranges)
+    files = {path.lstrip("/"): data for path, data in folder(tmp_path / "published", "/success").items()}
+    files["keep_ranges_1_0_1.json"] = (tmp_path / "keep_ranges_1_0_1.json").read_bytes()
+    data, run = tmp_path / "data" / "droid", tmp_path / "runs" / "droid"
+    data.parent.mkdir()
+    variables = {"DATASET": f"hf://datasets/{REPO}/success", "RANGES_REPO": REPO, "RANGES_REVISION": "main"}
+    variables |= {"DATA": str(data), "RUN": str(run), "MASTER_PORT": str(free_port())}
+    variables |= {"NODES": "1", "GPUS": "1", "STEPS": "1", "BATCH": "4"}
+    released, flow, tiny = re.findall(r'POLICY="(--policy.*?)"', PAGE)
+    assert "lerobot/pi05_base" in released
+    variables["POLICY"] = flow
+    commands = expand(variables)
+    assert [" ".join(words[:2]) for words in commands if words[0] in ("understudy", "hf")] == [
+        *("understudy edit", "hf download", "understudy inspect", "understudy ranges"),
+        *("understudy tokenizer", "understudy validate", "understudy export"),
+    ]
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with HubServer(files) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        files_at = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files_at)
+        env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub"), "CUDA_VISIBLE_DEVICES": ""}
+        env |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+        for words in commands:
+            if words[0] == "understudy":
+                assert main.main(words[1:]) == 0, words
+            elif words[0] == "sbatch":
+                assert settings_of(words) == settings_of(next(w for w in commands if w[0] == "torchrun"))
+            else:
+                program = "torch.distributed.run" if words[0] == "torchrun" else "huggingface_hub.cli.hf"
+                subprocess.run([sys.executable, "-m", program, *words[1:]], env=env, check=True, timeout=600)
+
+    catalog = Catalog.open(data)
+    assert catalog.episodes.lengths.tolist() == [LENGTHS[episode] for episode in LONG]
+    names = catalog.episode_metadata()["episode_id"]
+    assert [names[row] for row in range(len(LONG))] == [episode_path(episode) for episode in LONG]
+    published = [[list(pair) for pair in ranges[range_key(episode_path(episode))]] for episode in LONG]
+    computed = json.loads((tmp_path / "data/droid-ranges/computed.json").read_text())
+    assert list(computed.values()) == published, "the preset is the published rule"
+    assert json.loads((tmp_path / "data/droid-ranges/keep_ranges_1_0_1.json").read_text()).keys() > ranges.keys()
+    trained = load(TrainConfig, run / "config.yaml")
+    [source] = trained.data.mixed()
+    given = EpisodeDataset(data, keep_ranges=source.keep_ranges, keep_rule=source.keep_rule)
+    want = [(row, start, stop) for row, own in enumerate(published) for start, stop in own]
+    assert [tuple(segment) for segment in given.segments.tolist()] == want
+    policy = json.loads((run / "policy/config.json").read_text())
+    assert sorted(policy["cameras"]) == sorted(f"observation.image.{camera}" for camera in CAMERAS)
+    assert (policy["action_dim"], policy["state_dim"], policy["chunk"]) == (8, 8, 16)
+
+    # The same commands for pi0.5, fresh and tiny, in this process: its launch differs in nothing else.
+    small = {"CONFIG": "recipes/droid/pi05.yaml", "POLICY": tiny.replace("runs/droid", str(run))}
+    variables |= small | {"RUN": str(tmp_path / "runs/pi05"), "BATCH": "2"}
+    [launch] = [words for words in expand(variables) if words[0] == "torchrun"]
+    assert main.main(launch[launch.index("train") :]) == 0
+    assert (tmp_path / "runs/pi05/policy/model.safetensors").is_file()
+
+
+def test_recipe_meshes_fit_their_hosts() -> None:
+    rows = re.findall(r"^\| (\d+) × (\d+) \| (\d+) × (\d+)[^|]*\| (\d+) \|$", PAGE, flags=re.MULTILINE)
+    assert [int(row[0]) for row in rows] == [1, 2, 4, 8, 16]
+    for nodes, gpus, replicas, shards, samples in rows:
+        variables = {"NODES": nodes, "GPUS": gpus}
+        read = [settings_of(words) for words in expand(variables) if words[0] in ("torchrun", "sbatch")]
+        assert read[0] == read[1]
+        config = read[0]
+        assert (config.parallel.dp_replicate, config.parallel.dp_shard) == (int(replicas), int(shards))
+        assert config.batch_size == int(samples) * int(nodes) * int(gpus)
+
+
+def test_recipe_variants_are_settings() -> None:
+    """Flags in the text of the page, and both settings files."""
+    texts = re.findall(r"`(--data\.[^`]*)`", PAGE.replace("\n  ", " "))
+    assert len(texts) >= 3
+    for text in (text for text in texts if "$" not in text):
+        main.read_settings("train", [str(RECIPE / "flow.yaml"), "--data.root", "d", *text.split()])
+    released = re.findall(r'^ +POLICY="(--policy\.weights.*)"$', PAGE, flags=re.MULTILINE)
+    main.read_settings("train", [str(RECIPE / "pi05.yaml"), "--data.root", "d", *released[0].split()])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
