@@ -38,7 +38,14 @@ def viewer(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Viewer:
     """Two episodes in one video per camera; the second one has two sheets of images."""
     root = tmp_path_factory.mktemp("view") / "set"
     write_dataset(root, Spec(lengths=(6, 70), cameras=CAMERAS, rich=True))
-    return Viewer([Source("set", Catalog.open(root), keep_ranges={"1": [[2, 9]]})], "set")
+    return Viewer([Source("set", Catalog.open(root), keep_ranges={"1": [[2, 9]]})], "set", predict)
+
+
+def predict(source: int, episode: int, length: int) -> dict[str, Any]:
+    """Predicted actions frame / 2 and -frame, but none of the last frame."""
+    actions = np.arange(length)[:, None] * np.asarray([0.5, -1.0])
+    actions[-1] = np.nan
+    return {"chunk": 8, "starts": list(range(0, length, 8)), "actions": actions, "mae": [0.25, 2.0], "unreadable": 1}
 
 
 @contextmanager
@@ -81,6 +88,9 @@ def test_keys_step_and_play_all_cameras_to_the_exact_frame(chromium: Any, viewer
             assert shown(tab, frame) == [(0, 1, frame), (1, 1, frame)]
             cursor = tab.locator(".plot .cursor:not(.hover)").first.evaluate("one => parseFloat(one.style.left)")
             assert cursor == pytest.approx((frame + 0.5) / 70 * 100, abs=1e-3)
+        values = tab.locator("[data-key='action'] .legend output")
+        tab.locator("[data-key='action'] .predicted", has_text="every 8 frames; 1 ").wait_for()
+        assert [text.split(" → ")[1] for text in values.all_inner_texts()] == ["5, 0.25", "-10, 2"]
         assert tab.locator(".lane", has_text="keep").locator("p span").inner_text() == "left out"
         tab.keyboard.press("Shift+ArrowRight")
         tab.locator("#speed").select_option("4")
