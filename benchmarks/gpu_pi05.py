@@ -6,15 +6,17 @@ Three cameras of 224x224, 200 tokens of text, 50 actions. The most important row
 process of its own and written at once, to `gpu-pi05.json` and `gpu-pi05.md` in the folder `--out`. Rows for which the
 time does not suffice are listed as skipped. A row that fails is a result, too: "OOM", or its error.
 
-    train        samples/s, tokens/s, MFU and memory of a training run's own step
+    train        samples/s, tokens/s, MFU and memory of a training run's own step; also with six frames per camera, with
+                 samples of one to three cameras, padded and packed, and with the images of a loader
     sampling     latency at batch 1: prefix, Euler step, ten steps; with and without compiled blocks and a CUDA graph
     attention    back-end and time of each kind of attention
     waits        places where the host waits for the device in a step
     bits         whether two runs with the same seed are equal to the bit
     memory       memory that `understudy plan` predicts for rows of `train`
 
-It needs torch, numpy, safetensors, pydantic and tyro; `memory` also needs pyarrow and av. The sources are those of this
-checkout. MFU is the arithmetic of forward and backward, computed once, over the peak of the data sheet.
+It needs torch, numpy, safetensors, pydantic and tyro; `memory` and the row with a loader also need pyarrow and av. The
+sources are those of this checkout. MFU is the arithmetic of forward and backward, computed once, over the peak of the
+data sheet.
 """
 
 import argparse
@@ -39,6 +41,23 @@ PRECISIONS, CHECKPOINTS, BATCHES = ("bf16-split", "bf16", "fp32"), ("full", "sel
 GOALS = (
     "Goals on one H200: 28 samples/s (40 % MFU), below 60 GiB at batch 32 (bf16-split, full), all of a sample <= 25 ms."
 )
+SPECIAL: tuple[dict[str, Any], ...] = (
+    {},
+    {"history": 6},
+    {"mixture": True},
+    {"mixture": True, "packed": True},
+    {"loader": True},
+)
+"""Rows of `train` at batch 16 that are compared with each other: past frames, packing, images of a loader."""
+NOTES = {
+    "fully_shard": "fully_shard",
+    "masked": "padded text, missing cameras",
+    "history": "6 frames",
+    "mixture": "1, 2, 3 cameras, short and long text",
+    "packed": "packed",
+    "loader": "images of a loader",
+}
+"""Field of a row of `train` -> note in its table."""
 SMALL = {"tiny": {32: 4, 64: 6, 16: 2}, "base": {}}
 """Batches of the small size, in place of those of the table."""
 
@@ -73,6 +92,7 @@ def rows(size: str, device: str) -> list[Row]:
         train("bf16", "full", False, 32),
         train("bf16", "full", False, 32, fully_shard=True),
         {"kind": "sampling", **common, "stored": "bfloat16"},
+        *(train("bf16-split", "full", False, 16, **more) for more in SPECIAL),
         {"kind": "bits", **common, **step, "batch": batch(16)},
         memory("bf16-split", "full", 32),
         memory("bf16-split", "selective", 32),
@@ -128,10 +148,13 @@ def with_rates(row: Row, device: str) -> Row:
     tokens = sample_tokens(row["size"])
     flops = 3 * forward_flops(sizes_of(row["size"]), **tokens)
     peak = peak_flops(device, ARITHMETIC[row["precision"]])
+    other = [name for name in ("masked", "history", "mixture") if row.get(name)]  # another arithmetic per sample
+    if "history" in other or "mixture" in other:
+        return row | {"tokens_per_s": None, "tflops_per_s": None, "peak_tflops_per_s": None, "mfu": None}
     rates: Row = {"tokens_per_s": round(row["samples_per_s"] * sum(tokens.values()), 1)}
     rates |= {"tflops_per_s": round(row["samples_per_s"] * flops / 1e12, 2)}
     rates |= {"peak_tflops_per_s": None if peak is None else peak / 1e12}
-    rates |= {"mfu": None if peak is None or row.get("masked") else round(row["samples_per_s"] * flops / peak, 4)}
+    rates |= {"mfu": None if peak is None or other else round(row["samples_per_s"] * flops / peak, 4)}
     return row | rates
 
 
@@ -148,14 +171,14 @@ def page(found: dict[str, Any]) -> str:
         head = ("precision", "checkpointing", "compiled", "batch", "", "samples/s", "tokens/s", "MFU", "of TF/s")
         lines += _head(*head, "peak GiB", "predicted GiB", "first step s")
     for row in table:
-        note = "fully_shard" if row.get("fully_shard") else "padded text, missing cameras" if row.get("masked") else ""
+        note = "; ".join(text for name, text in NOTES.items() if row.get(name))
         cells = [row["precision"], row["checkpoint"], "yes" if row["compile"] else "no", row["batch"], note]
         if "error" in row:
             cells += [row["error"], *[""] * 6]
         else:
             mfu = "" if row.get("mfu") is None else f"{100 * row['mfu']:.1f} %"
             cells += [row["samples_per_s"], row["tokens_per_s"], mfu, row["peak_tflops_per_s"], row.get("peak_gib")]
-            guess = {} if row.get("masked") else predicted.get(_key(row), {})
+            guess = {} if note else predicted.get(_key(row), {})
             cells += [guess.get("peak_gib", guess.get("error")), row["first_step_s"]]
         lines.append(_line(cells))
     for row in done:
@@ -181,7 +204,7 @@ def _key(row: Row) -> tuple[Any, ...]:
 def _settings(row: Row) -> str:
     names = ("precision", "checkpoint", "stored", "batch")
     words = [str(row[name]) for name in names if name in row]
-    return ", ".join(words + [name for name in ("compile", "fully_shard", "masked") if row.get(name)])
+    return ", ".join(words + [name for name in ("compile", *NOTES) if row.get(name)])
 
 
 def _head(*cells: str) -> list[str]:

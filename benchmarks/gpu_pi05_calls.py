@@ -12,6 +12,7 @@ from torch import Tensor
 from gpu_pi05_run import CAMERAS, Row, attempt, gib, inputs, sample_tokens, sampler, sizes_of, wait
 from understudy.policies.common.flow_matching import euler
 from understudy.policies.common.towers.attention import attend
+from understudy.policies.common.towers.segments import attend_segments, make_segments, takes_varlen
 from understudy.policies.pi05.network import Pi0Network
 from understudy.policies.pi05.sizes import Sizes
 
@@ -44,6 +45,7 @@ def attention(row: Row) -> dict[str, Any]:
     found: dict[str, Any] = {"calls": {}, "network": {}}
     for name, (rows, queries, seen, heads, kv_heads, dim, mask) in calls.items():
         found["calls"][name] = attempt(_attention_call, device, (rows, heads, queries, dim), (kv_heads, seen), mask)
+    found["calls"]["prefix, segments"] = attempt(_segments_call, device, sizes, valid)
     small = dataclasses.replace(
         sizes,
         vision=dataclasses.replace(v, depth=2),
@@ -68,6 +70,28 @@ def _attention_call(
 
     times = _timed(call, device, 10)
     return _back_ends(call, device) | {"ms": round(1e3 * statistics.median(times), 3)}
+
+
+def _segments_call(device: torch.device, sizes: Sizes, valid: Tensor) -> dict[str, Any]:
+    """The prefix without its padding, by varlen attention where the device has it; and its distance from dense."""
+    a, dtype, lengths = sizes.vlm, torch.bfloat16, valid.sum(dim=1).cpu()
+    count, taken = int(lengths.sum()), takes_varlen(device, dtype)
+    q, k, v = (
+        torch.randn(count, heads, a.head_dim, device=device, dtype=dtype, requires_grad=True)
+        for heads in (a.num_heads, a.num_kv_heads, a.num_kv_heads)
+    )
+    flat = torch.arange(count)
+    plans = [make_segments(flat, lengths, flat, lengths, device, varlen=varlen) for varlen in (taken, False)]
+
+    def call() -> None:
+        attend_segments(q, k, v, plans[0]).sum().backward()
+
+    times = _timed(call, device, 10)
+    with torch.no_grad():
+        found, dense = (attend_segments(q, k, v, plan).float() for plan in plans)
+    apart = float((found - dense).abs().max() / dense.abs().max())
+    name = {"varlen": 1} if taken else _back_ends(call, device)["back_ends"]
+    return {"back_ends": name, "ms": round(1e3 * statistics.median(times), 3), "from_dense": apart}
 
 
 def _traced_network(sizes: Sizes, row: Row, masked: bool, device: torch.device) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Dummy data, fresh weights and states of the network for `gpu_pi05_rows.py`, all made on the device."""
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +42,7 @@ def train_config(row: Row) -> TrainConfig:
     return TrainConfig(
         steps=10**6,
         batch_size=row["batch"],
-        policy=Pi05Settings(size=row["size"], prompt_tokens=TEXT[row["size"]]),
+        policy=Pi05Settings(size=row["size"], prompt_tokens=TEXT[row["size"]], history=ages(row)),
         optim=OptimConfig(lr=2.5e-5),
         schedule=ScheduleConfig(kind="constant", warmup_steps=0),
         device=row["device"],
@@ -48,7 +50,13 @@ def train_config(row: Row) -> TrainConfig:
         compile=row.get("compile", False),
         activation_checkpoint=row["checkpoint"],
         torch_threads=torch.get_num_threads(),
+        max_num_tokens=10**6 if row.get("packed") else None,
     ).resolved()
+
+
+def ages(row: Row) -> tuple[float, ...]:
+    """Ages of the past frames of a row, one second apart; `history` counts the present one."""
+    return tuple(float(age) for age in range(1, row.get("history", 1)))
 
 
 def policy_config(config: TrainConfig) -> Pi05PolicyConfig:
@@ -61,6 +69,7 @@ def policy_config(config: TrainConfig) -> Pi05PolicyConfig:
         cameras=CAMERAS,
         chunk=sizes.chunk,
         compute=compute_dtype(config.precision),
+        history=config.policy.history,  # type: ignore[attr-defined]
     )
 
 
@@ -121,13 +130,23 @@ def batches(row: Row, device: torch.device) -> Iterator[PreparedBatch]:
         return torch.randn(shape, generator=generator, device=device)
 
     lengths = [text] * count
+    shown = [len(CAMERAS)] * count  # cameras of each sample, the first ones
     if row.get("masked"):  # prompts of different lengths, and samples without the last camera
         lengths = [text - number % max(1, text // 4) for number in range(count)]
-    has_last = [not (row.get("masked") and number % 4 == 3) for number in range(count)]
+        shown = [len(CAMERAS) - (number % 4 == 3) for number in range(count)]
+    if row.get("mixture"):  # robots with one, two and three cameras, and short and long prompts
+        lengths = [text if number % 2 else max(1, text // 20) for number in range(count)]
+        shown = [1 + number % len(CAMERAS) for number in range(count)]
+    has = [tuple(camera < each for camera in range(len(CAMERAS))) for each in shown]
     pads = torch.arange(text) >= torch.tensor(lengths)[:, None]
-    values: dict[str, Any] = {camera: whole(256, count, 3, side, side, dtype=torch.uint8) for camera in CAMERAS}
-    if row.get("masked"):
-        values[f"{CAMERAS[-1]}_is_missing"] = torch.tensor([not has for has in has_last]).to(device)
+    past = (row["history"],) if row.get("history", 1) > 1 else ()
+    shape = (count, *past, 3, side, side)
+    values: dict[str, Any] = {camera: whole(256, *shape, dtype=torch.uint8) for camera in CAMERAS}
+    for number, camera in enumerate(CAMERAS):
+        if not all(each[number] for each in has):
+            values[f"{camera}_is_missing"] = torch.tensor([not each[number] for each in has]).to(device)
+        if past:
+            values[f"{camera}_is_pad"] = torch.zeros(count, *past, dtype=torch.bool, device=device)
     values |= {
         "observation.state": normal(count, sizes.dim),
         "action": normal(count, sizes.chunk, sizes.dim),
@@ -136,12 +155,36 @@ def batches(row: Row, device: torch.device) -> Iterator[PreparedBatch]:
         "prompt_is_pad": pads.to(device),
         "task": ["pick up the red block"] * count,
         "source": torch.zeros(count, dtype=torch.int64),
-        EXTENTS: [Extent((True, True, has), length) for has, length in zip(has_last, lengths)],
+        EXTENTS: [Extent(each, length) for each, length in zip(has, lengths)],
     }
     position = torch.arange(count)
+    loaded = iter(loaded_images(side, count)) if row.get("loader") else None
     while True:
-        yield PreparedBatch(values | {"position": position})
+        fresh = next(loaded) if loaded is not None else {}
+        yield PreparedBatch(values | fresh | {"position": position})
         position = position + count
+
+
+def loaded_images(side: int, count: int) -> Iterator[dict[str, Tensor]]:
+    """Images of a loader with its default settings: three cameras, H.264, a key frame every 30; uint8, on the host."""
+    import numpy as np
+
+    from understudy import EpisodeDataset, EpisodeWriter, Loader
+
+    with tempfile.TemporaryDirectory(prefix="understudy-gpu-") as folder:
+        root, ramp = Path(folder) / "data", np.arange(side, dtype=np.uint8)
+        features = {camera: {"dtype": "video", "shape": [side, side, 3]} for camera in CAMERAS}
+        features["action"] = {"dtype": "float32", "shape": [2]}
+        with EpisodeWriter(root, fps=10, features=features, codec="libx264", gop=30) as writer:
+            for episode in range(4):
+                for step in range(64):
+                    image = np.broadcast_to((ramp[:, None] + ramp + step * (episode + 1))[..., None], (side, side, 3))
+                    frame = dict.fromkeys(CAMERAS, np.ascontiguousarray(image.astype(np.uint8)))
+                    writer.add_frame({**frame, "action": np.zeros(2, np.float32)}, "push")
+                writer.save_episode()
+        with Loader(EpisodeDataset(root), batch_size=count, seed=0) as loader:
+            for batch in loader:
+                yield {camera: batch[camera] for camera in CAMERAS}
 
 
 def wait(device: torch.device) -> None:

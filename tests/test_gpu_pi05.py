@@ -64,9 +64,11 @@ def test_gpu_pi05_measures_nothing_after_its_time(script: ModuleType, tmp_path: 
 def test_gpu_pi05_rows_hold_the_whole_table_once(script: ModuleType) -> None:
     found = script.rows("base", "cuda")
     keys = ("precision", "checkpoint", "compile", "batch")
-    plain = [row for row in found if row["kind"] == "train" and not (row.get("masked") or row.get("fully_shard"))]
+    plain = [row for row in found if row["kind"] == "train" and not set(row) & set(script.NOTES)]
     assert set(Counter(tuple(row[key] for key in keys) for row in plain).values()) == {1}
     assert len(plain) == 3 * 3 * 2 * 3
+    noted = {frozenset(set(row) & set(script.NOTES)) for row in found[:20]}
+    assert noted >= {frozenset(more) for more in script.SPECIAL}
     assert {row["kind"] for row in found[:8]} >= {"train", "sampling", "attention", "waits"}
 
 
@@ -130,6 +132,24 @@ def test_gpu_pi05_fills_a_network_built_on_the_meta_device(
     assert large["loss"] == small["loss"]
 
 
+def test_gpu_pi05_packs_a_mixture_of_cameras_with_the_images_of_a_loader(kinds: ModuleType, script: ModuleType) -> None:
+    row = {**STEP, "kind": "train", "steps": 1, "compile": False, "mixture": True, "packed": True, "loader": True}
+    found = script.with_rates(kinds.measure(row), "NVIDIA H200")
+    assert found["samples_per_s"] > 0
+    assert found["tokens_per_s"] is found["mfu"] is None  # samples have different tokens
+    page = script.page({"conditions": {}, "rows": [found], "skipped": [], "minutes": 9})
+    assert "; ".join(script.NOTES[name] for name in ("mixture", "packed", "loader")) in page
+
+
+def test_gpu_pi05_has_past_frames_in_its_batches(kinds: ModuleType) -> None:
+    row = {**STEP, "history": 6}
+    batch = next(kinds.batches(row, torch.device("cpu")))
+    assert kinds.train_config(row).policy.history == (1.0, 2.0, 3.0, 4.0, 5.0)
+    for camera in kinds.CAMERAS:
+        assert batch[camera].shape == (2, 6, 3, 64, 64)
+        assert batch[f"{camera}_is_pad"].shape == (2, 6)
+
+
 def test_gpu_pi05_compares_two_runs_to_the_bit(kinds: ModuleType) -> None:
     found = kinds.measure({**STEP, "kind": "bits"})
     for name in ("default", "deterministic"):
@@ -147,7 +167,8 @@ def test_gpu_pi05_reports_attention_sampling_and_memory(kinds: ModuleType, scrip
     attention = kinds.measure({"kind": "attention", "size": "tiny", "device": "cpu", "batch": 2})
     calls = {name: call["back_ends"] for name, call in attention["calls"].items()}
     assert all(taken == {"flash": 1} for taken in calls.values())
-    assert len(calls) == 5
+    assert len(calls) == 6
+    assert attention["calls"]["prefix, segments"]["from_dense"] == 0  # no varlen attention on a CPU
     # Two layers of vision, the prefix of all layers but the last, two of actions.
     assert {name: sum(each["back_ends"].values()) for name, each in attention["network"].items()} == {
         "unmasked": 5,
