@@ -1,6 +1,8 @@
-"""Checks of a policy's batch, whose errors name the key, and copies to its device."""
+"""Checks of a policy's batch, whose errors name the key, copies to its device, and arithmetic on the host."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,3 +29,17 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)  # from pageable memory the copy would wait
     return tensor.to(device)
+
+
+@contextmanager
+def host_values() -> Iterator[None]:
+    """Compute numbers that shapes depend on, from tensors and lists of the host.
+
+    A plan runs the network on shapes alone; in this context its tensors have values all the same. Also a decorator.
+    """
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    if fake is None:  # nothing computes without values
+        yield
+        return
+    with fake.unset_fake_temporarily():
+        yield

@@ -6,15 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from support.runs import tiny_config, tiny_dataset
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import join_mesh
 from understudy.policies.draws import make_draws
 from understudy.policies.pi05.config import Pi05Settings
+from understudy.policies.pi05.extents import EXTENTS, extents
 from understudy.train.data.run_data import choose_normalization, open_data
-from understudy.train.profiling.plan import one_sample, plan, trace_step
-from understudy.train.profiling.resident import resident_memory
+from understudy.train.profiling.live_bytes import LiveBytes
+from understudy.train.profiling.plan import one_sample, plan, trace_batch, trace_step
+from understudy.train.profiling.resident import resident_memory, resident_tensors
 from understudy.train.state import init_train_state
 
 
@@ -63,3 +66,34 @@ def test_plan_of_the_released_dimensions(data: Path) -> None:
     assert found.tokens == 256 + 200 + 50
     forward = 2 * (412e6 * 256 + 1.98e9 * 456 + 0.311e9 * 50) + 4 * 2048 * 18 * (456**2 + 50 * 506)
     assert found.flops == pytest.approx(3 * forward, rel=0.08)  # the last layer and the first gradients are left out
+
+
+@pytest.mark.slow
+def test_plan_of_a_packed_batch_without_some_cameras_is_that_of_its_step(data: Path) -> None:
+    config = settings(data, 8, batch_size=3, max_num_tokens=1000)
+    opened = open_data(config)
+    normalization, sample = choose_normalization(config, opened), one_sample(config, opened)
+    live = LiveBytes()
+    with join_mesh(config) as mesh:
+        state = init_train_state(config, opened, normalization, mesh)
+        (camera,) = state.policy.config.cameras
+        batch = {k: v.repeat(3, *[1] * (v.ndim - 1)) if isinstance(v, Tensor) else v * 3 for k, v in sample.items()}
+        batch |= {"position": torch.arange(3), f"{camera}_is_missing": torch.tensor([False, True, False])}
+        batch = state.policy.largest_inputs(batch)
+        batch["prompt_is_pad"][0, 8:] = batch["prompt_is_pad"][1, 16:] = True
+        batch[EXTENTS] = extents(batch, [camera])
+        draws = make_draws(state.policy.random_spec("train"), 0, batch["position"])
+        with live:
+            live.watch(value for value in (*batch.values(), *draws.values()) if isinstance(value, Tensor))
+            live.watch(resident_tensors(state))
+            state.device_step(batch, draws)
+            live.reset()
+            state.device_step(batch, draws, live)
+
+    def predicted(**changes: Any) -> dict[str, int]:
+        return trace_batch(replace(config, **changes), opened, normalization, batch, 1, "cpu")
+
+    found, padded = predicted(), predicted(max_num_tokens=None)
+    assert found["activations"] == pytest.approx(live.activations, rel=0.05)
+    assert found["peak"] == pytest.approx(live.peak, rel=0.05)
+    assert padded["peak"] > 1.1 * live.peak, "the control: with its padding the same batch takes more"

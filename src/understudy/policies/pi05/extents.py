@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION
-from understudy.policies.batch import check_shape, to_device, value_of
+from understudy.policies.batch import check_shape, host_values, to_device, value_of
 from understudy.policies.common.history import STATES_IS_PAD
 from understudy.policies.common.letterbox import blank, letterbox
 from understudy.policies.common.towers.attention import Packing
@@ -127,7 +127,8 @@ def images_of(
         valid = [torch.ones(count, *steps, dtype=torch.bool, device=device)]
     pixels = torch.stack(images, dim=1) if images else torch.empty(count, 0, *steps, 3, side, side, device=device)
     marks = [[extent.cameras[number] for number in shown] for extent in sizes]
-    has = None if all(map(all, marks)) else torch.tensor(marks, dtype=torch.bool).view(count, len(shown))
+    with host_values():
+        has = None if all(map(all, marks)) else torch.tensor(marks, dtype=torch.bool).view(count, len(shown))
     frames = Frames(times, torch.stack(valid, dim=1) if images else None) if times else None
     return Images(pixels, has, frames)
 
@@ -153,6 +154,7 @@ def padded_tokens(sizes: Sequence[Extent], image: int, multiple: int = 1, most: 
     return len(sizes) * own.total(image) - sum(each.total(image) for each in sizes)
 
 
+@host_values()
 def packing_of(sizes: Sequence[Extent], image: int, tail: bool) -> Packing | None:
     """Return the tokens that count, of a batch padded to the longest.
 

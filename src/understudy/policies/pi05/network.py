@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.policies.batch import check_shape, to_device
+from understudy.policies.batch import check_shape, host_values, to_device
 from understudy.policies.common.flow_matching import euler, noisy_actions, time_features, velocity
 from understudy.policies.common.layers import Embedding, Linear, rows, zero_init
 from understudy.policies.common.towers.attention import Packing, Plan, key_mask, packed_plan, padded_plan
@@ -301,7 +301,8 @@ class Pi0Network(nn.Module):
             return images.new_zeros(0, self.sizes.vision.tokens, self.sizes.vlm.width, dtype=self.dtype)
         if masks is None:
             return self._encode(images, frames)
-        where = to_device(masks.flatten().nonzero()[:, 0], images.device)
+        with host_values():
+            where = to_device(masks.flatten().nonzero()[:, 0], images.device)
         count = len(where)
         # Without any image one black image is encoded and dropped: every rank uses the same weights in each step.
         shown = images[where] if count else images.new_zeros(1, *images.shape[1:])

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from understudy.policies.batch import to_device
+from understudy.policies.batch import host_values, to_device
 from understudy.policies.common.towers.segments import Segments, join_ranges, make_segments, takes_varlen
 
 THETA = 10_000.0
@@ -203,6 +203,7 @@ def padded_plan(
     return Plan(positions, front, tail_mask, at, suffix_mask, prefix, seen, candidates, insulate)
 
 
+@host_values()
 def packed_plan(
     packing: Packing,
     suffix: int | None,
