@@ -14,6 +14,7 @@ from torch import Tensor
 from support import policies
 from support.checkpoint_ranks import digest
 from support.ranks import in_ranks
+from support.refusals import refused
 from understudy.config.lora import LoraConfig
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed.mesh import join_mesh
@@ -21,7 +22,7 @@ from understudy.errors import ConfigError
 from understudy.policies import meta_device
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.weight_files import FILE, StoredTensors, WeightFiles
-from understudy.train.profiling.memory_check import check_gpu_memory
+from understudy.train.profiling.memory_check import check_filled_weights, check_gpu_memory, check_whole_weights
 from understudy.train.state import TrainState, init_train_state
 
 WHOLE = policies.policy(seed=5)
@@ -129,6 +130,26 @@ def test_state_that_exceeds_a_gpu_is_an_error_before_the_run(changes: dict[str, 
         check_gpu_memory(made, config, mesh, None)
         with pytest.raises(ConfigError):
             check_gpu_memory(made, config, mesh, needed - 1)
+
+
+def test_weights_that_exceed_the_machine_are_an_error_before_the_run() -> None:
+    made = policies.policy()
+    count, half = sum(p.numel() for p in made.parameters()), 0
+    for name, parameter in made.named_parameters():
+        if name.startswith("vision."):
+            parameter.requires_grad_(False)
+            parameter.data = parameter.data.to(torch.bfloat16)
+            half += parameter.numel()
+    assert half > 0
+    for shards, processes in ((1, 1), (2, 4)):
+        mesh: Any = SimpleNamespace(shape=(1, shards), local_world_size=processes, device=torch.device("cpu"))
+        checks: Any = (check_whole_weights, 4 * count), (check_filled_weights, (4 * count - 2 * half) // shards)
+        for check, size in checks:
+            check(made, mesh, processes * size)
+            with refused("policy", processes, kind=ConfigError):
+                check(made, mesh, processes * size - 1)
+    mesh.device = torch.device("cuda")
+    check_filled_weights(made, mesh, 0)  # a GPU has them
 
 
 @pytest.fixture

@@ -36,6 +36,8 @@ from understudy.train.data.input_contract import with_provenance
 from understudy.train.data.make_loader import make_loader
 from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, open_data
 from understudy.train.loop import gather_weights, library_versions, run_steps
+from understudy.train.profiling.memory_check import free_memory
+from understudy.train.profiling.peak_check import forecast_peak
 from understudy.train.resume_check import check_resume
 from understudy.train.run_record import current_order, load_initial_weights, new_run_record, recorded_sources
 from understudy.train.startup_summary import startup_summary
@@ -291,7 +293,9 @@ def _run(
         weights = load_initial_weights(config, data, record) if latest is None else None
     with mesh.together():
         dtypes = _weight_dtypes(latest) if latest is not None else None
-    state = init_train_state(config, data, record["normalisation"], mesh, weights, dtypes, check_files=True)
+    with forecast_peak(config, data, record["normalisation"], mesh, free_memory(mesh.device)) as check_peak:
+        state = init_train_state(config, data, record["normalisation"], mesh, weights, dtypes, check_files=True)
+        check_peak()
     if mesh.rank == 0:
         trained, sources = describe_trainable(state), startup_summary(config, data, order)
         logger.info("\n".join([_precision_table(state), *trained, *sources]))

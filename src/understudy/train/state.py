@@ -49,7 +49,12 @@ from understudy.train.optimizer_step import (
     optimizer_step,
     shift_cameras,
 )
-from understudy.train.profiling.memory_check import check_gpu_memory, check_memory, free_memory
+from understudy.train.profiling.memory_check import (
+    check_filled_weights,
+    check_gpu_memory,
+    check_whole_weights,
+    free_memory,
+)
 from understudy.train.profiling.timer import NULL, Timer
 
 if TYPE_CHECKING:
@@ -273,7 +278,6 @@ def init_train_state(
     if policy is not None:
         _check_files(policy, mesh, check_files)
         check_budget(policy, config, data)
-        check_memory(policy, mesh)
     heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
     setting = "policy.weights" if weights is None else "init_from"
     if policy is not None and policy.fills_weights and isinstance(weights, StoredTensors | None):
@@ -281,6 +285,8 @@ def init_train_state(
             read = _no_weights(policy) if resumed is not None else _rows(policy, weights, config.seed)
         dtypes = getattr(read, "dtypes", {}) if resumed is None else _current_names(resumed, policy)
         return assemble(config, policy, mesh, heads, _named_errors(read, setting), dtypes)
+    if policy is not None:
+        check_whole_weights(policy, mesh)
     with torch.random.fork_rng(devices=[]):
         policy = _build(config, network, normalization)
     _check_files(policy, mesh, check_files)
@@ -343,6 +349,8 @@ def assemble(
     add_adapters(policy, config.lora, config.optim.freeze, lambda name: make_key(config.seed, f"lora {name}"), *names)
     freeze(policy, config.optim, *names)
     rounded = precision.narrow_base(policy, config.lora, dtypes)
+    if read is not None:
+        check_filled_weights(policy, mesh)
     check_gpu_memory(policy, config, mesh, free_memory(mesh.device))
     average = make_average(policy) if config.optim.ema.decay else None
     masters: Mapping[str, Tensor] = precision.store(policy, config)

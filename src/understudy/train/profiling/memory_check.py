@@ -1,4 +1,4 @@
-"""Check before a run that its state fits: in the memory of its machine, and in that of its GPU."""
+"""Memory of the state of a run, against that of its machine and its GPU, before anything is allocated."""
 
 import torch
 
@@ -9,23 +9,45 @@ from understudy.errors import ConfigError
 from understudy.policies.policy import Policy
 
 
-def check_memory(policy: Policy, mesh: Mesh) -> None:
-    """Raise ConfigError where the state of a run exceeds the memory of its machine or of its GPU.
+def check_whole_weights(policy: Policy, mesh: Mesh, free: int | None = None) -> None:
+    """Raise ConfigError where a network that each process builds whole, in float32, exceeds the memory of the machine.
 
-    A policy that is built whole also needs its float32 weights once per process in the memory of the machine.
+    Args:
+        policy: on the meta device.
+        mesh: the processes.
+        free: bytes of the machine for all of them; None: as measured.
     """
-    count = sum(weight.numel() for weight in policy.parameters())
-    held = 1 if not policy.fills_weights else 0 if mesh.device.type == "cuda" else 1 / mesh.shape[1]
-    needed, here = int(4 * count * held * mesh.local_world_size), available_memory()
+    size = 4 * sum(weight.numel() for weight in policy.parameters())
+    _check_host(policy, mesh, size, free)
+
+
+def check_filled_weights(policy: Policy, mesh: Mesh, free: int | None = None) -> None:
+    """Raise ConfigError where the weights that each process fills, in their dtypes, exceed the memory of the machine.
+
+    On a GPU they are filled there, and the machine needs no memory for them.
+
+    Args:
+        policy: on the meta device, with its adapters, the frozen base in its dtype.
+        mesh: the processes.
+        free: bytes of the machine for all of them; None: as measured.
+    """
+    if mesh.device.type != "cuda":
+        size = sum(weight.numel() * weight.element_size() for weight in policy.parameters())
+        _check_host(policy, mesh, size // mesh.shape[1], free)
+
+
+def _check_host(policy: Policy, mesh: Mesh, size: int, free: int | None) -> None:
+    needed, here = size * mesh.local_world_size, available_memory() if free is None else free
     if needed > here:
+        count = sum(weight.numel() for weight in policy.parameters())
         raise ConfigError(
-            f"policy: {count:,} parameters take {needed / 1e9:,.0f} GB in {mesh.local_world_size} processes, and this "
-            f"machine has {here / 1e9:,.0f} GB: choose a smaller network (policy.*)"
+            f"policy: {count:,} parameters take {needed / 1e9:,.1f} GB in {mesh.local_world_size} processes, and this "
+            f"machine has {here / 1e9:,.1f} GB: choose a smaller network (policy.*)"
         )
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Free bytes of a GPU; None on a CPU."""
+    """Return the free bytes of a GPU; None on a CPU."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 

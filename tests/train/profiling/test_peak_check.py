@@ -1,0 +1,120 @@
+"""Predicted peak against the memory of a GPU, whose size is an argument."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.refusals import refused
+from support.runs import tiny_config, tiny_dataset
+from understudy.config.lora import LoraConfig
+from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig
+from understudy.distributed.mesh import Mesh
+from understudy.errors import ConfigError
+from understudy.train.data.run_data import choose_normalization, open_data
+from understudy.train.profiling import peak_check
+from understudy.train.profiling.peak_check import check_peak, forecast_peak, smaller_settings
+from understudy.train.profiling.plan import one_sample, trace_step
+
+MEMORY = {"parameters": 2, "gradients": 2, "optimizer state": 4, "average": 0, "activations": 5}
+GB = {**{name: size * 10**9 for name, size in MEMORY.items()}, "peak": 20 * 10**9}
+CONFIG = TrainConfig(data=DataConfig(root="d"))
+
+
+@pytest.mark.parametrize(
+    ("free", "outcome"), [(18.99, "refused"), (19.01, "logged"), (21.2, "logged"), (21.3, "silent"), (80, "silent")]
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_peak_beyond_the_memory_is_refused_with_its_parts(
+    caplog: pytest.LogCaptureFixture, free: float, outcome: str, compiled: bool
+) -> None:
+    config, size = replace(CONFIG, compile=compiled), int(free * 10**9)
+    if outcome == "refused" and not compiled:
+        values = "20.00", f"{free:.2f}", "2.00", "4.00", "5.00", "activation_checkpoint", "micro_batch_size", 32
+        with refused(*values, kind=ConfigError):
+            check_peak(GB, 32, config, 1, size)
+        return
+    check_peak(GB, 32, config, 1, size)
+    assert len(caplog.records) == (outcome != "silent")
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "world_size", "helps"),
+    [
+        ({}, 32, 1, {"micro_batch_size", "activation_checkpoint", "precision", "lora.rank", "optim.freeze"}),
+        ({"precision": "bf16"}, 1, 1, {"activation_checkpoint", "precision", "lora.rank", "optim.freeze"}),
+        ({"precision": "bf16-split", "activation_checkpoint": "full"}, 1, 2, {"lora.rank", "optim.freeze"}),
+        (
+            {"precision": "bf16", "activation_checkpoint": "full", "lora": LoraConfig(4)},
+            1,
+            4,
+            {"parallel.dp_shard", "precision", "lora.base", "optim.freeze"},
+        ),
+        (
+            {
+                "precision": "bf16",
+                "activation_checkpoint": "full",
+                "parallel": ParallelConfig(dp_shard=4),
+                "optim": OptimConfig(ema=EmaConfig(0.9)),
+                "max_num_tokens": 900,
+            },
+            8,
+            4,
+            {"max_num_tokens", "optim.ema.decay", "lora.rank", "optim.freeze"},
+        ),
+    ],
+)
+def test_named_settings_are_those_that_still_help(
+    changes: dict[str, Any], size: int, world_size: int, helps: set[str]
+) -> None:
+    assert {name.split()[0] for name in smaller_settings(replace(CONFIG, **changes), size, world_size)} == helps
+
+
+def alone(timeout: float = 600.0) -> Any:
+    """The mesh of one process without a process group."""
+    given = {
+        "rank": 0,
+        "world_size": 1,
+        "timeout": timeout,
+        "gather": lambda each: [each],
+        "first": lambda make: make(),
+    }
+    return SimpleNamespace(**given)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_dataset(tmp_path_factory.mktemp("peak") / "dataset")
+
+
+@pytest.mark.slow
+def test_forecast_is_that_of_the_plan_and_refuses_a_small_gpu(data: Path) -> None:
+    config = tiny_config(data, data.parent / "run").resolved()
+    opened = open_data(config)
+    scales, sample = choose_normalization(config, opened), one_sample(config, open_data(config))
+    peak = trace_step(config, opened, scales, sample, 1, "cuda", 4).memory["peak"]
+    mesh: Mesh = alone(timeout=1e5)
+    small = int(0.94 * peak)
+    forecast = forecast_peak(config, opened, scales, mesh, small, limit=1e4)
+    with forecast as check, refused(4, "micro_batch_size", kind=ConfigError):
+        check()
+
+
+@pytest.mark.parametrize("fault", ["late", "no sample"])
+def test_run_without_a_forecast_starts_unchecked(data: Path, caplog: pytest.LogCaptureFixture, fault: str) -> None:
+    config = tiny_config(data, data.parent / "run").resolved()
+    opened: Any = open_data(config)
+    if fault == "no sample":
+        opened = SimpleNamespace()
+    mesh = alone(0.0 if fault == "late" else 600.0)
+    with forecast_peak(config, opened, choose_normalization(config, open_data(config)), mesh, 1) as check:
+        check()
+    assert [(record.name, record.levelname) for record in caplog.records] == [(peak_check.__name__, "WARNING")]
+
+
+def test_run_without_a_gpu_reads_nothing() -> None:
+    nothing: Any = None
+    with forecast_peak(CONFIG, nothing, {}, alone(), None) as check:
+        check()
