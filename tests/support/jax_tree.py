@@ -119,6 +119,21 @@ def write(folder: Path, arrays: Weights) -> Path:
     return folder
 
 
+def write_zarr(folder: Path, arrays: Weights, kind: str) -> Path:
+    """Write FOLDER/params with the same names without orbax, in the dtype `kind`; needs tensorstore."""
+    import ml_dtypes
+    import tensorstore
+
+    dtype = ml_dtypes.bfloat16 if kind == "bfloat16" else np.dtype(kind)
+    base = {"driver": "file", "path": f"{(folder / 'params').absolute()}/"}
+    for name, array in arrays.items():
+        place = f"params.{name.replace('/', '.')}.value/"
+        spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": base, "path": place}}
+        made = tensorstore.open(spec, create=True, dtype=dtype, shape=array.shape).result()
+        made.write(array.astype(dtype)).result()
+    return folder
+
+
 if __name__ == "__main__":
     made = write(Path(sys.argv[1]), tree(weights()))
     (made / "params" / "commit_success.txt").unlink()  # it has the path of this machine

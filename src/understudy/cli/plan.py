@@ -19,6 +19,7 @@ NAMES = {
     "activations": "activations, kept by forward for backward",
     "peak": "peak, all together",
 }
+FLOPS_NOTE = "forward and backward, without recomputation"
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def format_plan(found: "Plan") -> str:
     lines += ["", f"{'activations by checkpointing':<{width}}{'MiB':>12}"]
     lines += [f"{mode:<{width}}{size / 2**20:>12,.2f}" for mode, size in found.activations.items()]
     lines += ["", f"{'bytes per trained parameter':<{width}}{found.bytes_per_parameter:>12.2f}"]
-    lines.append(f"{'GFLOP per sample':<{width}}{found.flops_per_sample / 1e9:>12,.2f}")
+    lines.append(f"{'model GFLOP per sample':<{width}}{found.flops_per_sample / 1e9:>12,.2f}  {FLOPS_NOTE}")
     if found.tokens_per_sample is not None:
         lines.append(f"{'tokens per sample':<{width}}{found.tokens_per_sample:>12,}")
     if found.limit is not None:

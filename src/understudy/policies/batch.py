@@ -35,7 +35,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def host_values() -> Iterator[None]:
     """Compute numbers that shapes depend on, from tensors and lists of the host.
 
-    A plan runs the network on shapes alone; in this context its tensors have values all the same. Also a decorator.
+    A plan runs the network on shapes alone; in this context its tensors have values. Also a decorator.
     """
     fake = sys.modules.get("torch._subclasses.fake_tensor")
     if fake is None:  # nothing computes without values

@@ -93,7 +93,7 @@ def headlines(found: "Profile") -> list[tuple[str, str]]:
         (f"{found.samples_per_s:,.1f}", "samples per second"),
         (milliseconds(found.step_s), "per step, as in training"),
         (f"{found.waiting_s / found.step_s:.1%}", "of it waiting for data"),
-        (_operations(found.flops), "per step, over all ranks"),
+        (_operations(found.flops), "per step, over all ranks, without recomputation"),
         (f"{_operations(found.flops_per_s)}/s", "per device"),
         (f"{found.mfu:.1%}" if found.mfu is not None else "not known", "of the device's peak (MFU)"),
     ]

@@ -22,10 +22,16 @@ class LiveBytes(TorchDispatchMode):
         activations: largest increase of `now` over a phase `forward` (`__call__`) since the last `reset`.
     """
 
-    def __init__(self) -> None:
-        """Start at 0."""
+    def __init__(self, sums_copies: bool = False) -> None:
+        """Start at 0.
+
+        Args:
+            sums_copies: whether to count a copy of the input during each reduce-scatter. Gloo sums a copy; in a group
+                of absent ranks, which sums nothing, there is none.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = self.activations = 0
+        self._sums_copies = sums_copies
         self._sizes: dict[int, int] = {}
 
     def reset(self) -> None:
@@ -65,6 +71,9 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tree_iter(out):
             if isinstance(tensor, Tensor):
                 self._count(tensor)
+        if self._sums_copies and func.namespace == "c10d" and "reduce_scatter" in func.__name__:
+            copies = sum(tensor.nbytes for tensor in tree_iter(args[1]) if isinstance(tensor, Tensor))
+            self.peak = max(self.peak, self.now + copies)
         return out
 
     def _count(self, tensor: Tensor) -> None:

@@ -37,7 +37,7 @@ from understudy.train.data.token_budget import check_budget
 from understudy.train.micro_batches import largest_part
 from understudy.train.profiling.flops import count_flops
 from understudy.train.profiling.live_bytes import LiveBytes, forget_values, without_values
-from understudy.train.profiling.resident import resident_memory
+from understudy.train.profiling.resident import resident_memory, resident_tensors
 from understudy.train.profiling.stored_base import with_known_base
 from understudy.train.state import TrainState, assemble, build_on_meta
 
@@ -72,7 +72,7 @@ class Plan:
     bytes_per_parameter: float
     """Of weights, gradients and optimizer state, per trained weight on this rank."""
     flops_per_sample: int
-    """Operations of forward and backward of a sample, without recomputation."""
+    """Model FLOPs: operations of forward and backward of a sample, without those that checkpointing repeats."""
     tokens_per_sample: int | None
     """Tokens of a sample that the network processes; None where it has none."""
     conditions: dict[str, Any]
@@ -109,9 +109,10 @@ def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", limit: 
     Raises:
         ConfigError: settings that the policy or the mesh cannot serve. DatasetError: the dataset cannot be used.
     """
-    config = with_known_base(with_local_files(config).resolved())
+    config = with_local_files(config).resolved()
     data = open_data(config)
     normalization = choose_normalization(config, data)
+    config = with_known_base(config, data, normalization)
     sample = one_sample(config, data)
     return plan_for(config, data, normalization, sample, world_size, device, limit)
 
@@ -146,7 +147,7 @@ def plan_for(
                 activations[mode] = at(size, mode).memory["activations"]
             except ConfigError:  # the policy has no blocks
                 continue
-    largest = None if usable is None else largest_batch(lambda n: at(n).memory["peak"], usable, max(MOST, size))
+    largest = None if usable is None else largest_batch(lambda n: at(n).memory["peak"], usable, max(MOST, size), size)
     state = sum(found.memory[name] for name in ("parameters", "gradients", "optimizer state"))
     return Plan(
         memory=found.memory,
@@ -170,8 +171,10 @@ def plan_for(
     )
 
 
-def largest_batch(peak_of: Callable[[int], int], limit: int, most: int) -> int:
+def largest_batch(peak_of: Callable[[int], int], limit: int, most: int, known: int = 2) -> int:
     """Return the largest number of samples n <= `most` with `peak_of(n)` <= `limit`; 0 where one sample exceeds it.
+
+    `known` is a number whose peak costs nothing.
 
     Memory is nearly a line over the samples, so a few evaluations suffice: of the line through two points, and then of
     the neighbours of its crossing.
@@ -180,7 +183,7 @@ def largest_batch(peak_of: Callable[[int], int], limit: int, most: int) -> int:
     if low_peak > limit:
         return 0
     high: int | None = None
-    probe = min(2, most)
+    probe = min(max(2, known), most)
     while low < most and (high is None or high - low > 1):
         peak = peak_of(probe)
         slope = max(1.0, (peak - low_peak) / (probe - low))
@@ -287,12 +290,13 @@ def _trace(
     config = replace(config, compile=False)
     policy = build_on_meta(config, data.policy_config(config), normalization)
     heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
-    live, fake = LiveBytes(), FakeTensorMode(allow_non_fake_inputs=True)
+    live, fake = LiveBytes(sums_copies=device == "cpu"), FakeTensorMode(allow_non_fake_inputs=True)
     with _mesh(config, world_size, device) as mesh, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # by deepcopy
         with fake, live:
             forget_values(policy)
             state = assemble(config, policy, mesh, heads)
+            live.watch(resident_tensors(state))  # the moments of shards are made inside operations of DTensor
         state.checked = True
         prepared = inputs(state)
         drawn = make_draws(state.policy.random_spec("train"), config.seed, prepared["position"])

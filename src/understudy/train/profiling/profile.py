@@ -84,7 +84,7 @@ class Profile:
     """The same as `understudy plan` predicts it for the inputs of that step; None inside a process group of others, and
     where the step reads values of its tensors (`.item()`, `.nonzero()`)."""
     flops: int
-    """Operations of a step, all ranks together."""
+    """Model FLOPs of a step, all ranks together: without the operations that checkpointing repeats."""
     flops_per_s: float
     """Of one device, in plain steps."""
     mfu: float | None
@@ -151,12 +151,13 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
         RankError: as `run.train`.
     """
     config = override(config, log={"trackers": ()}, steps=warmup + 2 * steps + 4)
-    config = with_known_base(with_local_files(config).resolved())
+    config = with_local_files(config).resolved()
     with join_mesh(config) as mesh, tempfile.TemporaryDirectory() as folder:
         torch.set_num_threads(config.torch_threads)
         with mesh.together():
             data = open_data(config)
             (order, _), scales = make_order(config, data, mesh), choose_normalization(config, data)
+            config = with_known_base(config, data, scales)
             log = MetricsLog(Path(folder), config, 0, writes=mesh.rank == 0)
         state = init_train_state(config, data, scales, mesh)
         with (
@@ -172,6 +173,7 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
     found = combine(ranks, config.batch_size, peak_flops(conditions["device"], conditions["arithmetic"]), conditions)
     found = replace(found, settings=step_settings(config))
     if not mesh.ours:
+        logger.warning("profile: no predicted memory: the process group is not of understudy; run `understudy profile`")
         return found
     largest = max(ranks, key=lambda rank: rank.memory["peak"])
     try:
