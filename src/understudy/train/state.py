@@ -10,7 +10,6 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +59,7 @@ from understudy.train.profiling.timer import NULL, Timer
 if TYPE_CHECKING:
     from understudy.load.validation.validation_data import ValidationData
     from understudy.train.data.run_data import RunData
+    from understudy.train.validation.by_mode import ValidationFiles
 
 
 COMPILED_LENGTHS = 32
@@ -169,7 +169,7 @@ class TrainState:
         held: "ValidationData",
         *,
         per_dim: bool = False,
-        strips: Path | None = None,
+        files: "ValidationFiles | None" = None,
         asked: Callable[[], bool] = lambda: False,
     ) -> dict[str, Any]:
         """Validate the weights to export in the modes of the run; see `train/validation/by_mode.py`."""
@@ -188,7 +188,7 @@ class TrainState:
                 self.weights,
                 config.val_modes(),
                 per_dim=per_dim,
-                strips=strips,
+                files=files,
                 open_loop=config.val.open_loop_every,
                 threads=threads,
                 memory=parse_bytes(config.loader.memory) // self.mesh.local_world_size // 8,  # the rest is the loader's

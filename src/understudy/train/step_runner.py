@@ -3,6 +3,8 @@
 Losses and norms stay on the device between two logs, so that no step waits for it.
 """
 
+import resource
+import sys
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -127,6 +129,17 @@ class _Clock:
             "wait": (self._loader.wait_seconds - self._waited) / seconds,
             "seconds": now - self._start,
             **({} if parts is None else parts.rates(seconds)),
+            **_peak_bytes(),
         }
         self.restart(step)
         return {"kind": "speed", "step": step, **speed}
+
+
+def _peak_bytes() -> dict[str, int]:
+    """Largest memory of this process so far: resident on the host, and allocated on its GPU."""
+    found = {
+        "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    }
+    if torch.cuda.is_initialized():
+        found["gpu_bytes"] = torch.cuda.max_memory_allocated()
+    return found

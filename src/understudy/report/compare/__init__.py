@@ -4,6 +4,7 @@ page            the page, and the same as data
 runs            the files of a run
 differences     settings, versions and datasets that differ, and the reasons why losses are not comparable
 intervals       intervals of losses, of paired differences and of success
+paired          paired differences of losses, episode by episode
 losses          validation losses of each dataset
 success         success of rollouts
 speed           throughput, waiting and memory

@@ -1,11 +1,15 @@
 """Validation losses of each dataset in several runs: the last and the lowest, with intervals and differences."""
 
 from collections.abc import Mapping, Sequence
+from math import isclose
 from typing import Any
 
 from understudy.report.compare.differences import comparable_sources, head_of
 from understudy.report.compare.intervals import loss_interval
+from understudy.report.compare.paired import loss_of, paired_difference
 from understudy.report.compare.runs import Run
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.validation.episode_sums import EpisodeSums
 
 ALL = "all"
 """Name of the group of all samples."""
@@ -22,8 +26,9 @@ def validation_losses(runs: Sequence[Run], reasons: Sequence[Mapping[str, Any]])
     Returns:
         One entry a group: {"group", "head": norm head, "losses": {letter: {"last", "lowest": {"step", "loss",
         "interval", "samples", "episodes"}}}, "differences": {letter: {"last", "lowest": {"difference", "interval"}}}}.
-        The difference is that of the first run's loss and the other one's. A run without a validation of the group is
-        absent, and so is a difference where losses are not comparable.
+        The difference is that of the first run's loss and the other one's. Its interval is paired; it is None where the
+        sums of episodes are absent, or the samples differ. A run without a validation of the group is absent, and so
+        is a difference where losses are not comparable.
     """
     names = sorted({name for run in runs for record in run.val for name in record.get("sources", {})})
     groups = [ALL, *(names if len(names) > 1 else [])]
@@ -36,9 +41,9 @@ def validation_losses(runs: Sequence[Run], reasons: Sequence[Mapping[str, Any]])
             wanted = [group] if group != ALL else names
             same = comparable_sources([r for r in reasons if runs[0].letter in r["runs"]], run.letter, wanted) == wanted
             if same and runs[0].letter in losses and run.letter in losses:
-                pair = (losses[runs[0].letter], losses[run.letter])
+                first, other = losses[runs[0].letter], losses[run.letter]
                 entry["differences"][run.letter] = {
-                    which: _difference(pair[0][which], pair[1][which]) for which in WHICH
+                    which: _difference((runs[0], first[which]), (run, other[which]), group) for which in WHICH
                 }
         found.append(entry)
     return [entry for entry in found if entry["losses"]]
@@ -71,7 +76,21 @@ def _figures(step: int, entry: Mapping[str, Any]) -> dict[str, Any]:
     return shown | {"samples": entry.get("samples", 0), "episodes": episodes}
 
 
-def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    if one["loss"] is None or other["loss"] is None:
+def _difference(
+    first: tuple[Run, Mapping[str, Any]], second: tuple[Run, Mapping[str, Any]], group: str
+) -> dict[str, Any]:
+    losses = [figures["loss"] for _, figures in (first, second)]
+    if None in losses:
         return {"difference": None, "interval": None}
-    return {"difference": one["loss"] - other["loss"], "interval": None}
+    source = None if group == ALL else group
+    sums = [_sums(run, figures, source) for run, figures in (first, second)]
+    if sums[0] is not None and sums[1] is not None and (found := paired_difference(sums[0], sums[1], source)):
+        return {"difference": found[0], "interval": found[1]}
+    return {"difference": losses[0] - losses[1], "interval": None}
+
+
+def _sums(run: Run, figures: Mapping[str, Any], source: str | None) -> EpisodeSums | None:
+    """Sums of the episodes of a validation; None without a file of this very validation."""
+    sums = EpisodeSums.read(RunDir(run.root).episode_losses(figures["step"]))
+    # A file may be of a step that was trained again with other settings.
+    return sums if sums is not None and isclose(loss_of(sums, source), figures["loss"], rel_tol=1e-9) else None

@@ -65,7 +65,7 @@ _CURVES_NOTE = (
 )
 _VALIDATION_NOTE = (
     "In brackets is the interval of 95 %: Student's t, from the standard error over episodes, since the frames of an "
-    "episode are correlated."
+    "episode are correlated. A difference has an interval, paired by episode, where both validated the same samples."
 )
 _SUCCESS_NOTE = "In brackets are intervals of 95 %: Wilson's for a rate, Newcombe's for a difference, in points."
 _SPEED_NOTE = "Medians over the logs of a run; memory is that of rank 0."

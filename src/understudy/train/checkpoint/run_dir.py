@@ -7,6 +7,7 @@ substitutions-0.jsonl  samples that rank 0 replaced because they could not be re
 checkpoints/    step-00001000/ … (`checkpoint.py`)
 policy/         the exported policy, for a robot
 rollouts/       results of rollouts (`train/background_rollouts.py`)
+validation/     loss sums of each episode, step-00001000.npz … (`train/validation/episode_sums.py`)
 imagined.png    imagined futures of the latest validation (`train/validation/imagined.py`)
 report.html     the report
 STOP            a file that stops the run like a signal (`distributed/signals.py`); the run removes it
@@ -72,6 +73,15 @@ class RunDir:
     def rollouts(self) -> Path:
         """Folder of the rollouts."""
         return self.root / "rollouts"
+
+    @property
+    def validation(self) -> Path:
+        """Folder of the losses of validation episodes."""
+        return self.root / "validation"
+
+    def episode_losses(self, step: int) -> Path:
+        """Loss sums of each episode in the validation of a step."""
+        return self.validation / f"step-{step:08d}.npz"
 
     @property
     def imagined(self) -> Path:
@@ -145,7 +155,8 @@ class RunDir:
             raise ConfigError(f"{self.root}: this is a dataset, and a run would mix with it; use another --output-dir")
         if self.root.exists() and not self.root.is_dir():
             raise ConfigError(f"{self.root}: is a file, and a run is a folder; use another --output-dir")
-        taken = [path for path in (self.policy, self.rollouts, self.imagined, self.report) if path.exists()]
+        others = (self.policy, self.rollouts, self.validation, self.imagined, self.report)
+        taken = [path for path in others if path.exists()]
         taken += [path for path in (self.metrics,) if path.exists() and (path.is_dir() or path.stat().st_size)]
         taken += [path for path in (self.checkpoints,) if path.exists() and (path.is_file() or any(path.iterdir()))]
         if self.order.exists():
@@ -183,7 +194,8 @@ class RunDir:
             return
         for path in (self.config, self.order, self.metrics, self.imagined):
             path.unlink(missing_ok=True)
-        shutil.rmtree(self.rollouts, ignore_errors=True)
+        for folder in (self.rollouts, self.validation):
+            shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
             self.checkpoints.rmdir()  # only if it is empty
 

@@ -4,7 +4,8 @@ Each line is one JSON object with `kind` and `step` (the number of optimizer ste
 
     train   loss, lr, grad_norm, skipped, one line per optimizer step; floats read back bit-equal. With texts also
             cut: {prompt: ...}, the number of samples of which the policy could not keep everything
-    speed   samples_per_s, wait (share of the time spent waiting for data), seconds (in this process), once per log.
+    speed   samples_per_s, wait (share of the time spent waiting for data), seconds (in this process), host_bytes and
+            on a GPU gpu_bytes (largest memory of the process of rank 0), once per log.
             Where the policy has tokens or a step several parts also samples_per_part; with tokens also tokens_per_s
             (valid ones) and valid_share (of the tokens that the network computed)
     val     once per validation: loss, macro, weighted, heads, sources, tasks: {name: {loss, se, samples, …}}, groups,

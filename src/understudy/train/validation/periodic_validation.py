@@ -15,6 +15,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import RunData
 from understudy.train.state import TrainState
 from understudy.train.track.trackers import MetricsLog
+from understudy.train.validation.by_mode import ValidationFiles
 from understudy.train.validation.metrics import check_keep_best
 from understudy.train.validation.validation_loss import ValidationFailed, ValidationStopped
 
@@ -42,8 +43,9 @@ def evaluate_and_log(
         The result and no error; None and the error if frames cannot be read; None twice after a stop request.
     """
     try:
-        strips = RunDir(Path(state.config.output_dir)).imagined if state.mesh.rank == 0 else None
-        result = state.evaluate(validation, strips=strips, asked=lambda: stop.asked)
+        run = RunDir(Path(state.config.output_dir))
+        files = ValidationFiles(run.imagined, run.episode_losses(state.step))
+        result = state.evaluate(validation, files=files, asked=lambda: stop.asked)
     except ValidationStopped:
         log.discard_row()
         return None, None

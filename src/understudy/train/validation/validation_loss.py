@@ -26,6 +26,7 @@ from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
 from understudy.progress import Progress, tqdm
 from understudy.train.optimizer_step import batch_to_device
+from understudy.train.validation.episode_sums import EpisodeSums
 from understudy.train.validation.metrics import TermSums, group_losses, loss_by_dimension
 from understudy.train.validation.open_loop import OpenLoop
 
@@ -61,6 +62,7 @@ def evaluate(
     threads: int = 1,
     memory: int = MEMORY,
     asked: Callable[[], bool] = lambda: False,
+    keep: Callable[[EpisodeSums], None] | None = None,
 ) -> dict[str, Any]:
     """Compute the losses of `policy` on every validation frame; all ranks call this together and get the same result.
 
@@ -77,6 +79,7 @@ def evaluate(
         threads: for prefetching; the result does not depend on it.
         memory: bytes for prefetching; the result does not depend on it.
         asked: returns whether this rank should stop; then all ranks stop after the current chunk.
+        keep: called with the sums of each episode, on every rank.
 
     Returns:
         `metrics.grouped`, with `held_out`, the number of validation frames before sampling. With `open_loop` it has
@@ -159,6 +162,8 @@ def evaluate(
         for term in weights
     }
     result = group_losses(terms, weights, held, names) | {"held_out": total}
+    if keep is not None:
+        keep(EpisodeSums.from_samples(terms, weights, held))
     if left_out:
         result["unreadable"] = len(left_out)
     if ("dims", "sum") in each:

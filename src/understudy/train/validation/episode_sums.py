@@ -1,0 +1,133 @@
+"""Loss sums of each validation episode, in a file of the run: `validation/step-00001000.npz`.
+
+metrics.jsonl has means and standard errors. A paired difference of two runs needs the sums of each episode, and the
+ranking of episodes does, too.
+"""
+
+import hashlib
+import io
+import json
+import logging
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from understudy.atomic import write_bytes
+
+if TYPE_CHECKING:
+    from understudy.load.validation.validation_data import ValidationData
+    from understudy.train.validation.metrics import TermSums
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EpisodeSums:
+    """Sums over the evaluated samples of each of E episodes."""
+
+    names: tuple[str, ...]
+    """Names of the sources."""
+    source: np.ndarray
+    """int64 (E,): index of the source of each episode."""
+    episode: np.ndarray
+    """int64 (E,)"""
+    samples: np.ndarray
+    """int64 (E,): number of evaluated samples."""
+    sums: dict[str, np.ndarray]
+    """Loss term -> float64 (E,)."""
+    counts: dict[str, np.ndarray]
+    """Loss term -> float64 (E,): number of elements."""
+    weights: dict[str, float]
+    """Weight of each term in the loss."""
+    digest: str
+    """Digest of sources, episodes, frames and weights of all samples: equal where two validations have the same."""
+
+    @classmethod
+    def from_samples(
+        cls, found: Mapping[str, "TermSums"], weights: Mapping[str, float], held: "ValidationData"
+    ) -> "EpisodeSums":
+        """Add up the sums of samples, as `group_losses` gets them, times their frame weights."""
+        pairs = np.stack([held.source, held.episode])
+        episodes, which = np.unique(pairs, axis=1, return_inverse=True)
+        which = which.reshape(-1)
+
+        weighted = {term: found[term].weighted(held.weight) for term in weights}
+
+        def total(values: np.ndarray) -> np.ndarray:
+            return np.bincount(which, weights=values, minlength=episodes.shape[1])
+
+        samples = hashlib.sha256(json.dumps(held.names).encode())
+        samples.update(np.stack([held.source, held.episode, held.frame]).astype("<i8").tobytes())
+        samples.update(b"" if held.weight is None else held.weight.astype("<f8").tobytes())
+        return cls(
+            names=held.names,
+            source=episodes[0],
+            episode=episodes[1],
+            samples=np.bincount(which, minlength=episodes.shape[1]),
+            sums={term: total(weighted[term].sums) for term in weights},
+            counts={term: total(weighted[term].counts) for term in weights},
+            weights=dict(weights),
+            digest=samples.hexdigest()[:32],
+        )
+
+    def losses(self) -> np.ndarray:
+        """Loss of each episode, float64 (E,): weighted sum of the terms' means; NaN without an element."""
+        total, known = np.zeros(len(self.episode)), np.zeros(len(self.episode), bool)
+        for term, weight in self.weights.items():
+            here = self.counts[term] > 0
+            total[here] += weight * self.sums[term][here] / self.counts[term][here]
+            known |= here
+        return np.where(known, total, np.nan)
+
+    def write(self, path: Path) -> None:
+        """Write a file, and its folder. A failure is only logged: the checkpoint of this step is still to be saved."""
+        about = {"names": self.names, "weights": self.weights, "digest": self.digest}
+        arrays = {"source": self.source, "episode": self.episode, "samples": self.samples}
+        for number, term in enumerate(self.weights):
+            arrays |= {f"sums-{number}": self.sums[term], f"counts-{number}": self.counts[term]}
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write_bytes(path, pack(about, arrays))
+        except OSError as error:
+            logger.warning("%s: losses of episodes cannot be written: %s", path, error)
+
+    @classmethod
+    def read(cls, path: Path) -> "EpisodeSums | None":
+        """Read a file; None where it is absent or damaged."""
+        try:
+            about, arrays = unpack(path.read_bytes())
+            terms = list(about["weights"])
+            return cls(
+                names=tuple(about["names"]),
+                source=arrays["source"],
+                episode=arrays["episode"],
+                samples=arrays["samples"],
+                sums={term: arrays[f"sums-{number}"] for number, term in enumerate(terms)},
+                counts={term: arrays[f"counts-{number}"] for number, term in enumerate(terms)},
+                weights=about["weights"],
+                digest=about["digest"],
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def pack(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Pack JSON and arrays into the bytes of a compressed .npz file."""
+    buffer = io.BytesIO()
+    text = np.frombuffer(json.dumps(about, ensure_ascii=False).encode(), np.uint8)
+    np.savez_compressed(buffer, about=text, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
+    return buffer.getvalue()
+
+
+def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Unpack the bytes of `pack`. Raises ValueError or KeyError where they are damaged."""
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (zipfile.BadZipFile, EOFError, OSError) as error:
+        raise ValueError(f"damaged: {error}") from error
+    return json.loads(arrays.pop("about").tobytes()), arrays
