@@ -52,7 +52,7 @@ def test_the_contract_is_that_of_the_recordings(trained: Path, data: Path) -> No
     dataset = us.EpisodeDataset(data)
     assert (facts.fps, facts.chunk) == (dataset.fps, 3)
     assert list(facts.cameras) == list(dataset.meta.camera_keys)
-    assert set(facts.tasks) == set(dataset.meta.tasks)
+    assert set(facts.tasks) == {*dataset.meta.tasks, ""}  # `augment.text_dropout`
     assert facts.state is not None
     assert facts.state.width == dataset.meta.features["observation.state"].shape[0]
     seen = np.stack([dataset.sample(0, frame)["observation.state"].numpy() for frame in range(5)])
@@ -79,9 +79,15 @@ def test_a_recorded_episode_has_no_mismatch(trained: Path, data: Path) -> None:
 def test_strict_refuses_warn_warns_and_off_is_silent(trained: Path, data: Path) -> None:
     seen = observations(data)
     wrong = [{**each, "task": "dance"} for each in seen]
-    with refused("task", "dance", kind=ContractError) as caught:
-        us.load_policy(trained, contract="strict").act(wrong[0])
-    assert [mismatch.kind for mismatch in caught.value.mismatches] == ["instruction"]
+    strict = us.load_policy(trained, contract="strict")
+    for observation in (wrong[0], wrong[0], seen[1]):  # no observation is accepted until the next episode
+        with refused("task", "dance", kind=ContractError) as caught:
+            strict.act(observation)
+        assert [mismatch.kind for mismatch in caught.value.mismatches] == ["instruction"]
+    strict.reset()
+    strict.act(seen[1])
+    with refused("task", "dance", kind=ContractError):
+        strict.act(wrong[1])
     with warned("task", "dance", kind=ContractWarning):
         us.load_policy(trained).act(wrong[0])
     with warnings.catch_warnings():
@@ -89,6 +95,27 @@ def test_strict_refuses_warn_warns_and_off_is_silent(trained: Path, data: Path) 
         us.load_policy(trained, contract="off").act(wrong[0])
     with refused("contract", "loud", kind=ValueError):
         us.load_policy(trained, contract="loud")  # type: ignore[arg-type]
+
+
+def test_other_values_of_an_observation_are_not_looked_at(trained: Path, data: Path) -> None:
+    """Beside the inputs of a batch there may be anything; a bfloat16 state is one, too."""
+    one = observations(data)[0]
+    batch: dict[str, object] = {key: np.asarray(value)[None] for key, value in one.items() if key != "task"}
+    state = torch.tensor(batch["observation.state"]).bfloat16()
+    policy = us.load_policy(trained)
+    with warned("timestamp", kind=ContractWarning):
+        policy.act({**batch, "observation.state": state, "task": [one["task"]], "timestamp": 0.3, "more": {}})
+
+
+def test_a_policy_under_another_name_is_still_compared(trained: Path, data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "second")
+    config = tiny_config(tmp_path / "second", tmp_path / "r", init_from=str(trained), steps=1, val={"every": 0})
+    assert run.train(config) == run.DONE
+    policy = us.load_policy(tmp_path / "r/policy", contract="strict")
+    assert policy.facts is not None
+    assert policy.metadata["fps"] == policy.facts.fps
+    with refused("task", "dance", kind=ContractError):
+        policy.act({**observations(data)[0], "task": "dance"})
 
 
 def test_checks_change_no_action(trained: Path, data: Path) -> None:

@@ -86,7 +86,7 @@ class CameraFacts:
 
     Attributes:
         key: key in the recordings.
-        size: height and width of the recorded images.
+        size: height and width of the recorded images; zeros where the recordings differ.
         look: how its images looked; None where no image was read.
     """
 

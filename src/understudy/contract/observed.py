@@ -5,8 +5,8 @@
     for mismatch in check.look(observation, time):       # each control step
         print(mismatch)
 
-Each difference is reported once. Keys, shapes and dtypes are certain at once. Units, orders and cameras are
-explanations of numbers: they need `LEAST_SEEN` observations, most of them outside the range of training, and one
+Each difference is reported once in an episode. Keys, shapes and dtypes are certain at once. Units, orders and cameras
+are explanations of numbers: they need `LEAST_SEEN` observations, most of them outside the range of training, and one
 explanation that is much better than none. So a new scene or another light is reported as itself.
 """
 
@@ -27,7 +27,7 @@ LEAST_SEEN = 5
 """Observations before numbers or images are explained."""
 _MOST_SEEN = 64  # observations that count, the latest ones
 _REPEATED = 3  # equal images in a row while the robot moves
-_REPEATED_AT_REST = 30  # equal images in a row, whatever the robot does
+_REPEATED_S = 0.5  # seconds that they last: a camera may be slower than the robot
 _BETTER = 2.0  # nats per number that an explanation gains
 _OUTSIDE = 0.5  # share of the observations outside the range of training from which a dimension needs an explanation
 _ASPECT = 0.03  # share by which the aspect ratio of images may differ from that of the recordings
@@ -48,18 +48,18 @@ class ObservationCheck:
 
     def __init__(self, contract: InputContract, head: str) -> None:
         self._contract, self._head, self._facts = contract, head, contract.robots[head]
-        self._reported: set[tuple[str, str]] = set()
-        self._states: deque[np.ndarray] = deque(maxlen=_MOST_SEEN)
-        self._looks = {key: _Look(key, self._prints()) for key in self._prints()}
-        self._images: dict[str, tuple[bytes, int, np.ndarray | None]] = {}  # digest, how often in a row, state then
-        self._times: deque[float] = deque(maxlen=_MOST_SEEN)
+        self.reset()
 
     def _prints(self) -> dict[str, Any]:
         return {key: camera.look for key, camera in self._facts.cameras.items() if camera.look is not None}
 
     def reset(self) -> None:
-        """Start an episode: times and images begin anew. Evidence on units, orders and cameras is kept."""
-        self._images, self._times = {}, deque(maxlen=_MOST_SEEN)
+        """Start an episode: everything is examined anew, and reported again."""
+        self._reported: set[tuple[str, str]] = set()
+        self._states: deque[np.ndarray] = deque(maxlen=_MOST_SEEN)
+        self._looks = {key: _Look(key, self._prints()) for key in self._prints()}
+        self._images: dict[str, tuple[bytes, int, np.ndarray | None]] = {}  # digest, how often in a row, state then
+        self._times: deque[float] = deque(maxlen=1)
 
     def look(self, observation: Mapping[str, Any], time: float | None = None) -> list[Mismatch]:
         """Return the differences that this observation adds.
@@ -111,9 +111,9 @@ class ObservationCheck:
     def _time(self, time: float | None) -> Iterator[Mismatch]:
         if time is None:
             return
-        if self._times and time <= self._times[-1]:
+        if self._times and time < self._times[-1]:
             came = f"{time:g} s after {self._times[-1]:g} s"
-            yield Mismatch("time", "", "times that increase", came, "send each observation once, or reset()")
+            yield Mismatch("time", "", "times that do not decrease", came, "send each observation once, or reset()")
             return
         self._times.append(time)
 
@@ -192,7 +192,7 @@ class ObservationCheck:
                 found.append(Mismatch("dtype", camera.key, f"uint8 {(*camera.size, 3)}", came, fix))
                 continue
             (height, width), (own_height, own_width) = image.shape[:2], camera.size
-            if abs(height * own_width / (width * own_height) - 1) > _ASPECT:
+            if own_height and abs(height * own_width / (width * own_height) - 1) > _ASPECT:
                 came, fix = f"{width}x{height}", "send whole images as recorded; the policy resizes them"
                 found.append(Mismatch("shape", camera.key, f"images of {own_width}x{own_height}", came, fix))
             yield key, image
@@ -208,8 +208,8 @@ class ObservationCheck:
         moved = False
         if facts is not None and state is not None and then is not None:
             moved = bool((np.abs(state - then) > 0.02 * np.nan_to_num(facts.high - facts.low) + 1e-9).any())
-        if (moved and count + 1 >= _REPEATED) or count + 1 >= _REPEATED_AT_REST:
-            came = f"the same image {count + 2} times" + (" while the state changes" if moved else "")
+        if moved and count + 1 >= max(_REPEATED, _REPEATED_S * self._facts.fps):
+            came = f"the same image {count + 2} times while the state changes"
             own = self._facts.cameras[key].key
             yield Mismatch("repeated frame", own, "a new image each step", came, "is the camera's stream alive?")
 

@@ -205,6 +205,13 @@ def source_layout(spec: SourceSpec, rows: np.ndarray) -> Layout:
     return make_layout(rows, spec.clip if spec.cut == "keyframe" else 0)
 
 
+def _pass_length(source: Frames) -> float:
+    """Samples of one pass: an epoch of fractional frame weights has several."""
+    frames = check_segments(epoch_segments(source), source.name)[1]
+    weighted = getattr(source, "frame_weights", None)
+    return frames / weighted.facts.passes if weighted is not None else float(frames)
+
+
 def resolve_weights(
     sources: Sequence[Frames],
     weights: Sequence[float] | Mapping[str, float] | None,
@@ -216,7 +223,7 @@ def resolve_weights(
         power = 1.0 if temperature is None else float(temperature)
         if not abs(power) <= 16:
             raise ValueError(f"temperature {temperature}: need a number between -16 and 16, 1 for one epoch of each")
-        return [float(check_segments(epoch_segments(source), source.name)[1]) ** power for source in sources]
+        return [_pass_length(source) ** power for source in sources]
     if temperature is not None:
         raise ValueError("weights and temperature exclude each other: give one")
     if isinstance(weights, Mapping):

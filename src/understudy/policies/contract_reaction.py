@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from understudy.contract.facts import FILE
@@ -40,11 +41,7 @@ def compare_weights(folder: Path, files: TensorReader) -> list[Mismatch]:
 
 
 def plain(value: Any) -> Any:
-    """Convert a tensor to numpy; other values stay."""
-    return (
-        value.detach().cpu().numpy()
-        if isinstance(value, Tensor)
-        else value
-        if isinstance(value, str)
-        else np.asarray(value)
-    )
+    """Convert a tensor to numpy, bfloat16 to float32; strings stay."""
+    if isinstance(value, Tensor):
+        return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
+    return value if isinstance(value, str) else np.asarray(value)

@@ -117,6 +117,14 @@ class RobotPolicy:
         """Facts about the training of this robot; None for a folder without contract.json."""
         self._reaction: Reaction = reaction
         self._checks: list[ObservationCheck] = []  # of each row of a batch
+        self._found: list[Mismatch] = []  # in this episode
+        self._inputs: set[str] = {TASK}
+        if facts is not None:
+            self._inputs |= {STATE, *facts.cameras, *(camera.key for camera in facts.cameras.values())}
+            self._inputs |= {facts.state.key} if facts.state is not None else set()
+        elif contract is not None:
+            fix = "export the policy again with its own contract.json"
+            react(reaction, [Mismatch("other robot", "", ", ".join(contract.robots), names[self.head], fix)])
         self._queue: deque[np.ndarray] = deque()
         self._histories: list[ObservationHistory] | None = None  # of each row; None: before the first `reset`
 
@@ -134,6 +142,7 @@ class RobotPolicy:
         """Start an episode: the policy forgets its past observations and the rest of the chunk in execution."""
         self._histories = []
         self._queue.clear()
+        self._found.clear()
         for check in self._checks:
             check.reset()
 
@@ -154,7 +163,7 @@ class RobotPolicy:
         """Compare an observation with those of training; `act` and `observe` do so by themselves.
 
         Units, orders of dimensions and cameras show after a few observations (`contract/observed.py`). Each difference
-        is reported once.
+        is reported once in an episode, from `reset` on. A strict policy refuses all observations after one until then.
 
         Args:
             observation: see `act`.
@@ -175,9 +184,13 @@ class RobotPolicy:
             self._checks.append(ObservationCheck(self.contract, head))
         found: list[Mismatch] = []
         for row, check in enumerate(self._checks[:rows]):
-            own = observation if single else {key: value[row] for key, value in observation.items()}
-            found += check.look({key: plain(value) for key, value in own.items()}, time)
-        react(self._reaction, found)
+            own = {
+                key: plain(value if single else value[row]) if key in self._inputs else None
+                for key, value in observation.items()
+            }
+            found += check.look(own, time)
+        self._found += found
+        react(self._reaction, self._found if self._reaction == "strict" else found)
         return found
 
     def select_action(

@@ -22,7 +22,7 @@ from understudy.policies.policy_folder import CONTRACT
 from understudy.policies.weight_files import StoredTensors
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.export import read_initial_policy
-from understudy.train.data.input_contract import make_contract
+from understudy.train.data.input_contract import make_contract, named_heads
 from understudy.train.data.make_loader import make_order
 from understudy.train.data.run_data import RunData, choose_normalization, dataset_fingerprint, file_digests
 
@@ -42,6 +42,7 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
     computed = choose_normalization(config, data, cache)
     if initial is not None:
         _check_same_meaning(config.init_from, initial.normalization, computed)
+    normalization = initial.normalization if initial is not None else computed
     order, notes = make_order(config, data, mesh)
     for line in notes:
         logger.warning("order: %s", line)
@@ -49,9 +50,11 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
         "order": json.loads(order.to_json()),
         "dataset": dataset_fingerprint(data),
         "files": file_digests(data, cache),
-        "normalisation": initial.normalization if initial else computed,
+        "normalisation": normalization,
         "policy": asdict(network),
-        "metadata": data.metadata() | {CONTRACT: make_contract(config, data, cache)},
+        "metadata": named_heads(
+            data.metadata() | {CONTRACT: make_contract(config, data, cache)}, data.heads, normalization
+        ),
         "policy_files": digests(network),
         "init": initial.digest if initial else None,
         "sources": [

@@ -1,8 +1,10 @@
 """`understudy view PATH`: look through the episodes of a dataset or a run in a browser."""
 
+import atexit
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -195,4 +197,9 @@ def _open_browser(url: str) -> None:
     import webbrowser
 
     if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
-        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+        # The command line of a browser is readable by all users of the machine, and the address is a secret.
+        handle, name = tempfile.mkstemp(prefix="understudy-view-", suffix=".html")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(f'<!doctype html><meta http-equiv="refresh" content="0;url={url}">')
+        atexit.register(Path(name).unlink, missing_ok=True)
+        threading.Thread(target=webbrowser.open, args=(Path(name).as_uri(),), daemon=True).start()

@@ -148,9 +148,11 @@ def weigh_frames(
     kept = _layer(segment, starts, stops)
     of_kept = segment[np.searchsorted(starts, kept[:, 0] * EPISODE_STRIDE + kept[:, 1])]
     layers = [kept]
+    part, low, high, left = segment, starts, stops, counts
     for copies in range(1, int(counts.max())):
-        more = counts > copies
-        layers.append(_layer(segment[more], starts[more], stops[more]))
+        more = left > copies
+        part, low, high, left = part[more], low[more], high[more], left[more]
+        layers.append(_layer(part, low, high))
     tables = {"starts": starts, "weights": weights, "counts": counts, "epoch": np.concatenate(layers)}
     total = float((weights * lengths).sum())
     facts = WeightFacts(
@@ -213,7 +215,7 @@ def _counts(weights: np.ndarray, weights_in: WeightsIn, where: str) -> tuple[np.
     for passes in range(1, MOST_PASSES + 1):
         exact = values * passes
         counts = np.rint(exact)
-        off = abs(exact - counts) > _EXACT
+        off = (abs(exact - counts) > _EXACT) | (counts < 1)
         if not off.any():
             return counts.astype(np.int64)[which.reshape(-1)], passes
         worst = values[off][0]

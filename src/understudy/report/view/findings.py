@@ -49,7 +49,8 @@ class Findings:
         """
         with self._lock:
             if self._by_episode is None:
-                report = check_dataset(self._catalog, "none")
+                stored = Catalog.open(self._catalog.root, self._catalog.files.options)  # a run renames keys
+                report = check_dataset(stored, "none")
                 self._take(report.to_json()["findings"])
             assert self._by_episode is not None
             return {"episodes": len(self._by_episode), "general": len(self._general)}

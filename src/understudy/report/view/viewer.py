@@ -228,7 +228,7 @@ class Viewer:
         setup = {
             "title": self.title,
             "sources": [
-                {"name": name, "root": catalog.root, "version": catalog.version, "robot": catalog.robot_type or ""}
+                {"name": name, "version": catalog.version, "robot": catalog.robot_type or ""}
                 for name, catalog in zip(self._names, catalogs)
             ],
             "colors": html.COLORS,

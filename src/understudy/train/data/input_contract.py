@@ -28,7 +28,10 @@ from understudy.train.data.run_data import RunData, dataset_fingerprint, head_me
 
 IMAGES = 48
 """Images of each camera and norm head whose appearance is measured."""
+MOST_IMAGES, LEAST_IMAGES = 960, 8
+"""Images of all cameras and heads together, and of one camera in spite of that."""
 _BATCH = 4  # images in memory at once
+_FIGURES = ("mean", "std", "min", "max", "q01", "q99")
 
 logger = logging.getLogger(__name__)
 
@@ -42,21 +45,32 @@ def make_contract(config: TrainConfig, data: RunData, cache: Path | None = None)
         cache: folder of earlier statistics; None keeps nothing.
 
     Raises:
-        DatasetError: the statistics cannot be computed. An image that cannot be read only leaves its camera's
-            appearance unknown, with a warning.
+        DatasetError: the statistics cannot be computed; external ones leave the ranges unknown. An image that cannot be
+            read only leaves its camera's appearance unknown, with a warning.
     """
-    statistics = compute_statistics(head_members(data, with_delta=False), config.data.actions_per_chunk, cache)
+    statistics = _statistics(config, data, cache)
     robots = {}
     cameras = sum(len(_cameras_of(data, number)) for number in range(len(data.heads)))
-    with Progress(IMAGES * cameras, "appearance of cameras", "image") as bar:
+    images = min(IMAGES, max(LEAST_IMAGES, MOST_IMAGES // max(1, cameras)))
+    with Progress(images * cameras, "appearance of cameras", "image") as bar:
         for number, head in enumerate(data.heads):
-            robots[head] = _robot(config, data, number, statistics[head], bar)
+            robots[head] = _robot(config, data, number, statistics.get(head, {}), images, bar)
     provenance = {
         "datasets": {name: redact(part.catalog.root) for name, part in zip(data.names, data.training, strict=True)},
         "fingerprint": dataset_fingerprint(data),
         "versions": {"understudy": __version__, "torch": torch.__version__, "av": av.__version__},
     }
     return InputContract(robots, provenance).to_json()
+
+
+def named_heads(metadata: Mapping[str, Any], heads: Sequence[str], normalization: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts about the robots under the heads of the normalization, which may be that of another policy."""
+    theirs = normalization.get("heads", [""])
+    names = dict(zip(heads, theirs if len(theirs) == len(heads) else heads, strict=True))
+    contract = metadata["contract"]
+    robots = {names[head]: robot for head, robot in contract["robots"].items()}
+    renamed = {names[head]: facts for head, facts in metadata["heads"].items()}
+    return {**metadata, "heads": renamed, "contract": {**contract, "robots": robots}}
 
 
 def with_provenance(metadata: Mapping[str, Any] | None, run: Path, step: int) -> dict[str, Any]:
@@ -66,6 +80,14 @@ def with_provenance(metadata: Mapping[str, Any] | None, run: Path, step: int) ->
         provenance = {**contract["provenance"], "run": run.resolve().name, "step": step}
         found["contract"] = {**contract, "provenance": provenance}
     return found
+
+
+def _statistics(config: TrainConfig, data: RunData, cache: Path | None) -> dict[str, dict[str, Statistics]]:
+    """Statistics of each head; a head with external statistics has none, since its rows need not be read."""
+    members = head_members(data, with_delta=False)
+    external = {member.head for member, path in zip(members, data.stats, strict=True) if path}
+    known = [member for member in members if member.head not in external]
+    return compute_statistics(known, config.data.actions_per_chunk, cache) if known else {}
 
 
 def _members(data: RunData, number: int) -> list[int]:
@@ -80,15 +102,17 @@ def _cameras_of(data: RunData, number: int) -> dict[str, list[int]]:
 
 
 def _robot(
-    config: TrainConfig, data: RunData, number: int, statistics: Mapping[str, Statistics], bar: Progress
+    config: TrainConfig, data: RunData, number: int, statistics: Mapping[str, Statistics], images: int, bar: Progress
 ) -> RobotFacts:
     members = _members(data, number)
     first, source = data.training[members[0]], config.data.mixed()[members[0]]
     tasks = list(dict.fromkeys(task for n in members for task in _tasks(data.training[n])))
+    tasks += [""] if config.augment.text_dropout and "" not in tasks else []
     cameras = {}
     for camera, numbers in _cameras_of(data, number).items():
-        own = data.training[numbers[0]].catalog.features[camera].size
-        look = _look(camera, [data.training[n] for n in numbers], bar)
+        sizes = {data.training[n].catalog.features[camera].size for n in numbers}
+        own = sizes.pop() if len(sizes) == 1 else None
+        look = _look(camera, [data.training[n] for n in numbers], images, bar)
         recorded = config.data.mixed()[numbers[0]].cameras.get(camera, camera)
         cameras[camera] = CameraFacts(recorded, own or (0, 0), look)
     return RobotFacts(
@@ -96,31 +120,33 @@ def _robot(
         chunk=config.data.actions_per_chunk,
         robot_type=source.robot_type or first.catalog.robot_type or "",
         control_mode=source.control_mode,
-        state=_vector(first, STATE, source.state, statistics[STATE]) if STATE in statistics else None,
-        action=_vector(first, ACTION, source.action, statistics[ACTION]),
+        state=_vector(first, STATE, source.state, statistics.get(STATE)) if STATE in first.keys else None,
+        action=_vector(first, ACTION, source.action, statistics.get(ACTION)),
         cameras=cameras,
         tasks=tuple(tasks[: RobotFacts.MOST_TASKS]),
         tasks_left_out=max(0, len(tasks) - RobotFacts.MOST_TASKS),
     )
 
 
-def _vector(part: EpisodeDataset, key: str, own: str, statistics: Statistics) -> VectorFacts:
-    figures = {name: np.asarray(getattr(statistics, name)) for name in ("mean", "std", "min", "max", "q01", "q99")}
-    return VectorFacts(own or key, tuple(part.catalog.features[key].dimension_names), figures)
+def _vector(part: EpisodeDataset, key: str, own: str, statistics: Statistics | None) -> VectorFacts:
+    names = tuple(part.catalog.features[key].dimension_names)
+    unknown = np.full(len(names), np.nan)
+    figures = {name: unknown if statistics is None else np.asarray(getattr(statistics, name)) for name in _FIGURES}
+    return VectorFacts(own or key, names, figures)
 
 
 def _tasks(part: EpisodeDataset) -> Sequence[str]:
-    return [task for task in part.catalog.tasks if task]
+    return part.catalog.tasks
 
 
-def _look(camera: str, parts: Sequence[EpisodeDataset], bar: Progress) -> CameraPrint | None:
+def _look(camera: str, parts: Sequence[EpisodeDataset], count: int, bar: Progress) -> CameraPrint | None:
     """Measure the appearance of a camera; None with a warning where an image cannot be read."""
     grids: list[np.ndarray] = []
-    share = -(-IMAGES // len(parts))
+    share = -(-count // len(parts))
     try:
         for part in parts:
             images = EpisodeDataset(part.catalog, keys=[camera], frame_cache_bytes=0)
-            wanted = np.unique(np.linspace(0, len(part) - 1, min(share, IMAGES - len(grids))).round().astype(np.int64))
+            wanted = np.unique(np.linspace(0, len(part) - 1, min(share, count - len(grids))).round().astype(np.int64))
             episodes, frames = part.locate(wanted)
             for begin in range(0, len(wanted), _BATCH):
                 batch = images.batch(episodes[begin : begin + _BATCH], frames[begin : begin + _BATCH])[camera]

@@ -90,7 +90,8 @@ class EpisodeActions:
                     for target, values in ((actions, proposed), (recorded, here[ACTION])):
                         steps = values[row, : last - first, : len(names)].double().cpu().numpy()
                         target[first:last] = steps
-        known = ~np.isnan(actions[:, 0]) if len(names) else np.zeros(length, bool)
+                    recorded[first:last][here[f"{ACTION}_is_pad"][row, : last - first].cpu().numpy()] = np.nan
+        known = ~np.isnan(actions + recorded).any(1) if len(names) else np.zeros(length, bool)
         mae = np.abs(actions - recorded)[known].mean(0) if known.any() else np.full(len(names), np.nan)
         return {
             "chunk": chunk,
