@@ -124,7 +124,8 @@ def close(one: Outcome, two: Outcome) -> None:
     assert one[0] == pytest.approx(two[0], rel=1e-6)
     assert one[1].keys() == two[1].keys()
     error = sum(float((one[1][name] - expected).square().sum()) for name, expected in two[1].items())
-    assert error**0.5 <= 1e-6 * sum(float(expected.square().sum()) for expected in two[1].values()) ** 0.5
+    # 1e-6 on most CPUs; the float32 kernels of some sum batches of other sizes differently.
+    assert error**0.5 <= 2e-6 * sum(float(expected.square().sum()) for expected in two[1].values()) ** 0.5
 
 
 @pytest.fixture(scope="module")

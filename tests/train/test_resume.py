@@ -169,7 +169,7 @@ def test_resume_logs_changes_before_training_and_keeps_them(
     shutil.copytree(half, out)
     seen = []
 
-    def stop(*_: Any) -> None:
+    def stop(*_: Any, **__: Any) -> None:
         seen.append(capsys.readouterr().err)
         raise OSError
 
@@ -223,9 +223,9 @@ def test_train_exits_at_once_on_a_signal_before_the_first_step(
 ) -> None:
     plain_one, config = getattr(run, where), tiny_config(data, tmp_path / "r", steps=4)
 
-    def asked(*arguments: Any) -> Any:
+    def asked(*arguments: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        return plain_one(*arguments)
+        return plain_one(*arguments, **options)
 
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(run, where, asked)

@@ -63,6 +63,7 @@ def test_train_writes_all_files(whole: Path) -> None:
         "metrics.jsonl",
         "order.json",
         "policy",
+        "validation",
     ]
     assert RunDir(whole).settings().schedule.decay_steps == 12  # resolved
 

@@ -250,7 +250,7 @@ def test_several_noises_of_a_sample_are_independent(adaptive: bool) -> None:
     for number in range(4):
         alone, _ = net.compute(observed, noisy[:, number, None], time[:, number, None], given["state"])
         assert alone is not None
-        assert close(found[:, number], alone[:, 0])
+        assert close(found[:, number], alone[:, 0], 3e-6)  # kernels of some CPUs sum another batch differently
 
 
 # -- given actions ----------------------------------------------------------------------------------------------------

@@ -178,7 +178,9 @@ STATE = ("parameters", "gradients", "optimizer state", "average")
 def compare(plan: dict[str, int], measured: dict[str, int]) -> None:
     assert {name: plan[name] for name in STATE} == {name: measured[name] for name in STATE}
     for part in ("activations", "peak"):
-        assert plan[part] == pytest.approx(measured[part], rel=0.05), part
+        assert plan[part] == pytest.approx(measured[part], rel=0.055), (
+            part
+        )  # 5 % on most CPUs: kernels differ in workspaces
 
 
 @pytest.mark.slow
