@@ -140,6 +140,12 @@ class RobotFacts:
     tasks: tuple[str, ...] = ()
     tasks_left_out: int = 0
 
+    @property
+    def input_keys(self) -> set[str]:
+        """Keys of an observation: those of the policy, and those of the recordings."""
+        own = {self.state.key} if self.state is not None else set()
+        return {"observation.state", "task", *self.cameras, *(camera.key for camera in self.cameras.values())} | own
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         return {

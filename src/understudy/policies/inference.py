@@ -118,11 +118,7 @@ class RobotPolicy:
         self._reaction: Reaction = reaction
         self._checks: list[ObservationCheck] = []  # of each row of a batch
         self._found: list[Mismatch] = []  # in this episode
-        self._inputs: set[str] = {TASK}
-        if facts is not None:
-            self._inputs |= {STATE, *facts.cameras, *(camera.key for camera in facts.cameras.values())}
-            self._inputs |= {facts.state.key} if facts.state is not None else set()
-        elif contract is not None:
+        if contract is not None and facts is None:
             fix = "export the policy again with its own contract.json"
             react(reaction, [Mismatch("other robot", "", ", ".join(contract.robots), names[self.head], fix)])
         self._queue: deque[np.ndarray] = deque()
@@ -185,7 +181,7 @@ class RobotPolicy:
         found: list[Mismatch] = []
         for row, check in enumerate(self._checks[:rows]):
             own = {
-                key: plain(value if single else value[row]) if key in self._inputs else None
+                key: plain(value if single else value[row]) if key in self.facts.input_keys else None
                 for key, value in observation.items()
             }
             found += check.look(own, time)
