@@ -145,16 +145,16 @@ def read_values(
     held = np.where(none, 0, at)
     values = table.values[held]
     age = times - table.times[held]
-    old = age > sensor.max_age + SAME if sensor.max_age is not None else np.zeros(times.shape, bool)
     if sensor.linear:
         after = np.minimum(held + 1, len(table.times) - 1)
         known = np.where(times <= now[:, None] + SAME, now[:, None] + SAME, np.inf)
-        use = ~none & ~past & ~old & (held + 1 < stop) & (table.times[after] <= known)
+        use = ~none & ~past & (held + 1 < stop) & (table.times[after] <= known)
         span = np.where(use, table.times[after] - table.times[held], 1.0)
         share = np.where(use, np.clip(age / span, 0.0, 1.0), 0.0).reshape(*times.shape, *[1] * (values.ndim - 2))
         between = values + share * (table.values[after].astype(np.float64) - values)
         values = np.where(share > 0, between, values).astype(values.dtype)
     values[none] = 0
+    old = age > sensor.max_age + SAME if sensor.max_age is not None else np.zeros(times.shape, bool)
     return values, none | past | old
 
 
