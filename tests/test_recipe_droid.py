@@ -26,6 +26,7 @@ from understudy import Catalog, EpisodeDataset
 from understudy.cli import main
 from understudy.config.schema import load
 from understudy.config.train import TrainConfig
+from understudy.distributed.mesh import mesh_shape
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes/droid"
@@ -125,7 +126,8 @@ def test_recipe_meshes_fit_their_hosts() -> None:
         read = [settings_of(words) for words in expand(variables) if words[0] in ("torchrun", "sbatch")]
         assert read[0] == read[1]
         config = read[0]
-        assert (config.parallel.dp_replicate, config.parallel.dp_shard) == (int(replicas), int(shards))
+        assert mesh_shape(config, int(nodes) * int(gpus)) == (int(replicas), int(shards))
+        assert config.parallel.dp_replicate is None, "a run could not go on with another number of hosts"
         assert config.batch_size == int(samples) * int(nodes) * int(gpus)
 
 
