@@ -127,7 +127,7 @@ def test_recipe_meshes_fit_their_hosts() -> None:
         assert read[0] == read[1]
         config = read[0]
         assert mesh_shape(config, int(nodes) * int(gpus)) == (int(replicas), int(shards))
-        assert config.parallel.dp_replicate is None, "a run could not go on with another number of hosts"
+        assert config.parallel.dp_replicate is None, "a run could not continue with another number of hosts"
         assert config.batch_size == int(samples) * int(nodes) * int(gpus)
 
 
