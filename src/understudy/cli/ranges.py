@@ -87,6 +87,7 @@ def ranges(config: RangesConfig) -> None:
     from understudy.atomic import write_text
     from understudy.data.format.catalog import Catalog
     from understudy.errors import DatasetError
+    from understudy.train.track.metrics_file import finite
 
     catalog = Catalog.open(config.path)
     names = _episode_names(catalog, config.name_by)
@@ -97,7 +98,7 @@ def ranges(config: RangesConfig) -> None:
     lines = [f"  {json.dumps(names[row], ensure_ascii=False)}: {json.dumps(own)}" for row, own in kept.items()]
     write_text(Path(config.output), "{\n" + ",\n".join(lines) + "\n}\n")
     facts |= {"out": config.output}
-    plain = json.dumps(_finite(facts), ensure_ascii=False, allow_nan=False) if config.json else ""
+    plain = json.dumps(finite(facts), ensure_ascii=False, allow_nan=False) if config.json else ""
     print(plain or format_summary(facts, config))
     warn_of_large_cuts(facts, config.warn_above)
 
@@ -266,12 +267,3 @@ def keys_of(config: RangesConfig, catalog: "Catalog") -> list[str]:
         message = f"dims: {max(config.dims)} exceeds the {width} dimensions of {', '.join(keys)}, counted from 0"
         raise DatasetError(message, where=catalog.root, fix="`inspect` shows them")
     return keys
-
-
-def _finite(value: Any) -> Any:
-    """Convert facts for JSON: the threshold of a dimension that never changes is null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and value in (float("inf"), float("-inf")) else value

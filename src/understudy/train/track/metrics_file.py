@@ -103,6 +103,6 @@ def finite(value: Any) -> Any:
     """Convert a record for JSON: a number that is not finite becomes None, at every depth."""
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
