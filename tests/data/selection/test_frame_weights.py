@@ -95,6 +95,19 @@ def test_count_times_factor_is_the_weight(
     assert facts.epoch == sum(counts.values())
 
 
+@pytest.mark.parametrize(("values", "share"), [([0.5], 1 / 3), ([0.5, 1.5], 1 / 2), ([3.0], 3 / 4)])
+def test_default_shares_of_sources_are_those_of_one_pass(
+    root: Path, tmp_path: Path, values: list[float], share: float
+) -> None:
+    """The second source has no weights; an epoch of the first one may have several passes."""
+    one = dict.fromkeys(FRAMES, 1.0) | {f: values[k % len(values)] for k, f in enumerate(FRAMES[:30])}
+    one = {frame: weight for frame, weight in one.items() if frame in FRAMES[:30]} | {FRAMES[30]: 0.0}
+    weighted = opened(root, tmp_path / "w.parquet", one, "order", name="weighted")
+    plain = opened(root, tmp_path / "p.parquet", dict.fromkeys(FRAMES, 1.0) | {FRAMES[30]: 0.0}, "order", name="plain")
+    slots = np.array(Order.from_datasets([weighted, plain], batch_size=6, seed=0).spec.schedule[0].slots, float)
+    assert slots[0] / slots.sum() == pytest.approx(share, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("values", "passes"), [([2.0, 1.0], 1), ([0.5, 1.0], 2), ([0.25, 1.5, 3.0], 4), ([np.float32(0.1), 1.0], 10)]
 )
