@@ -197,6 +197,21 @@ def test_ranges_keeps_a_grasp_with_a_still_arm(version: str, seen: bool, unit: f
     assert json.loads(out.read_text()) == {"0": first, "1": first}
 
 
+def test_ranges_print_json_of_a_dimension_that_never_changes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its threshold is null: JSON has no infinity."""
+    root = tmp_path / "d"
+    write_dataset(root, Spec(lengths=(60,), cameras=(), fps=10))
+    wait: Callable[[np.ndarray], tuple[np.ndarray, ...]] = lambda f: (np.maximum(f - 30, 0),)  # noqa: E731
+    write_rows(root, {STATE: wait, "action": wait})
+    assert main(["ranges", str(root), "--output", str(tmp_path / "keep.json"), "--json"]) == 0
+    text = capsys.readouterr().out
+    assert isinstance(json.loads(text), dict)
+    assert "null" in text
+    assert "Infinity" not in text
+
+
 def test_ranges_names_the_episodes_that_lose_much(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "d"
     write_dataset(root, Spec(lengths=(15, 60, 24), ids=(0, 3, 4), cameras=(), fps=10))
