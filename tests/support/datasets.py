@@ -403,3 +403,13 @@ def _write_v3(root: Path, spec: Spec, truth: Truth, tables: dict[int, pa.Table],
 
 def _write_lines(path: Path, entries: Sequence[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+def rate_episodes(root: Path, **columns: Sequence[Any]) -> None:
+    """Add columns of values per episode to the metadata of a v3.0 dataset."""
+    for file in sorted((root / "meta/episodes").glob("chunk-*/*.parquet")):
+        table = pq.read_table(file)
+        ids = table["episode_index"].to_pylist()
+        for name, values in columns.items():
+            table = table.append_column(name, pa.array([values[episode] for episode in ids]))
+        pq.write_table(table, file)

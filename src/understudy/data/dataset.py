@@ -51,6 +51,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         episodes: ids of the episodes to use.
         keep_ranges: frame ranges to use, a JSON file or its content (see `data/selection/select.py`).
         exclude_episodes: ids of the episodes to leave out.
+        where: condition on the metadata of episodes, as in "success and quality >= 3" (docs/datasets.md). Only those
+            for which it holds are used, and of these only the ones in `episodes`.
         keep_rule: "window" keeps a frame when its whole window lies inside a range. "start" keeps it when the frame
             itself does: the window's future is padded from the range's end on, its past may leave the range.
         drop_n_first_frames: frames at the start of each episode that are not samples.
@@ -87,6 +89,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         keep_ranges: KeepRanges | None = None,
         *,
         exclude_episodes: Iterable[int] | None = None,
+        where: str | None = None,
         keep_rule: Literal["window", "start"] = "window",
         drop_n_first_frames: int = 0,
         drop_n_last_frames: int = 0,
@@ -127,6 +130,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             self.catalog,
             episodes=episodes,
             exclude=exclude_episodes,
+            where=where,
             drop_first=drop_n_first_frames,
             drop_last=drop_n_last_frames,
             keep_ranges=keep_ranges,

@@ -1,9 +1,13 @@
 """Conditions on the metadata of episodes: a small language, interpreted and never executed."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import understudy as us
+from support.datasets import Spec, rate_episodes, write_dataset
+from support.refusals import refused
 from understudy.data.selection.where import Where
 from understudy.errors import DatasetError
 
@@ -74,3 +78,28 @@ def test_where_refuses_values_without_order_or_truth(text: str) -> None:
     with pytest.raises(DatasetError) as refused:
         Where(text).holds(EPISODE, "episode 4")
     assert refused.value.where == "episode 4"
+
+
+def test_dataset_where_selects_together_with_episodes(tmp_path: Path) -> None:
+    root = tmp_path / "rated"
+    write_dataset(root, Spec(lengths=(3, 4, 2, 5), cameras=()))
+    rate_episodes(root, success=[True, False, True, True], quality=[4, 5, None, 3])
+
+    def ids(**settings: Any) -> list[int]:
+        data = us.EpisodeDataset(root, **settings)
+        assert len(data) == sum((3, 4, 2, 5)[episode] for episode in set(data.segments[:, 0].tolist()))
+        return data.segments[:, 0].tolist()
+
+    assert ids(where="success and quality >= 3") == [0, 3]
+    assert ids(where="success", episodes=[1, 2, 3]) == [2, 3]
+    assert ids(where="success", exclude_episodes=[2]) == [0, 3]
+    (note,) = us.EpisodeDataset(root, where="success").notes
+    assert "3 of 4 episodes" in note
+    with refused(9):  # also beside a condition
+        us.EpisodeDataset(root, where="success", episodes=[0, 9])
+    with refused("'quality>4'", where=str(root)):
+        us.EpisodeDataset(root, where="quality>4", episodes=[0, 2])
+    with refused("'succes'", where=str(root), fix="'success'"):
+        us.EpisodeDataset(root, where="succes")
+    with refused("where", fix="--where"):
+        us.EpisodeDataset(root, where="")

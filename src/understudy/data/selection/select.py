@@ -1,7 +1,7 @@
 """Selection of frames: segments (episode, start, stop) in storage order.
 
-Covers subsets and exclusions of episodes, dropped first and last frames, keep-ranges, and the split by episode into
-training and validation.
+Covers subsets and exclusions of episodes, conditions on their metadata, dropped first and last frames, keep-ranges, and
+the split by episode into training and validation.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import describe_ids
 from understudy.data.selection.keep_keys import match_keys
 from understudy.data.selection.keep_report import FEW, KeepReport
+from understudy.data.selection.where import matching_rows
 from understudy.errors import DatasetError
 
 KeepRanges = str | os.PathLike[str] | Mapping[Any, Any]
@@ -50,6 +51,7 @@ def select(
     *,
     episodes: Iterable[int] | None = None,
     exclude: Iterable[int] | None = None,
+    where: str | None = None,
     drop_first: int = 0,
     drop_last: int = 0,
     keep_ranges: KeepRanges | None = None,
@@ -62,6 +64,7 @@ def select(
         catalog: the dataset.
         episodes: ids to use, all by default.
         exclude: ids to leave out.
+        where: condition on the metadata of the episodes to use (see `data/selection/where.py`).
         drop_first: frames to leave out at the start of each episode (windows still see them).
         drop_last: frames to leave out at the end of each episode.
         keep_ranges: frame ranges to keep (see `KeepRanges`); episodes without a key are left out.
@@ -70,7 +73,8 @@ def select(
         reach: frames that windows reach (back, ahead).
 
     Raises:
-        DatasetError: an unknown episode, a malformed file of ranges, or an empty selection (names the cause).
+        DatasetError: an unknown episode, an unusable condition, a malformed file of ranges, or an empty selection
+            (names the cause).
     """
     table = catalog.episodes
     rows = np.arange(len(table)) if episodes is None else table.rows_of(_ids(episodes, "episodes"))
@@ -81,6 +85,13 @@ def select(
         raise DatasetError(
             "the selection holds no episode", where=catalog.root, fix=f"there are {describe_ids(table.ids)}"
         )
+    notes: tuple[str, ...] = ()
+    if where is not None:
+        met = matching_rows(catalog, where)
+        notes = (f"{catalog.root}: {len(met):,} of {len(table):,} episodes meet {where!r}",)
+        if not len(rows := np.intersect1d(rows, met)):
+            what = f"where is {where!r}, which holds for none of the chosen `episodes`"
+            raise DatasetError(what, where=catalog.root, fix="choose other episodes, or another condition")
     for name, count in (("drop_n_first_frames", drop_first), ("drop_n_last_frames", drop_last)):
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
             raise DatasetError(f"{name} is {count!r}", fix="give an integer, 0 or more")
@@ -113,9 +124,9 @@ def select(
     segments = np.stack([table.ids[row[some]], start[some], stop[some]], 1).astype(np.int64)
     bound = bound[some].astype(np.int64)
     if report is None:
-        return Selection(segments, bound)
+        return Selection(segments, bound, notes)
     report = replace(report, samples=int((segments[:, 2] - segments[:, 1]).sum()))
-    return Selection(segments, bound, tuple(report.lines()), report)
+    return Selection(segments, bound, (*notes, *report.lines()), report)
 
 
 def split_episodes(ids: np.ndarray | Iterable[int], fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

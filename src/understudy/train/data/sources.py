@@ -182,8 +182,9 @@ def split_source(
         "name": name,
         "response": wanted.response if any(one.response for one in config.data.mixed()) else None,
     }
-    chosen, where_notes = _apply_where(wanted, catalog)
-    usable = EpisodeDataset(catalog, episodes=chosen, exclude_episodes=wanted.exclude_episodes, **options)
+    _check_validation_episodes(wanted, catalog)
+    choice: dict[str, Any] = {"exclude_episodes": wanted.exclude_episodes, "where": wanted.where or None}
+    usable = EpisodeDataset(catalog, episodes=wanted.episodes or None, **choice, **options)
     ids = np.unique(usable.segments[:, 0])
     skipped, notes = skip_incomplete(wanted, catalog, ids, own, source.keys, config.data, recorded, check_files)
     ids = np.setdiff1d(ids, np.array(skipped, np.int64))
@@ -205,28 +206,17 @@ def split_source(
     validation = EpisodeDataset(catalog, episodes=validated, **options) if len(validated) else None
     depth = [key for key in catalog.camera_keys if catalog.features[key].is_depth]
     left_out = [f"{catalog.root}: {key} is depth, which policies do not take: left out" for key in depth]
-    return SourceSplit(training, validation, (*where_notes, *usable.notes, *left_out, *notes), skipped)
+    return SourceSplit(training, validation, (*usable.notes, *left_out, *notes), skipped)
 
 
-def _apply_where(wanted: SourceConfig, catalog: Catalog) -> tuple[np.ndarray | None, list[str]]:
-    """Return the ids of the episodes to use, None for all, and a note on the condition `where`.
-
-    Raises:
-        DatasetError: the condition is unusable, or does not hold for a validation episode.
-    """
-    chosen = np.array(wanted.episodes, np.int64) if wanted.episodes else None
-    if not wanted.where:
-        return chosen, []
+def _check_validation_episodes(wanted: SourceConfig, catalog: Catalog) -> None:
+    """Raise DatasetError if the condition `where` does not hold for a validation episode."""
+    if not wanted.where or not wanted.val_episodes:
+        return
     ids = catalog.episodes.ids[matching_rows(catalog, wanted.where)]
     if len(lost := np.setdiff1d(np.array(wanted.val_episodes, np.int64), ids)):
         what = f"where is {wanted.where!r}, which does not hold for episode {lost[0]} of val_episodes"
         raise DatasetError(what, where=catalog.root, fix="take it out of val_episodes")
-    note = f"{catalog.root}: {len(ids):,} of {len(catalog.episodes):,} episodes meet {wanted.where!r}"
-    ids = ids if chosen is None else np.intersect1d(ids, chosen)
-    if not len(ids):
-        what = f"where is {wanted.where!r}, which holds for none of the chosen `episodes`"
-        raise DatasetError(what, where=catalog.root, fix="choose other episodes, or another condition")
-    return ids, [note]
 
 
 def common_image_size(
