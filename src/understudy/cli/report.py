@@ -3,8 +3,9 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from understudy.config.declare import Positional
+from understudy.config.declare import Ge, Positional
 
 OUTPUT = "comparison.html"
 """Page of several runs, in the current folder, unless `--output` names another one."""
@@ -20,6 +21,9 @@ class ReportConfig:
     output: str = ""
     """HTML page to write. The default is RUN/report.html for one run, and comparison.html in the current folder for
     several."""
+    worst_episodes: Annotated[int, Ge(0)] = 3
+    """Validation episodes to show, those with the largest losses: frames of each camera, and the recorded and the
+    predicted actions. The predicted ones need a checkpoint, which is loaded as `validate` does. 0 shows none."""
     json: bool = False
     """Print the figures of the runs and of their comparison as one JSON object; write a page only with `--output`."""
 
@@ -38,14 +42,15 @@ def report(config: ReportConfig) -> None:
 
     roots = [Path(run) for run in config.runs]
     if config.json:
-        print(json.dumps(compare_runs(roots), ensure_ascii=False))
+        print(json.dumps(compare_runs(roots, config.worst_episodes), ensure_ascii=False))
         if not config.output:
             return
     if len(roots) == 1:
-        path = write_report(roots[0], Path(config.output) if config.output else None)
+        output = Path(config.output) if config.output else None
+        path = write_report(roots[0], output, worst_episodes=config.worst_episodes)
     else:
         path = Path(config.output or OUTPUT)
         refuse_other_files(path, [] if config.output else roots)
-        write_comparison(roots, path)
+        write_comparison(roots, path, config.worst_episodes)
     if not config.json:
         print(f"report: {path}")

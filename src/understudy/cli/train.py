@@ -47,7 +47,7 @@ def run_and_report(command: str, config: "TrainConfig") -> int:
     if report and Path(config.output_dir, "config.yaml").exists():
         from understudy.report.run.page import write_report
 
-        print(f"report: {write_report(Path(config.output_dir))}")
+        print(f"report: {write_report(Path(config.output_dir), predict=False)}")
     return code
 
 

@@ -87,7 +87,7 @@ details > summary { cursor: pointer; font-weight: 600; } details[open] > summary
 @media (max-width: 900px) { .wide-only { display: none; } .narrow-only { display: block; } }
 @media (max-width: 520px) { .dims { grid-template-columns: 1fr 1fr; } .dim b { font-size: 12px; }
   .bar { display: none; }
-  main { padding: 20px 12px; } .two { grid-template-columns: 1fr; }
+  main { padding: 20px 10px; } .card { padding: 12px 9px; } .two { grid-template-columns: 1fr; }
   th, td { padding-right: 10px; } td.long, th.long { min-width: 18ch; } }
 """
 """Style sheet of all pages."""

@@ -13,20 +13,21 @@ POINTS = 300
 BINS = 24
 
 
-def curves(name: str, lines: Sequence[np.ndarray], colors: Sequence[str]) -> str:
+def curves(name: str, lines: Sequence[np.ndarray], colors: Sequence[str], note: str = "") -> str:
     """Render lines over the same time on one scale, from the least to the greatest of all values.
 
     Args:
         name: Title of the cell.
         lines: float (T,) each; values that are not finite leave gaps.
-        colors: One per line.
+        colors: One per line, or more.
+        note: Text after the range.
     """
     finite = np.concatenate([line[np.isfinite(line)] for line in lines])
     if not finite.size:
         return _cell(name, "no finite value", "")
     low, high = float(finite.min()), float(finite.max())
     drawn = "".join(_path(line, low, high, color) for line, color in zip(lines, colors))
-    return _cell(name, f"{low:.3g} to {high:.3g}" if high > low else f"always {low:.3g}", drawn)
+    return _cell(name, (f"{low:.3g} to {high:.3g}" if high > low else f"always {low:.3g}") + note, drawn)
 
 
 def histogram(name: str, values: np.ndarray) -> str:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from understudy.report.compare.runs import read_runs
 from understudy.train.checkpoint import checksums
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import VALIDATION_EPISODES
+from understudy.train.validation.episode_sums import EpisodeSums
 
 Change = Callable[..., Path]
 
@@ -75,6 +77,24 @@ def test_last_and_lowest_loss_have_intervals_by_hand(copy: Change) -> None:
     assert group["losses"]["B"]["lowest"] == {"step": 5, "loss": 3.0, "interval": None, "samples": 24, "episodes": 1}
     assert group["differences"]["B"]["lowest"]["difference"] == 1.0 - 3.0
     assert group["differences"]["B"]["last"]["difference"] is None
+
+
+def test_worst_episodes_of_each_run_have_losses_of_all(copy: Change) -> None:
+    one, two, none = copy("one"), copy("two"), copy("none")
+    shutil.rmtree(none / "validation")
+    sums = EpisodeSums.read(RunDir(one).episode_losses(4))
+    assert sums is not None
+    worst, best = sums.largest(9)[[0, -1]]
+    changed = sums.sums["flow"].copy()
+    changed[best] += 1000
+    other = replace(sums, sums={"flow": changed})
+    other.write(RunDir(two).episode_losses(4))
+    validations(two, (4, other.loss(), None, 3))
+    found = compare_runs([one, two, none], 1)["worst episodes"]
+    assert [entry["episode"] for entry in found] == [sums.episode[best], sums.episode[worst]]
+    for entry, index in zip(found, (best, worst)):
+        assert entry["losses"] == {"A": sums.losses()[index], "B": other.losses()[index]}
+        assert entry["steps"] == {"A": 4, "B": 4}
 
 
 def test_other_validation_episodes_are_named_and_not_subtracted(copy: Change, compared: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from understudy.report.compare.page import compare_runs
-from understudy.report.compare.paired import loss_of, paired_difference
+from understudy.report.compare.paired import paired_difference
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
 from understudy.train.validation.episode_sums import EpisodeSums
@@ -48,7 +48,7 @@ def test_paired_difference_of_a_source_or_an_episode() -> None:
     one, other = sums([1, 2, 6]), sums([0, 2, 4])
     assert paired_difference(one, other, "a") is not None
     assert paired_difference(one, other, "b") == (2, None)
-    assert loss_of(one, "a") == 1.5
+    assert one.loss("a") == 1.5
     assert paired_difference(one, other, "c") is None
 
 
@@ -64,7 +64,7 @@ def test_a_run_keeps_the_sums_of_its_validations(compared: Path) -> None:
     for record in records:
         found = EpisodeSums.read(RunDir(compared).episode_losses(record["step"]))
         assert found is not None
-        assert loss_of(found) == pytest.approx(record["loss"], rel=1e-12)
+        assert found.loss() == pytest.approx(record["loss"], rel=1e-12)
         assert (len(found.episode), found.samples.sum()) == (record["episodes"], record["samples"])
         assert found.losses().min() < record["loss"] < found.losses().max()
 

@@ -6,6 +6,7 @@ differences     settings, versions and datasets that differ, and the reasons why
 intervals       intervals of losses, of paired differences and of success
 paired          paired differences of losses, episode by episode
 losses          validation losses of each dataset
+worst           validation episodes with the largest losses
 success         success of rollouts
 speed           throughput, waiting and memory
 curves          curves over each other, thinned

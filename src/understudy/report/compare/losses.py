@@ -1,12 +1,11 @@
 """Validation losses of each dataset in several runs: the last and the lowest, with intervals and differences."""
 
 from collections.abc import Mapping, Sequence
-from math import isclose
 from typing import Any
 
 from understudy.report.compare.differences import comparable_sources, head_of
 from understudy.report.compare.intervals import loss_interval
-from understudy.report.compare.paired import loss_of, paired_difference
+from understudy.report.compare.paired import paired_difference
 from understudy.report.compare.runs import Run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.validation.episode_sums import EpisodeSums
@@ -93,4 +92,4 @@ def _sums(run: Run, figures: Mapping[str, Any], source: str | None) -> EpisodeSu
     """Sums of the episodes of a validation; None without a file of this very validation."""
     sums = EpisodeSums.read(RunDir(run.root).episode_losses(figures["step"]))
     # A file may be of a step that was trained again with other settings.
-    return sums if sums is not None and isclose(loss_of(sums, source), figures["loss"], rel_tol=1e-9) else None
+    return sums if sums is not None and sums.is_of(figures["loss"], source) else None

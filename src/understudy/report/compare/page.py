@@ -18,6 +18,8 @@ from understudy.report.compare.losses import WHICH, validation_losses
 from understudy.report.compare.runs import Run, read_runs
 from understudy.report.compare.speed import speeds
 from understudy.report.compare.success import success_rates
+from understudy.report.compare.worst import worst_episodes
+from understudy.report.run.validation import number
 from understudy.train.track.metrics_file import finite
 
 MARK = '<meta name="understudy-page" content="comparison">'
@@ -26,26 +28,31 @@ FOLDED = 40
 """Most rows of a table that is not folded."""
 
 
-def compare_runs(roots: Sequence[Path]) -> dict[str, Any]:
+def compare_runs(roots: Sequence[Path], worst: int = 3) -> dict[str, Any]:
     """Compare one or more runs; the result has only types of JSON.
+
+    Args:
+        roots: run directories.
+        worst: number of validation episodes of each run to list, those with the largest losses.
 
     Returns:
         {"runs": [{"letter", "name", "path", "state", "step", "steps", "policy", "changed on resume"}], "settings",
         "versions", "datasets": those that differ, "losses are not comparable": reasons, "validation": `losses.py`,
+        "worst episodes": `worst.py`,
         "success": `success.py`, "speed": `speed.py`}.
 
     Raises:
         ConfigError: a folder is no run, or is named twice.
     """
-    return _data(read_runs(roots))
+    return _data(read_runs(roots), worst)
 
 
-def write_comparison(roots: Sequence[Path], path: Path) -> None:
+def write_comparison(roots: Sequence[Path], path: Path, worst: int = 3) -> None:
     """Write the page of the runs to `path`; raises as `compare_runs` does."""
     from understudy.atomic import write_text
 
     runs = read_runs(roots)
-    write_text(path, _page(runs, _data(runs)))
+    write_text(path, _page(runs, _data(runs, worst)))
 
 
 def refuse_other_files(path: Path, runs: Sequence[Path]) -> None:
@@ -67,6 +74,10 @@ _VALIDATION_NOTE = (
     "In brackets is the interval of 95 %: Student's t, from the standard error over episodes, since the frames of an "
     "episode are correlated. A difference has an interval, paired by episode, where both validated the same samples."
 )
+_WORST_NOTE = (
+    "The episodes with the largest losses of each run's latest validation. The page of one run has their frames and "
+    "actions: understudy report RUN."
+)
 _SUCCESS_NOTE = "In brackets are intervals of 95 %: Wilson's for a rate, Newcombe's for a difference, in points."
 _SPEED_NOTE = "Medians over the logs of a run; memory is that of rank 0."
 
@@ -80,12 +91,13 @@ def _page(runs: Sequence[Run], data: Mapping[str, Any]) -> str:
         html.section("Differences", *_differences(data)),
         html.section("Curves", render_curves(runs, colors), note=_CURVES_NOTE),
         html.section("Validation", *_validation(data), note=_VALIDATION_NOTE),
+        html.section("Worst validation episodes", _worst(data), note=_WORST_NOTE),
         html.section("Success of rollouts", *_success(data), note=_SUCCESS_NOTE),
         html.section("Speed and memory", _speed(data), note=_SPEED_NOTE),
     )
 
 
-def _data(runs: Sequence[Run]) -> dict[str, Any]:
+def _data(runs: Sequence[Run], worst: int) -> dict[str, Any]:
     reasons = losses_differ(runs)
     content = {
         "runs": [_run(run) for run in runs],
@@ -94,6 +106,7 @@ def _data(runs: Sequence[Run]) -> dict[str, Any]:
         "datasets": differing_datasets(runs),
         "losses are not comparable": reasons,
         "validation": validation_losses(runs, reasons),
+        "worst episodes": worst_episodes(runs, worst),
         "success": success_rates(runs),
         "speed": speeds(runs),
     }
@@ -160,6 +173,16 @@ def _validation(data: Mapping[str, Any]) -> list[str]:
     if without:
         cards.append(html.card(f'<p class="soft">No validation yet: {_joined(without)}.</p>'))
     return cards
+
+
+def _worst(data: Mapping[str, Any]) -> str:
+    letters = [run["letter"] for run in data["runs"]]
+    rows = []
+    for entry in data["worst episodes"]:
+        losses = entry["losses"]
+        shown = ["–" if one not in losses else number(losses[one]) for one in letters]
+        rows.append([entry["source"], entry["episode"], *shown])
+    return html.card(_folded(html.table(["dataset", "episode", *letters], rows), len(rows))) if rows else ""
 
 
 def _success(data: Mapping[str, Any]) -> list[str]:

@@ -33,11 +33,6 @@ def paired_difference(
     return difference, loss_interval(difference, se, count)
 
 
-def loss_of(sums: EpisodeSums, source: str | None = None) -> float:
-    """Return the loss of all samples, or of those of a dataset; NaN without an element."""
-    return _residuals(sums, source)[0]
-
-
 def _residuals(sums: EpisodeSums, source: str | None) -> tuple[float, np.ndarray]:
     """Loss, and residual of each episode, float64 (E,)."""
     own = np.array([source is None or sums.names[number] == source for number in sums.source], bool)

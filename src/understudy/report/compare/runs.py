@@ -1,6 +1,5 @@
 """Files of a run, read for a comparison. Reads only: it takes no lock, and an active run does not notice."""
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -151,20 +150,9 @@ def _checkpoints(folder: Path) -> list[Mapping[str, Any]]:
 
 
 def _state(files: RunDir, complete: bool) -> str:
-    if _is_locked(files.root / ".lock"):
+    if files.is_active():
         return "running"
     return "complete" if complete else "not complete: stopped, or running on another host"
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether a process of this host holds the lock of a run. Asks the kernel's table, since a trial takes the lock."""
-    try:
-        found = path.stat()
-        lines = Path("/proc/locks").read_text().splitlines()
-    except OSError:
-        return False
-    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    return any("FLOCK" in line and place in line.split() for line in lines)
 
 
 def _letters() -> list[str]:

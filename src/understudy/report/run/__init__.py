@@ -7,4 +7,5 @@ tables        a validation as text
 step          its section on one step: time by phases, memory
 rollouts      its section on rollouts
 imagined      its section on imagined futures
+worst_episodes  its section on the validation episodes with the largest losses
 """

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 
-def write_report(root: Path, path: Path | None = None) -> Path:
+def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 3, predict: bool = True) -> Path:
     """Write the report of the run directory `root`; returns its path.
 
     Args:
         root: The run directory.
         path: Page to write instead of report.html of the run.
+        worst_episodes: Number of validation episodes to show, those with the largest losses.
+        predict: Whether to load a checkpoint, for the actions that the policy predicts in them.
 
     Raises:
         ConfigError: There is no run, or another file at `path`.
@@ -31,6 +33,7 @@ def write_report(root: Path, path: Path | None = None) -> Path:
     from understudy.report.run.rollouts import read_results, render_during_training, render_result
     from understudy.report.run.step import render_step
     from understudy.report.run.validation import render_validation
+    from understudy.report.run.worst_episodes import render_worst_episodes
     from understudy.train.checkpoint import checkpoint
     from understudy.train.checkpoint.run_dir import RunDir
     from understudy.train.run_record import recorded_sources
@@ -47,6 +50,7 @@ def write_report(root: Path, path: Path | None = None) -> Path:
     with suppress(CheckpointError):  # a report is useful for a damaged run, too
         versions = checkpoint.read_state(latest).get("versions", {}) if latest is not None else {}
     rollouts = read_results(run.rollouts)
+    worst = render_worst_episodes(run, kinds["val"], worst_episodes, predict=predict)
     done = kinds["train"][-1]["step"] if kinds["train"] else 0
     state = "complete" if done >= config.steps else "active or stopped"
     name = "/".join(root.resolve().parts[-2:])  # with its parent: "run" alone is too short
@@ -58,6 +62,7 @@ def write_report(root: Path, path: Path | None = None) -> Path:
         html.section("Training", _curves(kinds)),
         html.section("One step", render_step(config, kinds["speed"], root)),
         html.section("Validation", render_validation(kinds["val"])),
+        html.section("Worst validation episodes", worst),
         html.section("Imagined futures", render_imagined(kinds["val"], run.imagined)),
         html.section(
             "Rollouts",

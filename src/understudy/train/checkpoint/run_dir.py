@@ -14,6 +14,7 @@ STOP            a file that stops the run like a signal (`distributed/signals.py
 """
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -219,6 +220,16 @@ class RunDir:
         for leftover in self.root.glob(f".*{DRAFT_SUFFIX}"):  # of a process that was killed while it wrote
             leftover.unlink(missing_ok=True)
         return lock
+
+    def is_active(self) -> bool:
+        """Whether a process of this host holds the lock. Asks the kernel's table, since a trial takes the lock."""
+        try:
+            found = (self.root / ".lock").stat()
+            lines = Path("/proc/locks").read_text().splitlines()
+        except OSError:
+            return False
+        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        return any("FLOCK" in line and place in line.split() for line in lines)
 
 
 def read_settings(content: Mapping[str, Any], where: object) -> TrainConfig:

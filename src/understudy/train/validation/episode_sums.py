@@ -8,8 +8,9 @@ import hashlib
 import io
 import json
 import logging
+import math
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from understudy.atomic import write_bytes
 
 if TYPE_CHECKING:
     from understudy.load.validation.validation_data import ValidationData
+    from understudy.train.checkpoint.run_dir import RunDir
     from understudy.train.validation.metrics import TermSums
 
 logger = logging.getLogger(__name__)
@@ -83,6 +85,33 @@ class EpisodeSums:
             known |= here
         return np.where(known, total, np.nan)
 
+    def is_of(self, loss: float | None, source: str | None = None) -> bool:
+        """Return whether these sums have the logged `loss` (None: not finite), that of all samples or of a source."""
+        own = self.loss(source)
+        return not math.isfinite(own) if loss is None else math.isclose(own, loss, rel_tol=1e-9)
+
+    def loss(self, source: str | None = None) -> float:
+        """Return the loss of all samples, or of those of a source; NaN without an element."""
+        own = np.array([source is None or self.names[number] == source for number in self.source], bool)
+        losses = []
+        for term, weight in self.weights.items():
+            if total := math.fsum(self.counts[term][own]):
+                losses.append(weight * (math.fsum(self.sums[term][own]) / total))
+        return math.fsum(losses) if losses else math.nan
+
+    def largest(self, count: int) -> np.ndarray:
+        """Return the indexes of the `count` episodes with the largest losses, int64, largest first.
+
+        A loss that is not finite is the largest. Episodes without an element are left out.
+        """
+        losses = self.losses()
+        known = np.zeros(len(losses), bool)
+        for counts in self.counts.values():
+            known |= counts > 0
+        ranked = np.where(np.isfinite(losses), losses, np.inf)
+        order = np.lexsort((self.episode, self.source, -ranked))
+        return order[known[order]][:count]
+
     def write(self, path: Path) -> None:
         """Write a file, and its folder. A failure is only logged: the checkpoint of this step is still to be saved."""
         about = {"names": self.names, "weights": self.weights, "digest": self.digest}
@@ -113,6 +142,22 @@ class EpisodeSums:
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+
+def read_validated(run: "RunDir", val: Sequence[Mapping[str, Any]]) -> tuple[int, EpisodeSums] | None:
+    """Return the step and the sums of the latest validation that kept them; None without one.
+
+    A file of another validation of the same step, before the run was resumed with other settings, does not count.
+
+    Args:
+        run: the run.
+        val: its validation records, oldest first.
+    """
+    for record in reversed(val):
+        sums = EpisodeSums.read(run.episode_losses(record["step"]))
+        if sums is not None and sums.is_of(record["loss"]):
+            return record["step"], sums
+    return None
 
 
 def pack(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -1,4 +1,4 @@
-"""A tiny run, trained once for all tests of this folder."""
+"""A tiny run, trained once for all tests of this folder and of those in it."""
 
 from pathlib import Path
 
