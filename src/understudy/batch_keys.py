@@ -5,6 +5,8 @@ HEAD, MODE = "head", "mode"
 """int64 [B]: norm head and task mode of each sample."""
 RESPONSE = "response"
 """B strings that a policy learns to answer with, such as the subtask; empty ones train nothing."""
+PROMPT_METADATA = "prompt_metadata"
+"""B strings: metadata of the episode for the prompt, one field per line (`prompt_metadata.py`)."""
 CUT_SUFFIX = "_is_cut"
 """End of the keys, bool [B], that mark samples of which `Policy.preprocess` could not keep everything. A run logs their
 share."""

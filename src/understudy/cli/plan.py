@@ -76,6 +76,10 @@ def format_plan(found: "Plan") -> str:
     lines.append(f"{'model GFLOP per sample':<{width}}{found.flops_per_sample / 1e9:>12,.2f}  {FLOPS_NOTE}")
     if found.tokens_per_sample is not None:
         lines.append(f"{'tokens per sample':<{width}}{found.tokens_per_sample:>12,}")
+    if found.longest_prompt is not None:
+        longest, most, setting = found.longest_prompt
+        note = f"of policy.{setting} {most:,}" + (", the rest is cut" if longest > most else "")
+        lines.append(f"{'length of the longest prompt':<{width}}{longest:>12,}  {note}")
     if found.limit is not None:
         fits = "fits" if found.memory["peak"] <= found.limit else "does not fit"
         lines.append(f"{'usable memory of the card':<{width}}{found.limit / 2**20:>12,.2f}  the run {fits}")

@@ -146,6 +146,14 @@ class DataConfig(DatasetConfig):
     """Order of the samples. `clips`: many short clips in turn, well shuffled, each image decoded about once. `uniform`:
     any frame at any time, which decodes more. `episodes`: as clips, each as long as the longest episode. `sequential`:
     as stored, not shuffled."""
+    prompt_metadata: dict[str, Annotated[float, Interval(ge=0, le=1)]] = field(default_factory=dict)
+    """Metadata of the episode in the prompt: name -> share of the training samples without it, as in `quality 0.05
+    success 0.05`. Prompts are `{task}, quality: 3, success: true`, in this sequence, without missing values
+    (docs/training.md). Validation prompts have all of it."""
+    prompt_metadata_dropout: Annotated[
+        float, Interval(ge=0, le=1), OnResume("the same samples; other ones lose their metadata from here on")
+    ] = 0.0
+    """Share of the training samples whose prompt has no metadata at all, besides those of `prompt_metadata`."""
     frames_in_flight: Annotated[int, Interval(ge=1, le=10**12)] | None = None
     """Number of frames the shuffle may spread over, on all ranks together: more is better shuffled, fewer needs less
     memory. The default is 100,000, or 192 x `batch_size` if that is more."""

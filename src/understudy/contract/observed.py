@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from understudy.batch_keys import PROMPT_METADATA
 from understudy.contract.camera_print import Explanation, explanations, shrink
 from understudy.contract.facts import InputContract, VectorFacts
 from understudy.contract.mismatch import Kind, Mismatch
@@ -89,6 +90,7 @@ class ObservationCheck:
         state = {_STATE: facts.state.key} if facts.state is not None else {}
         wanted = state | {key: camera.key for key, camera in facts.cameras.items()} | {_TASK: _TASK}
         known = {*wanted, *wanted.values()}
+        known.add(PROMPT_METADATA)  # checked by the policy
         extra = [key for key in observation if key not in known and not key.endswith(_OTHERS)]
         for key, own in wanted.items():
             if not {key, own} & set(observation):

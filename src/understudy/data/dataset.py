@@ -18,6 +18,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS
 from understudy.data.format.standard_keys import rename_keys
 from understudy.data.read.image_column import ImageColumns
+from understudy.data.read.prompt_metadata import EpisodePrompts
 from understudy.data.read.response_text import Responses
 from understudy.data.read.rows import Rows
 from understudy.data.read.sensors import Sensors
@@ -71,6 +72,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         image_transforms: callable applied to the images of each sample and camera, a uint8 tensor (C, H, W) or
             (T, C, H, W), and not to depth. `Loader` and `EpisodeStream` do not apply it.
         response: a text column to deliver as `response`, "task", or "" for no text (see `data/read/response_text.py`).
+        prompt_metadata: names of episode metadata to deliver as `prompt_metadata`, a text with a line for each
+            (docs/training.md). An empty list delivers the empty text.
         name: name in an order and in messages; by default the folder's name.
         video_backend: "pyav" or "torchcodec" (see `open_video`).
         row_cache_bytes: memory for loaded rows, and as much again for encoded images stored in rows.
@@ -100,6 +103,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         missing_cameras: Mapping[str, tuple[int, int]] | None = None,
         image_transforms: Callable[[torch.Tensor], torch.Tensor] | None = None,
         response: str | None = None,
+        prompt_metadata: Sequence[str] | None = None,
         name: str | None = None,
         video_backend: str = "pyav",
         row_cache_bytes: int = 1 << 30,
@@ -162,6 +166,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._sensors = Sensors(self.catalog, sensors, self.sensor_offsets)
         self.row_cache_bytes = row_cache_bytes
         self._responses = Responses(self.catalog, response)
+        self.prompts = EpisodePrompts(self.catalog, prompt_metadata)
+        """Metadata of the episodes for prompts."""
         columns = [k for k in (*self._columns, *self._responses.columns) if k not in INDEX_KEYS]
         self._rows = Rows(self.catalog, columns, row_cache_bytes)
         self._stored = ImageColumns(self.catalog, self._images, row_cache_bytes)
@@ -341,7 +347,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         out["task"] = [self.catalog.tasks[int(task)] for task in np.asarray(now).tolist()]
         if self.frame_weights is not None and self.frame_weights.weighs_loss:
             out[LOSS_WEIGHT] = torch.from_numpy(self.frame_weights.loss_factors(np.asarray(episodes), frames))
-        return out | self._responses.read(self._rows, rows, frames, out["task"])
+        return out | self.prompts.read(rows) | self._responses.read(self._rows, rows, frames, out["task"])
 
     def frames_to_decode(self, episodes: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return the frames that `batch` decodes from video.

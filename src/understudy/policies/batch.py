@@ -8,12 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from understudy.batch_keys import PROMPT_METADATA, TASK
+from understudy.prompt_metadata import add_metadata
+
 
 def value_of(batch: Mapping[str, Any], key: str) -> Any:
     """Return `batch[key]`. Raises ValueError, with the keys, where it is missing."""
     if key not in batch:
         raise ValueError(f"the batch has {sorted(batch)}, the policy needs {key!r}")
     return batch[key]
+
+
+def prompts_of(batch: Mapping[str, Any]) -> list[str]:
+    """Return the instruction of each sample, with its metadata where the batch has `prompt_metadata`."""
+    return add_metadata(value_of(batch, TASK), batch.get(PROMPT_METADATA))
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:

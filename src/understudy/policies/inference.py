@@ -20,6 +20,7 @@ from understudy.policies.contract_reaction import Reaction, compare_weights, pla
 from understudy.policies.draws import generate_draws
 from understudy.policies.observation_history import ObservationHistory
 from understudy.policies.policy import Policy, build_saved
+from understudy.prompt_metadata import observed_metadata
 
 
 def load_policy(
@@ -249,7 +250,7 @@ class RobotPolicy:
             observation: numpy arrays or tensors by key, of one moment or of a batch. Keys are those of the policy, or
                 those of the robot's recordings. Images are uint8 [H, W, 3] or [3, H, W], states [S] of this robot (or
                 padded to the policy's width), `task` is a string. A batch has one more dimension in front, and a list
-                of strings. A camera that the robot lacks is left out.
+                of strings. A camera that the robot lacks is left out. `prompt_metadata` may be {"quality": 5}.
             time: time of the observation in seconds, on any clock, for policies with a history: they see the frames
                 nearest to the ages of training. None: each observation is a step of 1/fps of the recordings.
             steps: integration steps, where the policy samples.
@@ -282,11 +283,8 @@ class RobotPolicy:
         if self._windows():
             histories = self._remember(batch, time)
             batch |= self._seen(batch, histories)
-        device = next(policy.parameters()).device
-        batch = {
-            key: value.to(device) if isinstance(value, Tensor) else value
-            for key, value in policy.preprocess(batch).items()
-        }
+        device, batch = next(policy.parameters()).device, policy.preprocess(batch)
+        batch = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
         draws = generate_draws(policy.random_spec("act"), rows, generator)
         draws = {name: values.to(device) for name, values in draws.items()}
         with torch.no_grad():
@@ -302,12 +300,12 @@ class RobotPolicy:
         """Read the present observation as a batch on the CPU, without the past."""
         config, observation = self.policy.config, self._standard(observation)
         if TASK not in observation:
-            raise ValueError(
-                f"the observation has {sorted(observation)}, the policy needs {TASK!r}, '' for no instruction"
-            )
+            known = sorted(observation)
+            raise ValueError(f"the observation has {known}, the policy needs {TASK!r}, '' for no instruction")
         single = isinstance(observation[TASK], str)
         batch: dict[str, Any] = {TASK: [observation[TASK]] if single else list(observation[TASK])}
         rows = len(batch[TASK])
+        batch |= observed_metadata(observation, self.metadata, rows)
 
         def tensor(key: str) -> Tensor:
             value = torch.as_tensor(observation[key]).cpu()

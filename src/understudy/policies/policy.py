@@ -4,7 +4,7 @@
 and `act`, and is trained, resumed, validated, exported and played without a change elsewhere.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -233,6 +233,13 @@ class Policy(nn.Module):
         Different instructions remain different: a policy may encode each one once.
         """
         return self.preprocess({**batch, TASK: [text + " pick up" * 512 for text in batch[TASK]]})
+
+    def prompt_room(self, prompts: Sequence[str]) -> tuple[int, int, str] | None:
+        """Return the length of the longest of these prompts, the length behind which they are cut, and its setting.
+
+        None: the policy does not know, because it has no tokenizer, or cuts nothing.
+        """
+        return None
 
     def tokens(self, batch: Mapping[str, Any]) -> list[int] | None:
         """Count the tokens of each sample of a prepared batch, on the host; None: the policy has no tokens."""

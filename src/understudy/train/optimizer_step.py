@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import LOSS_WEIGHT, TASK
+from understudy.batch_keys import LOSS_WEIGHT, PROMPT_METADATA, TASK
 from understudy.distributed.mesh import Mesh, sync_gradients
 from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
 from understudy.errors import ConfigError
@@ -25,10 +25,12 @@ from understudy.order import sample_uniform
 from understudy.policies.batch import to_device
 from understudy.policies.common.augment import drop_texts, shift_images
 from understudy.policies.policy import Policy
+from understudy.prompt_metadata import drop_fields, label
 from understudy.train.micro_batches import IdleMicroBatch, MicroBatch
 from understudy.train.profiling.timer import NULL, Timer
 
 if TYPE_CHECKING:
+    from understudy.config.data import DataConfig
     from understudy.config.train import AugmentConfig
 
 
@@ -56,6 +58,26 @@ def drop_instructions(batch: Mapping[str, Any], augment: "AugmentConfig", seed: 
         return dict(batch)
     draws = torch.from_numpy(sample_uniform(seed, "text dropout", batch["position"].numpy()))
     return {**batch, TASK: drop_texts(batch[TASK], draws, augment.text_dropout)}
+
+
+def drop_metadata(batch: Mapping[str, Any], data: "DataConfig", seed: int) -> dict[str, Any]:
+    """Drop metadata from some prompts, on the host: each field for its share of the samples, and all for a share.
+
+    Fields draw independently; `batch["position"]` keys the draws, so an epoch differs from the next one.
+    """
+    if PROMPT_METADATA not in batch:
+        return dict(batch)
+    positions = batch["position"].numpy()
+    all_of = sample_uniform(seed, "prompt metadata", positions) < data.prompt_metadata_dropout
+    drawn = {
+        label(name): sample_uniform(seed, f"prompt metadata {name}", positions) < share
+        for name, share in data.prompt_metadata.items()
+    }
+    kept = [
+        "" if all_of[row] else drop_fields(lines, [name for name, rows in drawn.items() if rows[row]])
+        for row, lines in enumerate(batch[PROMPT_METADATA])
+    ]
+    return {**batch, PROMPT_METADATA: kept}
 
 
 def shift_cameras(

@@ -45,6 +45,7 @@ from understudy.train.optimizer_step import (
     StepResult,
     batch_to_device,
     drop_instructions,
+    drop_metadata,
     optimizer_step,
     shift_cameras,
 )
@@ -148,11 +149,12 @@ class TrainState:
         return result
 
     def prepare(self, batch: Mapping[str, Any]) -> "PreparedBatch":
-        """Add marks, drop instructions and run the policy's preprocessing: all host work of a batch.
+        """Add marks, drop instructions and metadata, and run the policy's preprocessing: all host work of a batch.
 
         It changes no state, so that loader threads may call it.
         """
         marked = drop_instructions(self.marked(batch), self.config.augment, self.config.seed)
+        marked = drop_metadata(marked, self.config.data, self.config.seed)
         return PreparedBatch(self.policy.preprocess(marked))
 
     def marked(self, batch: Mapping[str, Any]) -> dict[str, Any]:

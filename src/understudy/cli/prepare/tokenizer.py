@@ -46,6 +46,7 @@ def fit(config: TokenizerFitConfig) -> None:
     from understudy.optional_packages import optional_imports, require
     from understudy.policies.common.fit_text_tokenizer import fit_text_tokenizer
     from understudy.train.data.hub_files import with_local_files
+    from understudy.train.data.prompts import prompt_fields
     from understudy.train.data.run_data import open_data
 
     require("pi05")
@@ -59,6 +60,7 @@ def fit(config: TokenizerFitConfig) -> None:
     run = run.with_policy_defaults()
     data = open_data(run)
     tasks = sorted({task for part in data.training for task in part.catalog.tasks})
+    tasks += prompt_fields(data.training)
     responses = read_responses(config, data)
     texts = run.policy.tokenizer_texts(tasks, responses, data.policy_config(run).state_dim)
     model = fit_text_tokenizer(texts, config.tokenizer.vocab_size)

@@ -10,7 +10,7 @@ actions, with a flow time of its own. Given one stream (time 0), the network fin
 dynamics (`policies/common/task_modes.py`), as in Zhu et al. 2025, "Unified World Models".
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.batch_keys import ACTION, MODE, STATE, TASK
-from understudy.policies.batch import check_shape, value_of
+from understudy.batch_keys import ACTION, MODE, STATE
+from understudy.policies.batch import check_shape, prompts_of, value_of
 from understudy.policies.common.encoders.image import ImageEncoder
-from understudy.policies.common.encoders.text import TextEncoder
+from understudy.policies.common.encoders.text import TextEncoder, text_room
 from understudy.policies.common.flow_matching import euler, noisy_actions, spread_times, velocity
 from understudy.policies.common.layers import Layer, Linear, layer_norm, sinusoids, zero_init
 from understudy.policies.common.normalizer import Normalizer, blanked, state_now
@@ -125,6 +125,10 @@ class FlowPolicy(Policy):
     def float32_modules(self) -> list[nn.Module]:
         """The layer of the text encoder whose output is a phase in radians."""
         return [self.text.out]
+
+    def prompt_room(self, prompts: Sequence[str]) -> tuple[int, int, str]:
+        """Bytes, with the one that starts each text."""
+        return text_room(prompts, self.config.text_bytes)
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
         """Noise and flow time of D draws per sample, one time per stratum; to act one noise.
@@ -314,7 +318,7 @@ class FlowPolicy(Policy):
     def _condition(self, batch: Mapping[str, Any]) -> Tensor:
         """Condition of the action network from images, state and instruction: [B, width]."""
         dtype = getattr(torch, self.config.compute)
-        text_emb = self.text(value_of(batch, TASK), dtype)  # [B, width]
+        text_emb = self.text(prompts_of(batch), dtype)  # [B, width]
         parts = [text_emb]
         if self.vision is not None:
             images = [value_of(batch, key) for key in self.config.cameras]

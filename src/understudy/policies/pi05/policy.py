@@ -11,7 +11,7 @@ With `insulation` the terms `text` and `fast` train the vision encoder and the l
 expert alone.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -152,6 +152,11 @@ class Pi05Policy(Policy, Pi0Network):
         config = self.config
         fast = config.action_tokens if config.fast else 0
         return longest(self._split(batch), config.cameras, config.prompt_tokens, config.response_tokens, fast)
+
+    def prompt_room(self, prompts: Sequence[str]) -> tuple[int, int, str] | None:
+        """Tokens, with the state where the format has it."""
+        longest_prompt = self.texts.longest_prompt(prompts)
+        return None if longest_prompt is None else (longest_prompt, self.config.prompt_tokens, "prompt_tokens")
 
     def tokens(self, batch: Mapping[str, Any]) -> list[int]:
         """Count the tokens of each sample in training: images, texts, past states, and `noise_samples` chunks."""

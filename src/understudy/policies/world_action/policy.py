@@ -4,15 +4,16 @@ Each stream has a flow time of its own; a stream that the task mode gives has ti
 model of the world (forward dynamics) and an inverse of it, as in Zhu et al. 2025, "Unified World Models".
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from understudy.batch_keys import ACTION, MODE, STATE, TASK
-from understudy.policies.batch import check_shape, value_of
+from understudy.batch_keys import ACTION, MODE, STATE
+from understudy.policies.batch import check_shape, prompts_of, value_of
+from understudy.policies.common.encoders.text import text_room
 from understudy.policies.common.flow_matching import noisy_actions, shift_times, spread_times, velocity
 from understudy.policies.common.normalizer import Normalizer, blanked, state_now
 from understudy.policies.common.task_modes import DYNAMICS, FLOW, FORWARD, IMAGES, MODES, POLICY, TRAINS
@@ -90,6 +91,10 @@ class WorldActionPolicy(Policy):
     def float32_modules(self) -> list[nn.Module]:
         """The layer of the text encoder whose output is a phase in radians."""
         return [self.network.text.out]
+
+    def prompt_room(self, prompts: Sequence[str]) -> tuple[int, int, str]:
+        """Bytes, with the one that starts each text."""
+        return text_room(prompts, self.config.text_bytes)
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
         """Noise of each stream and flow times of D draws per sample, one time per stratum; to act one noise each.
@@ -187,7 +192,7 @@ class WorldActionPolicy(Policy):
 
     def _context(self, batch: Mapping[str, Any]) -> Context:
         """Embed the present of a batch."""
-        texts = value_of(batch, TASK)
+        texts = prompts_of(batch)
         images, missing = [], []
         for camera in self.config.cameras:
             image = present(value_of(batch, camera))

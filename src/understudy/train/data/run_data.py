@@ -5,7 +5,6 @@ sources are reported at once.
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from understudy.batch_keys import ACTION, STATE
+from understudy.batch_keys import ACTION, PROMPT_METADATA, STATE
 from understudy.bytesize import parse_bytes
 from understudy.config.data import NONE
 from understudy.config.train import TrainConfig
@@ -29,12 +28,15 @@ from understudy.load.loader import Loader
 from understudy.load.mixed_batches import Mixture
 from understudy.order import Order
 from understudy.policies.registry import check_start, policy_type
+from understudy.prompt_metadata import FORMAT
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.data.fingerprint import digest_files
+from understudy.train.data.prompts import check_prompt_metadata
 from understudy.train.data.sources import (
     RecordedSources,
     Source,
     SourceSplit,
+    check_disjoint,
     common_image_size,
     open_source,
     split_source,
@@ -72,6 +74,8 @@ class RunData:
     """Notes on the selections: matches of keep-ranges, incomplete episodes."""
     skipped: tuple[tuple[int, ...], ...] = ()
     """Ids of the skipped bad episodes."""
+    prompt_metadata: tuple[str, ...] = ()
+    """Names of the metadata in prompts, in their sequence there."""
 
     def order(self, config: TrainConfig) -> Order:
         """Make the order of a new run, for any amount of memory (`make_loader.make_order` fits one to the memory)."""
@@ -92,7 +96,7 @@ class RunData:
 
         Of a head with several sources it has those of the first one.
         """
-        heads = {}
+        heads: dict[str, dict[str, Any]] = {}
         for number, head in enumerate(self.heads):
             first = int(np.flatnonzero(self.head_of_source == number)[0])
             part = self.training[first]
@@ -104,6 +108,8 @@ class RunData:
                 "state_names": features[STATE].dimension_names if STATE in part.keys else [],
                 "cameras": [camera for camera in self.cameras if camera not in part.missing_cameras],
             }
+            if self.prompt_metadata:
+                heads[head][PROMPT_METADATA] = {"format": FORMAT, "names": list(self.prompt_metadata)}
         return {"fps": self.training[0].catalog.fps, "heads": heads}
 
     def policy_config(self, config: TrainConfig) -> Any:
@@ -183,7 +189,8 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
     if wrong:
         raise _join_errors(wrong, len(names))
     training, validation = tuple(one.training for one in splits), tuple(one.validation for one in splits)
-    _check_disjoint(names, training, validation)
+    check_disjoint(names, training, validation)
+    check_prompt_metadata(data.prompt_metadata, training)
     try:
         Mixture.from_datasets(training)
     except ValueError as error:
@@ -203,6 +210,7 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
         stats=tuple(source.stats for source in wanted),
         notes=tuple(one.notes for one in splits),
         skipped=tuple(one.skipped for one in splits),
+        prompt_metadata=tuple(data.prompt_metadata),
     )
 
 
@@ -263,27 +271,6 @@ def _join_errors(wrong: dict[str, DatasetError], count: int) -> DatasetError:
     if len(lines) == 1:
         return DatasetError(lines[0])
     return DatasetError("\n".join([f"{len(lines)} of {count} sources cannot be used", *(f"  {e}" for e in lines)]))
-
-
-def _check_disjoint(
-    names: Sequence[str], training: Sequence[EpisodeDataset], validation: Sequence[EpisodeDataset | None]
-) -> None:
-    """Raise DatasetError if one source trains on a validation episode of another source of the same dataset."""
-    sharing: dict[str, list[int]] = {}
-    for number, part in enumerate(training):
-        root = part.catalog.root
-        sharing.setdefault(root if "://" in root else os.path.realpath(root), []).append(number)
-
-    def episodes(part: EpisodeDataset | None) -> np.ndarray:
-        return part.segments[:, 0] if part is not None else np.empty(0, np.int64)
-
-    for numbers in sharing.values():  # of one dataset
-        trained, validated = (np.concatenate([episodes(of[n]) for n in numbers]) for of in (training, validation))
-        if len(both := np.intersect1d(trained, validated)):
-            i, j = (next(n for n in numbers if both[0] in episodes(of[n])) for of in (validation, training))
-            what = f"episode {both[0]} is a validation episode of source {names[i]} and trained on in {names[j]}"
-            fix = f"{len(both)} such episodes: set the same val_episodes in both, or other episodes in each"
-            raise DatasetError(what, where=training[i].catalog.root, fix=fix)
 
 
 def head_members(data: RunData, with_delta: bool = True) -> list[Member]:
@@ -370,6 +357,7 @@ def _fingerprint(training: EpisodeDataset, validation: EpisodeDataset | None) ->
         "features": _digest(repr(sorted(features.items())).encode()),
         "recorded statistics": _digest(*(catalog.files.read(f) for f in recorded)),
         VALIDATION_EPISODES: _digest(validation.segments.tobytes() if validation is not None else b""),
+        **({"prompt metadata": training.prompts.digest} if training.prompts.names else {}),
         **{f"frame weights of {name} frames": own.digest for name, own in weighted.items() if own is not None},
     }
 

@@ -1,5 +1,6 @@
 """One source of a run: its dataset under standard keys, checked for a policy, and split into two parts."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -201,6 +202,9 @@ def split_source(
         except DatasetError as error:
             fix = "set val_fraction to 0 (--data.val-fraction 0, or in its source), or use more episodes"
             raise DatasetError(error.what, where=catalog.root, fix=fix) from error
+    if config.data.prompt_metadata:  # of each source the metadata that it has
+        own_metadata = catalog.episode_metadata()
+        options["prompt_metadata"] = [field for field in config.data.prompt_metadata if field in own_metadata]
     options |= {"frame_weights": wanted.frame_weights or None, "frame_weights_in": wanted.frame_weights_in}
     training = EpisodeDataset(catalog, episodes=trained, **options)
     validation = EpisodeDataset(catalog, episodes=validated, **options) if len(validated) else None
@@ -217,6 +221,27 @@ def _check_validation_episodes(wanted: SourceConfig, catalog: Catalog) -> None:
     if len(lost := np.setdiff1d(np.array(wanted.val_episodes, np.int64), ids)):
         what = f"where is {wanted.where!r}, which does not hold for episode {lost[0]} of val_episodes"
         raise DatasetError(what, where=catalog.root, fix="take it out of val_episodes")
+
+
+def check_disjoint(
+    names: Sequence[str], training: Sequence[EpisodeDataset], validation: Sequence[EpisodeDataset | None]
+) -> None:
+    """Raise DatasetError if one source trains on a validation episode of another source of the same dataset."""
+    sharing: dict[str, list[int]] = {}
+    for number, part in enumerate(training):
+        root = part.catalog.root
+        sharing.setdefault(root if "://" in root else os.path.realpath(root), []).append(number)
+
+    def episodes(part: EpisodeDataset | None) -> np.ndarray:
+        return part.segments[:, 0] if part is not None else np.empty(0, np.int64)
+
+    for numbers in sharing.values():  # of one dataset
+        trained, validated = (np.concatenate([episodes(of[n]) for n in numbers]) for of in (training, validation))
+        if len(both := np.intersect1d(trained, validated)):
+            i, j = (next(n for n in numbers if both[0] in episodes(of[n])) for of in (validation, training))
+            what = f"episode {both[0]} is a validation episode of source {names[i]} and trained on in {names[j]}"
+            fix = f"{len(both)} such episodes: set the same val_episodes in both, or other episodes in each"
+            raise DatasetError(what, where=training[i].catalog.root, fix=fix)
 
 
 def common_image_size(

@@ -32,6 +32,7 @@ from understudy.load.loader import Loader
 from understudy.optim.state import local
 from understudy.policies.draws import make_draws
 from understudy.train.data.hub_files import with_local_files
+from understudy.train.data.prompts import longest_prompts, prompt_fields
 from understudy.train.data.run_data import RunData, choose_normalization, open_data
 from understudy.train.data.token_budget import check_budget
 from understudy.train.micro_batches import largest_part
@@ -75,6 +76,9 @@ class Plan:
     """Model FLOPs: operations of forward and backward of a sample, without those that checkpointing repeats."""
     tokens_per_sample: int | None
     """Tokens of a sample that the network processes; None where it has none."""
+    longest_prompt: tuple[int, int, str] | None
+    """Length of the data's longest prompt, metadata included, the length of the policy, and the setting of that one;
+    None where the policy has no tokenizer."""
     conditions: dict[str, Any]
     """Settings that the plan is for."""
 
@@ -128,8 +132,9 @@ def plan_for(
 ) -> Plan:
     """Plan a run on opened data; see `plan`. sample: a batch of one sample, as the loader gives it."""
     mesh_shape(config, world_size)  # before anything takes time
+    network = build_on_meta(config, data.policy_config(config), normalization)
     if config.max_num_tokens is not None:
-        check_budget(build_on_meta(config, data.policy_config(config), normalization), config, data)
+        check_budget(network, config, data)
     usable = None if limit is None else floor(limit * (1 - RESERVED))
 
     @functools.cache
@@ -160,6 +165,7 @@ def plan_for(
         bytes_per_parameter=state / max(1, found.trained_here),
         flops_per_sample=single.flops,
         tokens_per_sample=single.tokens,
+        longest_prompt=network.prompt_room(longest_prompts(data.training)),
         conditions={
             "device": device,
             "ranks": world_size,
@@ -237,6 +243,8 @@ def trace_step(
     )
     texts = {task for part in data.training for task in part.catalog.tasks}
     distinct = len(texts) + (config.augment.text_dropout > 0)
+    if fields := len(config.data.prompt_metadata):  # each of its subsets, where fields are dropped
+        distinct *= len(prompt_fields(data.training)) * 2**fields + 1
 
     def inputs(state: TrainState) -> dict[str, Any]:
         repeated = {

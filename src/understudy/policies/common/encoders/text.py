@@ -24,6 +24,11 @@ def byte_tokens(texts: Sequence[str], length: int) -> Tensor:
     return tokens
 
 
+def text_room(texts: Sequence[str], length: int) -> tuple[int, int, str]:
+    """Return the tokens of the longest text before it is cut, `length`, and the setting of that."""
+    return 1 + max((len(text.encode("utf-8")) for text in texts), default=0), length, "text_bytes"
+
+
 class TextEncoder(nn.Module):
     """Byte tokens -> one vector per text.
 

@@ -165,10 +165,17 @@ class TextTokenizer:
             length: L, the most tokens.
             response: whether a response follows.
         """
+        return self.pad(self._prompts(tasks, bins, response), length)
+
+    def longest_prompt(self, tasks: Sequence[str], bins: Sequence[Sequence[int]] | None, *, response: bool) -> int:
+        """Count the tokens of the longest prompt, which nothing cuts here; see `prompts`."""
+        return max(map(len, self._prompts(tasks, bins, response)))
+
+    def _prompts(self, tasks: Sequence[str], bins: Sequence[Sequence[int]] | None, response: bool) -> list[list[int]]:
         if bins is None:
-            return self.pad([self._encode(clean(task), bos=True) + self._encode("\n") for task in tasks], length)
+            return [self._encode(clean(task), bos=True) + self._encode("\n") for task in tasks]
         texts = [state_prompt(task, own, response) for task, own in zip(tasks, bins, strict=True)]
-        return self.pad([self._encode(text, bos=True) for text in texts], length)
+        return [self._encode(text, bos=True) for text in texts]
 
     def responses(self, texts: Sequence[str], length: int) -> Rows:
         """Encode responses; an empty text has no token."""

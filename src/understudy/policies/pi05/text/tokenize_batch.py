@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import ACTION, CUT_SUFFIX, RESPONSE, STATE, TASK
+from understudy.batch_keys import ACTION, CUT_SUFFIX, RESPONSE, STATE
 from understudy.errors import ConfigError
-from understudy.policies.batch import check_shape, value_of
+from understudy.policies.batch import check_shape, prompts_of, value_of
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.common.normalizer import Normalizer, state_now
 from understudy.policies.pi05.text.prompt import Rows, TextSettings, TextTokenizer, find_tokenizer, state_bins
@@ -52,7 +52,7 @@ class Texts:
             ConfigError: a tokenizer cannot be read, or does not fit the vocabulary; the format `state` without a state.
         """
         self.config: TextSettings = config
-        self.has_state = config.prompt == "state"
+        self.has_state, self.state_dim = config.prompt == "state", int(config.state_dim)
         if self.has_state and not config.state_dim:
             raise ConfigError(
                 "policy.prompt: the format state needs a state, and the policy has none; set data.state to its key, or "
@@ -78,6 +78,17 @@ class Texts:
             )
         return self.tokenizer
 
+    def longest_prompt(self, texts: Sequence[str]) -> int | None:
+        """Count the tokens of the longest prompt, with the longest numbers as its state; None without a tokenizer.
+
+        Args:
+            texts: instructions with their metadata.
+        """
+        if self.tokenizer is None or not texts:
+            return None
+        bins = [[255] * self.state_dim] * len(texts) if self.has_state else None
+        return self.tokenizer.longest_prompt(texts, bins, response=self.config.response_tokens > 0)
+
     def add(self, batch: Mapping[str, Any], normalizer: Normalizer) -> dict[str, Any]:
         """Return the batch with the tokens of its texts.
 
@@ -101,9 +112,8 @@ class Texts:
                 "policy.response_tokens: is 0, and the data has responses (data.response); set it to the longest one"
             )
         bins = self._bins(batch, normalizer) if self.has_state else None
-        tasks: Sequence[str] = value_of(batch, TASK)
         found = dict(batch)
-        prompts = tokenizer.prompts(tasks, bins, config.prompt_tokens, response=has_response)
+        prompts = tokenizer.prompts(prompts_of(batch), bins, config.prompt_tokens, response=has_response)
         found |= _entries(prompts, "prompt_tokens", "prompt_is_pad", CUT["prompts"])
         if has_response and RESPONSE in batch:
             responses = tokenizer.responses(batch[RESPONSE], config.response_tokens)
