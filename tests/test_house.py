@@ -15,13 +15,14 @@ MOST_LINES, MOST_FILES, MOST_FLOORS = 400, 15, 6
 CELLAR = {"storage", "video"}
 GROUND = {"order", "data", "contract", "policies", "envs", "config"}
 ROOMS: dict[str, set[str]] = {
+    "hub": set(),
     "storage": set(),
     "video": {"storage"},
     "order": set(),
-    "data": CELLAR,
+    "data": {"hub"} | CELLAR,
     "edit": {"order", "data"} | CELLAR,
     "contract": set(),
-    "policies": {"order", "contract"},
+    "policies": {"hub", "order", "contract"},
     "envs": set(),
     "config": {"policies"},
     "optim": set(),
@@ -29,12 +30,13 @@ ROOMS: dict[str, set[str]] = {
     "load": {"order", "data"} | CELLAR,
     "check": {"order", "data"} | CELLAR,
     "rollout": {"order", "contract", "policies", "envs", "config"},
-    "train": GROUND | CELLAR | {"optim", "distributed", "load", "rollout"},
+    "train": {"hub"} | GROUND | CELLAR | {"optim", "distributed", "load", "rollout"},
     "report": GROUND | {"load", "check", "rollout", "train", "video"},
-    "cli": GROUND | CELLAR | {"edit", "optim", "distributed", "load", "check", "rollout", "train", "report"},
+    "cli": {"hub"} | GROUND | CELLAR | {"edit", "optim", "distributed", "load", "check", "rollout", "train", "report"},
 }
 NEVER = {
     "order": {"torch", "pyarrow", "av", "scipy"},
+    "hub": {"torch", "av", "pyarrow"},
     "storage": {"torch", "av"},
     "video": {"torch", "pyarrow"},
     "data": {"torch.nn", "torch.optim", "mujoco"},

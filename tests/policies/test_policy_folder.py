@@ -46,10 +46,15 @@ def test_normalization_survives_where_decimal_text_could_round(tmp_path: Path) -
     assert torch.equal(back.normalizer.action.spread, values[None])
 
 
-def test_the_folder_holds_three_readable_files(tmp_path: Path) -> None:
+def test_the_folder_holds_four_readable_files(tmp_path: Path) -> None:
     model = policy()
     model.save(tmp_path / "policy")
-    assert sorted(p.name for p in tmp_path.rglob("*.*")) == ["config.json", "model.safetensors", "normalisation.json"]
+    assert sorted(p.name for p in tmp_path.rglob("*.*")) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "normalisation.json",
+    ]
     assert json.loads((tmp_path / "policy/config.json").read_text())["chunk"] == 4
     maps = json.loads((tmp_path / "policy/normalisation.json").read_text())
     assert set(maps) == {"heads", "action", "observation.state", "delta", "dims"}

@@ -14,6 +14,7 @@ report       `understudy report`
 inspect      `understudy inspect`
 ranges       `understudy ranges`
 order        `understudy order explain`
+hub          `understudy push` and `understudy pull`
 dataset      commands that examine and mend datasets
 prepare      commands that make files for a training
 bench        `understudy bench`

@@ -73,6 +73,12 @@ COMMANDS = {
     ),
     "rollout": Command("config.rollout:RolloutConfig", "cli.rollout:rollout", "success per task, simulated", "RUN"),
     "export": Command("cli.export:ExportConfig", "cli.export:export", "a run's policy, as a robot loads it", "RUN"),
+    "push": Command(
+        "cli.hub.push:PushConfig", "cli.hub.push:push", "publish a policy, run or dataset on the hub", "PATH"
+    ),
+    "pull": Command(
+        "cli.hub.pull:PullConfig", "cli.hub.pull:pull", "fetch a policy, run or dataset from the hub", "PATH"
+    ),
     "report": Command(
         "cli.report:ReportConfig",
         "cli.report:report",

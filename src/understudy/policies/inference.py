@@ -33,11 +33,11 @@ def load_policy(
     norm_asset: str = "",
     contract: Reaction = "warn",
 ) -> "RobotPolicy":
-    """Load a policy from an exported folder, from the run directory that holds one, or from released weights.
+    """Load a policy from an exported folder, a run directory that holds one, the hub, or from released weights.
 
     Args:
-        directory: the folder of `understudy export`, `RUN/policy`, or `RUN`; for pi05 and pi0 also a folder of LeRobot
-            or openpi (docs/policies.md).
+        directory: the folder of `understudy export`, `RUN/policy`, `RUN`, or hf://OWNER/NAME on the hub; for pi05 and
+            pi0 also a folder of LeRobot or openpi (docs/policies.md).
         device: device of the arithmetic.
         head: norm head of the robot; needed where the policy has several.
         compute: precision of the arithmetic; None: that of the config, float32 where it has none. In bfloat16, linear
@@ -53,9 +53,7 @@ def load_policy(
     """
     if contract not in get_args(Reaction):
         raise ValueError(f"contract={contract!r}: must be one of {', '.join(get_args(Reaction))}")
-    folder = Path(directory)
-    if not (folder / policy_folder.CONFIG).is_file() and (folder / "policy" / policy_folder.CONFIG).is_file():
-        folder = folder / "policy"
+    folder = policy_folder.find(directory)
     saved = policy_folder.load(folder, normalization, norm_asset)
     if compute is not None:
         saved = saved._replace(config=replace(saved.config, compute=compute))

@@ -1,8 +1,9 @@
 """A policy on disk: model.safetensors, config.json, normalisation.json and contract.json in one folder.
 
-A robot needs nothing else, and can read it without this package. config.json has the type of the policy, its settings,
-the facts of its data, and under `metadata` the names of dimensions and cameras of each norm head. contract.json has the
-inputs of training (`contract/facts.py`), and a digest of the weights that it was written with.
+A robot needs nothing else, and can read it without this package. README.md describes it (`contract/model_card.py`).
+config.json has the type of the policy, its settings, the facts of its data, and under `metadata` the names of
+dimensions and cameras of each norm head. contract.json has the inputs of training (`contract/facts.py`), and a digest
+of the weights that it was written with.
 """
 
 import json
@@ -18,6 +19,10 @@ from torch import Tensor
 
 from understudy.atomic import recover_folder, replace_folder
 from understudy.contract.facts import FILE, write_contract
+from understudy.contract.model_card import FILE as CARD
+from understudy.contract.model_card import is_unchanged, make_card
+from understudy.hub.download import fetch_model
+from understudy.hub.ids import model_id
 from understudy.policies.companion_files import copy_files, is_policy_file, located
 from understudy.policies.field_types import type_problems
 from understudy.policies.registry import folder_readers, policy_type, stored_type, tensor_openers
@@ -72,6 +77,8 @@ def save(
         (fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode & 0o777)
         if contract is not None:
             write_contract(fresh / FILE, {**contract, "weights": WeightFiles(fresh, floats_only=False).sample_digest()})
+        count = sum(weight.numel() for weight in weights.values())
+        (fresh / CARD).write_text(make_card({"type": config.type, **content}, count, contract), encoding="utf-8")
         check_replaceable(target, config.type)  # again: writing took a while
 
 
@@ -95,6 +102,7 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
     files = policy_type(kind).settings.FILES
     for entry in entries:
         own = entry.name in (CONFIG, NORMALIZATION, WEIGHTS, FILE) and entry.is_file() and not entry.is_symlink()
+        own = own or (entry.name == CARD and entry.is_file() and is_unchanged(entry.read_bytes()))
         if not own and not is_policy_file(files, entry):
             raise FileExistsError(f"{directory} holds {entry.name}, which is no file of a policy: {fix}")
     try:
@@ -103,6 +111,18 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
         found = None
     if found != kind:
         raise FileExistsError(f"{directory} holds no policy of type {kind}, and is not replaced: {fix}")
+
+
+def find(place: str | Path) -> Path:
+    """Return the folder of a policy: the place itself, the policy of a run directory, or a repository of the hub.
+
+    Raises:
+        ConfigError: the repository cannot be fetched. MissingExtraError: the extra `hub` is not installed.
+    """
+    wanted = model_id(str(place))
+    folder = Path(place) if wanted is None else fetch_model(wanted)
+    of_run = folder / "policy"
+    return of_run if not (folder / CONFIG).is_file() and (of_run / CONFIG).is_file() else folder
 
 
 def load(directory: str | Path, normalization: Mapping[str, Any] | None = None, asset: str = "") -> Saved:

@@ -16,9 +16,10 @@ from huggingface_hub import constants
 
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
+from understudy.hub.ids import hub_id
 from understudy.optional_packages import MissingExtraError
 from understudy.policies.pi05.config import Pi05Settings
-from understudy.train.data.hub_files import hub_id, with_local_files
+from understudy.train.data.hub_files import with_local_files
 
 COMMIT = "1" * 40
 NAMES = ("tokenizer.model", "tokenizer.json", "processor_config.json", "large.safetensors")

@@ -50,6 +50,15 @@ EXAMPLES = {
         "understudy train settings.yaml --print-config > whole.yaml",
     ),
     "resume": ("understudy resume runs/table", "understudy resume runs/table --steps 10000"),
+    "push": (
+        "understudy push runs/table/policy --to hf://me/table-policy",
+        "understudy push runs/table --to hf://me/table-run --checkpoint best",
+        "understudy push data/table --to hf://datasets/me/table --public",
+    ),
+    "pull": (
+        "understudy pull hf://me/table-run --output-dir runs/table",
+        "understudy pull hf://datasets/me/table --output-dir data/table",
+    ),
     "validate": (
         "understudy validate runs/table",
         "understudy validate runs/table --checkpoint best --per-dim --launch 2",

@@ -3,6 +3,7 @@
 Small, read-only and cheap to pickle: numpy columns with a few integers per episode.
 """
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -24,12 +25,15 @@ from understudy.data.format.path_templates import check_template
 from understudy.data.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy.data.format.sensors import Sensor, read_sensors
 from understudy.errors import DatasetError
+from understudy.hub.ids import hub_id
 from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions
 
 INFO = "meta/info.json"
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # OWNER/NAME
 VERSIONS = {"v2.0": lerobot_v2, "v2.1": lerobot_v2, "v3.0": lerobot_v3, "v3.1": lerobot_v3}
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -311,9 +315,14 @@ def _hub_address(root: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
     A path in a folder that exists is local: a typing error must not wait for the network.
     """
-    if not isinstance(root, str) or not _HUB_ID.fullmatch(root) or os.path.lexists(root):
+    found = hub_id(root) if isinstance(root, str) and _HUB_ID.fullmatch(root) else None
+    if found is None:
         return root
-    return root if os.path.isdir(root.partition("/")[0]) else f"hf://datasets/{root}"
+    address = f"hf://datasets/{root}"
+    logger.info(
+        "%s: there is no such folder, so it is read from the hub, as %s; a folder would be read first", root, address
+    )
+    return address
 
 
 def _version(info: Mapping[str, Any], where: str) -> str:

@@ -26,6 +26,8 @@ from understudy.atomic import DRAFT_SUFFIX, write_text
 from understudy.config.schema import dump_yaml, read_file, validate
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
+from understudy.hub.download import pull
+from understudy.hub.ids import model_id, parse_address
 from understudy.train.checkpoint import checksums
 
 FORMAT = 2
@@ -276,5 +278,14 @@ def _malformed(record: Mapping[str, Any]) -> str:
 
 
 def resumed_settings(run: str) -> TrainConfig:
-    """Return the settings of the run in folder `run`, from which `resume` starts."""
+    """Return the settings of the run in folder `run`, from which `resume` starts.
+
+    A run on the hub, hf://OWNER/NAME, is first fetched into the folder NAME. Later calls continue the run there.
+
+    Raises:
+        ConfigError: there is no run, it cannot be fetched, or NAME is another folder.
+    """
+    wanted = parse_address(run) or model_id(run)
+    if wanted is not None:
+        return RunDir(pull(wanted, Path(wanted.name.partition("/")[2]).absolute())).settings()
     return RunDir(Path(run)).settings()

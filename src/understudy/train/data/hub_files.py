@@ -1,23 +1,18 @@
 """Files of a policy that its settings name by a hub id: fetched into the cache of huggingface_hub before the run.
 
-`policy.tokenizer`, `policy.fast` and `policy.weights` may hold `OWNER/NAME`, `OWNER/NAME@REVISION` or `hf://OWNER/NAME`.
-The settings then hold the path of the fetched files, which contains the commit.
+`policy.tokenizer`, `policy.fast`, `policy.weights` and `init_from` may hold `OWNER/NAME`, `OWNER/NAME@REVISION` or
+`hf://OWNER/NAME`. The settings then hold the path of the fetched files, which contains the commit.
 """
 
-import os
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError, summarize
+from understudy.hub.download import fetch_model
+from understudy.hub.ids import hub_id, model_id
 from understudy.optional_packages import require
-
-_SCHEME = "hf://"
-_HUB_ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
-# A name of such a file has a typing error, which must not wait for the network.
-_FILE_SUFFIXES = (".model", ".json", ".safetensors")
 
 
 def with_local_files(config: TrainConfig) -> TrainConfig:
@@ -34,22 +29,9 @@ def with_local_files(config: TrainConfig) -> TrainConfig:
     for field, patterns in config.policy.START_FILES.items():
         if address := hub_id(str(getattr(config.policy, field))):
             found[field] = str(_fetch_folder(field, *address, patterns))
+    if wanted := model_id(config.init_from):
+        config = replace(config, init_from=str(fetch_model(wanted)))
     return replace(config, policy=replace(config.policy, **found)) if found else config
-
-
-def hub_id(text: str) -> tuple[str, str | None] | None:
-    """Return the name and the revision of a repository on the hub; None for a local path.
-
-    A path that exists, or is in a folder that exists, is local.
-    """
-    match = _HUB_ID.fullmatch(text.removeprefix(_SCHEME))
-    if match is None:
-        return None
-    if not text.startswith(_SCHEME):
-        local = os.path.lexists(text) or os.path.isdir(text.partition("/")[0])
-        if local or text.endswith(_FILE_SUFFIXES):
-            return None
-    return match["name"], match["revision"]
 
 
 def _fetch(field: str, name: str, revision: str | None, files: tuple[str, ...]) -> Path:

@@ -25,6 +25,7 @@ from understudy.data.stats.normalization import Statistics
 from understudy.errors import DatasetError
 from understudy.progress import Progress
 from understudy.train.data.run_data import RunData, dataset_fingerprint, head_members
+from understudy.train.track import metrics_file
 
 IMAGES = 48
 """Images of each camera and norm head whose appearance is measured."""
@@ -74,12 +75,23 @@ def named_heads(metadata: Mapping[str, Any], heads: Sequence[str], normalization
 
 
 def with_provenance(metadata: Mapping[str, Any] | None, run: Path, step: int) -> dict[str, Any]:
-    """Return the facts about the robots of a run with the run and the step of a policy in their contract."""
+    """Return the facts about the robots of a run with the run, step and validation of a policy in their contract."""
     found = dict(metadata or {})
     if contract := found.get("contract"):
         provenance = {**contract["provenance"], "run": run.resolve().name, "step": step}
+        if figures := _validation_figures(run, step):
+            provenance["figures"] = figures
         found["contract"] = {**contract, "provenance": provenance}
     return found
+
+
+def _validation_figures(run: Path, step: int) -> dict[str, float]:
+    """Losses of the validation of a step, by name; {} if there was none."""
+    found = next(
+        (r for r in metrics_file.iterate(run / metrics_file.NAME) if (r["kind"], r["step"]) == ("val", step)), {}
+    )
+    names = {"loss": "loss, mean of all samples", "macro": "loss, mean of the tasks"}
+    return {text: found[name] for name, text in names.items() if isinstance(found.get(name), int | float)}
 
 
 def _statistics(config: TrainConfig, data: RunData, cache: Path | None) -> dict[str, dict[str, Statistics]]:

@@ -1,0 +1,88 @@
+"""The kind of a folder (a policy, a run or a dataset), and the files of it that the hub gets."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from understudy.atomic import DRAFT_SUFFIX
+from understudy.errors import ConfigError
+
+Kind = Literal["policy", "run", "dataset"]
+_MARKS: dict[Kind, tuple[str, ...]] = {
+    "run": ("config.yaml", "order.json", "checkpoints"),
+    "dataset": ("meta/info.json",),
+    "policy": ("config.json", "model.safetensors"),
+}
+
+
+@dataclass(frozen=True)
+class Content:
+    """Content of a folder for the hub.
+
+    Attributes:
+        kind: "policy", "run" or "dataset".
+        files: paths of its files, relative to it, sorted. Hidden files and drafts are left out.
+        step: step of the checkpoint of a run; -1 for another kind.
+        tag: format of a dataset, by which LeRobot finds it; "" for another kind.
+    """
+
+    kind: Kind
+    files: tuple[Path, ...]
+    step: int = -1
+    tag: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of files."""
+        return len(self.files)
+
+
+def folder_kind(folder: Path) -> Kind | None:
+    """Return the kind of a folder; None for a folder that is neither a policy nor a run nor a dataset."""
+    for kind, names in _MARKS.items():
+        if all((folder / name).exists() for name in names):
+            return kind
+    return None
+
+
+def read_content(folder: Path, checkpoint: int | str = "latest") -> Content:
+    """List the files of a folder for the hub.
+
+    Args:
+        folder: a policy, a run or a dataset.
+        checkpoint: of a run: step of the checkpoint, "latest" or "best". Its other checkpoints are left out.
+
+    Raises:
+        ConfigError: the folder is none of these, or the run has no such checkpoint.
+    """
+    kind = folder_kind(folder)
+    if kind is None:
+        what = "holds no policy, run or dataset" if folder.is_dir() else "there is no such folder"
+        raise ConfigError(f"path: {folder}: {what}; name the folder of one, such as RUN/policy, RUN or a dataset")
+    files = _visible(folder)
+    if kind == "dataset":
+        info = json.loads((folder / "meta" / "info.json").read_text(encoding="utf-8"))
+        return Content(kind, files, tag=str(info.get("codebase_version", "")))
+    if kind == "policy":
+        return Content(kind, files)
+    from understudy.train.checkpoint.export import find_checkpoint
+    from understudy.train.checkpoint.run_dir import RunDir
+
+    run = RunDir(folder)
+    metric = run.settings().checkpoint.keep_best
+    chosen = find_checkpoint(run.checkpoints, checkpoint, metric).relative_to(folder)
+    outside = [path for path in files if path.parts[0] not in (chosen.parts[0], run.stop.name)]
+    # A checkpoint is published as it is: its list of tensors is the file `.metadata`.
+    inside = [path.relative_to(folder) for path in (folder / chosen).rglob("*") if path.is_file()]
+    return Content(kind, tuple(sorted(outside + inside)), step=int(chosen.name.rpartition("-")[2]))
+
+
+def _visible(folder: Path) -> tuple[Path, ...]:
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        own = [name for name in names if not name.startswith(".") and not name.endswith(DRAFT_SUFFIX)]
+        found += [Path(place, name).relative_to(folder) for name in own]
+    return tuple(sorted(found))

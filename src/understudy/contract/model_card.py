@@ -1,0 +1,97 @@
+"""README.md of a policy folder: a model card, as hubs show it. A folder with an edited card is never replaced.
+
+The last line of a card is a comment with the digest of the text above it.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from understudy._version import __version__
+from understudy.contract.facts import RobotFacts, VectorFacts
+
+FILE = "README.md"
+_MARK = "<!-- model card of understudy, sha256 of the text above: "
+_MOST_NAMES, _MOST_TASKS = 40, 10
+
+
+def is_unchanged(content: bytes) -> bool:
+    """Return whether a README.md is a model card as `make_card` made it."""
+    head, mark, tail = content.decode("utf-8", "replace").rpartition(_MARK)
+    return bool(mark) and tail == f"{hashlib.sha256(head.encode()).hexdigest()} -->\n"
+
+
+def make_card(config: Mapping[str, Any], weights: int, contract: Mapping[str, Any] | None) -> str:
+    """Describe a policy: kind, origin, figures, inputs and outputs per robot, and how to load it.
+
+    Args:
+        config: content of config.json.
+        weights: number of weights.
+        contract: content of contract.json; None where the run recorded none.
+
+    Returns:
+        Markdown in UTF-8, with the metadata that hubs read in front.
+    """
+    kind = str(config["type"])
+    provenance = dict((contract or {}).get("provenance", {}))
+    parts = [
+        "\n".join(["---", "library_name: understudy", "pipeline_tag: robotics", f"tags: [robotics, {kind}]", "---"]),
+        f"# Robot policy of type `{kind}`",
+        f"{weights:,} weights, written by understudy {__version__}. {_origin(provenance)}".rstrip(),
+        "## Load",
+        "```python\nimport understudy as us\n\n"
+        f'policy = us.load_policy("PATH")  # this folder, or hf://OWNER/NAME\n{_call(contract)}\n```',
+    ]
+    if data := provenance.get("datasets"):
+        parts += ["## Data", "\n".join(f"* {name}" for name in data)]
+    if figures := provenance.get("figures"):
+        rows = [f"| {name} | {value:.6g} |" for name, value in figures.items()]
+        parts += ["## Figures", "\n".join(["| on validation episodes | |", "|---|---|", *rows])]
+    robots = (contract or {}).get("robots", {})
+    for head, stored in robots.items():
+        parts += [f"## Inputs and outputs{f' of {head}' if len(robots) > 1 else ''}", _robot(stored)]
+    if not robots:
+        parts += ["## Inputs and outputs", f"```json\n{json.dumps(_plain_facts(config), indent=2)}\n```"]
+    text = "\n\n".join(parts) + "\n\n"
+    return f"{text}{_MARK}{hashlib.sha256(text.encode()).hexdigest()} -->\n"
+
+
+def _origin(provenance: Mapping[str, Any]) -> str:
+    if "run" not in provenance:
+        return ""
+    return f"From run `{provenance['run']}` at step {provenance['step']}."
+
+
+def _call(contract: Mapping[str, Any] | None) -> str:
+    first = next(iter((contract or {}).get("robots", {}).values()), None)
+    chunk = f"[{first['chunk']}, {len(first['action']['names'])}]" if first else "[T, A]"
+    return f"actions = policy.act(observation)  # float32 {chunk}, in the robot's units"
+
+
+def _robot(stored: Mapping[str, Any]) -> str:
+    facts = RobotFacts.from_json(stored)
+    robot = ", ".join(filter(None, [facts.robot_type, facts.control_mode]))
+    lines = [
+        f"{robot + ': ' if robot else ''}{facts.fps:g} control steps per second, {facts.chunk} actions at once.",
+        "",
+        "| key | shape | dimensions |",
+        "|---|---|---|",
+    ]
+    for camera in facts.cameras.values():
+        size = f"{camera.size[0]} x {camera.size[1]}" if any(camera.size) else "any size"
+        lines.append(f"| `{camera.key}` | uint8 [H, W, 3], {size}, RGB | |")
+    lines += [_vector(vector) for vector in (facts.state, facts.action) if vector is not None]
+    tasks = [f"* {task}" for task in facts.tasks[:_MOST_TASKS] if task]
+    if left := len(facts.tasks) + facts.tasks_left_out - _MOST_TASKS:
+        tasks += [f"* and {left} others, in contract.json"] if left > 0 else []
+    return "\n".join([*lines, *(["", "Instructions of training:", "", *tasks] if tasks else [])])
+
+
+def _vector(facts: VectorFacts) -> str:
+    more = f" and {facts.width - _MOST_NAMES} others" if facts.width > _MOST_NAMES else ""
+    return f"| `{facts.key}` | float32 [{facts.width}] | {', '.join(facts.names[:_MOST_NAMES])}{more} |"
+
+
+def _plain_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: config[name] for name in ("cameras", "state_dim", "action_dim", "chunk") if name in config}

@@ -1,0 +1,136 @@
+"""A repository of the hub as a folder: in the cache of huggingface_hub, or in a place of its own.
+
+huggingface_hub supplies the token (`hf auth login`, or HF_TOKEN). No message of this module has it.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from understudy.atomic import sync, write_text
+from understudy.errors import ConfigError, summarize
+from understudy.hub.ids import HubId
+from understudy.optional_packages import require
+
+ORIGIN = ".understudy-hub.json"
+"""File of a pulled folder: the id and the commit that it was fetched from."""
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
+"""Patterns of files that may execute code when they are read; a policy needs none of them."""
+_PART = ".understudy-pull"
+
+logger = logging.getLogger(__name__)
+
+
+def fetch_model(wanted: HubId) -> Path:
+    """Fetch a model repository into the cache of huggingface_hub; pickles stay there.
+
+    Returns:
+        The folder in the cache. Its name is the commit.
+
+    Raises:
+        ConfigError: it cannot be fetched. MissingExtraError: the extra `hub` is not installed.
+    """
+    require("hub")
+    from huggingface_hub import snapshot_download
+
+    with hub_errors(str(wanted), "cannot be fetched from the hub"):
+        return Path(snapshot_download(wanted.name, revision=wanted.revision, ignore_patterns=list(PICKLES)))
+
+
+def pull(wanted: HubId, target: Path) -> Path:
+    """Fetch all files of a repository into a new folder; a stopped download continues with the next call.
+
+    Files come into a hidden folder beside `target`, which a rename turns into `target`. A folder that an earlier call
+    fetched from this repository is returned as it is.
+
+    Returns:
+        `target`.
+
+    Raises:
+        ConfigError: `target` exists and is another folder, another process pulls into it, or it cannot be fetched.
+        MissingExtraError: the extra `hub` is not installed. OSError: the disk cannot be written.
+    """
+    if is_origin(target, wanted):
+        logger.info("%s: was fetched from %s before, and is used as it is", target, wanted)
+        return target
+    _check_absent(target)
+    require("hub")
+    from huggingface_hub import HfApi, snapshot_download
+
+    with hub_errors(str(wanted), "cannot be found on the hub"):
+        commit = HfApi().repo_info(wanted.name, revision=wanted.revision, repo_type=wanted.kind).sha
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}{_PART}")
+    with _locked(part, target):
+        if is_origin(target, wanted):  # by a process that was faster
+            return target
+        origin = json.dumps({"id": str(wanted), "commit": commit}) + "\n"
+        if (part / ORIGIN).is_file() and (part / ORIGIN).read_text(encoding="utf-8") != origin:
+            shutil.rmtree(part)  # ours alone: the rest of another commit
+            part.mkdir()
+        write_text(part / ORIGIN, origin)
+        with hub_errors(str(wanted), "cannot be fetched from the hub"):
+            snapshot_download(wanted.name, revision=commit, repo_type=wanted.kind, local_dir=part)
+        shutil.rmtree(part / ".cache" / "huggingface", ignore_errors=True)  # the state of the download
+        if (part / ".cache").is_dir() and not any((part / ".cache").iterdir()):
+            (part / ".cache").rmdir()
+        _check_absent(target)
+        for folder, _, names in os.walk(part, topdown=False):
+            for name in (*names, ""):
+                sync(Path(folder, name))
+        part.rename(target)
+        sync(target.parent)
+    return target
+
+
+def is_origin(folder: Path, wanted: HubId) -> bool:
+    """Return whether `pull` fetched a folder from this repository."""
+    try:
+        found = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
+        return bool(found["id"] == str(wanted))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _check_absent(target: Path) -> None:
+    if os.path.lexists(target):
+        raise ConfigError(f"output_dir: {target}: exists, and is not replaced; name a folder that does not exist yet")
+
+
+@contextmanager
+def _locked(part: Path, target: Path) -> Iterator[None]:
+    """Hold the lock of a draft; the processes of one run wait for the first of them."""
+    lock = os.open(part.with_name(f"{part.name}-lock"), os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        part.mkdir(exist_ok=True)
+        yield
+        if target.exists():
+            part.with_name(f"{part.name}-lock").unlink(missing_ok=True)
+    finally:
+        if part.is_dir() and not any(part.iterdir()):
+            part.rmdir()
+        os.close(lock)
+
+
+@contextmanager
+def hub_errors(where: str, what: str) -> Iterator[None]:
+    """Turn any error of huggingface_hub inside the block into a ConfigError without the token."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # each release of huggingface_hub raises its own
+        text = summarize(error)
+        from huggingface_hub import get_token
+
+        token = get_token()
+        text = text.replace(token, "***") if token else text
+        raise ConfigError(
+            f"{where}: {what} ({text}); check the name and the network, log in with `hf auth login`, or set HF_TOKEN"
+        ) from None  # an inner error may have the token

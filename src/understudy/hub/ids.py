@@ -1,0 +1,62 @@
+"""Ids of repositories on the hub: `OWNER/NAME`, `OWNER/NAME@REVISION`, `hf://OWNER/NAME`, `hf://datasets/OWNER/NAME`."""
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+SCHEME = "hf://"
+_DATASETS = "datasets/"
+_ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
+# A name of such a file has a typing error, which must not wait for the network.
+_FILE_SUFFIXES = (".model", ".json", ".safetensors")
+
+
+@dataclass(frozen=True)
+class HubId:
+    """A repository on the hub.
+
+    Attributes:
+        name: OWNER/NAME.
+        revision: branch, tag or commit; None: the main branch.
+        kind: "model" for policies and runs, or "dataset".
+    """
+
+    name: str
+    revision: str | None = None
+    kind: Literal["model", "dataset"] = "model"
+
+    def __str__(self) -> str:
+        inside = _DATASETS if self.kind == "dataset" else ""
+        return f"{SCHEME}{inside}{self.name}" + (f"@{self.revision}" if self.revision else "")
+
+
+def parse_address(text: str) -> HubId | None:
+    """Read an address `hf://...`; None: the text is none, or has another form."""
+    if not text.startswith(SCHEME):
+        return None
+    rest = text.removeprefix(SCHEME)
+    kind: Literal["model", "dataset"] = "dataset" if rest.startswith(_DATASETS) else "model"
+    match = _ID.fullmatch(rest.removeprefix(_DATASETS).rstrip("/"))
+    return HubId(match["name"], match["revision"], kind) if match else None
+
+
+def hub_id(text: str) -> tuple[str, str | None] | None:
+    """Return the name and the revision of a model repository on the hub; None for a local path.
+
+    A path that exists, or is in a folder that exists, is local.
+    """
+    match = _ID.fullmatch(text.removeprefix(SCHEME))
+    if match is None:
+        return None
+    if not text.startswith(SCHEME):
+        local = os.path.lexists(text) or os.path.isdir(text.partition("/")[0])
+        if local or text.endswith(_FILE_SUFFIXES):
+            return None
+    return match["name"], match["revision"]
+
+
+def model_id(text: str) -> HubId | None:
+    """Return the model repository that a text names where a local folder is expected; None for a local path."""
+    found = hub_id(text)
+    return HubId(*found) if found is not None else None

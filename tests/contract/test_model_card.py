@@ -1,0 +1,52 @@
+"""README.md of a policy folder: facts of the policy, in a form that hubs read; a user's own text is kept."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import understudy as us
+from support.policies import policy
+from support.runs import tiny_config, tiny_dataset
+from understudy.contract.model_card import is_unchanged
+from understudy.train import run
+from understudy.train.checkpoint.export import ExportConfig, export
+
+
+def test_card_of_a_run_has_its_facts(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    assert run.train(tiny_config(tiny_dataset(tmp_path / "data"), root, val={"every": 6})) == run.DONE
+    export(ExportConfig(run=str(root)))
+    facts = us.load_policy(root).facts
+    assert facts is not None
+    for folder in (root / "policy", root / "export"):
+        text = (folder / "README.md").read_text()
+        head = yaml.safe_load(text.split("---")[1])
+        assert head == {"library_name": "understudy", "pipeline_tag": "robotics", "tags": ["robotics", "flow"]}
+        contract = us.load_policy(folder).contract
+        assert contract is not None
+        shown = [f"{value:.6g}" for value in contract.provenance["figures"].values()]
+        shown += [facts.action.key, *facts.action.names, *facts.tasks, *contract.provenance["datasets"], "step 12"]
+        shown += [camera.key for camera in facts.cameras.values()]
+        assert [each for each in shown if each not in text] == []
+        assert contract.provenance["figures"].keys() == {"loss, mean of all samples", "loss, mean of the tasks"}
+        assert is_unchanged(text.encode())
+
+
+def test_card_is_replaced_with_its_policy(tmp_path: Path) -> None:
+    """The folder of an edited one is refused: `tests/policies/test_policy_folder.py`."""
+    policy().save(tmp_path / "policy")
+    first = (tmp_path / "policy" / "README.md").read_bytes()
+    policy(layers=1).save(tmp_path / "policy")
+    second = (tmp_path / "policy" / "README.md").read_bytes()
+    assert second != first
+    assert is_unchanged(first)
+    assert is_unchanged(second)
+
+
+@pytest.mark.parametrize("change", [lambda text: text + "\nmine", lambda text: "mine " + text, lambda text: "mine"])
+def test_any_change_counts_as_edited(tmp_path: Path, change: object) -> None:
+    policy().save(tmp_path / "policy")
+    text = (tmp_path / "policy" / "README.md").read_text()
+    assert is_unchanged(text.encode())
+    assert not is_unchanged(change(text).encode())  # type: ignore[operator]
