@@ -50,6 +50,9 @@ def test_report_of_a_complete_run(done: Path) -> None:
     assert html.count("<svg") >= 5 + 1 + 4  # charts, tasks, action chunks
     assert html.split(">The first batch<")[-1].count("<img") == 4  # the whole batch
     assert "keep_last:" in html
+    changed = re.findall(r"<tr><td[^>]*>([a-z._]+)</td><td", html.split("differ from the defaults")[1])
+    assert {"data.root", "steps", "batch_size", "optim.lr", "policy.width"} <= set(changed)
+    assert not {"checkpoint.keep_best", "schedule.decay_steps", "policy.type", "device"} & set(changed)
     assert "torch" in html
     for outside in ('src="http', 'href="http', "url(http", "@import"):
         assert outside not in html

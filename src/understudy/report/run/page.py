@@ -6,11 +6,15 @@ active, stopped or complete run.
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from understudy.config.train import TrainConfig
 
 
 def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 3, predict: bool = True) -> Path:
@@ -70,7 +74,11 @@ def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 
             *[render_result(result, run.rollouts) for result in rollouts],
         ),
         html.section("The first batch", _batch(config, recorded_sources(run.read_record())), note=_BATCH_NOTE),
-        html.section("Settings", html.card(_details("config.yaml", dump_yaml(config)), *_order(run.order))),
+        html.section(
+            "Settings",
+            _changed_settings(config),
+            html.card(_details("config.yaml", dump_yaml(config)), *_order(run.order)),
+        ),
         html.section("Versions", html.card(html.table(["package", "version"], list(versions.items()))))
         if versions
         else "",
@@ -93,6 +101,23 @@ def _text(text: str) -> str:
 
 def _details(title: str, text: str) -> str:
     return f"<details><summary>{_text(title)}</summary><pre>{_text(text)}</pre></details>"
+
+
+def _changed_settings(config: "TrainConfig") -> str:
+    """Render the settings that differ from the defaults of a run with this type of policy."""
+    from understudy.config.schema import differences
+    from understudy.config.train import TrainConfig
+    from understudy.report import html
+
+    usual = TrainConfig(steps=config.steps, policy=type(config.policy)()).resolved()
+    found = differences(replace(usual, steps=TrainConfig().steps), config)
+    rows = [[path, _shown(now), _shown(default)] for path, (default, now) in found.items()]
+    table = html.table(["setting", "this run", "default"], rows) if rows else '<p class="soft">None.</p>'
+    return html.card("<h3>Settings that differ from the defaults</h3>", table)
+
+
+def _shown(value: Any) -> str:
+    return "–" if value is None else "(empty)" if value in ("", [], {}) else str(value)
 
 
 def _headlines(kinds: dict[str, list[dict[str, Any]]], rollouts: list[dict[str, Any]]) -> list[tuple[str, str]]:
