@@ -15,6 +15,7 @@ inspect      `understudy inspect`
 ranges       `understudy ranges`
 order        `understudy order explain`
 hub          `understudy push` and `understudy pull`
+completion   `understudy completion`
 dataset      commands that examine and mend datasets
 prepare      commands that make files for a training
 bench        `understudy bench`

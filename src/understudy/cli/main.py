@@ -121,6 +121,12 @@ COMMANDS = {
     "order explain": Command(
         "cli.order:ExplainConfig", "cli.order:explain", "the order of samples, and how well it mixes", "[PATH ...]"
     ),
+    "completion": Command(
+        "cli.completion.completion:CompletionConfig",
+        "cli.completion.completion:completion",
+        "print a completion script for a shell",
+        "SHELL",
+    ),
 }
 
 LOADING = ("demo", "train", "resume", "validate", "profile", "bench")

@@ -5,6 +5,7 @@ imported: help is printed at once.
 """
 
 import ast
+import functools
 import inspect
 import re
 import shutil
@@ -182,6 +183,7 @@ def _shown(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
+@functools.cache
 def _texts(cls: type) -> dict[str, str]:
     """Docstrings of the fields of a class, each as one line; those of a class override its bases'."""
     texts: dict[str, str] = {}
