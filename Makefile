@@ -43,10 +43,10 @@ types:
 
 # Every worker imports 500 modules. Compiled ones are kept, also where the environment says otherwise.
 pytest:
-	env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 2
+	env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 2 --dist worksteal
 
 pytest-fast:
-	env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 2 -m "not slow" --durations=5 --durations-min=1
+	env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 2 --dist worksteal -m "not slow" --durations=5 --durations-min=1
 
 # Packages of the extra `docs` go into .venv, too.
 docs: .venv/.installed-docs
