@@ -3,15 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 
 from support.edited import RENUMBERED, edit
 from understudy.check.run import check_dataset
 from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.catalog import Catalog
-from understudy.edit.decode_cost import measure_cost
-from understudy.edit.plan import Piece
 
 
 def sample(root: Path, number: int) -> dict[str, Any]:
@@ -36,17 +34,17 @@ def test_real_sets_become_v30_to_the_bit(name: str, real_data: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_real_set_of_224_pixels_decodes_in_an_eighth_of_the_time(real_data: Path, tmp_path: Path) -> None:
-    source = Catalog.open(real_data / "g1_v30")
+def test_real_set_of_224_pixels_keeps_its_images(real_data: Path, tmp_path: Path) -> None:
+    """`benchmarks/transcode.py` measures the cost of decoding and the success of policies."""
     [written] = edit(
         real_data / "g1_v30", tmp_path / "out", episodes=("0",), size="224", codec="libx264", gop=2
     ).values()
     [camera] = written.quality
     assert written.quality[camera].psnr > 33
-    piece = Piece(0, 0, 0, int(source.episodes.lengths[0]))
-    before, after = measure_cost([source], [piece], Catalog.open(tmp_path / "out"), camera)
-    assert after.stretch <= before.stretch / 8
-    assert after.single < before.single / 4
+    with av.open(str(next((tmp_path / "out" / "videos").rglob("*.mp4")))) as file:
+        keys = [packet.is_keyframe for packet in file.demux(video=0) if packet.size]
+        assert (file.streams.video[0].width, file.streams.video[0].height) == (224, 168)
+    assert keys == [at % 2 == 0 for at in range(written.frames)]
 
 
 def test_lerobot_reads_an_edited_set(real_data: Path, tmp_path: Path) -> None:
