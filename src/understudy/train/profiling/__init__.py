@@ -3,6 +3,7 @@
 profile       measure the step
 plan          predict its memory and arithmetic from shapes
 live_bytes    bytes of live tensors over time
+shape_cache   results of repeated operations on shapes
 stored_base   dtype of the frozen base of a run
 resident      bytes of the state between steps
 memory_check  state of a run against the memory of machine and GPU

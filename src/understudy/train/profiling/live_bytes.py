@@ -1,7 +1,7 @@
 """Bytes of live tensors over time, counted at each operation: of real tensors, and of fake ones without values."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+
+Run = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 
 
 class LiveBytes(TorchDispatchMode):
@@ -22,16 +24,18 @@ class LiveBytes(TorchDispatchMode):
         activations: largest increase of `now` over a phase `forward` (`__call__`) since the last `reset`.
     """
 
-    def __init__(self, sums_copies: bool = False) -> None:
+    def __init__(self, sums_copies: bool = False, run: Run = lambda func, args, kwargs: func(*args, **kwargs)) -> None:
         """Start at 0.
 
         Args:
             sums_copies: whether to count a copy of the input during each reduce-scatter. Gloo sums a copy; in a group
                 of absent ranks, which sums nothing, there is none.
+            run: runs each operation (function, arguments, named arguments), such as a `ShapeCache`.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = self.activations = 0
         self._sums_copies = sums_copies
+        self._run = run
         self._sizes: dict[int, int] = {}
 
     def reset(self) -> None:
@@ -67,7 +71,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and count its results."""
-        out = func(*args, **(kwargs or {}))
+        out = self._run(func, args, kwargs or {})
         for tensor in tree_iter(out):
             if isinstance(tensor, Tensor):
                 self._count(tensor)
@@ -75,6 +79,11 @@ class LiveBytes(TorchDispatchMode):
             copies = sum(tensor.nbytes for tensor in tree_iter(args[1]) if isinstance(tensor, Tensor))
             self.peak = max(self.peak, self.now + copies)
         return out
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Leave out torch's guard against compilation: it takes longer than the counting, and nothing is compiled."""
+        return False
 
     def _count(self, tensor: Tensor) -> None:
         if hasattr(tensor, "placements"):

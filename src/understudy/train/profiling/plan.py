@@ -39,6 +39,7 @@ from understudy.train.micro_batches import largest_part
 from understudy.train.profiling.flops import count_flops
 from understudy.train.profiling.live_bytes import LiveBytes, forget_values, without_values
 from understudy.train.profiling.resident import resident_memory, resident_tensors
+from understudy.train.profiling.shape_cache import ShapeCache
 from understudy.train.profiling.stored_base import with_known_base
 from understudy.train.state import TrainState, assemble, build_on_meta
 
@@ -298,7 +299,8 @@ def _trace(
     config = replace(config, compile=False)
     policy = build_on_meta(config, data.policy_config(config), normalization)
     heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
-    live, fake = LiveBytes(sums_copies=device == "cpu"), FakeTensorMode(allow_non_fake_inputs=True)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    live = LiveBytes(sums_copies=device == "cpu", run=ShapeCache(fake))
     with _mesh(config, world_size, device) as mesh, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # by deepcopy
         with fake, live:
