@@ -1,5 +1,8 @@
 """Predicted peak against the memory of a GPU, whose size is an argument."""
 
+import json
+import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,11 +11,12 @@ from typing import Any
 import pytest
 
 from support.refusals import refused
-from support.runs import tiny_config, tiny_dataset
+from support.runs import series, tiny_config, tiny_dataset
 from understudy.config.lora import LoraConfig
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError
+from understudy.train import run
 from understudy.train.data.run_data import choose_normalization, open_data
 from understudy.train.profiling import peak_check
 from understudy.train.profiling.peak_check import check_peak, forecast_peak, smaller_settings
@@ -26,13 +30,14 @@ CONFIG = TrainConfig(data=DataConfig(root="d"))
 @pytest.mark.parametrize(
     ("free", "outcome"), [(18.99, "refused"), (19.01, "logged"), (21.2, "logged"), (21.3, "silent"), (80, "silent")]
 )
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"compile": True}, {"peak_check": "warn"}])
 def test_peak_beyond_the_memory_is_refused_with_its_parts(
-    caplog: pytest.LogCaptureFixture, free: float, outcome: str, compiled: bool
+    caplog: pytest.LogCaptureFixture, free: float, outcome: str, changes: dict[str, Any]
 ) -> None:
-    config, size = replace(CONFIG, compile=compiled), int(free * 10**9)
-    if outcome == "refused" and not compiled:
-        values = "20.00", f"{free:.2f}", "2.00", "4.00", "5.00", "activation_checkpoint", "micro_batch_size", 32
+    config, size = replace(CONFIG, **changes), int(free * 10**9)
+    if outcome == "refused" and not changes:
+        parts = "20.00", f"{free:.2f}", "2.00", "4.00", "5.00"
+        values = *parts, "activation_checkpoint", "micro_batch_size", 32, "peak_check"
         with refused(*values, kind=ConfigError):
             check_peak(GB, 32, config, 1, size)
         return
@@ -112,6 +117,30 @@ def test_run_without_a_forecast_starts_unchecked(data: Path, caplog: pytest.LogC
     with forecast_peak(config, opened, choose_normalization(config, open_data(config)), mesh, 1) as check:
         check()
     assert [(record.name, record.levelname) for record in caplog.records] == [(peak_check.__name__, "WARNING")]
+
+
+def test_run_without_the_check_reads_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    nothing: Any = None
+    with forecast_peak(replace(CONFIG, peak_check="off"), nothing, {}, nothing, 1) as check:
+        check()
+    assert not caplog.records
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["error", "warn", "off"])
+def test_run_on_a_small_gpu_follows_the_setting(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, setting: str
+) -> None:
+    """The card is planted; its predictions too, which the tests above make."""
+    config = tiny_config(data, tmp_path / "run", steps=1, peak_check=setting, val={"every": 0}, log={"report": False})
+    monkeypatch.setattr(run, "free_memory", lambda device: 10**9)
+    planted = "import json, sys; print(json.dumps({'memory': json.loads(sys.argv[1]), 'size': 4}))"
+    monkeypatch.setattr(peak_check, "COMMAND", (sys.executable, "-c", planted, json.dumps(GB)))
+    with refused("20.00", "1.00", "peak_check", kind=ConfigError) if setting == "error" else nullcontext():
+        run.train(config)
+    assert bool(series(tmp_path / "run")) == (setting != "error")
+    warnings = [record for record in caplog.records if record.name == peak_check.__name__]
+    assert len(warnings) == (setting == "warn")
 
 
 def test_run_without_a_gpu_reads_nothing() -> None:

@@ -57,8 +57,12 @@ def forecast_peak(
         limit: seconds from the start of the prediction to its end, but not beyond half of the mesh's timeout.
 
     Yields:
-        A function that raises ConfigError, on all ranks, where a step would exceed the GPU with the least memory.
+        A function that raises ConfigError, on all ranks, where a step would exceed the GPU with the least memory. With
+        `peak_check: warn` it logs, with `off` it does nothing, and nothing is predicted.
     """
+    if config.peak_check == "off":
+        yield lambda: None
+        return
     least = min((each for each in mesh.gather(free) if each is not None), default=None)
     if least is None:
         yield lambda: None
@@ -81,7 +85,8 @@ def forecast_peak(
 def check_peak(memory: Mapping[str, int], size: int, config: TrainConfig, world_size: int, free: int) -> None:
     """Raise ConfigError where the predicted peak of a step exceeds the free memory of a GPU; log a close one.
 
-    A compiled step may take less than its prediction, which is of the uncompiled one: it is never refused.
+    A compiled step may take less than its prediction, which is of the uncompiled one: it is never refused. Nor is any
+    with `peak_check: warn`.
 
     Args:
         memory: bytes of a rank by part, as of a `Plan`.
@@ -99,8 +104,9 @@ def check_peak(memory: Mapping[str, int], size: int, config: TrainConfig, world_
         f"{free / 1e9:,.2f} GB are free"
     )
     fix = f"set {', '.join(smaller_settings(config, size, world_size))}; `understudy plan` shows the memory of each"
-    if (1 - TOLERANCE) * peak > free and not config.compile:
-        raise ConfigError(f"micro_batch_size: {known}: {fix}")
+    if (1 - TOLERANCE) * peak > free and not config.compile and config.peak_check == "error":
+        shorter = "peak_check warn starts the run anyway, which may fit where texts are shorter than the longest"
+        raise ConfigError(f"micro_batch_size: {known}: {fix}; {shorter}")
     if peak > (1 - RESERVED) * free:
         logger.warning("memory: %s, so the run may fail: %s", known, fix)
 
