@@ -13,6 +13,7 @@ from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from understudy.config.foreign import FOREIGN
 from understudy.config.renamed import current_names
 from understudy.credentials import remember_credentials
 from understudy.errors import ConfigError
@@ -228,12 +229,23 @@ def _selected(cls: type, value: Mapping[str, Any]) -> type:
         return cls  # the check of the values reports it
 
 
+def _of_other_tools(path: str, value: Any) -> list[str]:
+    """One line for a name of LeRobot or openpi, or for each such name in a group that is unknown here."""
+    if ours := FOREIGN.get(path.replace("_", "-")):
+        return [f"{path}: unknown name; here it is {ours}"]
+    inside = value.items() if isinstance(value, Mapping) else ()
+    return [line for name, item in inside for line in _of_other_tools(f"{path}.{name}", item)]
+
+
 def _unknown_names(cls: type, content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """One line for each unknown name: pydantic ignores them, and a misspelt setting would silently be its default."""
     hints = get_type_hints(cls)
     known = [field.name for field in fields(cls)]
     for name, value in content.items():
         if name not in known:
+            if ours := _of_other_tools(f"{prefix}{name}", value):
+                yield from ours
+                continue
             close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
             yield f"{prefix}{name}: unknown name; {hint}"

@@ -1,0 +1,81 @@
+"""docs/migration.md: its tables are the hints for flags of other tools, and each hint names settings that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from support.refusals import refused
+from understudy.cli.arguments.setting_paths import setting_paths
+from understudy.cli.main import COMMANDS, read_settings
+from understudy.config.foreign import FOREIGN, LEROBOT, OPENPI
+from understudy.config.schema import validate
+from understudy.config.train import TrainConfig
+from understudy.errors import ConfigError
+from understudy.policies.pi05.config import Pi05Settings
+
+PAGE = (Path(__file__).parents[1] / "docs" / "migration.md").read_text()
+
+
+def flags() -> set[str]:
+    """Every flag of `understudy train`, with those of pi0.5."""
+    paths = [path for path, _ in setting_paths(TrainConfig)]
+    paths += [f"policy.{path}" for path, _ in setting_paths(Pi05Settings)]
+    return {f"--{path.replace('_', '-')}" for path in paths}
+
+
+def rows(head: str) -> dict[str, str]:
+    """First and second cells of the table with this head."""
+    table = re.search(rf"^\| {head} \| understudy \|\n\|---\|---\|\n((?:\|.*\n)+)", PAGE, flags=re.MULTILINE)
+    assert table is not None
+    cells = [line.strip("| ").split(" | ") for line in table[1].splitlines()]
+    return {first.strip("`"): second.replace("`", "") for first, second in cells}
+
+
+@pytest.mark.parametrize(("head", "hints"), [("lerobot-train", LEROBOT), ("openpi", OPENPI)])
+def test_tables_are_the_hints(head: str, hints: dict[str, str]) -> None:
+    table = rows(head)
+    shown = {name.lstrip("-").replace("_", "-"): text for name, text in table.items()}
+    assert len(shown) == len(table)
+    same = {name for name, text in shown.items() if text == f"--{name}"}
+    assert {f"--{name}" for name in same} <= flags()
+    assert {name: shown[name] for name in shown.keys() - same} == {
+        name: text.replace("`", "") for name, text in hints.items()
+    }
+
+
+def test_hints_name_existing_settings_and_commands() -> None:
+    known = flags()
+    known |= {flag.rpartition(".")[0] for flag in known}
+    for name, hint in FOREIGN.items():
+        assert f"--{name}" not in known, name
+        for command in re.findall(r"understudy ([a-z]+) (?=[A-Z])", hint):
+            assert command in COMMANDS, hint
+        own = re.sub(r"understudy push .*", "", hint)
+        for flag in re.findall(r"--[a-z0-9.-]+", own):
+            assert flag.rstrip(".") in known, hint
+
+
+def test_foreign_flags_are_refused_with_their_hint() -> None:
+    words = [word for name in FOREIGN for word in (f"--{name}", "x")]
+    with refused(*(f"--{name}" for name in FOREIGN), kind=ConfigError) as caught:
+        read_settings("train", words)
+    lines = str(caught.value).split("; --")
+    assert len(lines) == len(FOREIGN)
+    for line, (name, hint) in zip(lines, FOREIGN.items()):
+        assert line.removeprefix("--").startswith(f"{name}: ")
+        assert line.endswith(hint)
+
+
+def test_foreign_names_in_a_file_are_refused_with_their_hint() -> None:
+    """A settings file of LeRobot: groups that are unknown here as well as names in a known group."""
+    content = {
+        "dataset": {"repo_id": "someone/table", "other": 1},
+        "policy": {"n_action_steps": 8},
+        "wandb": {"enable": True},
+        "num_workers": 4,
+    }
+    with refused("dataset.repo_id", "policy.n_action_steps", "wandb.enable", "num_workers", kind=ConfigError) as caught:
+        validate(TrainConfig, content)
+    for name in ("dataset.repo-id", "policy.n-action-steps", "wandb.enable", "num-workers"):
+        assert LEROBOT[name] in str(caught.value)
