@@ -1,0 +1,61 @@
+"""docs/installation.md and Containerfile: extras, packages, commands and files are those of the repository."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from understudy.cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/installation.md").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DEVELOPMENT = {"all", "test", "docs", "dev"}
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[<>=\[; ]", requirement)[0] for requirement in requirements} - {"understudy"}
+
+
+def rows() -> dict[str, tuple[set[str], str]]:
+    """Extra -> packages and purpose, of the table of the page."""
+    table = PAGE.split("## Extras")[1].split("## ")[0]
+    cells = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    return {extra.strip("`"): (set(re.findall(r"`([^`]+)`", packages)), use) for extra, packages, use in cells}
+
+
+def test_table_has_the_extras_and_packages_of_the_project() -> None:
+    extras = PROJECT["optional-dependencies"]
+    found = rows()
+    assert found.keys() - {"none"} == extras.keys() - DEVELOPMENT
+    assert found["none"][0] == names(PROJECT["dependencies"])
+    for extra in found.keys() - {"none"}:
+        assert found[extra][0] == names(extras[extra]), extra
+    absent = extras.keys() - DEVELOPMENT - set(re.split(r"[\[\],]", extras["all"][0]))
+    assert set(re.findall(r"`([a-z0-9-]+)`", PAGE.split("`all` has all of these but")[1].split(".")[0])) == absent
+
+
+def test_page_uses_existing_extras_and_commands() -> None:
+    for group in re.findall(r"'\.\[([^\]]+)\]'|\| `([a-z0-9,-]+)` \|$", PAGE, flags=re.MULTILINE):
+        for extra in "".join(group).split(","):
+            assert extra in PROJECT["optional-dependencies"]
+    for command in re.findall(r"^understudy ([a-z]+)", PAGE, flags=re.MULTILINE):
+        assert command in COMMANDS
+
+
+def test_containerfile_copies_the_files_that_a_build_needs() -> None:
+    text = (ROOT / "Containerfile").read_text()
+    copied = [word for line in re.findall(r"^COPY (.+) \S+$", text, flags=re.MULTILINE) for word in line.split()]
+    assert all((ROOT / name).exists() for name in copied)
+    hooks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]
+    needed = {"pyproject.toml", "src", *PROJECT["license-files"], hooks["metadata"]["hooks"]["custom"]["path"]}
+    needed |= {"hatch_build.py", "README.md"}
+    assert needed <= set(copied)
+    extras = re.search(r"^ARG EXTRAS=(\S+)$", text, flags=re.MULTILINE)
+    assert extras is not None
+    assert set(extras[1].split(",")) <= PROJECT["optional-dependencies"].keys()
+    python = re.search(r"^ARG PYTHON=(\S+)$", text, flags=re.MULTILINE)
+    assert python is not None
+    assert f"Programming Language :: Python :: {python[1]}" in PROJECT["classifiers"]
+    torch = next(one for one in PROJECT["dependencies"] if one.startswith("torch"))
+    assert f"ARG TORCH={torch}\n" in text
+    assert 'ENTRYPOINT ["understudy"]' in text
