@@ -5,8 +5,9 @@
 PYTHON is an interpreter with LeRobot, by default the one that runs this script. The dataset is generated: six episodes
 of a simulated arm with two cameras, in several data and video files. LeRobot's loaders are made as its training script
 makes them: `EpisodeAwareSampler` and Accelerate's sharding for the map-style dataset, a plain DataLoader for the
-streaming one. JSON has {"ours", "lerobot_map", "lerobot_streaming"}: {check: true, false, or null where not checked},
-null where LeRobot is not installed, and "details". Linux only.
+streaming one, of all episodes and of two. JSON has {"ours", "lerobot_map", "lerobot_streaming",
+"lerobot_streaming_episodes"}: {check: true, false, or null where not checked}, null where LeRobot is not installed, and
+"details". Linux only.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from understudy.data.write.writer import EpisodeWriter
 
 LENGTHS, BATCH = (18, 22, 16, 20, 17, 15), 8
 WINDOWS = {"action": [i / FPS for i in range(6)], CAMERAS[0]: [-1 / FPS, 0.0, 1 / FPS]}
-NAMES = ("lerobot_map", "lerobot_streaming")
+NAMES = ("lerobot_map", "lerobot_streaming", "lerobot_streaming_episodes")
 
 
 def write_set(root: Path) -> None:
@@ -65,7 +66,6 @@ def check_map(root: Path) -> us.LoaderReport:
 
     data = LeRobotDataset("local/set", root=root, delta_timestamps=WINDOWS, return_uint8=True)
     ends = [data.meta.episodes[f"dataset_{end}_index"] for end in ("from", "to")]
-    per_epoch = -(-len(data) // BATCH)
 
     def make_loader(rank: int = 0, world_size: int = 1, num_workers: int = 0, state: Any = None) -> Any:
         sampler = EpisodeAwareSampler(*ends, shuffle=True, seed=0)
@@ -75,27 +75,33 @@ def check_map(root: Path) -> us.LoaderReport:
         return prepare_data_loader(loader, num_processes=world_size, process_index=rank)
 
     def save_state(loader: Any, consumed: Any) -> Any:
-        return compute_sampler_state(consumed.epoch * per_epoch + consumed.batches, len(data), BATCH, 1)
+        world = consumed.world_size
+        steps = consumed.epoch * -(-len(data) // (BATCH * world)) + consumed.batches
+        return compute_sampler_state(steps, len(data), BATCH, world)
 
     def load_state(loader: Any, state: Any) -> Any:
-        return make_loader(state=state)
+        return make_loader(*loader.made_for, state=state)
 
     def make(rank: int, world_size: int, num_workers: int) -> Any:
-        return make_loader(rank, world_size, num_workers)
+        loader = make_loader(rank, world_size, num_workers)
+        loader.made_for = rank, world_size, num_workers
+        return loader
 
     options: dict[str, Any] = {"save_state": save_state, "load_state": load_state}
     return us.check_loader(make, root, delta_timestamps=WINDOWS, **options)
 
 
-def check_streaming(root: Path) -> us.LoaderReport:
-    """Check LeRobot's streaming dataset. It has no ranks of its own and no state."""
+def check_streaming(root: Path, episodes: list[int] | None = None) -> us.LoaderReport:
+    """Check LeRobot's streaming dataset, of some episodes. It has no ranks of its own and no state."""
     from lerobot.datasets.streaming_dataset import StreamingLeRobotDataset
 
     def make_loader(num_workers: int) -> Any:
-        data = StreamingLeRobotDataset("local/set", root=root, delta_timestamps=WINDOWS, return_uint8=True)
-        return DataLoader(data, batch_size=BATCH, num_workers=num_workers)
+        options: dict[str, Any] = {"delta_timestamps": WINDOWS, "return_uint8": True, "episodes": episodes}
+        return DataLoader(
+            StreamingLeRobotDataset("local/set", root=root, **options), batch_size=BATCH, num_workers=num_workers
+        )
 
-    return us.check_loader(make_loader, root, delta_timestamps=WINDOWS)
+    return us.check_loader(make_loader, us.EpisodeDataset(root, WINDOWS, episodes))
 
 
 def answer(root: Path) -> None:
@@ -110,7 +116,7 @@ def answer(root: Path) -> None:
 
         names = ("lerobot", "torch", "accelerate", "torchcodec", "datasets")
         found["versions"] = {name: version(name) for name in names}
-        for name, check in zip(NAMES, (check_map, check_streaming)):
+        for name, check in zip(NAMES, (check_map, check_streaming, partial(check_streaming, episodes=[1, 2]))):
             report = check(root)
             print(name, report, sep="\n")
             found[name] = report.to_json()

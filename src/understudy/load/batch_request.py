@@ -46,6 +46,7 @@ class DatasetOptions(TypedDict, total=False):
     episodes: Iterable[int] | None
     keep_ranges: KeepRanges | None
     exclude_episodes: Iterable[int] | None
+    where: str | None
     keep_rule: Literal["window", "start"]
     drop_n_first_frames: int
     drop_n_last_frames: int
@@ -55,6 +56,7 @@ class DatasetOptions(TypedDict, total=False):
     names: Mapping[str, str] | None
     missing_cameras: Mapping[str, tuple[int, int]] | None
     response: str | None
+    prompt_metadata: Sequence[str] | None
     name: str | None
     video_backend: str
     row_cache_bytes: int

@@ -1,6 +1,9 @@
 """`check_loader` passes our loaders in all checks and names the fault of each planted one by exactly one check."""
 
 import json
+import os
+import queue
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from tests.support.datasets import Spec, write_dataset
+from tests.support.refusals import refused
 from tests.support.weights import count_frames, write_weights
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 import understudy as us
 from understudy.check.loader.results import CHECKS, LoaderReport
@@ -145,6 +149,69 @@ class FirstRankHasAll(Toy):
         return [] if self.rank else Toy(self.samples, epoch=self.epoch).batches()
 
 
+class FillsFromTheRest(Toy):
+    """Ranks fill the last batch from the samples that are left at the start of the loader, as Accelerate does."""
+
+    def batches(self) -> list[list[int]]:
+        rest, share = self.order()[self.start * BATCH :], BATCH // self.world_size
+        rest += rest[: -len(rest) % BATCH] if self.world_size > 1 else []
+        steps = [[]] * self.start + [rest[i : i + BATCH] for i in range(0, len(rest), BATCH)]
+        return [step[self.rank * share : (self.rank + 1) * share] for step in steps]
+
+
+@dataclass
+class CountsSteps(Toy):
+    """Its place is steps times today's global batch, which grows with the ranks, as in LeRobot's training script."""
+
+    step: int = 0
+    place: int = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        rest, size = self.order()[self.place :], BATCH * self.world_size
+        for i in range(0, len(rest), size):
+            self.step += 1
+            if batch := rest[i : i + size][self.rank * BATCH : (self.rank + 1) * BATCH]:
+                yield default_collate([self.sample(number) for number in batch])
+        self.step = self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step, "size": BATCH * self.world_size}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step, self.place = state["step"], state["step"] * state["size"]
+
+
+class RefusesOtherRanks(Toy):
+    def state_dict(self) -> dict[str, int]:
+        return {"start": self.start, "world": self.world_size}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if state["world"] != self.world_size:
+            raise ValueError("another number of ranks")
+        super().load_state_dict(state)
+
+
+class ThreadDies(Toy):
+    """Waits forever for a thread that has failed."""
+
+    def __iter__(self) -> Iterator[Any]:
+        made: queue.Queue[Any] = queue.Queue()
+
+        def produce() -> None:
+            for batch in self.batches()[:2]:
+                made.put(default_collate([self.sample(number) for number in batch]))
+            raise OSError("the disk is gone")
+
+        threading.Thread(target=produce, daemon=True).start()
+        while True:
+            yield made.get()
+
+
+class NeverAnswers(Toy):
+    def __iter__(self) -> Iterator[Any]:
+        yield queue.Queue[Any]().get()
+
+
 class Unseeded(Toy):
     calls = 0
 
@@ -202,16 +269,15 @@ def test_check_loader_counts_copies_of_frames(
     ("toy", "name", "unchecked"),
     [
         (RepeatsTheEpoch, "epochs.differ", set()),
-        (DropsTheTail, "coverage", {"coverage.ranks", "coverage.workers", "workers.same"}),
+        (DropsTheTail, "coverage", {"coverage.ranks", "coverage.workers", "workers.same", "resume.world"}),
         (OtherRow, "rows", set()),
         (OtherImage, "images", set()),
         (OtherWindow, "windows", set()),
         (NoPadding, "padding", set()),
-        (ResumesOneLate, "resume", set()),
         (ResumesTheFirstEpoch, "resume", set()),
+        (CountsSteps, "resume.world", set()),
         (WorkersRepeat, "coverage.workers", {"workers.same"}),
         (WorkersInAnotherOrder, "workers.same", set()),
-        (RanksRepeat, "coverage.ranks", set()),
         (InOrder, "shuffling", set()),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
@@ -223,6 +289,118 @@ def test_check_loader_names_a_planted_fault(
     assert report.failed == (name,)
     assert {key for key, status in statuses(report).items() if status == "not checked"} <= unchecked
     assert not report.passed
+
+
+@pytest.mark.parametrize(
+    ("toy", "failed"),
+    [
+        (ResumesOneLate, ("resume", "resume.ranks", "resume.world")),
+        (RanksRepeat, ("coverage.ranks", "resume.world")),
+        (FillsFromTheRest, ("coverage.ranks", "resume.ranks")),
+    ],
+)
+def test_check_loader_names_faults_of_several_checks(
+    toy: type[Toy], failed: tuple[str, ...], data: us.EpisodeDataset, samples: list[dict[str, Any]]
+) -> None:
+    assert check(toy, data, samples, skip=["ranks.even"]).failed == failed
+
+
+def test_check_loader_measures_repeats_after_a_change_of_ranks(
+    data: us.EpisodeDataset, samples: list[dict[str, Any]]
+) -> None:
+    assert check(CountsSteps, data, samples)["resume.world"].measured == {"missing": 0, "doubled": BATCH, "foreign": 0}
+    report = check(RefusesOtherRanks, data, samples, skip=["ranks.even"])
+    assert report.passed
+    assert report["resume.world"].status == "not applicable"
+
+
+def test_check_loader_sees_episodes_that_were_not_chosen(root: Path, samples: list[dict[str, Any]]) -> None:
+    chosen = us.EpisodeDataset(root, WINDOWS, episodes=[1])
+    report = check(Toy, chosen, samples, max_images=0)
+    assert "coverage" in report.failed
+    measured = report["coverage"].measured  # of as many samples as were chosen
+    assert 0 < measured["foreign"] == measured["missing"]
+
+
+class Shares(IterableDataset[dict[str, Any]]):
+    """Samples of a stream whose `busy` first workers have all."""
+
+    def __init__(self, samples: list[dict[str, Any]], busy: int) -> None:
+        self.samples, self.busy = samples, busy
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        info = get_worker_info()
+        number = 0 if info is None else info.id
+        if info is None or number < self.busy:
+            yield from self.samples[number :: 1 if info is None else self.busy]
+
+
+@pytest.mark.parametrize(("busy", "status"), [(1, "failed"), (2, "passed")])
+def test_check_loader_names_idle_workers(
+    busy: int, status: str, data: us.EpisodeDataset, samples: list[dict[str, Any]]
+) -> None:
+    made: list[DataLoader[Any]] = []
+
+    def make_loader(num_workers: int) -> DataLoader[Any]:
+        made.append(DataLoader(Shares(samples, busy), batch_size=4, num_workers=num_workers))
+        return made[-1]
+
+    others = [name for name in CHECKS if name not in ("coverage.workers", "workers.busy")]
+    report = us.check_loader(make_loader, data, skip=others, max_images=0)
+    assert (report["coverage.workers"].status, report["workers.busy"].status) == ("passed", status)
+    counts = report["workers.busy"].measured["samples"]
+    assert (sum(counts), min(counts)) == (len(samples), len(samples) // 2 if busy == 2 else 0)
+    assert {loader.collate_fn for loader in made} == {default_collate}  # as it was
+
+
+def in_time(work: Callable[[], LoaderReport], seconds: float = 60) -> LoaderReport:
+    """Result of a check, which ends in time."""
+    found: list[LoaderReport] = []
+    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert found, f"the check waits after {seconds} s"
+    return found[0]
+
+
+def test_check_loader_ends_with_the_error_of_a_thread(data: us.EpisodeDataset, samples: list[dict[str, Any]]) -> None:
+    hook = threading.excepthook
+    report = in_time(lambda: check(ThreadDies, data, samples))
+    assert report.failed == ("coverage",)
+    assert "OSError: the disk is gone" in report["coverage"].measured["error"]
+    assert {s for name, s in statuses(report).items() if name not in ("coverage", "rows", "windows", "padding")} <= {
+        "not checked",
+        "not applicable",
+        "passed",
+    }
+    assert threading.excepthook is hook
+    assert check(Toy, data, samples, skip=["ranks.even"]).passed  # and the next check works
+
+
+def test_check_loader_gives_up_after_the_timeout(data: us.EpisodeDataset, samples: list[dict[str, Any]]) -> None:
+    report = in_time(lambda: check(NeverAnswers, data, samples, timeout=0.2))
+    assert report.failed == ("coverage",)
+    assert "timeout" in report["coverage"].measured["error"]
+    with refused("timeout", 0, kind=ConfigError):
+        check(Toy, data, samples, timeout=0)
+
+
+class WorkerDies(Shares):
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        if get_worker_info() is not None:
+            os._exit(3)
+        yield from self.samples
+
+
+@pytest.mark.slow
+def test_check_loader_ends_with_a_dead_worker(data: us.EpisodeDataset, samples: list[dict[str, Any]]) -> None:
+    def make_loader(num_workers: int) -> DataLoader[Any]:
+        return DataLoader(WorkerDies(samples, 2), batch_size=4, num_workers=num_workers)
+
+    others = [name for name in CHECKS if name != "coverage.workers"]
+    report = in_time(lambda: us.check_loader(make_loader, data, skip=others, max_images=0))
+    assert report.failed == ("coverage.workers",)
+    assert "RuntimeError" in report["coverage.workers"].measured["error"]
 
 
 def test_check_loader_names_uneven_ranks(data: us.EpisodeDataset, samples: list[dict[str, Any]]) -> None:
@@ -239,7 +417,12 @@ def test_check_loader_counts_missing_samples(data: us.EpisodeDataset, samples: l
 def test_check_loader_sees_that_an_epoch_cannot_be_repeated(
     data: us.EpisodeDataset, samples: list[dict[str, Any]]
 ) -> None:
-    report = check(Unseeded, data, samples, skip=["ranks.even", "resume", "coverage.ranks", "workers.same"])
+    report = check(
+        Unseeded,
+        data,
+        samples,
+        skip=["ranks.even", "resume", "resume.ranks", "resume.world", "coverage.ranks", "workers.same"],
+    )
     assert report.failed == ("epochs.repeat",)
 
 
@@ -283,7 +466,15 @@ def test_check_loader_without_hooks_does_not_check_what_it_cannot(
     found = statuses(report)
     assert found["coverage"] == found["rows"] == found["windows"] == found["epochs.repeat"] == "passed"
     assert found["epochs.differ"] == "failed"  # the same list again
-    for name in ("padding", "images", "resume", "coverage.ranks", "ranks.even", "coverage.workers", "workers.same"):
+    needs_arguments = (
+        "coverage.ranks",
+        "ranks.even",
+        "coverage.workers",
+        "workers.same",
+        "workers.busy",
+        "resume.world",
+    )
+    for name in ("padding", "images", "resume", "resume.ranks", *needs_arguments):
         assert found[name] == "not checked", name
     assert not report.passed
 
@@ -323,7 +514,9 @@ def test_check_loader_passes_loader(root: Path, data: us.EpisodeDataset) -> None
         return us.Loader(root, batch_size=BATCH, rank=rank, world_size=world_size, **options)
 
     report = us.check_loader(make_loader, data)
-    assert set(statuses(report).values()) == {"passed"}, str(report)
+    found = statuses(report)
+    assert found.pop("workers.busy") == "not applicable"  # of a DataLoader alone
+    assert set(found.values()) == {"passed"}, str(report)
 
 
 @pytest.mark.slow

@@ -2,8 +2,11 @@
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from understudy.check.loader.foreign_calls import ForeignCalls, LoaderStalled
 
 SaveState = Callable[[Any, "Consumed"], Any]
 LoadState = Callable[[Any, Any], Any]
@@ -15,15 +18,17 @@ class Consumed:
 
     Attributes:
         epoch: number of the epoch.
-        batches: batches taken in this epoch.
-        samples: samples taken since the beginning of epoch 0.
+        batches: batches that each rank took in this epoch, also before earlier resumes.
+        samples: samples taken by all ranks since the beginning of epoch 0.
         batch: the batch taken last, as the loader gave it.
+        world_size: number of ranks that read now.
     """
 
     epoch: int
     batches: int
     samples: int
     batch: Any
+    world_size: int = 1
 
 
 class Factory:
@@ -57,12 +62,24 @@ class Epochs:
 
     Args:
         factory: makes the loaders.
+        calls: runs the loaders' code.
         world_size: number of ranks.
         num_workers: worker processes of each.
+        prepare: called with each loader.
+        finish: called with each loader at the end.
     """
 
-    def __init__(self, factory: Factory, world_size: int = 1, num_workers: int = 0) -> None:
+    def __init__(
+        self,
+        factory: Factory,
+        calls: ForeignCalls,
+        world_size: int = 1,
+        num_workers: int = 0,
+        prepare: Callable[[Any], None] | None = None,
+        finish: Callable[[Any], None] | None = None,
+    ) -> None:
         self._factory, self._world_size, self._num_workers = factory, world_size, num_workers
+        self._prepare, self._finish, self._calls = prepare, finish, calls
         self.loaders: list[Any] = []
         self._iterators: list[Iterator[Any]] = []
 
@@ -73,6 +90,8 @@ class Epochs:
             for rank in range(self._world_size):
                 options = {"world_size": self._world_size, "num_workers": self._num_workers, "epoch": epoch}
                 self.loaders.append(self._factory.make(rank=rank, **options))
+                if self._prepare is not None:
+                    self._prepare(self.loaders[-1])
         elif endless and self._iterators:
             return self._iterators
         self._iterators = [iter(loader) for loader in self.loaders]
@@ -85,9 +104,17 @@ class Epochs:
     def close(self) -> None:
         """End the loaders."""
         for loader in self.loaders:
-            if callable(close := getattr(loader, "close", None)):
-                close()
+            if self._finish is not None:
+                self._finish(loader)
+            close_loader(loader, self._calls)
         self.loaders, self._iterators = [], []
+
+
+def close_loader(loader: Any, calls: ForeignCalls) -> None:
+    """End a loader that can be ended; one that is stuck stays."""
+    if callable(close := getattr(loader, "close", None)):
+        with suppress(LoaderStalled):
+            calls.call(close)
 
 
 def default_hooks(loader: Any) -> tuple[SaveState, LoadState] | None:

@@ -2,13 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from understudy.check.loader.batch_values import Adapt, SampleNumbers, as_arrays, digest
+from understudy.check.loader.foreign_calls import ForeignCalls, LoaderStalled
+
+WORKER = "__understudy_worker__"
+"""Key of a batch with the number of its worker (`workers.py`)."""
 
 Visit = Callable[[dict[str, np.ndarray], np.ndarray, np.ndarray], None]
+
+
+_END = object()
 
 
 @dataclass
@@ -19,17 +27,21 @@ class Stretch:
         samples: int64 (b,) sample numbers per batch.
         digests: checksum of each batch.
         ranks: rank of each batch.
+        workers: worker of each batch, None where it is unknown.
         end: "end" of the loader, "limit" of samples or batches of an endless loader, "cut" by the caller's limit, or
             "error".
         error: of the loader, one line.
+        lasts: the batch read last, of each rank.
         last: the batch read last.
     """
 
     samples: list[np.ndarray] = field(default_factory=list)
     digests: list[int] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
+    workers: list[int | None] = field(default_factory=list)
     end: str = "end"
     error: str = ""
+    lasts: dict[int, Any] = field(default_factory=dict)
     last: Any = None
 
     @property
@@ -50,10 +62,13 @@ class Reader:
         numbers: samples of the dataset.
         adapt: makes a mapping of a loader's batch.
         update: called with the samples of each batch.
+        calls: runs the loader's code.
     """
 
-    def __init__(self, numbers: SampleNumbers, adapt: Adapt | None, update: Callable[[int], None]) -> None:
-        self.numbers, self._adapt, self._update = numbers, adapt, update
+    def __init__(
+        self, numbers: SampleNumbers, adapt: Adapt | None, update: Callable[[int], None], calls: ForeignCalls
+    ) -> None:
+        self.numbers, self._adapt, self._update, self.calls = numbers, adapt, update, calls
         self.batches = 0
 
     def read(
@@ -78,7 +93,7 @@ class Reader:
         out = Stretch()
         total = step = largest = 0
         try:
-            alive = dict(enumerate(start()))
+            alive = dict(enumerate(self.calls.call(start)))
         except Exception as error:  # any error of foreign code is a result
             return _fail(out, error)
         while alive:
@@ -91,12 +106,12 @@ class Reader:
             size = 0
             for rank in list(alive):
                 try:
-                    batch = next(alive[rank])
-                except StopIteration:
-                    del alive[rank]
-                    continue
+                    batch = self.calls.call(partial(next, alive[rank], _END))
                 except Exception as error:
                     return _fail(out, error)
+                if batch is _END:
+                    del alive[rank]
+                    continue
                 count = self._record(out, rank, batch, visit)
                 if not count:
                     return _fail(out, ValueError(f"batch {len(out.samples)} has no samples"))
@@ -105,6 +120,7 @@ class Reader:
         return out
 
     def _record(self, out: Stretch, rank: int, batch: Any, visit: Visit | None) -> int:
+        worker = batch.pop(WORKER, None) if isinstance(batch, dict) else None
         values = as_arrays(batch if self._adapt is None else self._adapt(batch))
         episode, frame = self.numbers.locate(values)
         if not len(episode):
@@ -112,7 +128,8 @@ class Reader:
         out.samples.append(self.numbers.number(episode, frame))
         out.digests.append(digest(values))
         out.ranks.append(rank)
-        out.last = batch
+        out.workers.append(worker)
+        out.last = out.lasts[rank] = batch
         self.batches += 1
         self._update(len(episode))
         if visit is not None:
@@ -121,5 +138,6 @@ class Reader:
 
 
 def _fail(out: Stretch, error: Exception) -> Stretch:
-    out.end, out.error = "error", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    words = " ".join(str(error).split())[:300]
+    out.end, out.error = "error", words if isinstance(error, LoaderStalled) else f"{type(error).__name__}: {words}"
     return out

@@ -18,7 +18,10 @@ CHECKS = {
     "epochs.differ": "two epochs have different sequences",
     "epochs.repeat": "the same epoch, read twice, has the same batches",
     "workers.same": "another number of workers gives the same batches",
+    "workers.busy": "each worker of a DataLoader makes at least a quarter of an equal share of the samples",
     "resume": "a loader resumed from a state gives the batches that the first one still had",
+    "resume.ranks": "so do several ranks that are resumed together",
+    "resume.world": "resumed with another number of ranks, and once more, an epoch still has each sample once",
     "shuffling": "batches average nearly as well as batches of a perfect shuffle",
 }
 """Name of each check -> its rule."""

@@ -2,9 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from understudy.check.loader.make_loader import Consumed, Epochs, Factory, LoadState, SaveState, default_hooks
+from understudy.check.loader.make_loader import (
+    Consumed,
+    Epochs,
+    Factory,
+    LoadState,
+    SaveState,
+    close_loader,
+    default_hooks,
+)
 from understudy.check.loader.reading import Reader, Stretch
 from understudy.check.loader.results import LoaderCheck
 from understudy.check.loader.sample_order import check_equal
@@ -62,7 +71,7 @@ class _Interrupted:
     ) -> None:
         self._factory, self._reader, self._hooks = factory, reader, hooks
         self._workers, self._limit, self._max_steps = num_workers, limit, max_steps
-        self._epochs = Epochs(factory, num_workers=num_workers)
+        self._epochs = Epochs(factory, reader.calls, num_workers=num_workers)
         self._resumed: Any = None
 
     def check(self, epoch: int, before: int, count: int, known: list[Stretch]) -> LoaderCheck:
@@ -79,7 +88,7 @@ class _Interrupted:
         save, load = hooks
         consumed = Consumed(epoch, count, before + len(head.numbers), head.last)
         try:
-            state = save(loader, consumed)
+            state = self._reader.calls.call(partial(save, loader, consumed))
         except Exception as error:  # any error of foreign code is a result
             return _raised(f"{type(error).__name__} in save_state: {str(error)[:300]}")
         left = known[epoch].steps - count if known[epoch].end != "end" or self._max_steps is not None else None
@@ -111,8 +120,7 @@ class _Interrupted:
     def close(self) -> None:
         """End both loaders."""
         self._epochs.close()
-        if callable(close := getattr(self._resumed, "close", None)):
-            close()
+        close_loader(self._resumed, self._reader.calls)
 
 
 def _raised(error: str) -> LoaderCheck:

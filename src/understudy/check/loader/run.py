@@ -13,10 +13,12 @@ import numpy as np
 
 from understudy.check.loader.batch_values import Adapt, SampleNumbers
 from understudy.check.loader.content import Content, Tally
+from understudy.check.loader.foreign_calls import ForeignCalls
 from understudy.check.loader.make_loader import Epochs, Factory, LoadState, SaveState
 from understudy.check.loader.reading import Reader, Stretch
 from understudy.check.loader.results import CHECKS, LoaderCheck, LoaderReport
 from understudy.check.loader.resume import check_resume
+from understudy.check.loader.resume_ranks import check_resume_ranks, check_resume_world
 from understudy.check.loader.sample_order import (
     check_coverage,
     check_differ,
@@ -24,6 +26,7 @@ from understudy.check.loader.sample_order import (
     check_even,
     check_shuffling,
 )
+from understudy.check.loader.workers import check_busy, mark_workers, unmark_workers
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import ConfigError
 
@@ -43,6 +46,7 @@ def check_loader(
     max_batches: int | None = None,
     max_images: int = 200,
     show_progress: bool = False,
+    timeout: float = 600,
 ) -> LoaderReport:
     """Check any loader of a dataset: coverage, content, order, resume and shuffle quality.
 
@@ -50,9 +54,9 @@ def check_loader(
         print(report)
         assert report.passed
 
-    The loader is read about seven times, in this process, one batch of each rank in turn. An endless loader is read for
-    one epoch and one global batch. An error of the loader fails the check that read it. A loader that waits forever
-    for its own batch blocks the check, too.
+    The loader is read about ten times, in a thread of this process, one batch of each rank in turn. An endless loader
+    is read for one epoch and one global batch. An error of the loader fails the check that read it. So does the error
+    of a thread that the loader started, even if the loader waits for that thread forever.
 
     Args:
         make_loader: called with those of `rank`, `world_size`, `num_workers`, `epoch` and `seed` (0) that it takes, by
@@ -73,6 +77,7 @@ def check_loader(
             repeated.
         max_images: images to decode for comparison.
         show_progress: whether to show progress on stderr, which needs the extra train.
+        timeout: seconds to wait for one batch. A loader that takes longer fails all checks that are left.
 
     Raises:
         ConfigError: the samples of a batch cannot be identified, or an argument is out of range.
@@ -86,6 +91,8 @@ def check_loader(
             raise ConfigError(f"{name} is {value}; give {least} or more")
     if max_batches is not None and max_batches < 2:
         raise ConfigError(f"max_batches is {max_batches}; give 2 or more")
+    if not timeout > 0:
+        raise ConfigError(f"timeout is {timeout}; give seconds above 0")
     if (save_state is None) != (load_state is None):
         raise ConfigError("save_state and load_state belong together; give both or neither")
     if isinstance(dataset, EpisodeDataset):
@@ -101,8 +108,8 @@ def check_loader(
         if show_progress:
             from understudy.progress import Progress  # needs the extra train
 
-            update = stack.enter_context(Progress(7 * epoch, "loader", "sample")).update
-        reader = Reader(numbers, adapt, update)
+            update = stack.enter_context(Progress(10 * epoch, "loader", "sample")).update
+        reader = Reader(numbers, adapt, update, stack.enter_context(ForeignCalls(timeout)))
         hooks = (save_state, load_state) if save_state is not None and load_state is not None else None
         checks = _Checks(Factory(make_loader), reader, data, max_batches, frozenset(skip), hooks)
         found = checks.run(world_size, num_workers, shuffled, max_images)
@@ -148,7 +155,7 @@ class _Checks:
                 self._put_missing(name, f"one process cannot read an epoch: {reason}")
             return self._found
         self._check_epochs(known, shuffled)
-        self._check_ranks(world_size)
+        ranks = self._check_ranks(world_size)
         workers = self._check_workers(num_workers, known[0])
         if "resume" not in self._skip:
             epochs = [stretch for stretch in known if stretch.end != "error" and stretch.samples]
@@ -163,6 +170,7 @@ class _Checks:
                     hooks=self._hooks,
                 )
             )
+        self._check_resumed_ranks(ranks, world_size)
         for name in CHECKS:
             self._put_missing(name, "not reached")
         return self._found
@@ -175,7 +183,9 @@ class _Checks:
 
     def _read(self, world_size: int = 1, num_workers: int = 0, epochs: int = 1, content: Any = None) -> list[Stretch]:
         """Read epochs 0, 1, ...; the content of the first is compared with the dataset."""
-        loaders, found = Epochs(self._factory, world_size, num_workers), list[Stretch]()
+        marks = (mark_workers, unmark_workers) if num_workers else ()
+        loaders = Epochs(self._factory, self._reader.calls, world_size, num_workers, *marks)
+        found = list[Stretch]()
         try:
             for epoch in range(epochs):
                 endless = bool(found) and found[-1].end == "limit"
@@ -231,13 +241,15 @@ class _Checks:
                 second = np.concatenate([first, second])[total : 2 * total]
             self._put(check_differ(first[:total], second[:total]))
 
-    def _check_ranks(self, world_size: int) -> None:
+    def _check_ranks(self, world_size: int) -> Stretch | None:
+        """Check several ranks, and return their epoch 0 where they can be read."""
+        names = ("coverage.ranks", "ranks.even", "resume.ranks", "resume.world")
         if not self._factory.takes("rank", "world_size"):
-            for name in ("coverage.ranks", "ranks.even"):
+            for name in names:
                 self._put_missing(name, "make_loader takes no `rank` and `world_size`")
-            return
-        if {"coverage.ranks", "ranks.even"} <= self._skip:
-            return
+            return None
+        if self._skip.issuperset(names):
+            return None
         ranks = self._read(world_size=world_size, epochs=2)
         self._put_coverage("coverage.ranks", ranks)
         self._put(
@@ -245,17 +257,41 @@ class _Checks:
             if ranks[0].end != "error"
             else LoaderCheck("ranks.even", "not checked", f"the loader raised {ranks[0].error}")
         )
+        return ranks[0] if ranks[0].end != "error" else None
+
+    def _check_resumed_ranks(self, known: Stretch | None, world_size: int) -> None:
+        limit, premise = len(self._numbers), self._found["resume"].status
+        for name in ("resume.ranks", "resume.world"):
+            if name in self._found:
+                continue
+            if known is None:
+                self._put_missing(name, "several ranks cannot be read")
+            elif premise == "not checked":
+                self._put_missing(name, self._found["resume"].detail)
+            elif name == "resume.ranks":
+                cut = self._max_steps is not None
+                made = (self._factory, self._reader, self._hooks, known, world_size, limit)
+                self._put(check_resume_ranks(*made, cut))
+            elif self._max_steps is not None:
+                self._put_missing(name, "max_batches ended the epoch")
+            elif self._found["coverage"].status == "failed":
+                self._put_missing(name, "one process alone does not cover an epoch")
+            else:
+                made = (self._factory, self._reader, self._hooks, known, world_size, limit)
+                self._put(check_resume_world(*made))
 
     def _check_workers(self, num_workers: int, alone: Stretch) -> int:
         """Check several workers, and return the number with which the loader works."""
         if not self._factory.takes("num_workers"):
-            for name in ("coverage.workers", "workers.same"):
+            for name in ("coverage.workers", "workers.same", "workers.busy"):
                 self._put_missing(name, "make_loader takes no `num_workers`")
             return 0
-        if {"coverage.workers", "workers.same"} <= self._skip:
+        if self._skip.issuperset(("coverage.workers", "workers.same", "workers.busy")):
             return 0
         workers = self._read(num_workers=num_workers, epochs=2)
         self._put_coverage("coverage.workers", workers)
+        if workers[0].end != "error":
+            self._put(check_busy(workers[0], num_workers))
         if self._found["coverage.workers"].status == "failed":
             self._put_missing("workers.same", f"{num_workers} workers do not cover an epoch")
             return 0

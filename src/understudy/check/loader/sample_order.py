@@ -31,13 +31,13 @@ def check_coverage(name: str, numbers: SampleNumbers, epochs: Sequence[Stretch])
     as_stream = bool(parts) and all(is_epoch(part, numbers.counts) for part in parts)
     if as_stream or all(is_epoch(epoch.numbers, numbers.counts) for epoch in epochs if epoch.end == "end"):
         if epochs[0].end == "limit" and not as_stream:
-            return _describe(name, numbers, first[:total])
+            return describe_samples(name, numbers, first[:total])
         words = "each once" if numbers.data.frame_weights is None else "each as often as its weight"
         return LoaderCheck(name, "passed", f"{total:,} samples, {words}", {"missing": 0, "doubled": 0, "foreign": 0})
     wrong = next(
         (e.numbers for e in epochs if e.end == "end" and not is_epoch(e.numbers, numbers.counts)), first[:total]
     )
-    return _describe(name, numbers, wrong)
+    return describe_samples(name, numbers, wrong)
 
 
 def is_epoch(samples: np.ndarray, counts: np.ndarray) -> bool:
@@ -46,7 +46,7 @@ def is_epoch(samples: np.ndarray, counts: np.ndarray) -> bool:
     return bool(inside) and np.array_equal(np.bincount(samples, minlength=len(counts)), counts)
 
 
-def _describe(name: str, numbers: SampleNumbers, samples: np.ndarray) -> LoaderCheck:
+def describe_samples(name: str, numbers: SampleNumbers, samples: np.ndarray) -> LoaderCheck:
     """Failed check with the missing, doubled and foreign samples of an epoch."""
     known = samples[samples >= 0]
     more = np.bincount(known, minlength=len(numbers.counts)) - numbers.counts
@@ -71,7 +71,7 @@ def _check_cut(name: str, numbers: SampleNumbers, samples: np.ndarray) -> Loader
     known = samples[samples >= 0]
     doubled = int((np.bincount(known, minlength=len(numbers.counts)) > numbers.counts).sum())
     if (doubled or len(known) < len(samples)) and len(samples) <= len(numbers):
-        return _describe(name, numbers, samples)
+        return describe_samples(name, numbers, samples)
     detail = f"max_batches ended the epoch after {len(samples):,} of {len(numbers):,} samples, none of them too often"
     return LoaderCheck(name, "not checked", detail)
 
