@@ -21,6 +21,7 @@ EXTRAS = {
     "pi05": ("sentencepiece", "tokenizers"),
     "jax-weights": ("tensorstore",),
     "rerun": ("rerun",),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
 }
 """Extra -> modules that it installs, without those of the extras that it includes."""
 INCLUDES = {"report": ("train",), "demo": ("report",), "sim": ("demo",), "hub": ("remote",), "s3": ("remote",)}

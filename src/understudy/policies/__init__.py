@@ -8,6 +8,7 @@ imagined           predicted consequences of actions
 batch              checks of the batch
 common             layers, normalization, flow matching and augmentation
 flow               the small flow-matching policy
+graph              policies as graphs of tensors: torch.export, ONNX
 pi05               pi0.5 and pi0
 world_action       the world-action model: actions, and the states and images that follow
 inference          `load_policy`: a saved policy that acts on observations

@@ -66,6 +66,8 @@ class PolicySettings:
     folders have copies (`policies/companion_files.py`)."""
     FORMATS: ClassVar[Mapping[str, str]] = {}
     """Names of other tools -> "module:function" that describes a policy as its folder (`folder_formats.py`)."""
+    GRAPH: ClassVar[str] = ""
+    """"module:function" that makes the policy of a robot a function of tensors (`graph/interface.py`); "" for none."""
     FOLDER: ClassVar[str] = ""
     """"module:function" that completes the config and the normalization of a folder from its other files, also of a
     folder that another tool wrote (`policy_folder.load`); "" for none."""
@@ -97,7 +99,7 @@ class PolicySettings:
 
     def resize(self) -> Callable[[Any, Any], None] | None:
         """Return the function that `RESIZE` names; None: area averaging."""
-        return _imported(self.RESIZE) if self.RESIZE else None
+        return imported(self.RESIZE) if self.RESIZE else None
 
     def images_ahead(self, chunk: int) -> tuple[int, ...]:
         """Return the frames ahead, 1 to `chunk`, of the future images that a run with a future also reads.
@@ -252,7 +254,7 @@ def check_start(config: Any) -> None:
     Raises:
         ConfigError: they contradict each other; names both values.
     """
-    _imported(config.START_CHECK)(config)
+    imported(config.START_CHECK)(config)
 
 
 def folder_readers(kind: str | None) -> list[Callable[..., tuple[dict[str, Any], dict[str, Any]] | None]]:
@@ -275,7 +277,7 @@ def tensor_openers(kind: str | None) -> list[Callable[[Path], Any]]:
 
 def _functions(field: str, kind: str | None) -> list[Callable[..., Any]]:
     names = [getattr(policy_type(each).settings, field) for each in ([kind] if kind is not None else BUILT_IN)]
-    return [_imported(name) for name in dict.fromkeys(names) if name]
+    return [imported(name) for name in dict.fromkeys(names) if name]
 
 
 def network_differences(one: Any, two: Any) -> list[str]:
@@ -305,7 +307,7 @@ class PolicyType:
         Raises:
             ValueError: the normalization does not fit the config.
         """
-        make = _imported(self.builder) if isinstance(self.builder, str) else self.builder
+        make = imported(self.builder) if isinstance(self.builder, str) else self.builder
         return make(config, normalization)
 
     def make_config(self, settings: PolicySettings, **facts: Any) -> Any:
@@ -324,7 +326,7 @@ def policy_type(name: str) -> PolicyType:
         close = get_close_matches(str(name), points, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(points))}"
         raise ValueError(f"no policy type {name!r}; {hint}")
-    entry = _imported(points[name])
+    entry = imported(points[name])
     if not isinstance(entry, PolicyType):
         raise ValueError(f"policy type {name!r}: {points[name]} is a {type(entry).__name__}, not a PolicyType")
     return entry
@@ -352,7 +354,7 @@ def _points() -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=GROUP)} | BUILT_IN
 
 
-def _imported(target: str) -> Any:
+def imported(target: str) -> Any:
     """Import the object that "module:name" names."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)

@@ -83,9 +83,9 @@ class Affine(nn.Module):
         offset, spread = of_head(self.offset, head), of_head(self.spread, head)
         if head is None:
             return offset[0], spread[0]
-        if len(head) != len(x):
-            raise ValueError(f"head has shape {tuple(head.shape)}, expected ({len(x)},)")
-        shape = (len(x), *[1] * (x.ndim - 2), offset.shape[1])
+        if head.shape[0] != x.shape[0]:
+            raise ValueError(f"head has shape {tuple(head.shape)}, expected ({x.shape[0]},)")
+        shape = (x.shape[0], *[1] * (x.ndim - 2), offset.shape[1])
         return offset.view(shape), spread.view(shape)
 
 

@@ -2,4 +2,5 @@
 
 config    settings and config
 model     `FlowPolicy`
+graph     the policy as a function of tensors
 """

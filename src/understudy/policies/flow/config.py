@@ -23,6 +23,7 @@ class FlowSettings(EncoderSettings):
         "points": "keypoints",
         "draws": "noise_samples",
     }
+    GRAPH: ClassVar[str] = "understudy.policies.flow.graph:FlowGraph"
     OLD_MODULES: ClassVar[Mapping[str, str]] = {
         "eyes": "vision",
         "fuse_again": "fuse2",

@@ -35,6 +35,9 @@ from understudy.policies.policy import Policy
 KEY_OF = {FLOW: ACTION, DYNAMICS: STATE}
 """Key of a batch that each loss term predicts."""
 
+TOKENS = "task_tokens"
+"""Key of a batch with `byte_tokens` [B, L] in place of the instructions, for graphs."""
+
 VALIDATION_DRAWS = 8
 """Noises and flow times per sample of a validation."""
 
@@ -318,22 +321,22 @@ class FlowPolicy(Policy):
     def _condition(self, batch: Mapping[str, Any]) -> Tensor:
         """Condition of the action network from images, state and instruction: [B, width]."""
         dtype = getattr(torch, self.config.compute)
-        text_emb = self.text(prompts_of(batch), dtype)  # [B, width]
+        text_emb = self.text(batch[TOKENS] if TOKENS in batch else prompts_of(batch), dtype)  # [B, width]
         parts = [text_emb]
         if self.vision is not None:
             images = [value_of(batch, key) for key in self.config.cameras]
             missing: list[Tensor | None] = [batch.get(f"{key}_is_missing") for key in self.config.cameras]
             for key, image, lacks in zip(self.config.cameras, images, missing):
-                check_shape(key, image, (len(text_emb), 3, None, None))
+                check_shape(key, image, (text_emb.shape[0], 3, None, None))
                 if image.dtype != torch.uint8:
                     raise ValueError(f"{key} is {image.dtype}, images are uint8")
                 if lacks is not None:
-                    check_shape(f"{key}_is_missing", lacks, (len(text_emb),))
+                    check_shape(f"{key}_is_missing", lacks, (text_emb.shape[0],))
             parts.append(self.vision(images, text_emb, missing))
         if self.config.state_dim:
             state = value_of(batch, STATE)
             slots = (1 + self.config.chunk,) if self.config.future and state.ndim == 3 else ()
-            check_shape(STATE, state, (len(text_emb), *slots, self.config.state_dim))
+            check_shape(STATE, state, (text_emb.shape[0], *slots, self.config.state_dim))
             parts.append(self.normalizer.states(batch, state_now(batch)))
         fused = self.fuse(torch.cat([part.to(dtype) for part in parts], dim=1))
         return self.fuse2(F.gelu(fused))
@@ -358,7 +361,7 @@ class FlowPolicy(Policy):
             raise ValueError(f"{reason}: use {' or '.join(able) or 'a policy with a future'}")
         check_shape("noise", noise, (None, self.config.chunk, self.config.noise_dim))
         condition = self._condition(batch)
-        check_shape("noise", noise, (len(condition), self.config.chunk, self.config.noise_dim))
+        check_shape("noise", noise, (condition.shape[0], self.config.chunk, self.config.noise_dim))
         pads = {each: self.normalizer.dim_is_pad(KEY_OF[each], batch) for each in self._streams}
         start = [
             blanked(own, pads[each]) if each in TRAINS[mode] else self._given_stream(batch, each)

@@ -7,4 +7,5 @@ index         the index of a checkpoint, read without running code
 checksums     checksums of checkpoint files
 saver         saves of checkpoints, at once or in the background
 export        a policy out of a checkpoint
+export_graph  a policy out of a checkpoint as a graph of tensors
 """

@@ -35,9 +35,11 @@ class ExportConfig:
     output_dir: str = ""
     """Folder to write; an earlier export there is replaced, anything else is an error. The default is RUN/export. With
     another `format` the folder must not exist, and the default is RUN/export-FORMAT."""
-    format: Literal["understudy", "lerobot", "openpi"] = "understudy"
+    format: Literal["understudy", "lerobot", "openpi", "torch_export", "onnx"] = "understudy"
     """Files of the folder: `lerobot` and `openpi` are those of these tools, for pi05 and pi0. Facts that they do not
-    hold are printed."""
+    hold are printed. `torch_export` and `onnx` are the network as a graph, for flow; it is compared with the policy."""
+    steps: Annotated[int, Ge(1)] = 10
+    """Integration steps of a graph."""
     head: str = ""
     """Norm head of the robot, where the run has several and the format holds one."""
     dtype: Literal["fp32", "bf16"] = "fp32"
@@ -51,7 +53,13 @@ class ExportConfig:
         found = [] if self.run else ["run: required, the directory of a run: understudy export RUN"]
         if self.head and self.format == "understudy":
             found.append(f"head: {self.head}: format understudy has all heads of the run; leave it out")
+        if self.steps != 10 and not self.is_graph():
+            found.append(f"steps: {self.steps}: format {self.format} holds no steps; leave it out")
         return found
+
+    def is_graph(self) -> bool:
+        """Return whether the format is a graph of tensors."""
+        return self.format in ("torch_export", "onnx")
 
 
 def export(config: ExportConfig) -> None:
@@ -84,6 +92,11 @@ def export(config: ExportConfig) -> None:
             folder_formats.check_absent(target)
     except FileExistsError as error:
         raise ConfigError(f"output_dir: {error}") from error
+    if config.is_graph():
+        from understudy.train.checkpoint.export_graph import export_graph
+
+        export_graph(config, run, source, target)
+        return
     folder = None
     if not own:
         folder = folder_formats.describe_folder(

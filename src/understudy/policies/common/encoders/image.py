@@ -104,7 +104,7 @@ class ImageEncoder(nn.Module):
             ],
             dim=1,
         )
-        seen = list(found.chunk(len(images)))
+        seen = list(found.unflatten(0, (len(images), -1)).unbind())  # not chunk: it fixes B when traced
         for number, lacks in enumerate(missing or ()):
             if lacks is not None:
                 seen[number] = torch.where(lacks[:, None], 0.0, seen[number])

@@ -53,16 +53,21 @@ class TextEncoder(nn.Module):
         self.out = Linear(out, out)
         nn.init.normal_(self.out.weight, std=FREQUENCY * out**-0.5)
 
-    def forward(self, texts: Sequence[str], dtype: torch.dtype) -> Tensor:
-        """Encode B strings as [B, out] in -1..1, in `dtype`, on the parameters' device."""
+    def forward(self, texts: Sequence[str] | Tensor, dtype: torch.dtype) -> Tensor:
+        """Encode B strings, or their `byte_tokens` [B, L], as [B, out] in -1..1, in `dtype`."""
         device = self.embed.weight.device
+        if isinstance(texts, Tensor):
+            return self._encode(texts.to(device), dtype)
         distinct = sorted(set(texts))
         where = {text: row for row, text in enumerate(distinct)}
-        tokens = byte_tokens(distinct, self.length).to(device)  # [U, L]
+        found = self._encode(byte_tokens(distinct, self.length).to(device), dtype)
+        return found[torch.tensor([where[text] for text in texts], device=device)]
+
+    def _encode(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """Encode tokens [U, L] as [U, out]."""
         valid = (tokens != PAD)[:, None]  # [U, 1, L]
         x = torch.where(valid, self.embed(tokens).transpose(1, 2), 0).to(dtype)  # [U, W, L]
         x = torch.where(valid, F.relu(self.near(x)), 0)  # [U, out, L]
         x = torch.where(valid, x + F.relu(self.far(x)), 0)
         phase = self.out(layer_norm(x.amax(dim=2).float()))  # [U, out], float32: a phase in radians bears no rounding
-        found = torch.sin(phase).to(dtype)
-        return found[torch.tensor([where[text] for text in texts], device=device)]
+        return torch.sin(phase).to(dtype)

@@ -1,0 +1,173 @@
+"""Graph files of a policy: `torch.export` programs and ONNX files, and their comparison with the policy.
+
+A type of policy that can be a graph names a function in `GRAPH` of its settings.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from understudy.batch_keys import TASK
+from understudy.errors import ConfigError
+from understudy.optional_packages import require
+from understudy.policies.draws import generate_draws
+from understudy.policies.graph.interface import PolicyGraph
+from understudy.policies.inference import RobotPolicy
+from understudy.policies.registry import imported, policy_type
+
+Format = Literal["torch_export", "onnx"]
+FILES: Mapping[Format, str] = {"torch_export": "policy.pt2", "onnx": "policy.onnx"}
+"""File of each format."""
+DESCRIPTION = "graph.json"
+"""File with inputs, outputs and the parity report."""
+TOLERANCE = 1e-4
+"""Largest difference of an action, relative to the largest action, that counts as equal."""
+BATCH_SIZES = (1, 4)
+"""Batch sizes of the parity report."""
+_OUTPUT = "action"
+
+
+def check_type(kind: str) -> None:
+    """Raise ConfigError unless a policy of this type can be a graph."""
+    if not policy_type(kind).settings.GRAPH:
+        raise ConfigError(f"format: a policy of type {kind} has no graph; use --format understudy")
+
+
+def make_graph(robot: RobotPolicy, cameras: Mapping[str, tuple[int, int]], steps: int) -> PolicyGraph:
+    """Make the graph of a robot's policy.
+
+    Args:
+        robot: the policy, on the CPU.
+        cameras: height and width of the robot's images by key.
+        steps: integration steps.
+
+    Raises:
+        ConfigError: a policy of this type has no graph.
+    """
+    check_type(robot.config.type)
+    make: Callable[..., PolicyGraph] = imported(policy_type(robot.config.type).settings.GRAPH)
+    return make(robot.policy, robot.head, dict(cameras), steps).eval()
+
+
+def write_graph(graph: PolicyGraph, path: Path, kind: Format) -> Callable[[Sequence[Tensor]], Tensor]:
+    """Write a graph to a file.
+
+    Args:
+        graph: the graph.
+        path: file to write.
+        kind: its format.
+
+    Returns:
+        The function in the file, which has been read back: the inputs [B, ...] -> actions [B, T, A].
+
+    Raises:
+        MissingExtraError: the format is onnx, and the extra `onnx` is not installed.
+    """
+    example = example_inputs(graph, 2, seed=0)
+    batch = torch.export.Dim("batch", min=1, max=4096)
+    shapes = ({0: batch},) * len(example)
+    if kind == "torch_export":
+        with torch.no_grad():
+            program = torch.export.export(graph, tuple(example), dynamic_shapes=(shapes,), strict=False)
+        torch.export.save(program, path)
+        module = torch.export.load(path).module()
+        return lambda inputs: module(*inputs)
+    require("onnx")
+    import onnxruntime
+
+    names = [own.name for own in graph.inputs]
+    with torch.no_grad():
+        torch.onnx.export(
+            graph,
+            tuple(example),
+            path,
+            input_names=names,
+            output_names=[_OUTPUT],
+            dynamic_shapes=(shapes,),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    held = {own.name for own in session.get_inputs()}
+
+    def run(inputs: Sequence[Tensor]) -> Tensor:
+        given = {name: value.numpy() for name, value in zip(names, inputs, strict=True) if name in held}
+        return torch.from_numpy(session.run([_OUTPUT], given)[0])
+
+    return run
+
+
+def example_inputs(graph: PolicyGraph, rows: int, seed: int) -> list[Tensor]:
+    """Draw random inputs of a graph, [rows, ...] each: images, standard normal numbers, differing instructions."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for own in graph.inputs:
+        shape = (rows, *own.shape)
+        if own.name == TASK:
+            found.append(torch.cat([graph.prepare(f"move block {seed} {row}") for row in range(rows)]))
+        elif own.dtype == "uint8":
+            found.append(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator))
+        else:
+            found.append(torch.randn(shape, generator=generator))
+    return found
+
+
+def compare(
+    robot: RobotPolicy, graph: PolicyGraph, run: Callable[[Sequence[Tensor]], Tensor], steps: int
+) -> dict[str, Any]:
+    """Compare a written graph with `RobotPolicy.act` on random observations.
+
+    Args:
+        robot: the policy.
+        graph: its graph.
+        run: the function of the file (`write_graph`).
+        steps: integration steps.
+
+    Returns:
+        Largest absolute difference of an action by batch size, and the largest action, in the robot's units.
+
+    Raises:
+        ConfigError: a difference exceeds `TOLERANCE` of the largest action: the graph is not this policy.
+    """
+    differences, largest = {}, 0.0
+    for rows in BATCH_SIZES:
+        inputs = dict(zip([own.name for own in graph.inputs], example_inputs(graph, rows, seed=rows), strict=True))
+        noise = generate_draws(robot.policy.random_spec("act"), rows, torch.Generator().manual_seed(rows))["noise"]
+        inputs["noise"] = noise
+        texts = [f"move block {rows} {row}" for row in range(rows)]
+        observation = {key: value for key, value in inputs.items() if key not in (TASK, "noise")} | {TASK: texts}
+        wanted = robot.act(observation, steps=steps, generator=torch.Generator().manual_seed(rows))
+        with torch.no_grad():
+            found = run(list(inputs.values())).numpy()
+        if found.shape != wanted.shape or not np.isfinite(found).all():
+            raise ConfigError(f"format: the graph gives {found.shape}, the policy {wanted.shape}: report this")
+        differences[rows] = float(np.abs(found - wanted).max())
+        largest = max(largest, float(np.abs(wanted).max()))
+    if max(differences.values()) > TOLERANCE * max(1.0, largest):
+        raise ConfigError(
+            f"format: the graph differs from the policy by {max(differences.values()):.3g}, at most "
+            f"{TOLERANCE * max(1.0, largest):.3g} is allowed; export with --format understudy, and report this"
+        )
+    return {"largest_difference": {str(rows): value for rows, value in differences.items()}, "largest_action": largest}
+
+
+def describe_graph(graph: PolicyGraph, kind: Format, steps: int, parity: Mapping[str, Any]) -> str:
+    """Describe a written graph in JSON: its inputs, output and parity report."""
+    content = {
+        "format": kind,
+        "file": FILES[kind],
+        "inputs": [asdict(own) | {"shape": ["batch", *own.shape]} for own in graph.inputs],
+        "output": {"name": _OUTPUT, "dtype": "float32"},
+        "steps": steps,
+        "tokens": "UTF-8 bytes of the instruction, cut to the length, padded as in the row `padding`",
+        "padding": graph.prepare("")[0].tolist(),
+        "parity": dict(parity),
+    }
+    return json.dumps(content, indent=2) + "\n"
