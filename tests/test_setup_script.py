@@ -1,4 +1,4 @@
-"""scripts/setup tells each of its steps before it takes it, with uv or without."""
+"""scripts/setup prints each of its steps before it takes it, with uv or without."""
 
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ esac
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_setup_tells_its_steps(tmp_path: Path, works: bool) -> None:
+def test_setup_prints_its_steps(tmp_path: Path, works: bool) -> None:
     (tmp_path / "scripts").mkdir()
     shutil.copy(SCRIPT, tmp_path / "scripts/setup")
     for name, text in (("python", PYTHON), ("uv", f"#!/bin/sh\necho '+ uv install'\nexit {0 if works else 1}\n")):
