@@ -97,10 +97,8 @@ def replace_folder(target: Path) -> Iterator[Path]:
         OSError: `target` is as before and nothing is left beside it.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    recover_folder(target)
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=_WORK_SUFFIX, dir=target.parent))
+    work, lock = _work_folder(target)
     new, old = work / "new", work / "old"
-    lock = _lock(work)
     try:
         new.mkdir()
         yield new
@@ -131,6 +129,7 @@ def create_folder(target: Path) -> Iterator[Path]:
     and perhaps the hidden working folder of `replace_folder`, which the next call with this target removes.
 
     Raises:
+        BeingWritten: Another process is creating `target` now.
         FileExistsError: `target` exists, before or after the block; it is not touched.
         OSError: Nothing is created and nothing is left beside it.
     """
@@ -138,10 +137,8 @@ def create_folder(target: Path) -> Iterator[Path]:
     if os.path.lexists(target):
         raise taken
     target.parent.mkdir(parents=True, exist_ok=True)
-    recover_folder(target)
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=_WORK_SUFFIX, dir=target.parent))
+    work, lock = _work_folder(target, alone=True)
     new = work / "new"
-    lock = _lock(work)
     try:
         new.mkdir()
         yield new
@@ -150,7 +147,12 @@ def create_folder(target: Path) -> Iterator[Path]:
                 sync(Path(folder, name))
         if os.path.lexists(target):
             raise taken
-        os.rename(new, target)  # refuses a folder with content that appeared at this instant
+        try:
+            os.rename(new, target)  # refuses a folder with content that appeared at this instant
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise taken from error
+            raise
         sync(target.parent)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -158,13 +160,46 @@ def create_folder(target: Path) -> Iterator[Path]:
             os.close(lock)
 
 
-def recover_folder(target: Path) -> None:
-    """Finish replacements of `target` that a kill cut between the two renames; remove unfinished ones."""
+class BeingWritten(FileExistsError):
+    """Another process is creating the folder."""
+
+
+def _work_folder(target: Path, alone: bool = False) -> tuple[Path, int | None]:
+    """Make and lock a working folder beside `target`, after a recovery; one process at a time does so.
+
+    Raises:
+        BeingWritten: another process has one, and this one is to be `alone`.
+    """
+    parent = os.open(target.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # where there are no locks
+            fcntl.flock(parent, fcntl.LOCK_EX)
+        if recover_folder(target) and alone:
+            raise BeingWritten(errno.EEXIST, "another process is writing it", str(target))
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=_WORK_SUFFIX, dir=target.parent))
+        return work, _lock(work)
+    finally:
+        os.close(parent)
+
+
+def recover_folder(target: Path) -> bool:
+    """Finish replacements of `target` that a kill cut between the two renames; remove unfinished ones.
+
+    Returns:
+        Whether another process is writing `target` now.
+    """
+    busy = False
     for work in sorted(target.parent.glob(f".{glob.escape(target.name)}-*{_WORK_SUFFIX}")):
         unique = work.name.removeprefix(f".{target.name}-").removesuffix(_WORK_SUFFIX)
         if "-" in unique or work.is_symlink() or not work.is_dir():
             continue  # belongs to a longer name, or is no working folder
-        if not {path.name for path in work.iterdir()} <= {"new", "old"} or (lock := _lock(work)) is None:
+        try:
+            own = {path.name for path in work.iterdir()} <= {"new", "old"}
+            lock = _lock(work) if own else None
+        except FileNotFoundError:
+            continue  # its process has just ended
+        if lock is None:
+            busy = busy or (own and _is_held(work))
             continue  # not made here, or another process is writing
         try:
             if not target.exists() and (work / "old").is_dir():
@@ -173,6 +208,19 @@ def recover_folder(target: Path) -> None:
             shutil.rmtree(work, ignore_errors=True)
         finally:
             os.close(lock)
+    return busy
+
+
+def _is_held(folder: Path) -> bool:
+    """Return whether a process holds the lock of `folder`; False where locks are missing."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EAGAIN, errno.EACCES)
+    finally:
+        os.close(handle)
+    return False
 
 
 def _lock(folder: Path) -> int | None:

@@ -1,19 +1,23 @@
 """Kills and interrupts of an edit: nothing or the whole output; the short form of `benchmarks/soak_edit.py`."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from support.datasets import Spec, write_dataset
 from support.edited import edit
-from understudy.atomic import create_folder
+from understudy.atomic import BeingWritten, create_folder
+from understudy.edit import output
+from understudy.errors import DatasetError
 from understudy.video.encode import VideoEncoder
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/soak_edit.py"
@@ -51,6 +55,60 @@ def test_create_folder_shows_nothing_before_the_end_and_keeps_another(tmp_path: 
     with pytest.raises(ValueError), create_folder(tmp_path / "failed"):
         raise ValueError
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "late"]
+
+
+def edit_in_a_process(source: Path, out: Path, wait: float, start: Any, answers: Any) -> None:
+    """Edit slowly, and answer with the error as (type, place, what), or with nothing."""
+    write = output.write_set
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(wait)
+        return write(*args)
+
+    output.write_set = slowly  # of this process alone
+    start.wait()
+    try:
+        edit(source, out, episodes=("0-1",))
+        answers.put(None)
+    except DatasetError as error:
+        answers.put((str(error.where), error.what, error.fix))
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.4])
+def test_one_of_two_edits_of_an_output_wins(tmp_path: Path, wait: float) -> None:
+    write_dataset(tmp_path / "source", Spec(lengths=(4, 5, 3), cameras=()))
+    out = tmp_path / "sets" / "out"
+    context = multiprocessing.get_context("fork")
+    start, answers = context.Barrier(2), context.SimpleQueue()
+    both = [
+        context.Process(target=edit_in_a_process, args=(tmp_path / "source", out, wait, start, answers))
+        for _ in range(2)
+    ]
+    for process in both:
+        process.start()
+    found = [answers.get(), answers.get()]
+    for process in both:
+        process.join(60)
+        assert process.exitcode == 0
+    assert found.count(None) == 1
+    (error,) = [each for each in found if each is not None]
+    assert error[0] == str(out)
+    assert error[2]
+    if wait:
+        assert "process" in error[1]  # before it has done any work
+    edit(tmp_path / "source", tmp_path / "alone", episodes=("0-1",))
+    rows = "data/chunk-000/file-000.parquet"
+    assert (out / rows).read_bytes() == (tmp_path / "alone" / rows).read_bytes()
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_create_folder_beside_a_writer_of_a_longer_name(tmp_path: Path) -> None:
+    with create_folder(tmp_path / "out-2") as one, create_folder(tmp_path / "out") as other:
+        (one / "file").write_text("2")
+        (other / "file").write_text("1")
+    assert (tmp_path / "out/file").read_text() == "1"
+    with create_folder(tmp_path / "new"), pytest.raises(BeingWritten), create_folder(tmp_path / "new"):
+        raise AssertionError("the block must not run")
 
 
 def test_edit_interrupt_ends_the_encoding_of_an_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

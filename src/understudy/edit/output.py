@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from understudy.atomic import create_folder
+from understudy.atomic import BeingWritten, create_folder
 from understudy.data.format.catalog import Catalog
 from understudy.edit.plan import Plan
 from understudy.edit.provenance import write_provenance
@@ -53,7 +53,7 @@ def write_outputs(
         count: called with numbers of frames as they are done, the sum of `Plan.work`.
 
     Raises:
-        DatasetError: `out` exists, or a source cannot be read. Nothing is left behind.
+        DatasetError: `out` exists, another process writes it, or a source cannot be read. Nothing is left behind.
     """
     for plan in plans.values():
         check_output(out, plan.sources)
@@ -66,6 +66,9 @@ def write_outputs(
                 root.mkdir(exist_ok=True)
                 done[name] = write_set(plan, root, num_workers, count)
                 write_provenance(root, command, plan)
+    except BeingWritten as error:
+        fix = "wait for its end, or name another folder"
+        raise DatasetError("another process is writing it", where=out, fix=fix) from error
     except FileExistsError as error:
         raise DatasetError("exists", where=out, fix="name a new folder; nothing is overwritten") from error
     return done
