@@ -260,7 +260,11 @@ def test_attention_is_from_torch() -> None:
 
 def concrete_policies(tree: ast.AST) -> list[str]:
     """Concrete policies that a file names: modules below a type's own folder, and classes of it."""
-    kinds = {path.name for path in (SOURCE / "policies").iterdir() if path.is_dir()} - {"common", "__pycache__"}
+    kinds = {path.name for path in (SOURCE / "policies").iterdir() if path.is_dir()} - {
+        "common",
+        "graph",
+        "__pycache__",
+    }
     found = [module for module in modules(tree) if module.startswith(tuple(f"policies.{kind}" for kind in kinds))]
     names = {
         node.id if isinstance(node, ast.Name) else node.attr

@@ -15,7 +15,8 @@ from understudy.errors import ConfigError
 from understudy.policies.common.encoders.text import byte_tokens
 from understudy.policies.graph.files import check_type
 from understudy.train import run
-from understudy.train.checkpoint.export import ExportConfig, export
+from understudy.train.checkpoint.export import ExportConfig
+from understudy.train.checkpoint.export_graph import export_graph
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,9 @@ def test_types_without_a_graph_are_refused_by_name(kind: str) -> None:
 
 def test_unknown_head_is_refused(trained: Path, tmp_path: Path) -> None:
     with refused("nobody", kind=ConfigError):
-        export(ExportConfig(run=str(trained), format="torch_export", head="nobody", output_dir=str(tmp_path / "out")))
+        export_graph(
+            ExportConfig(run=str(trained), format="torch_export", head="nobody", output_dir=str(tmp_path / "out"))
+        )
     assert not (tmp_path / "out").exists()
 
 

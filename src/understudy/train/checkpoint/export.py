@@ -92,11 +92,6 @@ def export(config: ExportConfig) -> None:
             folder_formats.check_absent(target)
     except FileExistsError as error:
         raise ConfigError(f"output_dir: {error}") from error
-    if config.is_graph():
-        from understudy.train.checkpoint.export_graph import export_graph
-
-        export_graph(config, run, source, target)
-        return
     folder = None
     if not own:
         folder = folder_formats.describe_folder(

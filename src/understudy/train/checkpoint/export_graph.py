@@ -8,43 +8,45 @@ contract.json               the inputs of training (`contract/facts.py`), where 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from understudy.errors import ConfigError
-
-if TYPE_CHECKING:
-    from understudy.train.checkpoint.export import ExportConfig
-    from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.checkpoint.export import ExportConfig, find_checkpoint, policy_weights
 
 
-def export_graph(config: "ExportConfig", run: "RunDir", source: Path, target: Path) -> None:
+def export_graph(config: ExportConfig) -> None:
     """Write the graph, compare it with the policy, and print the differences.
 
     Args:
-        config: settings of the command.
-        run: the run.
-        source: its checkpoint.
-        target: folder to write, which is absent.
+        config: settings of the command, with a graph as `format`.
 
     Raises:
-        ConfigError: the policy has no graph, `head` names none of several, or the graph differs from the policy.
+        ConfigError: no run, no such checkpoint, something in place of the folder, no graph of this type, `head` names
+            none of several, or the graph differs from the policy.
         MissingExtraError: the extra `onnx` is not installed.
         CheckpointError: the checkpoint cannot be read. OSError: the folder cannot be written.
     """
     from understudy.atomic import create_folder
     from understudy.contract.facts import FILE, write_contract
     from understudy.optional_packages import require
-    from understudy.policies import policy_folder
+    from understudy.policies import folder_formats, policy_folder
     from understudy.policies.graph import files
     from understudy.policies.inference import RobotPolicy
     from understudy.policies.policy import current_name
     from understudy.policies.registry import policy_type
-    from understudy.train.checkpoint.export import policy_weights
+    from understudy.train.checkpoint.run_dir import RunDir
     from understudy.train.data.input_contract import with_provenance
 
     kind: Any = config.format
     if kind == "onnx":
         require("onnx")
+    run = RunDir(Path(config.run))
+    source = find_checkpoint(run.checkpoints, config.checkpoint, run.settings().checkpoint.keep_best)
+    target = Path(config.output_dir or run.root / f"export-{kind}")
+    try:
+        folder_formats.check_absent(target)
+    except FileExistsError as error:
+        raise ConfigError(f"output_dir: {error}") from error
     record = run.read_record()
     network = policy_folder.read_config(record["policy"])
     files.check_type(network.type)
