@@ -30,9 +30,13 @@ ROOMS: dict[str, set[str]] = {
     "load": {"order", "data"} | CELLAR,
     "check": {"order", "data"} | CELLAR,
     "rollout": {"order", "contract", "policies", "envs", "config"},
+    "serve": {"order", "contract", "policies", "config"},
     "train": {"hub"} | GROUND | CELLAR | {"optim", "distributed", "load", "rollout"},
     "report": GROUND | {"load", "check", "rollout", "train", "video"},
-    "cli": {"hub"} | GROUND | CELLAR | {"edit", "optim", "distributed", "load", "check", "rollout", "train", "report"},
+    "cli": {"hub"}
+    | GROUND
+    | CELLAR
+    | {"edit", "optim", "distributed", "load", "check", "rollout", "serve", "train", "report"},
 }
 NEVER = {
     "order": {"torch", "pyarrow", "av", "scipy"},
@@ -44,6 +48,7 @@ NEVER = {
     "contract": {"torch", "pyarrow", "av", "scipy"},
     "policies": {"pyarrow", "av", "mujoco", "torch.distributed"},
     "optim": {"pyarrow", "av", "mujoco"},
+    "serve": {"pyarrow", "av", "mujoco"},
     "check": {"torch.nn", "torch.optim", "mujoco"},
     "config": {"torch", "pyarrow", "av"},
     "envs": {"torch", "pyarrow", "av"},

@@ -82,7 +82,7 @@ model(torch.ones(2, 3, dtype=torch.bfloat16)).sum().backward()
 optimizer.step()
 print(json.dumps({
     "same": same, "report": us.Catalog.open(out).report(), "episodes": len(us.Catalog.open(out).episodes.lengths),
-    "names": [hasattr(us, name) for name in us.__all__ if name not in ("TrainConfig", "train")],
+    "names": [hasattr(us, name) for name in us.__all__ if name not in ("TrainConfig", "train", "RemotePolicy")],
 }))
 """
     printed = without(ALL, code, data, tmp_path / "written")
@@ -154,6 +154,7 @@ def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Pa
         ],
         "demo": [["demo", "--output-dir", out], ["record", "--output-dir", out]],
         "sim": [["record", "--output-dir", out, "--env", "metaworld"]],
+        "serve": [["serve", str(data)]],
         "s3": [["inspect", "s3://bucket/data", "--json"]],
         "hub": [["inspect", "hf://datasets/someone/something", "--json"]],
         "remote": [["inspect", "http://127.0.0.1:9/data", "--json"]],

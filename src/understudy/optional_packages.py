@@ -20,6 +20,7 @@ EXTRAS = {
     "sim": ("metaworld",),
     "pi05": ("sentencepiece", "tokenizers"),
     "jax-weights": ("tensorstore",),
+    "serve": ("websockets", "msgpack"),
     "rerun": ("rerun",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
 }

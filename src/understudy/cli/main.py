@@ -79,6 +79,13 @@ COMMANDS = {
     "pull": Command(
         "cli.hub.pull:PullConfig", "cli.hub.pull:pull", "fetch a policy, run or dataset from the hub", "PATH"
     ),
+    "serve": Command(
+        "config.serve:ServeConfig",
+        "cli.robot.serve:serve",
+        "a policy for robots, over a websocket",
+        "POLICY",
+        extra="serve",
+    ),
     "report": Command(
         "cli.report:ReportConfig",
         "cli.report:report",
@@ -234,7 +241,8 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
 
     try:
         command = COMMANDS[name]
-        require(command.extra)
+        for extra in ("train", command.extra):  # settings need the first
+            require(extra)
         resolve("progress:show_log")()
         if os.environ.get("UNDERSTUDY_NATIVE"):  # the check imports PyAV, which help must not
             resolve("video.native.loops:check_native_mode")()

@@ -10,5 +10,6 @@ train        settings of a training run
 data         settings of its data
 lora         settings of low-rank adapters
 rollout      settings of rollouts
+serve        settings of the policy server
 limits       largest values that one machine may be asked for
 """

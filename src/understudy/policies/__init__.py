@@ -12,7 +12,7 @@ graph              policies as graphs of tensors: torch.export, ONNX
 pi05               pi0.5 and pi0
 world_action       the world-action model: actions, and the states and images that follow
 inference          `load_policy`: a saved policy that acts on observations
-contract_reaction  warnings and errors where inputs differ from those of training
+acting             its parts: passes for several robots, reactions to other inputs than those of training
 observation_history  past observations of an episode, as training read them
 meta_device        construction without memory for large tensors
 field_types        types of the values in a config.json

@@ -16,8 +16,9 @@ from understudy.contract.facts import InputContract, RobotFacts, read_contract
 from understudy.contract.mismatch import Mismatch
 from understudy.contract.observed import ObservationCheck
 from understudy.policies import policy_folder
-from understudy.policies.contract_reaction import Reaction, compare_weights, plain, react
-from understudy.policies.draws import generate_draws
+from understudy.policies.acting.contract_reaction import Reaction, compare_weights, plain, react
+from understudy.policies.acting.prepared import Prepared, executing_actions, predict
+from understudy.policies.draws import Draws, generate_draws
 from understudy.policies.observation_history import ObservationHistory
 from understudy.policies.policy import Policy, build_saved
 from understudy.prompt_metadata import observed_metadata
@@ -71,14 +72,7 @@ class RobotPolicy:
     `state_names`, `cameras`, `fps`.
 
     A policy with a history keeps the observations that it needs. `reset()` starts an episode, and each control step
-    gives one observation, to `act` or to `observe`:
-
-        policy.reset()
-        for step in range(steps):
-            if step % 8 == 0:
-                actions = policy.act(observation)
-            else:
-                policy.observe(observation)
+    gives one observation, to `act` or to `observe`.
     """
 
     def __init__(
@@ -270,29 +264,52 @@ class RobotPolicy:
             ContractError: the observation differs from those of training, and the policy was loaded with
                 `contract="strict"`.
         """
+        prepared = self.prepare(
+            observation, time=time, steps=steps, generator=generator, previous=previous, delay=delay, horizon=horizon
+        )
+        actions = predict(self.policy, [prepared])[0]
+        self.accept(prepared)  # the policy itself may refuse the call until here
+        return actions
+
+    def prepare(
+        self,
+        observation: Mapping[str, Any],
+        *,
+        time: float | None = None,
+        steps: int = 10,
+        generator: torch.Generator | None = None,
+        draws: Draws | None = None,
+        previous: Any = None,
+        delay: int = 0,
+        horizon: int | None = None,
+    ) -> Prepared:
+        """Check and convert an observation for `predict` (`acting/prepared.py`), which takes several robots' at once.
+
+        Arguments and errors are those of `act`; `draws`, [B, ...] by name, are in place of a generator's. The
+        observation enters the history with `accept`.
+        """
         policy = self.policy
         if previous is None and (delay or horizon is not None):
             raise ValueError(f"delay is {delay}, horizon {horizon}, which need previous; give the actions in execution")
         batch = self._read(observation)
         self.check(observation, time=time)
         rows, single = len(batch[TASK]), isinstance(observation[TASK], str)
-        executing = self._executing(previous, rows, single) if previous is not None else None
-        histories = self._histories
+        executing = None
+        if previous is not None:
+            chunk, padded = policy.config.chunk, policy.config.action_dim
+            executing = executing_actions(previous, rows, single, chunk, self.action_dim, padded)
+        histories = None
         if self._windows():
             histories = self._remember(batch, time)
             batch |= self._seen(batch, histories)
-        device, batch = next(policy.parameters()).device, policy.preprocess(batch)
-        batch = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
-        draws = generate_draws(policy.random_spec("act"), rows, generator)
-        draws = {name: values.to(device) for name, values in draws.items()}
-        with torch.no_grad():
-            if executing is None:
-                actions = policy.act(batch, draws, steps)
-            else:
-                actions = policy.continue_chunk(batch, draws, executing.to(device), delay, steps, horizon)
-        found: np.ndarray = actions[..., : self.action_dim].float().cpu().numpy()
-        self._histories = histories  # the policy itself may refuse the call until here
-        return found[0] if single else found
+        if draws is None:
+            draws = generate_draws(policy.random_spec("act"), rows, generator)
+        return Prepared(batch, draws, executing, delay, horizon, steps, self.action_dim, single, histories)
+
+    def accept(self, prepared: Prepared) -> None:
+        """Add a prepared observation to the history, once its chunk is there."""
+        if prepared.histories is not None:
+            self._histories = prepared.histories
 
     def _read(self, observation: Mapping[str, Any]) -> dict[str, Any]:
         """Read the present observation as a batch on the CPU, without the past."""
@@ -377,20 +394,3 @@ class RobotPolicy:
                 found[key] = batch[key][:, None].repeat(1, len(times), 1, 1, 1)
                 found[f"{key}_is_pad"] = torch.ones(len(histories), len(times), dtype=torch.bool)
         return found
-
-    def _executing(self, previous: Any, rows: int, single: bool) -> Tensor:
-        """Convert the actions in execution to the policy's width, float32 [B, n, A].
-
-        Raises:
-            ValueError: another shape, too many actions, or a value that is not finite.
-        """
-        found = torch.as_tensor(previous).float().cpu()
-        found = found[None] if single else found
-        chunk, width = self.policy.config.chunk, self.action_dim
-        if found.ndim != 3 or len(found) != rows or found.shape[1] > chunk or found.shape[2] != width:
-            shape = tuple(found.shape[1:] if single else found.shape)
-            wanted = f"(n, {width})" if single else f"({rows}, n, {width})"
-            raise ValueError(f"previous is {shape}, the policy needs {wanted} with n up to {chunk}")
-        if not torch.isfinite(found).all():
-            raise ValueError("previous has a value that is not finite; give the actions that the robot executes")
-        return torch.nn.functional.pad(found, (0, self.policy.config.action_dim - width))

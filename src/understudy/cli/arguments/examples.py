@@ -13,6 +13,7 @@ LAUNCH = (
 POSITIONAL = {
     "[FILE]": "Settings file in YAML, TOML or JSON; flags take precedence. The default is no file.",
     "RUN": "Run directory: the --output-dir of its `train`.",
+    "POLICY": "Folder of `understudy export`, or a run directory.",
 }
 """Meaning of a positional argument that is no setting."""
 MOST_USED = (
@@ -108,6 +109,10 @@ EXAMPLES = {
         "understudy view data/table --export page --episodes 0 3 7",
         "understudy view data/table --rerun table.rrd --episodes 0 3 7",
         "understudy view runs/table --checkpoint best",
+    ),
+    "serve": (
+        "understudy serve runs/table",
+        "understudy serve runs/table/policy --contract strict --host 0.0.0.0 --token-file token.txt",
     ),
     "edit": (
         "understudy edit data/table data/red --where '\"red\" in task'",

@@ -1,0 +1,4 @@
+"""Commands for robots.
+
+serve   the policy server
+"""

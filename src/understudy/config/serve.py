@@ -1,0 +1,58 @@
+"""Settings of the policy server. No torch."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from understudy.config.declare import Ge, Gt, Interval, Positional
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """Serve a policy to robots over a websocket; clients of openpi can use it unchanged."""
+
+    policy: Positional[str] = ""
+    """Folder of `understudy export`, or a run directory."""
+    host: str = "127.0.0.1"
+    """Address to listen on; the default is reachable from this machine alone. 0.0.0.0: from everywhere."""
+    port: Annotated[int, Interval(ge=0, le=65535)] = 8000
+    """Port; 0 chooses a free one."""
+    head: str = ""
+    """Norm head of the robots; needed where the policy has several."""
+    contract: Literal["warn", "strict", "off"] = "warn"
+    """Reaction to observations that differ from those of training: a line in log and reply, a refusal, or nothing."""
+    device: str = "cpu"
+    """Device of the policy."""
+    compute: Literal["", "float32", "bfloat16"] = ""
+    """Precision of the arithmetic; the default is that of the policy."""
+    num_threads: Annotated[int, Interval(ge=0, le=1024)] = 0
+    """Threads of the arithmetic on the CPU; 0: torch's default."""
+    max_batch: Annotated[int, Interval(ge=1, le=1024)] = 8
+    """Robots whose waiting observations share a pass. A batch may change the rounding; 1 gives each its own pass."""
+    max_queue: Annotated[int, Interval(ge=1, le=1 << 16)] = 64
+    """Requests that may wait; a further one is refused as `busy`."""
+    max_connections: Annotated[int, Interval(ge=1, le=1 << 16)] = 64
+    """Robots that may be connected; a further one is refused with the status 503."""
+    max_message_mb: Annotated[float, Gt(0.0)] = 64.0
+    """Largest message in MB; a larger one ends its connection."""
+    deadline_s: Annotated[float, Gt(0.0)] = 30.0
+    """Seconds after which a request fails, in the queue or in the pass. A request may ask for fewer."""
+    open_timeout_s: Annotated[float, Gt(0.0)] = 5.0
+    """Seconds for the handshake of a connection, and for a robot to take an answer."""
+    seed: Annotated[int, Interval(ge=-1, lt=1 << 63)] = -1
+    """Seed of the noise; the n-th connection has the n-th stream. -1: other numbers in each start."""
+    token_file: str = ""
+    """File with a token that robots must send (`Authorization: Bearer TOKEN`, or `Api-Key TOKEN` as openpi does). The
+    default is the environment variable UNDERSTUDY_SERVE_TOKEN, and no token without it."""
+    tls_cert: str = ""
+    """File with the certificate chain (PEM), for wss://."""
+    tls_key: str = ""
+    """File with its private key (PEM); the default is that in `tls_cert`."""
+    warm_up: Annotated[int, Ge(0)] = 2
+    """Passes of each size of a batch before the first robot; `/healthz` answers 503 until then."""
+
+    def problems(self) -> list[str]:
+        """List errors in the settings, one line each."""
+        found = [] if self.policy else ["policy: required, the folder of a policy: understudy serve POLICY"]
+        if self.tls_key and not self.tls_cert:
+            found.append("tls_key: needs tls_cert, the certificate of this key")
+        return found

@@ -1,0 +1,5 @@
+"""Parts of `RobotPolicy`.
+
+prepared           an observation on its way into the network, and one pass for several robots
+contract_reaction  warnings and errors where inputs differ from those of training
+"""

@@ -1,0 +1,125 @@
+"""An observation on its way into the network, and one pass for the observations of several robots."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from understudy.batch_keys import TASK
+from understudy.policies.draws import Draws
+from understudy.policies.observation_history import ObservationHistory
+from understudy.policies.policy import Policy
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An observation, or a batch of them, in the form of the network (`RobotPolicy.prepare`).
+
+    Attributes:
+        batch: in the policy's keys on the CPU, before `Policy.preprocess`; [B, ...] each.
+        draws: random numbers of `Policy.random_spec("act")`, [B, ...] each, on the CPU.
+        executing: actions in execution, float32 [B, n, A]; None: the chunk continues no other.
+        delay: actions of `executing` that the robot executes before it gets the chunk.
+        horizon: actions of `executing` that guide the chunk; None: the first `delay` are given.
+        steps: integration steps.
+        width: of this robot's actions.
+        single: whether it is one observation, not a batch.
+        histories: past observations with this one added; None: the policy sees none.
+    """
+
+    batch: Mapping[str, Any]
+    draws: Draws
+    executing: Tensor | None
+    delay: int
+    horizon: int | None
+    steps: int
+    width: int
+    single: bool
+    histories: list[ObservationHistory] | None
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """Value that is equal for observations that may share a pass: shapes, dtypes and settings, without B."""
+        shapes = tuple(
+            (key, tuple(value.shape[1:]), str(value.dtype)) if isinstance(value, Tensor) else (key,)
+            for key, value in sorted(self.batch.items())
+        )
+        executing = None if self.executing is None else tuple(self.executing.shape[1:])
+        return shapes, executing, self.delay, self.horizon, self.steps
+
+
+def predict(policy: Policy, prepared: Sequence[Prepared]) -> list[np.ndarray]:
+    """Predict the chunks of several observations in one pass.
+
+    A row of a pass depends on the others only through the rounding of the arithmetic, which may differ between sizes of
+    a batch.
+
+    Args:
+        policy: the network.
+        prepared: at least one; all of one `form`.
+
+    Returns:
+        Of each, float32 [T, A], or [B, T, A] of a batch, in the robot's units.
+
+    Raises:
+        ValueError: the policy refuses the values.
+    """
+    first = prepared[0]
+    if any(other.form != first.form for other in prepared):
+        raise ValueError("observations of different shapes or settings cannot share a pass")
+    device = next(policy.parameters()).device
+
+    def move(value: Any) -> Any:
+        return value.to(device) if isinstance(value, Tensor) else value
+
+    joined = {key: _join([other.batch[key] for other in prepared]) for key in first.batch}
+    batch = {key: move(value) for key, value in policy.preprocess(joined).items()}
+    draws = {name: move(_join([other.draws[name] for other in prepared])) for name in first.draws}
+    with torch.no_grad():
+        if first.executing is None:
+            actions = policy.act(batch, draws, first.steps)
+        else:
+            executing = move(_join([other.executing for other in prepared]))
+            actions = policy.continue_chunk(batch, draws, executing, first.delay, first.steps, first.horizon)
+    rows = actions.float().cpu().numpy()
+    found, start = [], 0
+    for other in prepared:
+        count = len(other.batch[TASK])
+        own: np.ndarray = rows[start : start + count, :, : other.width]
+        found.append(own[0] if other.single else own)
+        start += count
+    return found
+
+
+def _join(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], Tensor):
+        return torch.cat(list(values)) if len(values) > 1 else values[0]
+    return [value for own in values for value in own]
+
+
+def executing_actions(previous: Any, rows: int, single: bool, chunk: int, width: int, padded: int) -> Tensor:
+    """Convert the actions in execution to the policy's width, float32 [B, n, A].
+
+    Args:
+        previous: numbers [n, width], or [B, n, width] of a batch.
+        rows: B.
+        single: whether `previous` is of one observation.
+        chunk: most actions.
+        width: of the robot's actions.
+        padded: width of the policy's.
+
+    Raises:
+        ValueError: another shape, too many actions, or a value that is not finite.
+    """
+    found = torch.as_tensor(previous).float().cpu()
+    found = found[None] if single else found
+    if found.ndim != 3 or len(found) != rows or found.shape[1] > chunk or found.shape[2] != width:
+        shape = tuple(found.shape[1:] if single else found.shape)
+        wanted = f"(n, {width})" if single else f"({rows}, n, {width})"
+        raise ValueError(f"previous is {shape}, the policy needs {wanted} with n up to {chunk}")
+    if not torch.isfinite(found).all():
+        raise ValueError("previous has a value that is not finite; give the actions that the robot executes")
+    return torch.nn.functional.pad(found, (0, padded - width))

@@ -1,0 +1,14 @@
+"""A policy behind a websocket, and its clients. The clients need numpy, websockets and msgpack, no torch.
+
+coding         messages: msgpack with numpy arrays, as openpi sends them
+protocol       requests, replies and errors
+metrics        counters and histograms, as Prometheus reads them
+session        one robot's connection: checks, history and noise
+batcher        passes for several robots: queue and deadlines
+access         who may connect: tokens, hosts, numbers of connections
+server         the server
+warm_up        passes before the first robot
+client         `RemotePolicy`, the policy behind an address
+dial           one connection of a client
+past           observations that the client keeps for a policy with a history
+"""

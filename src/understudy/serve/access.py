@@ -1,0 +1,70 @@
+"""Who may connect: tokens, names of the host, numbers of connections."""
+
+import hmac
+import ipaddress
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from understudy.errors import ConfigError
+
+VARIABLE = "UNDERSTUDY_SERVE_TOKEN"
+"""Environment variable of the token, of the server and of `RemotePolicy`."""
+
+
+def read_token(file: str) -> str | None:
+    """Read the token of a file, or of the environment; None: there is none.
+
+    Raises:
+        ConfigError: the file is unreadable or empty, or the token has a character that no header may have.
+    """
+    token = os.environ.get(VARIABLE, "").strip()
+    where = VARIABLE
+    if file:
+        where = file
+        try:
+            token = Path(file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"token_file: {file}: {error}") from error
+        if not token:
+            raise ConfigError(f"token_file: {file} is empty; write a token into it")
+    if not all("!" <= letter <= "~" for letter in token):
+        raise ConfigError(f"{where}: the token must be one word of printable ASCII characters")
+    return token or None
+
+
+def is_authorized(header: str | None, token: str | None) -> bool:
+    """Return whether an `Authorization` header has the token; in constant time for tokens of one length."""
+    if token is None:
+        return True
+    scheme, _, given = (header or "").partition(" ")
+    known = scheme.lower() in ("bearer", "api-key")
+    return hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode()) and known
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address or a name means this machine."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def is_own_host(header: str | None, host: str) -> bool:
+    """Return whether a `Host` header is one of this server.
+
+    A page of the web can lead a browser of this machine to a server on loopback, under the page's own name. Such names
+    are refused there. Behind other addresses a server cannot know its names.
+    """
+    if not is_loopback(host):
+        return True
+    name = (header or "").strip()
+    name = name[: name.index("]") + 1] if name.startswith("[") and "]" in name else name.partition(":")[0]
+    return is_loopback(name)
+
+
+def authorization(token: str | None) -> Mapping[str, str]:
+    """Return the headers of a client with a token."""
+    return {"Authorization": f"Bearer {token}"} if token else {}

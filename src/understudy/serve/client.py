@@ -1,0 +1,376 @@
+"""`RemotePolicy`: a policy behind an address, with the methods of the local one. It imports no torch.
+
+policy = us.RemotePolicy("ws://127.0.0.1:8000")
+policy.reset()
+action = policy.select_action({"observation.state": joints, "observation.images.front": image, "task": "..."})
+"""
+
+import ssl as tls
+import threading
+import time as clock
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Self
+
+import numpy as np
+
+from understudy.contract.declared import Declaration
+from understudy.contract.mismatch import ContractWarning, Mismatch
+from understudy.credentials import redact
+from understudy.optional_packages import optional_imports
+from understudy.serve.access import read_token
+from understudy.serve.coding import MessageError, decode, encode
+from understudy.serve.dial import FAILURES, check_address, dial, hang_up
+from understudy.serve.past import PastObservations
+from understudy.serve.protocol import CONTROL, ERROR, DeadlineError, Noise, RemoteError, read_mismatches, rebuild_error
+
+with optional_imports():
+    from websockets.sync.client import ClientConnection
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_MARGIN_S = 1.0  # beyond the deadline: the server's own answer says more than a silence
+
+
+class RemotePolicy:
+    """A policy that `understudy serve` computes, for one robot.
+
+    A connection that ends is made again, and the observations of a policy with a history are sent again, so the robot
+    gets the actions that it would have got. Safe in threads; requests of several wait for each other.
+
+    Attributes:
+        metadata: facts about the policy: `chunk`, `action_dim`, `action_names`, `fps`, `cameras`, `history` and more.
+        mismatches: differences from training that the server found in this episode.
+        timing: milliseconds of the last request on the server: `queue_ms`, `infer_ms`, `total_ms`.
+        reconnects: connections made after the first one.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        declaration: Declaration | None = None,
+        head: str | None = None,
+        timeout_s: float = 30.0,
+        ssl: tls.SSLContext | None = None,
+        max_message_mb: float = 64.0,
+    ) -> None:
+        """Connect; wait up to `timeout_s` for a server that starts.
+
+        Args:
+            url: ws://HOST:PORT or wss://HOST:PORT; HOST:PORT is the first.
+            token: of the server; None: that of the environment variable UNDERSTUDY_SERVE_TOKEN, if any.
+            declaration: the robot's statements about itself, which the server compares with training.
+            head: the robot's norm head, which must be the served one.
+            timeout_s: seconds that a call may take, reconnections included.
+            ssl: of a wss:// address whose certificate the system does not know.
+            max_message_mb: largest message that the server may send, in MB.
+
+        Raises:
+            ValueError: another kind of address. RemoteError: the server refuses the robot.
+            DeadlineError: no server answers in time. ContractError: the statements differ, and the server is strict.
+        """
+        self._url = check_address(url)
+        self._token = token if token is not None else read_token("")
+        stated = asdict(declaration) if declaration is not None else {}
+        self._declaration = {key: list(own) if _is_names(own) else own for key, own in stated.items()}
+        self._head, self._ssl, self._max_size = head, ssl, int(max_message_mb * 1e6)
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s is {timeout_s}; give positive seconds")
+        self.timeout_s = timeout_s
+        self.metadata: dict[str, Any] = {}
+        self.mismatches: list[Mismatch] = []
+        self.timing: dict[str, float] = {}
+        self.reconnects = -1
+        self._lock = threading.RLock()
+        self._connection: ClientConnection | None = None
+        self._closed = False
+        self._queue: deque[np.ndarray] = deque()
+        self._step = 0
+        self._noise: tuple[int, int] | None = None
+        self._executed: int | None = None
+        self._fresh = True  # the server's connection has seen nothing of this episode
+        self._past: PastObservations | None = None
+        with self._lock:
+            self._connect(clock.monotonic() + timeout_s)
+        reach = max((-min(times) for times in self.metadata.get("history", {}).values()), default=None)
+        if reach is not None:
+            self._past = PastObservations(reach, self.metadata.get("fps"))
+
+    # -- the methods of the local policy --------------------------------------------------------------------------
+
+    def reset(self, *, seed: int | None = None, position: int = 0) -> None:
+        """Start an episode.
+
+        Args:
+            seed: of the noise; the chunk of control step k has that of `position` + k, as in `understudy rollout`.
+                None: the server chooses.
+            position: position of the first step.
+
+        Raises:
+            RemoteError: see `act`.
+        """
+        with self._lock:
+            self._queue.clear()
+            self.mismatches.clear()
+            self._step, self._executed = 0, None
+            self._noise = None if seed is None else (seed, position)
+            if self._past is not None:
+                self._past.reset()
+            if not self._fresh:
+                self._request({}, {"op": "reset"})
+                self._fresh = True
+
+    def act(
+        self,
+        observation: Mapping[str, Any],
+        *,
+        time: float | None = None,
+        steps: int = 10,
+        previous: Any = None,
+        delay: int = 0,
+        horizon: int | None = None,
+        noise: Noise | None = None,
+    ) -> np.ndarray:
+        """Predict the next actions; each call is one control step.
+
+        Args:
+            observation: numpy arrays by key, of one moment: see `RobotPolicy.act`.
+            time: seconds on any clock. None: each observation is a step of 1/fps.
+            steps: integration steps, where the policy samples.
+            previous: numbers [n, A], the rest of the chunk in execution. None: a chunk of its own.
+            delay: actions of `previous` that the robot executes before it gets the new chunk.
+            horizon: actions of `previous` that guide the new chunk.
+            noise: key of the random numbers, in place of that of `reset`.
+
+        Returns:
+            float32 [T, A], in the robot's units.
+
+        Raises:
+            ValueError, ContractError: as the local policy. MessageError: a value cannot be sent.
+            DeadlineError: no answer within `timeout_s`. RemoteError: the server refuses or fails.
+        """
+        with self._lock:
+            control: dict[str, Any] = {
+                "op": "act",
+                "step": self._step,
+                "time": None if time is None else float(time),
+                "steps": steps,
+                "previous": None if previous is None else np.asarray(previous, np.float32),
+                "delay": delay,
+                "horizon": horizon,
+                "executed": self._executed,
+            }
+            if noise is None and self._noise is not None:
+                noise = Noise(self._noise[0], self._noise[1] + self._step)
+            if noise is not None:
+                control["noise"] = asdict(noise)
+            reply = self._request(observation, control)
+            self._executed = None
+            self._remember(observation, time)
+            if self._past is not None:
+                self._past.mark_sent()
+            actions = reply.get("actions")
+            if not isinstance(actions, np.ndarray) or actions.ndim != 2:
+                raise RemoteError(f"{self._name} answered without actions; is it a policy server?")
+            return np.array(actions)
+
+    def observe(self, observation: Mapping[str, Any], *, time: float | None = None) -> None:
+        """Add the observation of a control step without an action.
+
+        It is sent with the next `act`, and for a policy without a history not at all.
+        """
+        with self._lock:
+            self._remember(observation, time)
+
+    def select_action(
+        self, observation: Mapping[str, Any], *, horizon: int | None = None, **options: Any
+    ) -> np.ndarray:
+        """Return the next action of the chunk in execution; have a new chunk predicted where it is used up.
+
+        Args:
+            observation: of this control step.
+            horizon: actions of each chunk to execute; None: all of it.
+            options: further arguments of `act`.
+
+        Returns:
+            float32 [A], in the robot's units.
+
+        Raises:
+            ValueError: `horizon` is not within the chunk. Others: see `act`.
+        """
+        chunk = self.chunk
+        if horizon is not None and not 1 <= horizon <= chunk:
+            raise ValueError(f"horizon is {horizon}: the policy predicts {chunk} actions, give 1 to {chunk}")
+        with self._lock:
+            if self._queue:
+                self.observe(observation, time=options.get("time"))
+            else:
+                self._queue.extend(self.act(observation, **options)[:horizon])
+            return self._queue.popleft()
+
+    @property
+    def chunk(self) -> int:
+        """Number of actions T that the policy predicts."""
+        return int(self.metadata["chunk"])
+
+    @property
+    def action_dim(self) -> int:
+        """Width of the robot's actions."""
+        return int(self.metadata["action_dim"])
+
+    def report_delay(self, executed: int) -> None:
+        """Report the actions executed during the wait for the last chunk; the next request carries their number."""
+        self._executed = executed
+
+    def close(self) -> None:
+        """End the connection."""
+        with self._lock:
+            self._closed = True
+            self._drop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        return redact(self._url)
+
+    def _remember(self, observation: Mapping[str, Any], time: float | None) -> None:
+        if self._past is not None:
+            self._past.add(self._step, time, observation)
+        self._step += 1
+
+    def _request(self, observation: Mapping[str, Any], control: dict[str, Any]) -> dict[str, Any]:
+        """Send a request, again after each connection that ends, and return the answer."""
+        if CONTROL in observation:
+            raise ValueError(f"the observation has {CONTROL!r}, which is the name of this client's own values")
+        if self._closed:
+            raise RemoteError(f"{self._name}: this client is closed; make another one", "closing")
+        end = clock.monotonic() + self.timeout_s
+        if control["op"] == "act":  # checked before anything is sent
+            encode(dict(observation))
+        while True:
+            connection = self._connection
+            if connection is None:
+                if control["op"] == "reset":
+                    return {}  # the next connection starts an episode by itself
+                connection = self._connect(end)
+            past = self._past.unsent() if self._past is not None and control["op"] == "act" else []
+            left = end - clock.monotonic()
+            given = {**control, "past": past, "deadline_s": max(left, 1e-3)}
+            message = encode({**observation, CONTROL: {key: own for key, own in given.items() if own is not None}})
+            try:
+                reply = self._exchange(connection, message, max(left, 0) + _MARGIN_S)
+            except TimeoutError as error:
+                self._drop()  # a late answer would be taken for the next one
+                raise DeadlineError(f"{self._name}: no answer within {self.timeout_s:g} s", "deadline") from error
+            except FAILURES as error:
+                self._drop()
+                if clock.monotonic() >= end:
+                    raise DeadlineError(f"{self._name}: the connection ended: {error}", "lost") from error
+                continue
+            self._fresh = False
+            try:
+                return self._checked(reply)
+            except RemoteError as error:
+                if error.fault != "closing" or clock.monotonic() >= end:
+                    raise
+                self._drop()  # the server restarts
+                clock.sleep(_FIRST_PAUSE_S)
+
+    def _exchange(self, connection: ClientConnection, message: bytes, timeout: float) -> Any:
+        """Send a message and return the answer.
+
+        Raises:
+            TimeoutError, FAILURES: there is none.
+        """
+        connection.send(message)
+        return connection.recv(timeout)
+
+    def _checked(self, data: Any) -> dict[str, Any]:
+        """Return the content of an answer; raise the error that it holds."""
+        if isinstance(data, str):
+            raise RemoteError(f"{self._name}: {data[:500]}")
+        try:
+            reply = decode(data)
+        except MessageError as error:
+            raise RemoteError(f"{self._name}: an answer cannot be read: {error}") from error
+        if not isinstance(reply, dict):
+            raise RemoteError(f"{self._name}: the answer is a {type(reply).__name__}; is it a policy server?")
+        if ERROR in reply:
+            raise rebuild_error(reply[ERROR])
+        self.timing = reply.get("server_timing", {})
+        found = read_mismatches(reply.get("mismatches"))
+        self.mismatches += found
+        for mismatch in found:
+            warnings.warn(str(mismatch), ContractWarning, stacklevel=4)
+        return reply
+
+    def _connect(self, end: float) -> ClientConnection:
+        """Connect until the moment `end`, and greet the server.
+
+        Raises:
+            DeadlineError: no server is there. RemoteError: it refuses the robot.
+        """
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                left = max(end - clock.monotonic(), 0.1)
+                connection = dial(self._url, self._token, self._ssl, self._max_size, left)
+                try:
+                    self._greet(connection, max(end - clock.monotonic(), 0.1))
+                except BaseException:
+                    hang_up(connection)
+                    raise
+            except FAILURES as error:
+                if isinstance(error, RemoteError) and not isinstance(error, DeadlineError) and error.fault != "closing":
+                    raise
+                reason = error
+            else:
+                self._connection, self._fresh = connection, True
+                self.reconnects += 1
+                if self._past is not None:
+                    self._past.mark_lost()
+                return connection
+            if clock.monotonic() + pause >= end:
+                text = f"{self._name}: no policy server within {self.timeout_s:g} s ({reason or type(reason).__name__})"
+                raise DeadlineError(text, "lost") from reason
+            clock.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _greet(self, connection: ClientConnection, timeout: float) -> None:
+        data = connection.recv(timeout)
+        metadata = None if isinstance(data, str) else decode(data)
+        if not isinstance(metadata, dict) or not {"chunk", "action_dim"} <= set(metadata):
+            raise RemoteError(f"{self._name} sent no metadata of a policy; is it `understudy serve`?")
+        if self.metadata and _identity(metadata) != _identity(self.metadata):
+            raise RemoteError(
+                f"{self._name} serves another policy than before ({metadata.get('policy')}); make another RemotePolicy"
+            )
+        self.metadata = metadata
+        stated = {key: own for key, own in self._declaration.items() if own is not None}
+        if stated or self._head is not None:
+            control = {"op": "hello", "declaration": stated}
+            control |= {"head": self._head} if self._head is not None else {}
+            self._checked(self._exchange(connection, encode({CONTROL: control}), timeout))
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            hang_up(self._connection)
+            self._connection = None
+
+
+def _identity(metadata: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(repr(metadata.get(key)) for key in ("chunk", "action_dim", "head", "history", "cameras", "state_dim"))
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list | tuple)

@@ -1,0 +1,94 @@
+"""Messages: msgpack with numpy arrays, in the form of openpi's `msgpack_numpy`.
+
+An array is a map {b"__ndarray__": True, b"data", b"dtype", b"shape"}, a numpy number {b"__npgeneric__": True, b"data",
+b"dtype"}. Nothing in a message can run code: dtypes of objects are refused.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from understudy.errors import UnderstudyError
+from understudy.optional_packages import optional_imports
+
+with optional_imports():
+    import msgpack
+
+KINDS = "biufSU"
+"""Kinds of dtypes that a message may have: booleans, numbers and strings."""
+
+
+class MessageError(UnderstudyError, ValueError):
+    """A message is not in the form of the protocol."""
+
+
+def encode(message: Any) -> bytes:
+    """Encode plain values, numpy arrays and numpy numbers.
+
+    Raises:
+        MessageError: another type, or an array of objects.
+    """
+    try:
+        return bytes(msgpack.packb(message, default=_pack))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise MessageError(f"a value cannot be sent: {error}") from error
+
+
+def decode(data: bytes) -> Any:
+    """Decode a message. Its arrays cannot be written to: they are the bytes of the message.
+
+    Raises:
+        MessageError: the bytes are no such message.
+    """
+    try:
+        return msgpack.unpackb(data, object_hook=_unpack)
+    except MessageError:
+        raise
+    # ValueError is the base of msgpack's errors of form, Exception that of its errors of depth
+    except Exception as error:
+        raise MessageError(f"{len(data)} bytes are no message of msgpack: {error or type(error).__name__}") from error
+
+
+def _pack(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.kind not in KINDS:
+            raise ValueError(f"the dtype {value.dtype}; send booleans, numbers or strings")
+        if isinstance(value, np.ndarray):
+            return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
+        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
+    raise TypeError(f"a {type(value).__name__}; send numpy arrays, numbers, strings, lists and dicts")
+
+
+def _unpack(value: dict[Any, Any]) -> Any:
+    if b"__ndarray__" in value:
+        dtype, shape, data = _dtype(value), value.get(b"shape"), value.get(b"data")
+        if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
+            raise MessageError(f"an array has the shape {str(shape)[:80]}; it must be a list of sizes")
+        if not isinstance(data, bytes) or math.prod(shape) * dtype.itemsize != len(data):
+            size = len(data) if isinstance(data, bytes) else type(data).__name__
+            raise MessageError(f"an array {dtype} {tuple(shape)} has {size} bytes of data; they must fit")
+        if not data:
+            return np.empty(shape, dtype.newbyteorder("="))
+        found = np.frombuffer(data, dtype).reshape(shape)
+        return found if dtype.isnative else found.astype(dtype.newbyteorder("="))
+    if b"__npgeneric__" in value:
+        data, dtype = value.get(b"data"), _dtype(value)
+        if not isinstance(data, bool | int | float | str | bytes):
+            raise MessageError(f"a number has a {type(data).__name__} as its value")
+        try:
+            return dtype.newbyteorder("=").type(data)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise MessageError(f"a number of dtype {dtype} is {str(data)[:80]!r}") from error
+    return value
+
+
+def _dtype(value: dict[Any, Any]) -> np.dtype[Any]:
+    name = value.get(b"dtype")
+    try:
+        dtype = np.dtype(name) if isinstance(name, str) else None
+    except (TypeError, ValueError):
+        dtype = None
+    if dtype is None or dtype.kind not in KINDS or dtype.shape or not dtype.itemsize:
+        raise MessageError(f"an array has the dtype {str(name)[:80]!r}; send booleans, numbers or strings")
+    return dtype

@@ -1,0 +1,254 @@
+"""One robot's connection: the check of its observations, its history and its noise."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import torch
+
+from understudy.batch_keys import ACTION, PROMPT_METADATA, STATE, TASK
+from understudy.contract.declared import Declaration, compare_declaration
+from understudy.contract.mismatch import ContractError, Mismatch
+from understudy.contract.observed import ObservationCheck
+from understudy.policies.acting.contract_reaction import Reaction
+from understudy.policies.acting.prepared import Prepared
+from understudy.policies.draws import make_draws
+from understudy.policies.inference import RobotPolicy
+from understudy.serve.coding import MessageError
+from understudy.serve.protocol import VERSION, Request, past_times
+
+_CERTAIN = ("missing key", "shape", "dtype")  # kinds that make an observation unusable
+
+
+class Ready(NamedTuple):
+    """A request that can be computed."""
+
+    prepared: Prepared
+    found: list[Mismatch]
+    """Differences from training that its observations add."""
+    time: float | None
+
+
+class Session:
+    """State of one connection.
+
+    All methods but `accept` are called in the thread of the passes.
+
+    Args:
+        robot: the served policy; its network is shared, its state is not used.
+        reaction: to observations that differ from those of training.
+        seed: of the noise; None: of the system.
+    """
+
+    def __init__(self, robot: RobotPolicy, reaction: Reaction, seed: int | None = None) -> None:
+        assert reaction in get_args(Reaction)
+        self.robot = copy_for_robot(robot)
+        self.robot.reset()
+        self._reaction: Reaction = reaction
+        self._check: ObservationCheck | None = None
+        contract, head = self.robot.contract, robot.policy.norm_heads[robot.head]
+        if contract is not None and self.robot.facts is not None and reaction != "off":
+            self._check = ObservationCheck(contract, head)
+        self._found: list[Mismatch] = []  # in this episode
+        self._declared: list[Mismatch] = []  # for the whole connection
+        self._last: float | None = None  # time of the latest observation in the history
+        self._generator = torch.Generator()
+        if seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(seed)
+
+    @property
+    def sees_past(self) -> bool:
+        """Whether the policy needs past observations."""
+        config = self.robot.config
+        return bool(getattr(config, "image_times", ()) or getattr(config, "state_times", ()))
+
+    def reset(self) -> None:
+        """Start an episode."""
+        self.robot.reset()
+        self._found.clear()
+        self._last = None
+        if self._check is not None:
+            self._check.reset()
+
+    def hello(self, request: Request) -> list[Mismatch]:
+        """Compare a robot's statements about itself with training.
+
+        Raises:
+            MessageError: a statement has another type. ContractError: they differ, and the reaction is strict.
+        """
+        declaration = read_declaration(request.declaration)
+        if self._check is None or self.robot.facts is None:
+            return []
+        self._declared = compare_declaration(self.robot.facts, declaration)
+        own = self.robot.policy.norm_heads[self.robot.head]
+        if request.head is not None and request.head != own:
+            fix = f"serve the policy with --head {request.head}, or connect to the server of {own}"
+            self._declared.append(Mismatch("other robot", "", own, request.head, fix))
+        self._refuse()
+        return self._declared
+
+    def prepare(self, request: Request, observation: Mapping[str, Any]) -> Ready:
+        """Check an observation and convert it for a pass.
+
+        Raises:
+            ValueError, TypeError: a value is missing or wrong. ContractError: the observation differs from those of
+                training, and the reaction is strict.
+        """
+        fps = self.robot.metadata.get("fps")
+        time = request.times_by(fps)
+        if self.sees_past and time is None:
+            raise ValueError(
+                "the policy sees past observations, and this one has no age; send the number of its control step: "
+                '{"understudy": {"step": n}}, or its time in seconds'
+            )
+        own = self._own(observation)
+        found: list[Mismatch] = []
+        for when, seen in past_times(request, fps):
+            if when is not None and self._last is not None and when <= self._last:
+                continue  # sent again after a failure
+            plain = self._own(seen)
+            found += self._look(plain, when)
+            if self.sees_past:
+                self.robot.observe(plain, time=when)
+            self._last = when
+        found += self._look(own, time)
+        self._refuse()
+        draws = None
+        if (noise := request.noise) is not None:
+            spec = self.robot.policy.random_spec("act")
+            draws = make_draws(spec, noise.seed, np.array([noise.position]), noise.purpose)
+        prepared = self.robot.prepare(
+            own,
+            time=time if self.sees_past else None,
+            steps=request.steps,
+            generator=self._generator,
+            draws=draws,
+            previous=_writable(request.previous),
+            delay=request.delay,
+            horizon=request.horizon,
+        )
+        return Ready(prepared, found, time)
+
+    def explain(self, error: Exception) -> Exception:
+        """Return the error for an unusable observation: its differences from training, where they are known."""
+        if not isinstance(error, ValueError | TypeError) or isinstance(error, MessageError | ContractError):
+            return error
+        facts, text = self.robot.facts, str(error)
+        names = {} if facts is None else {camera.key: key for key, camera in facts.cameras.items()}
+        if facts is not None and facts.state is not None:
+            names[facts.state.key] = STATE
+        certain = [
+            mismatch
+            for mismatch in self._found
+            if mismatch.kind in _CERTAIN and {mismatch.key, names.get(mismatch.key, "")} & set(_words(text))
+        ]
+        return ContractError(certain) if certain else error
+
+    def accept(self, ready: Ready) -> None:
+        """Add the observation to the history: the robot gets the answer."""
+        self.robot.accept(ready.prepared)
+        self._last = ready.time
+
+    def _own(self, observation: Mapping[str, Any]) -> dict[str, Any]:
+        """Inputs of the policy, as arrays that torch may use; keys of no input have None."""
+        if not isinstance(observation.get(TASK, ""), str):
+            raise MessageError(f"{TASK} is a {type(observation[TASK]).__name__}; a robot sends one instruction")
+        facts, config = self.robot.facts, self.robot.config
+        keys = facts.input_keys if facts is not None else {STATE, TASK, *config.cameras}
+        found: dict[str, Any] = {}
+        for key, value in observation.items():
+            if key == PROMPT_METADATA:
+                if not isinstance(value, Mapping):
+                    raise MessageError(f"{key} is a {type(value).__name__}; it must be a dict of values by name")
+                found[key] = value
+                continue
+            found[key] = _writable(value) if key in keys else None
+            if key in keys and key != TASK and not isinstance(found[key], np.ndarray):
+                raise MessageError(f"{key} is a {type(value).__name__}; it must be an array of numbers")
+        return found
+
+    def _look(self, observation: Mapping[str, Any], time: float | None) -> list[Mismatch]:
+        inputs = {key: value for key, value in observation.items() if key != PROMPT_METADATA}
+        found = self._check.look(inputs, time) if self._check is not None else []
+        self._found += found
+        return found
+
+    def _refuse(self) -> None:
+        if self._reaction == "strict" and (self._declared or self._found):
+            raise ContractError([*self._declared, *self._found])
+
+
+def copy_for_robot(robot: RobotPolicy) -> RobotPolicy:
+    """Return a policy of the same network with a state of its own, which compares nothing by itself."""
+    name = robot.policy.norm_heads[robot.head]
+    metadata = {"heads": {name: robot.metadata}}
+    return RobotPolicy(robot.policy, metadata, name, contract=robot.contract, reaction="off")
+
+
+def read_declaration(stated: Mapping[str, Any]) -> Declaration:
+    """Read a robot's statements. Raises MessageError where one is unknown or has another type."""
+    known = Declaration.__dataclass_fields__
+    if unknown := sorted(map(str, set(stated) - set(known))):
+        raise MessageError(f"declaration has {unknown[0]!r}; it may have {', '.join(known)}")
+    for key, value in stated.items():
+        words = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        right = {"fps": number, "robot_type": isinstance(value, str)}.get(key, words)
+        if value is not None and not right:
+            wanted = {"fps": "a number", "robot_type": "a name"}.get(key, "a list of names")
+            raise MessageError(f"declaration: {key} is {str(value)[:80]!r}; it must be {wanted}")
+    return Declaration(**stated)
+
+
+def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[str, Any]:
+    """Return the metadata of the handshake: plain values about the policy and its inputs."""
+    facts, config, policy = robot.facts, robot.config, robot.policy
+    cameras: dict[str, Sequence[int]] = dict.fromkeys(config.cameras, (*config.image_size, 3))
+    names: dict[str, str] = {}
+    if facts is not None:
+        cameras |= {key: (*camera.size, 3) for key, camera in facts.cameras.items() if camera.size[0]}
+        names = {key: camera.key for key, camera in facts.cameras.items()}
+        names |= {STATE: facts.state.key} if facts.state is not None else {}
+    windows = dict.fromkeys(config.cameras, getattr(config, "image_times", ()))
+    windows |= {STATE: getattr(config, "state_times", ())}
+    return {
+        "protocol": VERSION,
+        "policy": name,
+        "type": config.type,
+        "chunk": config.chunk,
+        "action_dim": robot.action_dim,
+        "action_names": list(robot.metadata.get("action_names", ())),
+        "state_dim": policy.normalizer.dims[STATE][robot.head] if config.state_dim else 0,
+        "state_names": list(robot.metadata.get("state_names", ())),
+        "cameras": {key: list(shape) for key, shape in cameras.items()},
+        "recorded_keys": names,
+        "fps": robot.metadata.get("fps"),
+        "heads": list(policy.norm_heads),
+        "head": policy.norm_heads[robot.head],
+        "history": {key: list(times) for key, times in windows.items() if times},
+        "contract": reaction if facts is not None else "off",
+        "instructions": list(facts.tasks[:100]) if facts is not None else [],
+        "max_delay": int(getattr(config, "max_delay", 0) or 0),
+        "output": ACTION,
+    }
+
+
+def _words(text: str) -> list[str]:
+    """Names in a message, without quotes and brackets."""
+    return [word.strip("'\"[](),:;") for word in text.split()]
+
+
+def _writable(value: Any) -> Any:
+    """Copy arrays of a message, whose memory torch must not write to; lists of numbers become arrays."""
+    if isinstance(value, list | int | float):
+        try:
+            value = np.asarray(value)
+        except ValueError as error:
+            raise MessageError(f"a list of numbers has rows of different lengths: {error}") from error
+    if isinstance(value, np.ndarray | np.number):
+        if value.dtype.kind not in "biuf":
+            raise MessageError(f"an input has the dtype {value.dtype}; send numbers")
+        return np.array(value)
+    return value

@@ -1,0 +1,280 @@
+"""`RemotePolicy`: without torch, past restarts of the server, and with the history of the local policy."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("websockets", reason="needs the extra serve")
+pytest.importorskip("msgpack", reason="needs the extra serve")
+
+from support.arm import NAMES, Observation, arm_observations, write_arm_policy
+from support.refusals import refused, warned
+from support.serving import outcomes, served
+from understudy.config.serve import ServeConfig
+from understudy.contract.declared import Declaration
+from understudy.contract.mismatch import ContractError, ContractWarning
+from understudy.policies.draws import make_draws
+from understudy.policies.inference import RobotPolicy
+from understudy.serve.client import RemotePolicy
+from understudy.serve.coding import MessageError
+from understudy.serve.past import PastObservations
+from understudy.serve.protocol import DeadlineError, RemoteError
+from understudy.serve.server import PolicyServer, running_server
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_arm_policy(tmp_path_factory.mktemp("client") / "policy")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[PolicyServer]:
+    with served(folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def seen() -> list[Observation]:
+    return arm_observations(6)
+
+
+CODE = """
+import json, sys
+import numpy as np
+import understudy as us
+
+policy = us.RemotePolicy(sys.argv[1])
+policy.reset(seed=5)
+seen = {"joints": np.zeros(7), "task": "open the drawer"}
+seen |= {key: np.zeros((96, 128, 3), np.uint8) for key in ("cam_front", "cam_wrist_left")}
+action = us.AsyncChunks(policy).select_action(seen) if len(sys.argv) > 2 else policy.select_action(seen)
+heavy = {"torch", "pyarrow", "av", "pydantic", "tyro"} & set(sys.modules)
+print(json.dumps([action.shape, sorted(heavy)]))
+"""
+
+
+def test_the_client_imports_no_torch(server: PolicyServer) -> None:
+    """Nor the packages of datasets and settings; and a proxy of the environment does not divert loopback."""
+    import os
+
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CODE, server.address],
+        capture_output=True,
+        text=True,
+        env={key: value for key, value in os.environ.items() if "proxy" not in key.lower()} | proxies,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[7], []]
+
+
+def test_errors_have_the_types_of_the_local_policy(server: PolicyServer, seen: list[Observation]) -> None:
+    with RemotePolicy(server.address) as policy:
+        with refused("observation.state", kind=ValueError):
+            policy.act({**seen[0], "joints": np.full(7, np.inf)})
+        with refused("task", kind=MessageError):
+            policy.act({**seen[0], "task": 3})
+        with refused(kind=MessageError):
+            policy.act({**seen[0], "joints": object()})
+        with refused("understudy", kind=ValueError):
+            policy.act({**seen[0], "understudy": {}})
+        with warned("open", kind=ContractWarning):
+            policy.act({**seen[0], "task": "open"})
+        assert [(each.kind, each.key) for each in policy.mismatches] == [("instruction", "task")]
+        policy.reset()
+        assert policy.mismatches == []
+        assert policy.act(seen[0]).shape == (16, 7)
+        assert policy.reconnects == 0
+    with refused(kind=RemoteError) as caught:
+        policy.act(seen[0])
+    assert caught.value.fault == "closing"
+    with refused("ftp://127.0.0.1", kind=ValueError):
+        RemotePolicy("ftp://127.0.0.1")
+
+
+def test_statements_are_compared_at_the_handshake(folder: Path) -> None:
+    with served(folder, contract="strict") as server:
+        RemotePolicy(server.address, declaration=Declaration(fps=30, state_names=NAMES)).close()
+        with refused(kind=ContractError) as caught:
+            RemotePolicy(server.address, declaration=Declaration(fps=15, state_names=NAMES[::-1]))
+        found = [(mismatch.kind, mismatch.key) for mismatch in caught.value.mismatches]
+        assert found == [("rate", ""), ("dimension order", "joints")]
+        assert outcomes(server) == {"ok": 1, "contract": 1}
+        with refused("fps", kind=MessageError):
+            RemotePolicy(server.address, declaration=Declaration(fps="fast"))  # type: ignore[arg-type]
+
+
+def test_a_missing_server_is_waited_for_and_then_named(folder: Path, seen: list[Observation]) -> None:
+    with refused("0.2", kind=DeadlineError) as caught:
+        RemotePolicy("ws://127.0.0.1:9", timeout_s=0.2)
+    assert caught.value.fault == "lost"
+    with served(folder, seed=3) as server:
+        port = server.port
+    found: list[np.ndarray] = []
+
+    def drive() -> None:
+        with RemotePolicy(f"127.0.0.1:{port}", timeout_s=20) as policy:
+            found.append(policy.act(seen[0]))
+
+    thread = threading.Thread(target=drive)
+    thread.start()
+    with served(folder, seed=3, port=port):
+        thread.join(20)
+    assert found[0].shape == (16, 7)
+
+
+def test_a_restarted_server_is_found_again(folder: Path, seen: list[Observation]) -> None:
+    """The actions of an episode are those of a server that never ended."""
+    with served(folder) as server, RemotePolicy(server.address) as whole:
+        whole.reset(seed=1)
+        expected = [whole.select_action(observation, horizon=1) for observation in seen]
+    with served(folder) as server:
+        policy, port = RemotePolicy(server.address), server.port
+        policy.reset(seed=1)
+        found = [policy.select_action(observation, horizon=1) for observation in seen[:3]]
+    with served(folder, port=port):
+        found += [policy.select_action(observation, horizon=1) for observation in seen[3:]]
+        assert np.array_equal(found, expected)
+        assert policy.reconnects == 1
+        policy.close()
+
+
+def test_another_policy_behind_the_address_is_refused(folder: Path, tmp_path: Path, seen: list[Observation]) -> None:
+    with served(folder) as server:
+        policy, port = RemotePolicy(server.address), server.port
+    other = write_arm_policy(tmp_path / "other", chunk=8)
+    with served(other, port=port), refused(kind=RemoteError):
+        policy.act(seen[0])
+
+
+# -- policies with a history ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def remembering(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A small pi0.5 that sees 0.2 and 0.5 s back."""
+    pytest.importorskip("sentencepiece", reason="needs the extra pi05")
+    from support.pi05_policy import policy
+    from support.sentences import write_model
+
+    net = policy(write_model(tmp_path_factory.mktemp("tokenizer")), history=(0.2, 0.5), state_history=True)
+    return RobotPolicy(net.eval(), {"heads": {"": {"fps": 10}}})
+
+
+def moments(steps: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    return [
+        {
+            "observation.images.front": rng.integers(0, 256, (12, 10, 3), np.uint8),
+            "observation.images.wrist": rng.integers(0, 256, (12, 10, 3), np.uint8),
+            "observation.state": rng.random(2, np.float32),
+            "task": "push the red block",
+        }
+        for _ in range(steps)
+    ]
+
+
+def local_actions(robot: RobotPolicy, observations: list[dict[str, Any]], horizon: int) -> list[np.ndarray]:
+    from understudy.policies.acting.prepared import predict
+
+    robot.reset()
+    found: list[np.ndarray] = []
+    for step, observation in enumerate(observations):
+        if step % horizon:
+            robot.observe(observation)
+            continue
+        draws = make_draws(robot.policy.random_spec("act"), 2, np.array([step]), "rollout")
+        prepared = robot.prepare(observation, draws=draws)
+        robot.accept(prepared)
+        found += list(predict(robot.policy, [prepared])[0][:horizon])
+    return found[: len(observations)]
+
+
+def test_the_past_travels_with_the_chunk_to_the_bit(remembering: RobotPolicy) -> None:
+    """Also over a restart of the server, and after a reset."""
+    seen = moments(14)
+    expected = local_actions(remembering, seen, 3)
+    settings = {"policy": "small", "warm_up": 1}
+    with running_server(remembering, ServeConfig(port=0, **settings)) as server:
+        policy, port = RemotePolicy(server.address), server.port
+        for _ in range(2):
+            policy.reset(seed=2)
+            found = [policy.select_action(observation, horizon=3) for observation in seen]
+            assert np.array_equal(found, expected)
+        policy.reset(seed=2)
+        found = [policy.select_action(observation, horizon=3) for observation in seen[:8]]
+    with running_server(remembering, ServeConfig(port=port, **settings)):
+        found += [policy.select_action(observation, horizon=3) for observation in seen[8:]]
+        assert np.array_equal(found, expected)
+        policy.close()
+
+
+def test_a_gap_in_the_steps_is_refused_and_not_misaligned(remembering: RobotPolicy) -> None:
+    """A client that observes every fifth step only has no observation of 0.2 s ago."""
+    from websockets.sync.client import connect
+
+    from understudy.serve.coding import decode, encode
+
+    with (
+        running_server(remembering, ServeConfig(policy="small", port=0, warm_up=0)) as server,
+        connect(server.address, proxy=None, compression=None) as connection,
+    ):
+        connection.recv(5)
+        for step, fault in ((0, None), (5, "value")):
+            connection.send(encode({**moments(1)[0], "understudy": {"step": step}}))
+            reply = decode(connection.recv(5))  # type: ignore[arg-type]
+            assert reply.get("error", {}).get("fault") == fault
+        connection.send(encode(moments(1)[0]))  # no step at all
+        assert isinstance(connection.recv(5), str)
+
+
+def test_a_deadline_leaves_no_hole_in_the_past(remembering: RobotPolicy) -> None:
+    seen = moments(9)
+    expected = local_actions(remembering, seen, 3)
+    with running_server(remembering, ServeConfig(policy="small", port=0, warm_up=0)) as server:
+        held, original = threading.Event(), remembering.policy.preprocess
+        held.set()
+
+        def preprocess(batch: dict[str, Any]) -> dict[str, Any]:
+            held.wait(10)
+            return original(batch)
+
+        remembering.policy.preprocess = preprocess  # type: ignore[method-assign]
+        try:
+            policy = RemotePolicy(server.address)
+            policy.reset(seed=2)
+            found = [policy.select_action(observation, horizon=3) for observation in seen[:6]]
+            held.clear()
+            policy.timeout_s = 0.2
+            with refused(kind=DeadlineError):
+                policy.act(seen[6])
+            held.set()
+            policy.timeout_s = 10
+            found += [policy.select_action(observation, horizon=3) for observation in seen[6:]]
+            assert np.array_equal(found, expected)
+            policy.close()
+        finally:
+            remembering.policy.preprocess = original  # type: ignore[method-assign]
+
+
+def test_past_observations_reach_back_as_far_as_the_policy() -> None:
+    past = PastObservations(0.5, 10)
+    for step in range(20):
+        past.add(step, None, {"observation.state": np.full(1, step)})
+    assert [step for step, _, _ in past.unsent()] == [14, 15, 16, 17, 18, 19]
+    past.mark_sent()
+    past.add(20, None, {})
+    assert [step for step, _, _ in past.unsent()] == [20]
+    past.mark_lost()
+    assert [step for step, _, _ in past.unsent()] == [15, 16, 17, 18, 19, 20]
+    by_time = PastObservations(1.0, None)
+    for step in range(8):
+        by_time.add(step, step / 2, {})
+    assert [time for _, time, _ in by_time.unsent()] == [2.5, 3.0, 3.5]

@@ -1,0 +1,394 @@
+"""The server gives the actions of the local policy, and outlives broken, slow, greedy and vanished robots."""
+
+import http.client
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("websockets", reason="needs the extra serve")
+pytest.importorskip("msgpack", reason="needs the extra serve")
+
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+import understudy as us
+from support.arm import Observation, arm_observations, write_arm_policy
+from support.refusals import refused
+from support.serving import outcomes, served
+from understudy.policies.draws import make_draws
+from understudy.serve.client import RemotePolicy
+from understudy.serve.coding import decode, encode
+from understudy.serve.protocol import DeadlineError, Noise, RemoteError
+from understudy.serve.server import PolicyServer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_arm_policy(tmp_path_factory.mktemp("server") / "policy")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[PolicyServer]:
+    with served(folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def seen() -> list[Observation]:
+    return arm_observations(6)
+
+
+def expected(folder: Path, observation: Observation, seed: int, position: int) -> np.ndarray:
+    """The local policy's chunk, with the noise of a position."""
+    robot = us.load_policy(folder, head="arm", contract="warn")
+    robot.reset()
+    draws = make_draws(robot.policy.random_spec("act"), seed, np.array([position]), "rollout")
+    return robot.policy.act(robot.prepare(observation, draws=draws).batch, draws)[0].numpy()
+
+
+def plain(server: PolicyServer, **options: Any) -> ClientConnection:
+    """A connection without our client; the metadata is read."""
+    connection = connect(server.address, compression=None, max_size=None, proxy=None, **options).__enter__()
+    assert decode(connection.recv(5))["chunk"] == 16
+    return connection
+
+
+def answers(connection: ClientConnection, observation: Observation) -> bool:
+    connection.send(encode(observation))
+    reply = connection.recv(5)
+    return isinstance(reply, bytes) and decode(reply)["actions"].shape == (16, 7)
+
+
+def test_actions_are_those_of_the_local_policy_to_the_bit(
+    server: PolicyServer, folder: Path, seen: list[Observation]
+) -> None:
+    with RemotePolicy(server.address) as policy:
+        policy.reset(seed=5, position=100)
+        for step, observation in enumerate(seen[:3]):
+            assert np.array_equal(policy.act(observation), expected(folder, observation, 5, 100 + step))
+        actions = policy.act(seen[0], noise=Noise(7, 3, "rollout"))
+        assert np.array_equal(actions, expected(folder, seen[0], 7, 3))
+        assert (actions.dtype, policy.chunk, policy.action_dim) == (np.float32, 16, 7)
+        assert policy.metadata["cameras"]["observation.images.front"] == [96, 128, 3]
+
+
+def test_select_action_executes_chunks(server: PolicyServer, folder: Path, seen: list[Observation]) -> None:
+    with RemotePolicy(server.address) as policy:
+        policy.reset(seed=5)
+        found = [policy.select_action(observation, horizon=2) for observation in seen[:4]]
+        chunks = [expected(folder, seen[step], 5, step) for step in (0, 2)]
+        assert np.array_equal(found, np.concatenate([chunk[:2] for chunk in chunks]))
+        with refused("horizon", 17, kind=ValueError):
+            policy.select_action(seen[0], horizon=17)
+
+
+def test_robots_share_passes_and_get_their_own_actions(folder: Path, seen: list[Observation]) -> None:
+    """Eight robots wait while the thread of the passes is held; then one pass serves them."""
+    with served(folder, contract="off") as server:
+        held, begun = threading.Event(), threading.Event()
+        original, sizes = server.robot.policy.preprocess, []
+
+        def preprocess(batch: dict[str, Any]) -> dict[str, Any]:
+            begun.set()
+            held.wait(10)
+            sizes.append(len(batch["task"]))
+            return original(batch)
+
+        standard = [
+            {
+                "observation.state": each["joints"],
+                "observation.images.front": each["cam_front"],
+                "observation.images.wrist_left": each["cam_wrist_left"],
+                "task": each["task"],
+            }
+            for each in arm_observations(9)
+        ]
+        server.robot.policy.preprocess = preprocess  # type: ignore[method-assign]
+        policies = [RemotePolicy(server.address) for _ in range(9)]
+        for number, policy in enumerate(policies):
+            policy.reset(seed=number)
+        with ThreadPoolExecutor(9) as pool:
+            futures = [pool.submit(policies[0].act, standard[0])]
+            wait_for(begun.is_set)
+            futures += [pool.submit(policy.act, own) for policy, own in zip(policies[1:], standard[1:])]
+            wait_for(lambda: waiting(server) == 8)
+            held.set()
+            found = [future.result() for future in futures]
+        assert sizes == [1, 8]
+        for number, (own, actions) in enumerate(zip(standard, found)):
+            np.testing.assert_allclose(actions, expected(folder, own, number, 0), rtol=1e-4, atol=1e-5)
+        for policy in policies:
+            policy.close()
+
+
+def waiting(server: PolicyServer) -> int:
+    """Length of the queue, as `/metrics` says it."""
+    text = get(server, "/metrics")[1]
+    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("understudy_queue ")))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.005)
+
+
+def get(server: PolicyServer, path: str, **headers: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection.request("GET", path, headers=headers)
+    response = connection.getresponse()
+    found = response.status, response.read().decode()
+    connection.close()
+    return found
+
+
+def test_openpi_client_works_unchanged(server: PolicyServer, seen: list[Observation]) -> None:
+    client = pytest.importorskip("openpi_client.websocket_client_policy", reason="openpi-client is not installed")
+    policy = client.WebsocketClientPolicy("127.0.0.1", server.port)
+    assert policy.get_server_metadata()["chunk"] == 16
+    prompted = {("prompt" if key == "task" else key): value for key, value in seen[0].items()}
+    assert policy.infer(prompted)["actions"].shape == (16, 7)
+    with pytest.raises(RuntimeError, match="cam_front"):
+        policy.infer({key: value for key, value in prompted.items() if key != "cam_front"})
+    assert policy.infer(prompted)["server_timing"]["infer_ms"] > 0
+
+
+def test_faulty_messages_are_answered_and_the_connection_stays(folder: Path, seen: list[Observation]) -> None:
+    faults: list[tuple[Any, str]] = [
+        (b"\xc1", "message"),
+        ("text", "message"),
+        (encode([1]), "message"),
+        (encode({**seen[0], "understudy": 3}), "message"),
+        (encode({**seen[0], "understudy": {"steps": 0}}), "message"),
+        (encode({**seen[0], "understudy": {"op": "stop"}}), "message"),
+        (encode({**seen[0], "task": ["a", "b"]}), "message"),
+        (encode({**seen[0], "joints": "zero"}), "message"),
+        (encode({**seen[0], "joints": np.zeros((2, 3))}), "value"),
+        (encode({**seen[0], "joints": np.full(7, np.nan)}), "value"),
+        (encode({**seen[0], "cam_front": np.zeros((4, 4), np.uint8)}), "contract"),
+        (encode({**seen[0], "understudy": {"delay": 2}}), "value"),
+    ]
+    with served(folder) as server, plain(server) as connection, plain(server) as other:
+        counts: dict[str, int] = {}
+        for number, (message, outcome) in enumerate(faults):
+            connection.send(message)
+            reply = connection.recv(5)
+            if isinstance(reply, bytes):
+                assert decode(reply)["error"]["fault"] == outcome
+            counts[outcome] = counts.get(outcome, 0) + 1
+            assert outcomes(server) == {**counts, **({"ok": number} if number else {})}
+            assert answers(connection, seen[1])
+        assert answers(other, seen[0])
+
+
+def test_endless_garbage_ends_the_connection(server: PolicyServer) -> None:
+    with plain(server) as connection:
+        for _ in range(20):
+            connection.send(b"\xc1")
+            connection.recv(5)
+        with pytest.raises(ConnectionClosed) as caught:
+            connection.recv(5)
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1007
+
+
+def test_an_oversized_message_ends_its_connection_alone(folder: Path, seen: list[Observation]) -> None:
+    with served(folder, max_message_mb=0.5) as server, plain(server) as other:
+        with plain(server) as connection:
+            connection.send(b"\0" * 600_000)
+            with pytest.raises(ConnectionClosed) as caught:
+                connection.recv(5)
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1009
+        assert answers(other, seen[0])
+
+
+@pytest.fixture
+def slow(folder: Path) -> Iterator[tuple[PolicyServer, threading.Event]]:
+    """A server whose passes wait for an event."""
+    with served(folder, max_queue=2) as server:
+        held, original = threading.Event(), server.robot.policy.preprocess
+
+        def preprocess(batch: dict[str, Any]) -> dict[str, Any]:
+            held.wait(10)
+            return original(batch)
+
+        server.robot.policy.preprocess = preprocess  # type: ignore[method-assign]
+        yield server, held
+        held.set()
+
+
+def test_a_deadline_holds_in_the_pass_and_in_the_queue(
+    slow: tuple[PolicyServer, threading.Event], seen: list[Observation]
+) -> None:
+    server, held = slow
+    with RemotePolicy(server.address, timeout_s=0.3) as one, RemotePolicy(server.address, timeout_s=0.3) as two:
+        with ThreadPoolExecutor(2) as pool:
+            futures = [pool.submit(policy.act, seen[0]) for policy in (one, two)]
+            for future in futures:
+                with refused(kind=DeadlineError) as caught:
+                    future.result()
+                assert caught.value.fault == "deadline"
+        assert outcomes(server) == {"deadline": 2}
+        held.set()
+        one.timeout_s = 10
+        one.reset(seed=1)
+        first = one.act(seen[0])  # the abandoned answers are not taken for this one
+        two.timeout_s = 10
+        two.reset(seed=1)
+        assert np.array_equal(first, two.act(seen[0]))
+
+
+def test_a_full_queue_refuses_and_a_vanished_robot_frees_its_place(
+    slow: tuple[PolicyServer, threading.Event], seen: list[Observation]
+) -> None:
+    server, held = slow
+    message = encode({**seen[0], "understudy": {"op": "act"}})
+    robots = [plain(server) for _ in range(4)]
+    robots[0].send(message)
+    wait_for(lambda: waiting(server) == 0)
+    time.sleep(0.05)  # the first is in its pass
+    for robot in robots[1:3]:
+        robot.send(message)
+    wait_for(lambda: waiting(server) == 2)
+    robots[3].send(message)
+    assert decode(robots[3].recv(5))["error"]["fault"] == "busy"
+    robots[1].socket.close()
+    wait_for(lambda: outcomes(server).get("vanished") == 1)
+    held.set()
+    assert decode(robots[0].recv(5))["actions"].shape == (16, 7)
+    assert decode(robots[2].recv(5))["actions"].shape == (16, 7)
+    wait_for(lambda: "understudy_connections 3" in get(server, "/metrics")[1])
+    assert outcomes(server) == {"busy": 1, "vanished": 1, "ok": 2}
+    for robot in robots:
+        robot.close()
+
+
+def test_health_and_metrics(server: PolicyServer, seen: list[Observation]) -> None:
+    assert get(server, "/healthz") == (200, "ok\n")
+    with RemotePolicy(server.address) as policy:
+        policy.act(seen[0])
+        policy.report_delay(3)
+        policy.act(seen[1])
+    status, text = get(server, "/metrics", Host="localhost:1")
+    assert status == 200
+    lines = text.splitlines()
+    assert "# TYPE understudy_request_seconds histogram" in lines
+    assert 'understudy_delay_actions_bucket{le="2"} 0' in lines
+    assert 'understudy_delay_actions_bucket{le="3"} 1' in lines
+    for stage in ("wall", "queue", "compute"):
+        assert any(line.startswith(f'understudy_request_seconds_count{{stage="{stage}"}}') for line in lines)
+    for line in lines:
+        assert line.startswith("# ") or float(line.rpartition(" ")[2]) >= 0
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/metrics", "/"])
+def test_foreign_hosts_and_pages_are_refused_on_loopback(server: PolicyServer, path: str) -> None:
+    assert get(server, path, Host="attacker.example")[0] == 403
+    with pytest.raises(InvalidStatus) as caught:
+        connect(server.address, origin="http://attacker.example", proxy=None)  # type: ignore[arg-type]
+    assert caught.value.response.status_code == 403
+
+
+def test_a_token_is_needed(
+    folder: Path, tmp_path: Path, seen: list[Observation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("s3cret\n")
+    with served(folder, token_file=str(file)) as server:
+        for wrong in ("other", "", "s3cret2", "ä"):
+            with refused(401, kind=RemoteError) as caught:
+                RemotePolicy(server.address, token=wrong, timeout_s=5)
+            assert caught.value.fault == "refused"
+        assert get(server, "/healthz")[0] == 200
+        assert get(server, "/metrics")[0] == 401
+        assert get(server, "/metrics", Authorization="Api-Key s3cret")[0] == 200
+        monkeypatch.setenv("UNDERSTUDY_SERVE_TOKEN", "s3cret")
+        with RemotePolicy(server.address) as policy:
+            assert policy.act(seen[0]).shape == (16, 7)
+
+
+def test_connections_are_limited_before_and_after_their_handshake(folder: Path) -> None:
+    with served(folder, max_connections=2, open_timeout_s=0.5) as server:
+        robots = [plain(server) for _ in range(2)]
+        with pytest.raises(InvalidStatus) as caught:
+            connect(server.address, proxy=None)
+        assert caught.value.response.status_code == 503
+        silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(30)]
+        for one in silent:
+            one.settimeout(5)
+        assert all(one.recv(1) == b"" for one in silent[18:])  # of 20 at once, two have had their handshake
+        started = time.monotonic()
+        assert all(one.recv(1000)[:0] == b"" for one in silent[:18])  # the others have half a second
+        assert time.monotonic() - started < 3
+        assert get(server, "/healthz")[0] == 200
+        for robot in robots:
+            robot.close()
+
+
+def test_a_closed_server_leaves_no_connection(folder: Path, seen: list[Observation]) -> None:
+    with served(folder) as server:
+        robot = plain(server)
+        assert answers(robot, seen[0])
+    with pytest.raises(ConnectionClosed) as caught:
+        robot.recv(5)
+    assert caught.value.rcvd is not None
+    assert caught.value.rcvd.code == 1001
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", server.port), 1)
+
+
+def test_tls(folder: Path, tmp_path: Path, seen: list[Observation]) -> None:
+    command = "req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=localhost"
+    try:
+        arguments = ["openssl", *command.split(), "-addext", "subjectAltName=IP:127.0.0.1"]
+        subprocess.run(arguments, cwd=tmp_path, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("makes a certificate with openssl, which is not installed")
+    with served(folder, tls_cert=str(tmp_path / "cert.pem"), tls_key=str(tmp_path / "key.pem")) as server:
+        assert server.address.startswith("wss://")
+        with refused(kind=RemoteError) as caught:
+            RemotePolicy(server.address, timeout_s=5)
+        assert caught.value.fault == "refused"
+        with RemotePolicy(server.address, ssl=ssl.create_default_context(cafile=tmp_path / "cert.pem")) as policy:
+            assert policy.act(seen[0]).shape == (16, 7)
+
+
+def test_warm_up_leaves_noise_and_numbers_as_they_are(folder: Path, seen: list[Observation]) -> None:
+    state = torch.get_rng_state()
+    with served(folder, warm_up=1, seed=4) as one, served(folder, seed=4) as two:
+        found = [RemotePolicy(server.address) for server in (one, two)]
+        chunks = [policy.act(seen[0]) for policy in found]
+        assert np.array_equal(*chunks)
+        assert not np.array_equal(chunks[0], found[0].act(seen[0]))
+        for policy in found:
+            policy.close()
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.slow
+def test_the_command_ends_cleanly_at_sigterm(folder: Path, seen: list[Observation]) -> None:
+    words = ["serve", str(folder), "--head", "arm", "--port", "0", "--num-threads", "1", "--warm-up", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "understudy", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    address = process.stdout.readline().split()[-1]
+    with RemotePolicy(address) as policy:
+        policy.reset(seed=5)
+        assert np.array_equal(policy.act(seen[0]), expected(folder, seen[0], 5, 0))
+        process.terminate()
+        assert process.wait(20) == 0
+    process.communicate()
