@@ -8,6 +8,7 @@ pairs           action against state
 rotations       angles that wrap, and quaternions
 video_facts     facts about video files
 image_facts     facts about decoded images
+sensor_facts    facts about the samples of sensors
 rules           the rules by theme
 run             `check_dataset`: all rules over one dataset
 text            a report as text

@@ -81,6 +81,13 @@ RULES = {
     "images.outlier": "images of an episode resemble those of the others",
     "depth.empty": "depth images hold more than one value",
     "depth.range": "depth images are within the recorded statistics",
+    "sensors.file": "each file of a sensor exists and can be read",
+    "sensors.episode": "samples of a sensor belong to the episodes, and each episode has some",
+    "sensors.order": "timestamps of a sensor rise within an episode",
+    "sensors.gap": "the clock of a sensor has no gap",
+    "sensors.extent": "samples of a sensor reach from the first to the last frame of their episode",
+    "sensors.finite": "timestamps and values of a sensor are finite",
+    "sensors.constant": "values of a sensor change, in each episode if they do in the others",
 }
 """Name of each rule -> the rule."""
 
@@ -157,7 +164,7 @@ class Report:
         version: its format, "" where it cannot be read.
         episodes: number of episodes.
         frames: number of frames.
-        read: name -> number of things that were read: "data_files", "rows", "videos", "images".
+        read: name -> number of things that were read: "data_files", "rows", "sensor_files", "videos", "images".
         findings: worst first.
         ranking: most unusual episodes first (see `rules/episodes.py`), as JSON holds them.
         seconds: duration of the check.

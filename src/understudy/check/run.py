@@ -20,11 +20,13 @@ from understudy.check.rules.files import check_files, check_rows
 from understudy.check.rules.images import check_images
 from understudy.check.rules.metadata import check_metadata
 from understudy.check.rules.motion import check_motion
+from understudy.check.rules.sensors import check_sensors
 from understudy.check.rules.statistics import check_statistics
 from understudy.check.rules.tasks import check_tasks
 from understudy.check.rules.units import check_units
 from understudy.check.rules.values import check_values
 from understudy.check.rules.videos import check_places, check_videos
+from understudy.check.sensor_facts import read_sensor_facts
 from understudy.check.video_facts import SAMPLED_FILES, VideoFacts, read_videos
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.errors import DatasetError, SourceError
@@ -73,6 +75,10 @@ def check_dataset(
         facts = _read(catalog, show_progress)
         findings += _check_rows(catalog, facts)
         read = {"data_files": facts.files, "rows": facts.rows}
+        if catalog.sensors:
+            sensors = [read_sensor_facts(catalog, sensor) for sensor in catalog.sensors.values()]
+            findings += check_sensors(catalog, sensors)
+            read |= {"sensor_files": sum(len(one.files) - len(one.broken) for one in sensors)}
         if images != "none":
             videos, decoded = _read_images(catalog, facts, images, show_progress)
             findings += [*check_videos(catalog, videos), *check_images(catalog, facts, decoded)]

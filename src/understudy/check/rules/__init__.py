@@ -12,4 +12,5 @@ videos      video files, and places of episodes in them
 images      decoded images
 motion      images against rows
 depth       values of depth images
+sensors     files, clocks and values of sensors at their own rates
 """

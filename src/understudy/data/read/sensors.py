@@ -173,7 +173,7 @@ def _read(catalog: Catalog, sensor: Sensor, files: Sequence[str]) -> dict[str, n
     for number, path in enumerate(files):
         where = catalog.files.where(path)
         last = -1
-        for ids, times, values in _groups(catalog, sensor, path):
+        for ids, times, values in sensor_groups(catalog, sensor, path):
             if sensor.per_episode and ids is None:
                 ids = np.full(len(times), table.ids[number])
             assert ids is not None
@@ -200,8 +200,14 @@ def _read(catalog: Catalog, sensor: Sensor, files: Sequence[str]) -> dict[str, n
     }
 
 
-def _groups(catalog: Catalog, sensor: Sensor, path: str) -> Iterator[tuple[np.ndarray | None, np.ndarray, np.ndarray]]:
-    """Yield (episode ids or None, times, values) of each row group of a file."""
+def sensor_groups(
+    catalog: Catalog, sensor: Sensor, path: str
+) -> Iterator[tuple[np.ndarray | None, np.ndarray, np.ndarray]]:
+    """Yield (episode ids or None, times, values) of each row group of a file of `sensor_files`.
+
+    Raises:
+        DatasetError: the file cannot be read, or lacks a column.
+    """
     where, key = catalog.files.where(path), sensor.feature.key
     needed = _NEEDED if sensor.per_episode else {"episode_index": "an integer", **_NEEDED}
     with catalog.files.parquet(path) as file:

@@ -1,0 +1,123 @@
+"""Rules of sensors at their own rates: their files, clocks and values."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from understudy.check.findings import Finding, Place, Severity
+from understudy.check.remedies import LOOK, correct, restore
+from understudy.check.sensor_facts import SensorFacts
+from understudy.data.format.catalog import Catalog
+from understudy.data.format.sensors import SENSORS
+
+_SORT = "sort the samples of the episode by time, and take out those of equal time"
+_REGULAR = 1.5  # largest ratio of the 99th percentile of the steps to their median, on a regular clock
+_GAP = 2.5  # steps of a regular clock
+_RARE_GAP = 10.0  # times the 90th percentile of the steps, on any other clock: 23 times the mean of random ones
+_MOVES = 0.5  # share of still steps below which a dimension moves by itself
+_FEW = 10  # samples
+
+
+def check_sensors(catalog: Catalog, sensors: Sequence[SensorFacts]) -> Iterator[Finding]:
+    """Yield findings about all sensors."""
+    for facts in sensors:
+        yield from _check_files(catalog, facts)
+        yield from _check_clock(catalog, facts)
+        yield from _check_values(catalog, facts)
+
+
+def _about(
+    catalog: Catalog, facts: SensorFacts, rule: str, severity: Severity, rows: Sequence[int], message: str, fix: str
+) -> Finding:
+    episodes = tuple(catalog.episodes.ids[list(rows)].tolist())
+    return Finding(rule, severity, message, Place(episodes, facts.key, file=facts.file_of(rows[0])), fix=fix)
+
+
+def _check_files(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
+    one_file = len(facts.files) == 1
+    for row, path in enumerate(facts.files):
+        if path in facts.broken:
+            own = () if one_file else (int(catalog.episodes.ids[row]),)
+            place = Place(own, facts.key, file=path)
+            fix = f"{restore(path).partition(',')[0]}, or take the sensor out of {SENSORS}"
+            yield Finding("sensors.file", "error", f"the sensor file {facts.broken[path]}", place, fix=fix)
+    if facts.unknown:
+        ids = sorted(facts.unknown)
+        message = f"samples of {len(ids)} episodes that the dataset does not have there, first {ids[0]}"
+        place = Place(column=facts.key, file=facts.files[0] if one_file else "")
+        yield Finding("sensors.episode", "error", message, place, fix="take them out, or restore the episodes")
+    known = np.flatnonzero(catalog.episodes.lengths > 0).tolist()
+    none = [row for row in known if row not in facts.episodes and facts.file_of(row) not in facts.broken]
+    if none:
+        message = f"{len(none)} episodes have no sample: all values are padding there"
+        yield _about(catalog, facts, "sensors.episode", "warning", none, message, "restore the samples, or " + LOOK)
+
+
+def _check_clock(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
+    falls = [row for row, own in facts.episodes.items() if (own.steps <= 0).any()]
+    if falls:
+        worst = min(float(facts.episodes[row].steps.min()) for row in falls)
+        message = f"the clock of the sensor does not rise: its least step is {worst:.4g} s"
+        yield _about(catalog, facts, "sensors.order", "error", falls, message, _SORT)
+    limit = _longest_step(facts)
+    if limit is None:
+        return
+    gaps = [row for row, own in facts.episodes.items() if (own.steps > limit).any()]
+    if gaps:
+        worst = max(float(facts.episodes[row].steps.max()) for row in gaps)
+        message = f"the clock of the sensor has gaps of up to {worst:.4g} s, where up to {limit:.4g} s are usual"
+        yield _about(catalog, facts, "sensors.gap", "warning", gaps, message, LOOK)
+    frame = 1 / float(catalog.fps)
+    edge = max(limit, frame)
+    late, short = {}, {}
+    for row, own in facts.episodes.items():
+        times = own.times[np.isfinite(own.times)]
+        if not len(times):
+            continue
+        first, last = float(times.min()), float(times.max())
+        end = (int(catalog.episodes.lengths[row]) - 1) * frame
+        if first > edge:
+            late[row] = first
+        if end - last > edge:
+            short[row] = end - last
+    for found, words in ((late, "begin up to {:.4g} s after the episode"), (short, "end up to {:.4g} s before it")):
+        if found:
+            message = "samples " + words.format(max(found.values())) + ": values are padding or old there"
+            fix = f"restore the samples, correct their times, or {LOOK}"
+            yield _about(catalog, facts, "sensors.extent", "warning", list(found), message, fix)
+
+
+def _longest_step(facts: SensorFacts) -> float | None:
+    """Longest step in seconds that is no gap; None where there are too few to know."""
+    steps = np.concatenate([np.zeros(0), *(own.steps[own.steps > 0] for own in facts.episodes.values())])
+    if len(steps) < _FEW:
+        return None
+    middle, many, most = np.quantile(steps, [0.5, 0.9, 0.99]).tolist()
+    return float(_GAP * middle if most <= _REGULAR * middle else _RARE_GAP * many)
+
+
+def _check_values(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
+    bad = [row for row, own in facts.episodes.items() if own.bad is not None]
+    if bad:
+        first = facts.episodes[bad[0]].bad
+        message = f"times or values are not finite, first that of sample {first}"
+        yield _about(catalog, facts, "sensors.finite", "error", bad, message, f"record the sensor again, or {LOOK}")
+    rows = [row for row, own in facts.episodes.items() if len(own.times) >= _FEW]
+    if not rows:
+        return
+    still = np.stack([facts.episodes[row].still for row in rows])  # (episodes, D)
+    if (still == 1).all():
+        message = "no value of the sensor ever changes"
+        fix = correct(f"the sensor {facts.key!r}, or take it out", SENSORS)
+        yield _about(catalog, facts, "sensors.constant", "warning", rows, message, fix)
+        return
+    names = catalog.sensors[facts.key].feature.dimension_names
+    for number in range(still.shape[1]):
+        own = still[:, number]
+        stuck = own == 1
+        if stuck.any() and not stuck.all() and (own[~stuck] < _MOVES).mean() > 0.5 and stuck.mean() < 0.5:
+            found = [row for row, is_stuck in zip(rows, stuck) if is_stuck]
+            message = "a dimension of the sensor keeps one value, and changes in most steps of other episodes"
+            name = names[number] if number < len(names) else str(number)
+            place = Place(tuple(catalog.episodes.ids[found].tolist()), facts.key, name, file=facts.file_of(found[0]))
+            yield Finding("sensors.constant", "warning", message, place, fix=LOOK)

@@ -1,0 +1,103 @@
+"""Facts about the samples of a sensor, per episode; nothing in its files is an error here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from understudy.data.format.catalog import Catalog
+from understudy.data.format.sensors import Sensor
+from understudy.data.read.sensors import sensor_files, sensor_groups
+from understudy.errors import DatasetError, SourceError
+
+
+@dataclass
+class EpisodeSamples:
+    """Samples of a sensor in one episode, in the sequence of its file.
+
+    Attributes:
+        times: float64 (n,), seconds.
+        steps: float64 (n - 1,), seconds between neighbours.
+        bad: number of the first sample with a time or value that is not finite; None without one.
+        still: float64 (D,), share of the steps in which each dimension keeps its value; NaN without a step.
+    """
+
+    times: np.ndarray
+    bad: int | None
+    still: np.ndarray
+    steps: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.steps = np.diff(self.times)
+
+
+@dataclass
+class SensorFacts:
+    """Facts about one sensor.
+
+    Attributes:
+        key: of the sensor.
+        files: paths under the dataset's root: one, or one for each table row.
+        episodes: samples by table row; rows without any are absent.
+        broken: path -> reason, for files that are missing or cannot be read.
+        unknown: ids of episodes in a file that the dataset does not have, or that belong to another file.
+    """
+
+    key: str
+    files: Sequence[str]
+    episodes: dict[int, EpisodeSamples] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+    unknown: set[int] = field(default_factory=set)
+
+    def file_of(self, row: int) -> str:
+        """Path of the file of a table row."""
+        return self.files[row if len(self.files) > 1 else 0]
+
+
+def read_sensor_facts(catalog: Catalog, sensor: Sensor) -> SensorFacts:
+    """Read all files of a sensor.
+
+    Raises:
+        SourceError: the source of the dataset gives no answer.
+    """
+    facts = SensorFacts(sensor.feature.key, sensor_files(catalog, sensor))
+    ids = catalog.episodes.ids
+    for number, path in enumerate(facts.files):
+        parts: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+        try:
+            if not catalog.files.exists(path):
+                facts.broken[path] = "is missing"
+                continue
+            for found, times, values in sensor_groups(catalog, sensor, path):
+                flat = values.reshape(len(values), -1).astype(np.float64)
+                own = np.full(len(times), ids[number]) if found is None else found
+                for begin, stop in _runs(own):
+                    parts.setdefault(int(own[begin]), []).append((times[begin:stop], flat[begin:stop]))
+        except SourceError:
+            raise
+        except DatasetError as error:
+            facts.broken[path] = error.what
+            continue
+        for episode, own_parts in parts.items():
+            row = int(np.searchsorted(ids, episode))
+            if row == len(ids) or ids[row] != episode or (sensor.per_episode and row != number):
+                facts.unknown.add(episode)
+                continue
+            facts.episodes[row] = _describe(
+                np.concatenate([times for times, _ in own_parts]), np.concatenate([values for _, values in own_parts])
+            )
+    return facts
+
+
+def _runs(ids: np.ndarray) -> list[tuple[int, int]]:
+    cuts = np.concatenate([[0], np.flatnonzero(np.diff(ids)) + 1, [len(ids)]]).tolist()
+    return [(begin, stop) for begin, stop in pairwise(cuts) if begin < stop]
+
+
+def _describe(times: np.ndarray, values: np.ndarray) -> EpisodeSamples:
+    good = np.isfinite(times) & np.isfinite(values).all(axis=1)
+    still = np.full(values.shape[1], np.nan)
+    if len(values) > 1:
+        still = (np.diff(values, axis=0) == 0).mean(axis=0)
+    return EpisodeSamples(times, None if good.all() else int((~good).argmax()), still)
