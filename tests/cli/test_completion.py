@@ -130,7 +130,10 @@ def test_choices_end_with_the_value_unless_the_flag_takes_many(complete: Complet
     assert "tensorboard" in complete("understudy train --log.trackers wandb ")
 
 
-def test_completion_prints_the_script(tables: list[Table], capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_prints_the_script(
+    tables: list[Table], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("understudy.cli.completion.tables.command_tables", lambda: tables)
     assert main(["completion", "zsh"]) == 0
     assert capsys.readouterr().out == zsh.script(tables)
 
