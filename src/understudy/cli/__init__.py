@@ -18,7 +18,7 @@ hub          `understudy push` and `understudy pull`
 completion   `understudy completion`
 dataset      commands that examine and mend datasets
 prepare      commands that make files for a training
-robot        commands for robots: `understudy serve`
+robot        commands for robots: `understudy serve`, `understudy replay`
 bench        `understudy bench`
 versions     `understudy --version -v`
 """

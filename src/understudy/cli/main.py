@@ -86,6 +86,13 @@ COMMANDS = {
         "POLICY",
         extra="serve",
     ),
+    "replay": Command(
+        "cli.robot.replay:ReplayConfig",
+        "cli.robot.replay:replay",
+        "a recorded episode through the server, beside validation",
+        "RUN",
+        extra="serve",
+    ),
     "report": Command(
         "cli.report:ReportConfig",
         "cli.report:report",

@@ -114,6 +114,7 @@ EXAMPLES = {
         "understudy serve runs/table",
         "understudy serve runs/table/policy --contract strict --host 0.0.0.0 --token-file token.txt",
     ),
+    "replay": ("understudy replay runs/table", "understudy replay runs/table --episode 12 --contract strict --json"),
     "edit": (
         "understudy edit data/table data/red --where '\"red\" in task'",
         "understudy edit data/table data/rated --metadata ratings.csv",

@@ -1,4 +1,5 @@
 """Commands for robots.
 
 serve   the policy server
+replay  a recorded episode through the server, beside open-loop validation
 """

@@ -1,0 +1,244 @@
+"""`understudy replay RUN`: a recorded episode through the server, beside the open-loop validation of the same frames.
+
+The open-loop side reads frames, normalizes and computes as a validation does. The other side sends the recorded images
+and states to a server on loopback, as a robot would. Equal actions show that both see the same inputs.
+"""
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from understudy.config.declare import Ge, Positional
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from understudy.load.validation.validation_data import ValidationData
+    from understudy.policies.inference import RobotPolicy
+    from understudy.train.state import TrainState
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Send a validation episode through the policy server, and compare the actions with open-loop validation."""
+
+    run: Positional[str] = ""
+    """Run directory; its policy/ is served."""
+    episode: Annotated[int, Ge(-1)] = -1
+    """Id of a validation episode; -1: the first one."""
+    source: str = ""
+    """Source of the run's data; needed where there are several."""
+    checkpoint: Annotated[int, Ge(0)] | Literal["", "latest", "best"] = ""
+    """Checkpoint of the open-loop side; the default is the one from which policy/ was exported."""
+    contract: Literal["warn", "strict", "off"] = "warn"
+    """Reaction of the server to observations that differ from those of training."""
+    json: bool = False
+    """Print one JSON object."""
+
+    def problems(self) -> list[str]:
+        """List errors in the settings, one line each."""
+        return [] if self.run else ["run: required, the directory of a run: understudy replay RUN"]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Result of a replay.
+
+    Attributes:
+        episode: its id.
+        frames: its length.
+        chunks: number of compared chunks.
+        equal: whether all are equal to the bit.
+        parts_at: first control step whose actions differ; None where none does.
+        difference: largest difference of an action in the robot's units, and its dimension; of all steps.
+        mismatches: differences from training that the server found, a line each.
+    """
+
+    episode: int
+    frames: int
+    chunks: int
+    equal: bool
+    parts_at: int | None
+    difference: tuple[float, str]
+    mismatches: tuple[str, ...]
+
+
+def replay(config: ReplayConfig) -> int:
+    """Compare; returns 0 where all actions are equal to the bit, else 1."""
+    from understudy.errors import ConfigError
+    from understudy.policies.inference import load_policy
+    from understudy.train.checkpoint.run_dir import RunDir
+    from understudy.train.run import open_checkpoint
+
+    logging.getLogger("understudy.serve").setLevel(logging.ERROR)  # the result has its lines
+    folder = RunDir(Path(config.run)).policy
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no policy here; a finished `understudy train` writes it")
+    with open_checkpoint(Path(config.run), config.checkpoint or _exported_step(folder)) as (state, validation):
+        number = _choose_source(config, validation)
+        head = validation.heads[int(validation.head_of[number])]
+        try:
+            robot = load_policy(folder, head=head or None, contract=config.contract)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        found = replay_episode(state, validation, robot, number, config)
+    print(json.dumps(asdict(found)) if config.json else _format(found))
+    return 0 if found.equal else 1
+
+
+def replay_episode(
+    state: "TrainState", validation: "ValidationData", robot: "RobotPolicy", source: int, config: ReplayConfig
+) -> Replay:
+    """Send an episode through a server, and compare its actions.
+
+    Args:
+        state: with the weights of the open-loop side.
+        validation: the validation frames.
+        robot: the policy that is served.
+        source: index of the source in `validation`.
+        config: settings.
+
+    Raises:
+        ConfigError: no such validation episode. DatasetError: a frame cannot be read.
+    """
+    import numpy as np
+
+    from understudy.config.serve import ServeConfig
+    from understudy.contract.mismatch import ContractWarning
+    from understudy.serve.client import RemotePolicy
+    from understudy.serve.protocol import Noise
+    from understudy.serve.server import running_server
+    from understudy.train.validation.open_loop import STEPS
+
+    episode = _choose_episode(config.episode, source, validation)
+    dataset = validation.datasets[source]
+    length = int(dataset.catalog.episodes.lengths[dataset.catalog.episodes.row_of(episode)])
+    expected = dict(_open_loop(state, validation, source, episode))
+    names = validation.action_names(source)
+    largest, dimension, parts_at, chunks = 0.0, "", None, 0
+    options = ServeConfig(policy=config.run, port=0, contract=config.contract, warm_up=0)
+    with warnings.catch_warnings(), running_server(robot, options) as server, RemotePolicy(server.address) as policy:
+        warnings.simplefilter("ignore", ContractWarning)  # they are in the result
+        policy.reset()
+        for frame in range(length):
+            observation = _observation(dataset.batch(np.array([episode]), np.array([frame])), robot)
+            if frame not in expected:
+                policy.observe(observation)
+                continue
+            position, actions = expected[frame]
+            served = policy.act(observation, steps=STEPS, noise=Noise(state.config.seed, position, "open loop"))
+            chunks += 1
+            steps = min(len(actions), length - frame)
+            apart = np.abs(served[:steps].astype(np.float64) - actions[:steps, : served.shape[1]])
+            if not np.array_equal(served[:steps], actions[:steps, : served.shape[1]]) and parts_at is None:
+                parts_at = frame + int(np.flatnonzero(apart.any(1))[0])
+            if apart.max() > largest:
+                largest, dimension = float(apart.max()), names[int(apart.max(0).argmax())]
+        found = tuple(map(str, policy.mismatches))
+    return Replay(episode, length, chunks, parts_at is None, parts_at, (largest, dimension), found)
+
+
+def _open_loop(
+    state: "TrainState", validation: "ValidationData", source: int, episode: int
+) -> "Iterator[tuple[int, tuple[int, np.ndarray]]]":
+    """Yield (frame, (identity of its noise, actions [T, A])) of the chunks that an open-loop validation predicts.
+
+    Each is computed alone: the rounding of a batch may depend on its size.
+    """
+    import numpy as np
+    import torch
+
+    from understudy.errors import ConfigError
+    from understudy.load.validation.validation_data import UNREADABLE
+    from understudy.policies.common.task_modes import POLICY
+    from understudy.train.optimizer_step import batch_to_device
+    from understudy.train.validation.episode_actions import choose_starts
+    from understudy.train.validation.open_loop import predict_actions
+
+    mode = state.config.val_mode()
+    if mode != POLICY:
+        raise ConfigError(f"mode: the run is validated in the mode {mode!r}, and a server computes {POLICY!r}")
+    policy = state.eval_policy.eval()
+    own = np.flatnonzero((validation.source == source) & (validation.episode == episode))
+    chosen = own[choose_starts(validation.frame[own], policy.config.chunk)]
+    for number in chosen.tolist():
+        part = slice(number, number + 1)
+        batch = validation.read(part)
+        if error := batch.pop(UNREADABLE):
+            raise ConfigError(f"episode {episode}: a frame cannot be read: {next(iter(error.values()))}")
+        identity = validation.identity(part)
+        here = batch_to_device(policy.preprocess(batch), state.mesh.device)
+        with torch.no_grad():
+            actions = predict_actions(policy, here, identity, state.config.seed, mode)[0]
+        yield int(validation.frame[number]), (int(identity[0]), actions.float().cpu().numpy())
+
+
+def _observation(batch: Mapping[str, Any], robot: "RobotPolicy") -> dict[str, Any]:
+    """Return the present of a sample as a robot sends it: recorded images [H, W, 3], the state, the instruction."""
+    from understudy.batch_keys import PROMPT_METADATA, STATE, TASK
+    from understudy.prompt_metadata import label
+
+    config = robot.config
+    found: dict[str, Any] = {TASK: batch[TASK][0]}
+    for key in (*config.cameras, *((STATE,) if config.state_dim else ())):
+        missing = batch.get(f"{key}_is_missing")
+        if key not in batch or (missing is not None and bool(missing[0])):
+            continue
+        value = batch[key][0]
+        image = key != STATE
+        if value.ndim > (3 if image else 1):  # a window; the present is last
+            value = value[-1]
+        found[key] = value.permute(1, 2, 0).contiguous().numpy() if image else value.numpy()
+    if lines := batch.get(PROMPT_METADATA, [""])[0]:
+        own = dict(line.split(": ", 1) for line in lines.splitlines())
+        names = robot.metadata.get(PROMPT_METADATA, {}).get("names", ())
+        found[PROMPT_METADATA] = {name: own[label(name)] for name in names if label(name) in own}
+    return found
+
+
+def _exported_step(folder: Path) -> "int | str":
+    from understudy.contract.facts import read_contract
+
+    contract = read_contract(folder)
+    return contract.provenance.get("step", "latest") if contract is not None else "latest"
+
+
+def _choose_source(config: ReplayConfig, validation: "ValidationData") -> int:
+    from understudy.errors import ConfigError
+
+    names = list(validation.names)
+    if not config.source and len(names) == 1:
+        return 0
+    if config.source not in names:
+        raise ConfigError(f"source: {config.source!r}: name one with validation episodes: {', '.join(names)}")
+    return names.index(config.source)
+
+
+def _choose_episode(episode: int, source: int, validation: "ValidationData") -> int:
+    import numpy as np
+
+    from understudy.errors import ConfigError
+
+    known = np.unique(validation.episode[validation.source == source])
+    if episode < 0:
+        return int(known[0])
+    if episode not in known:
+        some = ", ".join(map(str, known[:8].tolist()))
+        raise ConfigError(
+            f"episode: {episode} is no validation episode of {validation.names[source]}; there are {some}"
+        )
+    return episode
+
+
+def _format(found: Replay) -> str:
+    lines = [f"episode {found.episode}: {found.frames} frames, {found.chunks} chunks through the server"]
+    if found.equal:
+        lines.append("all actions are those of open-loop validation to the bit")
+    else:
+        size, dimension = found.difference
+        lines.append(f"the actions part at step {found.parts_at}; the largest difference is {size:.6g} ({dimension})")
+    return "\n".join([*lines, *found.mismatches])

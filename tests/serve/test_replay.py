@@ -1,0 +1,66 @@
+"""A replayed episode gives the actions of open-loop validation; a difference is placed, and its size is reported."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("websockets", reason="needs the extra serve")
+pytest.importorskip("msgpack", reason="needs the extra serve")
+
+from support.refusals import refused
+from support.runs import tiny_config, tiny_dataset
+from understudy.cli.main import main
+from understudy.cli.robot.replay import ReplayConfig, replay
+from understudy.errors import ConfigError
+from understudy.train import run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("replay")
+    short = {"steps": 2, "checkpoint": {"every": 2}, "val": {"every": 0}}
+    config = tiny_config(tiny_dataset(root / "dataset"), root / "run", **short)
+    assert run.train(config) == run.DONE
+    return root / "run"
+
+
+def result(capsys: pytest.CaptureFixture[str], folder: Path, *words: str, code: int = 0) -> dict[str, object]:
+    capsys.readouterr()
+    assert main(["replay", str(folder), "--json", *words]) == code
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_replayed_episode_is_that_of_validation_to_the_bit(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = result(capsys, trained, "--contract", "strict")
+    assert (found["equal"], found["parts_at"], found["mismatches"]) == (True, None, [])
+    assert found["chunks"] == -(-int(str(found["frames"])) // 3)  # one at each third frame
+
+
+def test_a_difference_is_placed(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The served policy moves its second dimension by 0.5 in the second of three steps of each chunk."""
+    import understudy as us
+    from understudy.cli.robot.replay import replay_episode
+    from understudy.train.run import open_checkpoint
+
+    robot = us.load_policy(trained, contract="off")
+    original = robot.policy.act
+
+    def act(*arguments: object, **settings: object) -> object:
+        actions = original(*arguments, **settings)  # type: ignore[arg-type]
+        actions[:, 1, 1] += 0.5
+        return actions
+
+    robot.policy.act = act  # type: ignore[method-assign, assignment]
+    with open_checkpoint(trained) as (state, validation):
+        found = replay_episode(state, validation, robot, 0, ReplayConfig(run=str(trained), contract="off"))
+        names = validation.action_names(0)
+    assert (found.equal, found.parts_at, found.difference[1]) == (False, 1, names[1])
+    assert np.isclose(found.difference[0], 0.5, rtol=1e-5)
+
+
+def test_episodes_outside_of_validation_are_refused(trained: Path) -> None:
+    with refused("episode", 9999, kind=ConfigError):
+        replay(ReplayConfig(run=str(trained), episode=9999))
