@@ -1,7 +1,9 @@
 """Policies, runs and datasets go to the hub and come back: equal to the byte, or a clear refusal."""
 
+import errno
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +16,15 @@ pytest.importorskip("huggingface_hub", reason="needs the extra hub")
 import understudy as us
 from support.datasets import Spec, write_dataset
 from support.policies import policy
+from support.refusals import refused
 from support.runs import same_run, tiny_config, tiny_dataset
-from support.writable_hub import TOKEN, WritableHub, serve_hub
-from understudy.cli.main import WRONG_INPUT, main
+from support.writable_hub import TOKEN, Repo, WritableHub, serve_hub
+from understudy.cli.main import FAILED, WRONG_INPUT, main
+from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
+from understudy.optional_packages import MissingExtraError
 from understudy.train import run
+from understudy.train.data.hub_files import with_local_files
 
 
 @pytest.fixture
@@ -90,6 +96,76 @@ def test_wrong_repository_is_refused_before_it_is_made(hub: WritableHub, tmp_pat
     assert hub.repos == {}
 
 
+def test_dataset_comes_back_as_last_published(hub: WritableHub, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "three", Spec(lengths=(4, 3, 3), gop=2))
+    write_dataset(tmp_path / "one", Spec(lengths=(4,), gop=2))
+    assert main(["push", str(tmp_path / "three"), "--to", "hf://datasets/me/set"]) == 0
+    repo = hub.repos["datasets/me/set"]
+    repo.add({"LICENSE": b"mine", "media/image.png": b"mine"})
+    assert main(["push", str(tmp_path / "one"), "--to", "hf://datasets/me/set", "--update"]) == 0
+    assert {"LICENSE", "media/image.png"} <= set(repo.files("main"))
+    assert main(["pull", "hf://datasets/me/set"]) == 0
+    assert us.Catalog.open(tmp_path / "set").episodes.ids.tolist() == [0]
+
+
+def test_folders_behind_links_are_published(
+    hub: WritableHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_dataset(tmp_path / "set", Spec(lengths=(4,), gop=2))
+    whole = contents(tmp_path / "set")
+    (tmp_path / "set" / "videos").rename(tmp_path / "other disk")
+    (tmp_path / "set" / "videos").symlink_to(tmp_path / "other disk")
+    words = ["push", str(tmp_path / "set"), "--to", "hf://datasets/me/set"]
+    assert main(words) == 0
+    published = hub.repos["datasets/me/set"].files("main")
+    assert {path: content for path, content in published.items() if not path.startswith(".")} == whole
+    for link, to in (("loop", tmp_path / "set"), ("lost", tmp_path / "nothing")):
+        (tmp_path / "set" / link).symlink_to(to)
+        assert main([*words, "--update"]) == WRONG_INPUT
+        assert str(tmp_path / "set" / link) in capsys.readouterr().err
+        (tmp_path / "set" / link).unlink()
+    assert hub.repos["datasets/me/set"].files("main") == published
+
+
+def test_damaged_dataset_is_refused_by_name(
+    hub: WritableHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = tmp_path / "set" / "meta" / "info.json"
+    info.parent.mkdir(parents=True)
+    info.write_text("[")
+    assert main(["push", str(tmp_path / "set"), "--to", "hf://datasets/me/set"]) == WRONG_INPUT
+    assert str(info) in capsys.readouterr().err
+    assert hub.repos == {}
+
+
+def test_edited_card_of_a_repository_stays(hub: WritableHub, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "policy")
+    words = ["push", str(folder), "--to", "hf://me/policy"]
+    hub.repos["models/me/policy"] = repo = Repo()
+    repo.add({"README.md": b"my words"})
+    assert main(words) == 0
+    assert repo.files("main")["README.md"] == b"my words"
+    repo.add({"README.md": (folder / "README.md").read_bytes()})
+    (folder / "README.md").write_text("other words")
+    assert main([*words, "--update"]) == 0
+    assert repo.files("main")["README.md"] == b"other words"
+    policy(seed=3).save(tmp_path / "second")
+    assert main(["push", str(tmp_path / "second"), "--to", "hf://me/policy", "--update"]) == 0
+    assert repo.files("main")["README.md"] == b"other words"
+
+
+def test_readme_of_a_repository_is_replaced_on_request_alone(hub: WritableHub, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "set", Spec(lengths=(4,), gop=2))
+    (tmp_path / "set" / "README.md").write_text("of the folder")
+    hub.repos["datasets/me/set"] = repo = Repo()
+    repo.add({"README.md": b"of the hub"})
+    words = ["push", str(tmp_path / "set"), "--to", "hf://datasets/me/set"]
+    assert main(words) == WRONG_INPUT
+    assert repo.files("main") == {"README.md": b"of the hub"}
+    assert main([*words, "--update"]) == 0
+    assert repo.files("main")["README.md"] == b"of the folder"
+
+
 def test_other_folder_is_refused(hub: WritableHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "some").mkdir()
     assert main(["push", str(tmp_path / "some"), "--to", "hf://me/policy"]) == WRONG_INPUT
@@ -137,6 +213,57 @@ def test_pull_replaces_no_folder(hub: WritableHub, tmp_path: Path) -> None:
     (tmp_path / "policy" / "mine.txt").write_text("mine")
     assert main(["pull", "hf://me/policy"]) == WRONG_INPUT
     assert contents(tmp_path / "policy") == {"mine.txt": b"mine"}
+
+
+def test_stopped_pull_continues_after_another_commit(hub: WritableHub, tmp_path: Path) -> None:
+    assert main(["push", str(saved(tmp_path / "policy")), "--to", "hf://me/policy"]) == 0
+    repo, hub.broken = hub.repos["models/me/policy"], "normalisation"
+    repo.add({"old.txt": b"of the first commit"})
+    assert main(["pull", "hf://me/policy", "--output-dir", "copy"]) == WRONG_INPUT
+    repo.add({"old.txt": None, "new.txt": b"of the second commit"})
+    hub.broken = ""
+    hub.downloads.clear()
+    assert main(["pull", "hf://me/policy", "--output-dir", "copy"]) == 0
+    assert contents(tmp_path / "copy") == contents(tmp_path / "policy") | {"new.txt": b"of the second commit"}
+    assert not [path for path in hub.downloads if path.endswith("model.safetensors")]
+
+
+def test_full_disk_is_no_error_of_the_hub(hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object, **kwargs: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    hub.repos["models/me/policy"] = Repo()
+    hub.repos["models/me/policy"].add({"config.json": b"{}"})
+    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
+    with pytest.raises(OSError) as caught:
+        us.load_policy("hf://me/policy")
+    assert caught.value.errno == errno.ENOSPC
+    assert main(["pull", "hf://me/policy"]) == FAILED
+
+
+def test_policy_of_a_run_comes_without_its_checkpoints(hub: WritableHub, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "policy")
+    hub.repos["models/me/run"] = repo = Repo()
+    repo.add({f"policy/{name}": content for name, content in contents(folder).items()})
+    repo.add({"checkpoints/step-8/part.distcp": b"large"})
+    loaded = us.load_policy("hf://me/run")
+    assert torch.equal(loaded.policy.fuse.weight, policy().fuse.weight)
+    config = with_local_files(TrainConfig(init_from="hf://me/run"))
+    assert (Path(config.init_from) / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+    assert not [path for path in hub.downloads if "checkpoints" in path]
+
+
+def test_path_is_never_a_repository(hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["push", str(saved(tmp_path / "source")), "--to", "hf://me/policy"]) == 0
+    with pytest.raises(FileNotFoundError):
+        us.load_policy(Path("me/policy"))
+    with refused("me/nothing", kind=ConfigError):
+        us.load_policy("me/nothing")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(FileNotFoundError):
+        us.load_policy("me/policy")
+    with pytest.raises(MissingExtraError):
+        us.load_policy("hf://me/policy")
 
 
 def test_missing_repository_is_named(hub: WritableHub, tmp_path: Path) -> None:

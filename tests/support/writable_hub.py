@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,10 +32,11 @@ class Repo:
     def commit(self, revision: str) -> str:
         return self.main if revision == "main" else self.tags.get(revision, revision)
 
-    def add(self, files: dict[str, bytes]) -> None:
-        before = self.commits.get(self.main, {})
+    def add(self, files: Mapping[str, bytes | None]) -> None:
+        """Add a commit with these files; None removes one."""
+        after = self.commits.get(self.main, {}) | files
         self.main = f"{len(self.commits) + 1:040x}"
-        self.commits[self.main] = before | files
+        self.commits[self.main] = {path: content for path, content in after.items() if content is not None}
 
 
 class WritableHub:
@@ -84,10 +85,12 @@ class WritableHub:
             return 200, {"files": modes}
         if what == "commit":
             lines = [json.loads(line) for line in body.splitlines()]
-            added = {}
+            added: dict[str, bytes | None] = {}
             for line in lines:
                 value = line["value"]
-                if line["key"] == "file":
+                if line["key"] == "deletedFile":
+                    added[value["path"]] = None
+                elif line["key"] == "file":
                     added[value["path"]] = base64.b64decode(value["content"])
                 elif line["key"] == "lfsFile":
                     added[value["path"]] = self.large[value["oid"]]

@@ -3,6 +3,7 @@
 huggingface_hub supplies the token (`hf auth login`, or HF_TOKEN). No message of this module has it.
 """
 
+import errno
 import fcntl
 import json
 import logging
@@ -21,25 +22,29 @@ ORIGIN = ".understudy-hub.json"
 """File of a pulled folder: the id and the commit that it was fetched from."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 """Patterns of files that may execute code when they are read; a policy needs none of them."""
+_CHECKPOINTS = "checkpoints/*"  # of a run: several times as large as its policy
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PART = ".understudy-pull"
 
 logger = logging.getLogger(__name__)
 
 
 def fetch_model(wanted: HubId) -> Path:
-    """Fetch a model repository into the cache of huggingface_hub; pickles stay there.
+    """Fetch a model repository into the cache of huggingface_hub, without pickles and checkpoints of runs.
 
     Returns:
         The folder in the cache. Its name is the commit.
 
     Raises:
-        ConfigError: it cannot be fetched. MissingExtraError: the extra `hub` is not installed.
+        ConfigError: it cannot be fetched. MissingExtraError: the extra `hub` is not installed. OSError: the cache
+            cannot be written.
     """
     require("hub")
     from huggingface_hub import snapshot_download
 
+    left_out = [*PICKLES, _CHECKPOINTS]
     with hub_errors(str(wanted), "cannot be fetched from the hub"):
-        return Path(snapshot_download(wanted.name, revision=wanted.revision, ignore_patterns=list(PICKLES)))
+        return Path(snapshot_download(wanted.name, revision=wanted.revision, ignore_patterns=left_out))
 
 
 def pull(wanted: HubId, target: Path) -> Path:
@@ -52,7 +57,7 @@ def pull(wanted: HubId, target: Path) -> Path:
         `target`.
 
     Raises:
-        ConfigError: `target` exists and is another folder, another process pulls into it, or it cannot be fetched.
+        ConfigError: `target` exists and is another folder, or it cannot be fetched.
         MissingExtraError: the extra `hub` is not installed. OSError: the disk cannot be written.
     """
     if is_origin(target, wanted):
@@ -63,19 +68,20 @@ def pull(wanted: HubId, target: Path) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
     with hub_errors(str(wanted), "cannot be found on the hub"):
-        commit = HfApi().repo_info(wanted.name, revision=wanted.revision, repo_type=wanted.kind).sha
+        info = HfApi().repo_info(wanted.name, revision=wanted.revision, repo_type=wanted.kind)
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}{_PART}")
     with _locked(part, target):
         if is_origin(target, wanted):  # by a process that was faster
             return target
-        origin = json.dumps({"id": str(wanted), "commit": commit}) + "\n"
-        if (part / ORIGIN).is_file() and (part / ORIGIN).read_text(encoding="utf-8") != origin:
-            shutil.rmtree(part)  # ours alone: the rest of another commit
+        _check_absent(target)
+        if (part / ORIGIN).is_file() and not is_origin(part, wanted):
+            shutil.rmtree(part)  # ours alone: the rest of another repository
             part.mkdir()
-        write_text(part / ORIGIN, origin)
+        write_text(part / ORIGIN, json.dumps({"id": str(wanted), "commit": info.sha}) + "\n")
         with hub_errors(str(wanted), "cannot be fetched from the hub"):
-            snapshot_download(wanted.name, revision=commit, repo_type=wanted.kind, local_dir=part)
+            snapshot_download(wanted.name, revision=info.sha, repo_type=wanted.kind, local_dir=part)
+        _remove_others(part, {file.rfilename for file in info.siblings})
         shutil.rmtree(part / ".cache" / "huggingface", ignore_errors=True)  # the state of the download
         if (part / ".cache").is_dir() and not any((part / ".cache").iterdir()):
             (part / ".cache").rmdir()
@@ -102,12 +108,24 @@ def _check_absent(target: Path) -> None:
         raise ConfigError(f"output_dir: {target}: exists, and is not replaced; name a folder that does not exist yet")
 
 
+def _remove_others(part: Path, names: set[str]) -> None:
+    """Remove files of a draft that a stopped download of an earlier commit left, and this commit has not."""
+    for path in part.rglob("*"):
+        own = path.relative_to(part)
+        if path.is_file() and own.parts[:2] != (".cache", "huggingface") and own.as_posix() not in {*names, ORIGIN}:
+            path.unlink()
+
+
 @contextmanager
 def _locked(part: Path, target: Path) -> Iterator[None]:
     """Hold the lock of a draft; the processes of one run wait for the first of them."""
     lock = os.open(part.with_name(f"{part.name}-lock"), os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("%s: another process fetches it; waiting", target)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         part.mkdir(exist_ok=True)
         yield
         if target.exists():
@@ -120,12 +138,17 @@ def _locked(part: Path, target: Path) -> Iterator[None]:
 
 @contextmanager
 def hub_errors(where: str, what: str) -> Iterator[None]:
-    """Turn any error of huggingface_hub inside the block into a ConfigError without the token."""
+    """Turn any error of huggingface_hub inside the block into a ConfigError without the token.
+
+    Errors of this machine's disk stay OSErrors.
+    """
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:  # each release of huggingface_hub raises its own
+        if isinstance(error, OSError) and (error.filename is not None or error.errno in _FULL):
+            raise
         text = summarize(error)
         from huggingface_hub import get_token
 

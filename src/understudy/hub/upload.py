@@ -1,7 +1,7 @@
 """A folder as one commit of a repository on the hub: all of its files, or none of them."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from understudy.errors import ConfigError
@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 _UNCLAIMED = {".gitattributes", "README.md"}
 """Files that the hub makes itself in a new repository."""
 
+Replaceable = Callable[[bytes], bool]
+
 
 def push(
     folder: Path,
@@ -24,8 +26,12 @@ def push(
     public: bool = False,
     update: bool = False,
     tag: str = "",
+    generated: Mapping[str, Replaceable] | None = None,
 ) -> str:
     """Publish files of a folder as one commit on the main branch; a missing repository is made.
+
+    A folder that is published, such as `meta`, is then as here: its other files leave the branch, and stay in the
+    history. Other files of the repository stay.
 
     Args:
         folder: the folder.
@@ -35,6 +41,8 @@ def push(
         public: whether a new repository is public.
         update: whether the repository may hold files already. They stay in its history.
         tag: tag of the commit; an older tag of this name moves to it. "" for none.
+        generated: files that nobody wrote -> whether a content of theirs is also of that kind. If the repository's
+            content is not, it was edited, and stays.
 
     Returns:
         The commit.
@@ -44,23 +52,42 @@ def push(
         MissingExtraError: the extra `hub` is not installed.
     """
     require("hub")
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     if wanted.revision:
         raise ConfigError(f"{wanted}: files are published on the main branch; leave out @{wanted.revision}")
-    api = HfApi()
+    api, own = HfApi(), {path.as_posix() for path in files}
     with hub_errors(str(wanted), "cannot be published"):
         api.create_repo(wanted.name, repo_type=wanted.kind, private=not public, exist_ok=True)
-        there = set(api.list_repo_files(wanted.name, repo_type=wanted.kind)) - _UNCLAIMED
-        if there and not update:
+        there = set(api.list_repo_files(wanted.name, repo_type=wanted.kind))
+        if (claimed := there - _UNCLAIMED) and not update:
             raise ConfigError(
-                f"{wanted}: holds {len(there)} files, such as {min(there)}; --update adds a commit, and earlier files "
-                "stay in its history"
+                f"{wanted}: holds {len(claimed)} files, such as {min(claimed)}; --update adds a commit, and earlier "
+                "files stay in its history"
             )
-        add = [CommitOperationAdd(str(path.as_posix()), str(folder / path)) for path in files]
-        done = api.create_commit(wanted.name, add, commit_message=message, repo_type=wanted.kind)
+        for name in own & there:
+            if name == "README.md" and name not in (generated or {}) and not update:
+                raise ConfigError(f"{wanted}: has another {name}; --update replaces it, and it stays in the history")
+        edited = {name for name, ours in (generated or {}).items() if name in there and not ours(_read(wanted, name))}
+        for name in sorted(edited):
+            logger.warning("%s: %s was edited there, and is left as it is", wanted, name)
+        folders = {name.partition("/")[0] for name in own if "/" in name}
+        gone = sorted(name for name in there - own if "/" in name and name.partition("/")[0] in folders)
+        if gone:
+            logger.info("%s: %d files of earlier commits leave the branch, such as %s", wanted, len(gone), gone[0])
+        operations = [
+            *(CommitOperationAdd(name, str(folder / name)) for name in sorted(own - edited)),
+            *(CommitOperationDelete(name) for name in gone),
+        ]
+        done = api.create_commit(wanted.name, operations, commit_message=message, repo_type=wanted.kind)
         if tag:
             if any(each.name == tag for each in api.list_repo_refs(wanted.name, repo_type=wanted.kind).tags):
                 api.delete_tag(wanted.name, tag=tag, repo_type=wanted.kind)
             api.create_tag(wanted.name, tag=tag, revision=done.oid, repo_type=wanted.kind)
     return str(done.oid)
+
+
+def _read(wanted: HubId, name: str) -> bytes:
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(wanted.name, name, repo_type=wanted.kind)).read_bytes()

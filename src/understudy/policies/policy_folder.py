@@ -21,8 +21,10 @@ from understudy.atomic import recover_folder, replace_folder
 from understudy.contract.facts import FILE, write_contract
 from understudy.contract.model_card import FILE as CARD
 from understudy.contract.model_card import is_unchanged, make_card
+from understudy.errors import ConfigError
 from understudy.hub.download import fetch_model
-from understudy.hub.ids import model_id
+from understudy.hub.ids import SCHEME, model_id
+from understudy.optional_packages import MissingExtraError
 from understudy.policies.companion_files import copy_files, is_policy_file, located
 from understudy.policies.field_types import type_problems
 from understudy.policies.registry import folder_readers, policy_type, stored_type, tensor_openers
@@ -116,11 +118,20 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
 def find(place: str | Path) -> Path:
     """Return the folder of a policy: the place itself, the policy of a run directory, or a repository of the hub.
 
+    A `Path` is local.
+
     Raises:
         ConfigError: the repository cannot be fetched. MissingExtraError: the extra `hub` is not installed.
+        FileNotFoundError: there is no such folder, nor the extra for a repository of that name.
     """
-    wanted = model_id(str(place))
-    folder = Path(place) if wanted is None else fetch_model(wanted)
+    wanted = model_id(place) if isinstance(place, str) else None
+    try:
+        folder = Path(place) if wanted is None else fetch_model(wanted)
+    except (ConfigError, MissingExtraError) as error:
+        if str(place).startswith(SCHEME):
+            raise
+        kind = ConfigError if isinstance(error, ConfigError) else FileNotFoundError
+        raise kind(f"{place}: there is no such folder, nor on the hub: {error}") from error
     of_run = folder / "policy"
     return of_run if not (folder / CONFIG).is_file() and (of_run / CONFIG).is_file() else folder
 

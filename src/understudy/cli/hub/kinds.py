@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -55,7 +56,8 @@ def read_content(folder: Path, checkpoint: int | str = "latest") -> Content:
         checkpoint: of a run: step of the checkpoint, "latest" or "best". Its other checkpoints are left out.
 
     Raises:
-        ConfigError: the folder is none of these, or the run has no such checkpoint.
+        ConfigError: the folder is none of these, the run has no such checkpoint, or info.json is no JSON object.
+        OSError: a folder or a file in it cannot be read.
     """
     kind = folder_kind(folder)
     if kind is None:
@@ -63,8 +65,7 @@ def read_content(folder: Path, checkpoint: int | str = "latest") -> Content:
         raise ConfigError(f"path: {folder}: {what}; name the folder of one, such as RUN/policy, RUN or a dataset")
     files = _visible(folder)
     if kind == "dataset":
-        info = json.loads((folder / "meta" / "info.json").read_text(encoding="utf-8"))
-        return Content(kind, files, tag=str(info.get("codebase_version", "")))
+        return Content(kind, files, tag=_format(folder / "meta" / "info.json"))
     if kind == "policy":
         return Content(kind, files)
     from understudy.train.checkpoint.export import find_checkpoint
@@ -79,10 +80,28 @@ def read_content(folder: Path, checkpoint: int | str = "latest") -> Content:
     return Content(kind, tuple(sorted(outside + inside)), step=int(chosen.name.rpartition("-")[2]))
 
 
+def _format(info: Path) -> str:
+    try:
+        return str(json.loads(info.read_bytes()).get("codebase_version", ""))
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"path: {info}: is no JSON object ({error}); repair it before it is published") from error
+
+
 def _visible(folder: Path) -> tuple[Path, ...]:
-    found = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        own = [name for name in names if not name.startswith(".") and not name.endswith(DRAFT_SUFFIX)]
-        found += [Path(place, name).relative_to(folder) for name in own]
-    return tuple(sorted(found))
+    return tuple(sorted(path.relative_to(folder) for path in _files(folder, frozenset())))
+
+
+def _files(folder: Path, outer: frozenset[Path]) -> Iterator[Path]:
+    """Yield the files below a folder, also those behind links: videos may be on another disk."""
+    here = folder.resolve()
+    if here in outer:
+        raise ConfigError(f"path: {folder}: links to the folder that it is in; remove this link")
+    for entry in os.scandir(folder):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _files(Path(entry.path), outer | {here})
+        elif entry.is_file() and not entry.name.endswith(DRAFT_SUFFIX):
+            yield Path(entry.path)
+        elif entry.is_symlink():
+            raise ConfigError(f"path: {entry.path}: links to a file that is not there; restore it, or remove the link")

@@ -47,6 +47,7 @@ def push(config: PushConfig) -> None:
         ConfigError: the folder is none of these kinds, the kind of repository is another one, or the hub refuses.
     """
     from understudy.cli.hub.kinds import read_content
+    from understudy.contract.model_card import FILE, is_unchanged
     from understudy.errors import ConfigError
     from understudy.hub import upload
 
@@ -58,6 +59,15 @@ def push(config: PushConfig) -> None:
         raise ConfigError(f"to: {wanted}: {config.path} is a {content.kind}, and belongs to {fits}")
     step = f" at step {content.step}" if content.kind == "run" else ""
     message = config.message or f"Add a {content.kind}{step} of understudy"
-    flags = {"public": config.public, "update": config.update, "tag": content.tag}
-    commit = upload.push(folder, content.files, wanted, message=message, **flags)  # type: ignore[arg-type]
+    cards = [path for path in content.files if path.name == FILE and is_unchanged((folder / path).read_bytes())]
+    commit = upload.push(
+        folder,
+        content.files,
+        wanted,
+        message=message,
+        public=config.public,
+        update=config.update,
+        tag=content.tag,
+        generated={path.as_posix(): is_unchanged for path in cards},
+    )
     print(f"{wanted}@{commit}: {content.kind}{step}, {content.size} files")

@@ -10,9 +10,9 @@ from typing import Any
 
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError, summarize
-from understudy.hub.download import fetch_model
 from understudy.hub.ids import hub_id, model_id
 from understudy.optional_packages import require
+from understudy.policies import policy_folder
 
 
 def with_local_files(config: TrainConfig) -> TrainConfig:
@@ -29,8 +29,8 @@ def with_local_files(config: TrainConfig) -> TrainConfig:
     for field, patterns in config.policy.START_FILES.items():
         if address := hub_id(str(getattr(config.policy, field))):
             found[field] = str(_fetch_folder(field, *address, patterns))
-    if wanted := model_id(config.init_from):
-        config = replace(config, init_from=str(fetch_model(wanted)))
+    if model_id(config.init_from):
+        config = replace(config, init_from=str(policy_folder.find(config.init_from)))
     return replace(config, policy=replace(config.policy, **found)) if found else config
 
 
