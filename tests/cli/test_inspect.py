@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support.datasets import Spec, edit_json, write_dataset
+from support.datasets import Spec, edit_json, rate_episodes, write_dataset
 from understudy.cli import main
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
@@ -318,3 +318,34 @@ def test_constant_names_many_dimensions_as_ranges() -> None:
     high[[3, 20, 21]] = 1
     catalog: Any = SimpleNamespace(features={"action": Feature("action", "float32", (40,))})
     assert constant(catalog, "action", low, high).endswith("constant in 37 of 40 dimensions, 0 to 2, 4 to 19, 22 to 39")
+
+
+def test_inspect_lists_the_metadata_that_conditions_use(tmp_path: Path) -> None:
+    root = tmp_path / "rated"
+    write_dataset(root, Spec(lengths=(3, 2) * 6, cameras=()))
+    quality = [0.5 * number for number in range(11)] + [None]
+    operators = [f"operator <{number % 10}>" for number in range(12)]
+    empty: list[float | None] = [None] * 11 + [float("nan")]
+    rate_episodes(root, success=[True, False, True] * 4, quality=quality, operator=operators, empty=empty)
+    found = facts(root)
+    own = found["metadata"]
+    assert own["success"] == {"missing": 0, "distinct": 2, "values": [[False, 4], [True, 8]]}
+    assert own["quality"] == {"missing": 1, "distinct": 11, "min": 0.0, "max": 5.0}
+    assert own["empty"] == {"missing": 12, "distinct": 0, "values": []}
+    assert (own["operator"]["distinct"], len(own["operator"]["values"])) == (10, 8)
+    assert own["operator"]["values"][0] == ["operator <0>", 2]
+    lines = format_facts(found).splitlines()
+    assert any(re.fullmatch(r" *success +false \(4\), true \(8\)", line) for line in lines)
+    assert any(re.fullmatch(r" *quality +0 to 5, missing in 1", line) for line in lines)
+    html = page(Catalog.open(root), found, 0)
+    assert "operator &lt;0&gt;" in html
+    assert "operator <0>" not in html
+    assert found["rows"]["idle_share"] == 0  # every action of these rows moves
+    assert facts_of_plain(tmp_path)["metadata"] == {}
+
+
+def facts_of_plain(folder: Path) -> dict[str, Any]:
+    """Facts about a dataset without metadata of episodes, at rest."""
+    root = folder / "plain"
+    write_dataset(root, Spec(lengths=(4, 3), cameras=()))
+    return facts(root)

@@ -58,7 +58,7 @@ def test_create_folder_shows_nothing_before_the_end_and_keeps_another(tmp_path: 
 
 
 def edit_in_a_process(source: Path, out: Path, wait: float, start: Any, answers: Any) -> None:
-    """Edit slowly, and answer with the error as (type, place, what), or with nothing."""
+    """Edit slowly, and answer with the error as (place, message, remedy), or with nothing."""
     write = output.write_set
 
     def slowly(*args: Any) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from understudy.check.column_facts import Column, ColumnBuilder
+from understudy.check.idle_frames import IdleCounter
 from understudy.check.pairs import PairFacts
 from understudy.data.check_files import rows_without_files
 from understudy.data.format.catalog import Catalog
@@ -23,7 +24,6 @@ from understudy.errors import DatasetError
 ACTION, STATE = "action", "observation.state"
 WIDEST = 1024
 """Most numbers per frame of a column that is summarized; wider ones hold images or maps."""
-_IDLE = 1e-3  # as in `IdleRule`
 
 _UNKNOWN = -(1 << 62)
 
@@ -43,7 +43,7 @@ class RowFacts:
         time: float64 (N, 5): first timestamp, least, median and largest step, and the largest distance from
             first + frame / fps, all in seconds.
         late_frame: frame after the largest step of `timestamp`.
-        idle: frames in which no dimension of the action changed.
+        idle: frames in which no dimension of the action moved (`idle_frames.py`).
         digest: per episode 16 bytes that depend on all numeric columns but the index columns, b"" unread.
         used_tasks: (row, task_index) of all tasks in the rows.
         orphans: id -> rows of episodes that are not listed for the file that holds them.
@@ -128,6 +128,7 @@ def read_rows(catalog: Catalog, progress: Callable[[int], None] = lambda rows: N
     facts = RowFacts.empty(len(table))
     absent = rows_without_files(catalog)["data"]
     builders: dict[str, ColumnBuilder] = {}
+    idle = IdleCounter()
     if {ACTION, STATE} <= catalog.features.keys():
         widths = [int(np.prod(catalog.features[key].shape)) for key in (ACTION, STATE)]
         if widths[0] == widths[1] <= WIDEST:
@@ -138,11 +139,12 @@ def read_rows(catalog: Catalog, progress: Callable[[int], None] = lambda rows: N
     for rows in np.split(by_file, cuts):
         listed = rows[table.lengths[rows] > 0]
         if len(listed) and not absent[rows].any():
-            count = _read_file(catalog, int(table.data_file[rows[0]]), np.sort(rows), facts, builders, before)
+            count = _read_file(catalog, int(table.data_file[rows[0]]), np.sort(rows), facts, builders, before, idle)
             before += count
             facts.rows += count
             facts.files += count > 0
         progress(int(table.lengths[rows].sum()))
+    facts.idle = idle.result(len(table))
     facts.columns = {key: builder.result() for key, builder in builders.items()}
     return facts
 
@@ -159,7 +161,13 @@ def numeric_keys(catalog: Catalog) -> list[str]:
 
 
 def _read_file(
-    catalog: Catalog, file: int, rows: np.ndarray, facts: RowFacts, builders: dict[str, ColumnBuilder], before: int
+    catalog: Catalog,
+    file: int,
+    rows: np.ndarray,
+    facts: RowFacts,
+    builders: dict[str, ColumnBuilder],
+    before: int,
+    idle: IdleCounter,
 ) -> int:
     """Read one file. Returns its rows; 0 where it cannot be read."""
     path = catalog.data_path(int(rows[0]))
@@ -203,7 +211,7 @@ def _read_file(
                     names = _names(catalog, key, values.shape[1])
                     builders[key] = ColumnBuilder(key, names, len(catalog.episodes), catalog.num_frames)
                 builders[key].add(placed, values, begins, lengths)
-        _digest(columns, keys, placed, begins, lengths, facts)
+        _digest(columns, keys, placed, begins, lengths, facts, idle)
     return total
 
 
@@ -304,6 +312,7 @@ def _digest(
     starts: np.ndarray,
     lengths: np.ndarray,
     facts: RowFacts,
+    idle: IdleCounter,
 ) -> None:
     """Digests, idle frames, and action against state, episode by episode."""
     own = [np.ascontiguousarray(columns[key]) for key in keys if key in columns]
@@ -315,8 +324,7 @@ def _digest(
             digest.update(values[start : start + length].data)
         facts.digest[row] = digest.digest() if own else b""
         if ACTION in flat and length > 1:
-            steps = np.abs(np.diff(flat[ACTION][start : start + length], axis=0))
-            facts.idle[row] = int((steps.max(axis=1) < _IDLE).sum())
+            idle.add(row, flat[ACTION][start : start + length])
         if both and facts.pairs is not None:
             part = slice(start, start + length)
             facts.pairs.add(row, flat[ACTION][part], flat[STATE][part])

@@ -11,7 +11,8 @@ def format_report(report: Report, limit: int = 40) -> str:
         + (", ".join(_count(name, count) for name, count in report.read.items()) or "metadata"),
     ]
     if report.idle_share is not None:
-        lines.append(f"  idle in {report.idle_share:.1%} of the frames: no dimension of the action changes")
+        idle = "no dimension of the action changes by 5 % of its own speed"
+        lines.append(f"  idle in {report.idle_share:.1%} of the frames: {idle}")
     for severity in SEVERITIES:
         own = [finding for finding in report.findings if finding.severity == severity]
         for finding in own[:limit]:

@@ -13,6 +13,9 @@ from understudy.data.format.features import INDEX_KEYS
 from understudy.data.read.rows import Rows
 from understudy.errors import DatasetError
 
+MOTION_SHARE = 0.05
+"""Share of a dimension's own speed from which on it moves."""
+
 _PER_OCTAVE = 16  # bins of a histogram of changes, each 4 % wide
 _LOWEST, _HIGHEST = -64, 64  # exponents of two; changes outside are counted in the outermost bins
 

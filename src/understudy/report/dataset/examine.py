@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from understudy.batch_keys import ACTION
+from understudy.check.idle_frames import IdleCounter
 from understudy.data.check_files import check_files, rows_without_files
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
@@ -20,6 +22,7 @@ from understudy.data.format.features import INDEX_KEYS
 from understudy.data.format.missing_files import spread_evenly
 from understudy.data.selection.motion import numeric_keys
 from understudy.errors import DatasetError
+from understudy.report.dataset.episode_metadata import describe_metadata
 from understudy.report.dataset.recorded_claims import colors, constant, contradictions
 from understudy.video.open import open_video
 
@@ -35,6 +38,9 @@ def examine(catalog: Catalog, limit: int) -> dict[str, Any]:
     wrong = list(check_files(catalog, limit))
     rows = _rows(catalog, spread_evenly(len(catalog.episodes), limit), wrong)
     videos = {key: _videos(catalog, key, limit, wrong) for key in catalog.episodes.videos}
+    metadata: dict[str, Any] = {}
+    with finding(wrong):
+        metadata = describe_metadata(catalog)
     return {
         "root": catalog.root,
         "format": catalog.version,
@@ -49,6 +55,7 @@ def examine(catalog: Catalog, limit: int) -> dict[str, Any]:
             key: {"dtype": feature.dtype, "shape": list(feature.shape), "camera": feature.is_camera}
             for key, feature in catalog.features.items()
         },
+        "metadata": metadata,
         "undeclared": _undeclared(catalog, wrong),
         "rows": rows,
         "videos": videos,
@@ -94,7 +101,8 @@ def _rows(catalog: Catalog, at: list[int], wrong: list[str]) -> dict[str, Any]:
     low: dict[str, np.ndarray] = {}
     high: dict[str, np.ndarray] = {}
     bad: Counter[str] = Counter()
-    late, drift, read = 0.0, 0.0, 0
+    late, drift, read, steps = 0.0, 0.0, 0, 0
+    idle = IdleCounter()
     absent = rows_without_files(catalog)["data"]
     with finding(wrong):
         data = EpisodeDataset(catalog, keys=keys)
@@ -107,6 +115,9 @@ def _rows(catalog: Catalog, at: list[int], wrong: list[str]) -> dict[str, Any]:
                 frames = np.arange(*selected[episode])
                 batch = data.batch(np.full(len(frames), episode), frames)
                 read += 1
+                if ACTION in keys and len(frames) > 1:
+                    idle.add(row, batch[ACTION].double().numpy().reshape(len(frames), -1))
+                    steps += len(frames) - 1
                 for key in keys:
                     values = np.atleast_2d(batch[key].double().numpy().reshape(len(frames), -1))
                     good = np.isfinite(values)
@@ -143,7 +154,8 @@ def _rows(catalog: Catalog, at: list[int], wrong: list[str]) -> dict[str, Any]:
         if (line := constant(catalog, key, low[key], high[key])) and key.startswith(("action", "observation.")):
             wrong.append(line)
     wrong += contradictions(catalog, low, high)
-    return {"episodes_read": read, "columns": columns, "starts_late": late, "drift": drift}
+    share = float(idle.result(len(catalog.episodes)).sum()) / steps if steps else None
+    return {"episodes_read": read, "columns": columns, "starts_late": late, "drift": drift, "idle_share": share}
 
 
 def _plain(value: float) -> float | None:

@@ -9,11 +9,11 @@ import numpy as np
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.missing_files import spread_evenly
-from understudy.data.selection.idle import IdleRule, idle_ranges
 from understudy.data.selection.motion import numeric_keys
 from understudy.report import html
+from understudy.report.dataset.episode_metadata import format_metadata
 from understudy.report.dataset.examine import finding
-from understudy.report.dataset.text import duration, encoding
+from understudy.report.dataset.text import IDLE, duration, encoding
 from understudy.report.sparklines import curves, histogram
 
 ACTION, STATE = "action", "observation.state"
@@ -44,7 +44,7 @@ def page(catalog: Catalog, facts: dict[str, Any], shown: int, limit: int = SAMPL
         (duration(facts["seconds"]), "recorded, h:mm:ss"),
         (f"{facts['fps']:g}", "frames per second"),
         (f"{lengths['min']}–{lengths['max']}", f"frames per episode, median {lengths['median']:g}"),
-        *actions.tiles(),
+        *_idle_tile(facts["rows"]["idle_share"]),
         (str(len(facts["wrong"])), "defects"),
     ]
     wrong = "".join(f"<li>{escape(line)}</li>" for line in facts["wrong"])
@@ -55,6 +55,7 @@ def page(catalog: Catalog, facts: dict[str, Any], shown: int, limit: int = SAMPL
     ]
     features += [[name, kind, "not declared"] for name, kind in facts["undeclared"].items()]
     videos = [f"<h3>{escape(key)}</h3><p>{escape(encoding(video))}</p>" for key, video in facts["videos"].items()]
+    metadata = format_metadata(facts["metadata"])
     tasks = [[task["task"], task["episodes"]] for task in facts["tasks"][:50]]
     return html.page(
         f"{catalog.name} · understudy inspect",
@@ -67,6 +68,7 @@ def page(catalog: Catalog, facts: dict[str, Any], shown: int, limit: int = SAMPL
         html.section("First and last frames", *(_walls(catalog, min(limit, WALL)) if shown else ())),
         html.section("Actions", *actions.cards(), note=actions.note()),
         html.section("Tasks", html.card(html.table(["task", "episodes"], tasks)) if tasks else ""),
+        html.section("Metadata of episodes", html.card(html.table(["name", "values"], metadata)) if metadata else ""),
         html.section("Features", html.card(html.table(["key", "dtype", "shape"], features))),
         html.section("Episode lengths", html.card(_histogram(catalog.episodes.lengths))),
     )
@@ -78,7 +80,7 @@ class _Actions:
     def __init__(self, catalog: Catalog, count: int) -> None:
         self._catalog = catalog
         self._wrong: list[str] = []
-        self._idle = self._frames = self._read = 0
+        self._read = 0
         values: list[np.ndarray] = []
         if ACTION in numeric_keys(catalog):
             for row in spread_evenly(len(catalog.episodes), count):
@@ -89,18 +91,8 @@ class _Actions:
                     data = EpisodeDataset(catalog, episodes=[episode], keys=[ACTION])
                     batch = data.batch(np.full(length, episode), np.arange(length))
                     values.append(batch[ACTION].double().numpy().reshape(length, -1))
-                    ranges = idle_ranges(values[-1], IdleRule())
-                    self._idle += sum(stop - start for start, stop in ranges)
-                    self._frames += length
                     self._read += 1
         self._values = np.concatenate(values) if values else None
-
-    def tiles(self) -> list[tuple[str, str]]:
-        if not self._frames:
-            return []
-        rule = IdleRule()
-        label = f"idle: {rule.min_idle} or more frames in a row in which no action changes by {rule.threshold:g}"
-        return [(f"{100 * self._idle / self._frames:.1f} %", label)]
 
     def note(self) -> str:
         return f"Histograms over {self._read} of {len(self._catalog.episodes)} episodes."
@@ -111,6 +103,10 @@ class _Actions:
         names, values = self._catalog.features[ACTION].dimension_names, self._values
         cells = [histogram(names[d], values[:, d]) for d in range(min(DIMENSIONS, values.shape[1]))]
         yield html.card(html.grid(cells, "dims") + _left_out(values.shape[1]))
+
+
+def _idle_tile(share: float | None) -> list[tuple[str, str]]:
+    return [] if share is None else [(f"{100 * share:.1f} %", f"idle: {IDLE}")]
 
 
 def _left_out(width: int) -> str:

@@ -3,6 +3,10 @@
 from datetime import timedelta
 from typing import Any
 
+from understudy.report.dataset.episode_metadata import format_metadata
+
+IDLE = "no dimension of the action changes by 5 % of its own speed"
+
 
 def format_facts(facts: dict[str, Any]) -> str:
     """Format the facts for a terminal."""
@@ -27,10 +31,17 @@ def format_facts(facts: dict[str, Any]) -> str:
     if facts["undeclared"]:
         lines.append("columns that info.json does not declare; they are read only by name")
         lines += [f"  {name}  {kind}" for name, kind in facts["undeclared"].items()]
+    if facts["metadata"]:
+        lines.append("metadata of episodes, for conditions (--where, data.where)")
+        names = format_metadata(facts["metadata"])
+        width = max(len(name) for name, _ in names)
+        lines += [f"  {name:<{width}}  {values}" for name, values in names]
     for camera, video in facts["videos"].items():
         lines += [f"video {camera}", f"  {encoding(video)}"]
     if "keep" in facts:
         lines += ["keep-ranges", *(f"  {line}" for line in facts["keep"]["told"])]
+    if rows["idle_share"] is not None:
+        lines.append(f"idle in {rows['idle_share']:.1%} of the frames read: {IDLE}")
     lines.append(f"defects ({rows['episodes_read']} of {facts['episodes']} episodes read)")
     lines += [f"  {line}" for line in facts["wrong"]] or ["  none"]
     return "\n".join(lines)
