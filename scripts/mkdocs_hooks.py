@@ -15,6 +15,8 @@ OUTSIDE = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "droid.md": "recipes/droid/README.md",
+    "kubernetes.md": "recipes/kubernetes/README.md",
+    "skypilot.md": "recipes/skypilot/README.md",
 }
 
 

@@ -1,0 +1,140 @@
+"""recipes/kubernetes and recipes/skypilot: their files fit each other, and start commands that understudy reads."""
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from understudy.cli.main import read_settings, split_launch
+from understudy.config.train import TrainConfig
+from understudy.distributed.launch import Hosts, read_hosts
+from understudy.distributed.mesh import mesh_shape
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "recipes" / name / "README.md" for name in ("kubernetes", "skypilot")]
+SETTINGS = ROOT / "recipes/kubernetes/settings.yaml"
+
+
+def load(path: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((ROOT / path).read_text())
+    return content
+
+
+def started(script: str, variables: dict[str, str], folder: Path, **places: str) -> tuple[list[str], dict[str, str]]:
+    """Words of the `understudy` that a script ends as, and its environment.
+
+    Args:
+        script: for bash.
+        variables: its environment.
+        folder: an empty folder.
+        places: replaced paths of the container.
+    """
+    program = folder / "bin/understudy"
+    program.parent.mkdir(parents=True)
+    program.write_text('#!/bin/sh\nprintf "%s\\0" "$@"; printf "\\036"; env -0\n')
+    program.chmod(0o755)
+    env = {"PATH": f"{program.parent}:/usr/bin:/bin", **variables}
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, cwd=ROOT, check=True)
+    words, _, rest = done.stdout.partition("\036")
+    return words.strip("\0").split("\0"), dict(line.split("=", 1) for line in rest.strip("\0").split("\0"))
+
+
+def check(words: list[str], env: dict[str, str], hosts: Hosts, ranks: int) -> TrainConfig:
+    """Check the command of a host; returns the settings of its run."""
+    count, rest = split_launch(words[1:])
+    assert words[0] == "train"
+    assert count == ranks
+    assert read_hosts(env) == hosts
+    config = read_settings("train", rest)
+    assert isinstance(config, TrainConfig)
+    mesh_shape(config, hosts.count * ranks)
+    assert config.batch_size % (hosts.count * ranks) == 0
+    return config
+
+
+def test_jobset_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
+    jobset = load("recipes/kubernetes/jobset.yaml")
+    [replicated] = jobset["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    pod = job["template"]["spec"]
+    [container] = pod["containers"]
+    env = {one["name"]: one.get("value") for one in container["env"]}
+    name = jobset["metadata"]["name"]
+    # A pod has the name JOBSET-JOB-INDEX-POD, in the domain of the JobSet.
+    assert env["MASTER_ADDR"] == f"{name}-{replicated['name']}-0-0.{name}"
+    assert int(env["NNODES"]) == job["parallelism"] == job["completions"]
+    assert int(env["RANKS"]) == container["resources"]["limits"]["nvidia.com/gpu"]
+    assert {"containerPort": int(env["MASTER_PORT"])} in container["ports"]
+    [index] = [one for one in container["env"] if one["name"] == "NODE_RANK"]
+    assert index["valueFrom"]["fieldRef"]["fieldPath"].endswith("['batch.kubernetes.io/job-completion-index']")
+    assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
+    # A pod failure policy needs pods that are not restarted; exit code 2 ends the JobSet.
+    assert (pod["restartPolicy"], job["backoffLimit"]) == ("Never", 0)
+    [rule] = job["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"]["containerName"] == container["name"]
+    [fail] = jobset["spec"]["failurePolicy"]["rules"]
+    assert (rule["action"], fail["action"]) == ("FailJob", "FailJobSet")
+    assert fail["onJobFailureReasons"] == ["PodFailurePolicy"]
+
+    shell, *command = container["command"]
+    mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    assert command[1].startswith(mounts["runs"])
+    (tmp_path / "recipe").mkdir()
+    for file in re.findall(r"--from-file=(\S+)", PAGES[0].read_text()):
+        (tmp_path / "recipe" / Path(file).name).write_text((ROOT / file).read_text())
+    (tmp_path / "runs").mkdir()
+    words = [str(tmp_path) + word if word.startswith("/") else word for word in command]
+    variables = {key: value for key, value in env.items() if value is not None} | {"NODE_RANK": "3"}
+    script = shlex.join([shell, *words])
+    hosts = Hosts(4, 3, env["MASTER_ADDR"], int(env["MASTER_PORT"]))
+    config = check(*started(script, variables, tmp_path / "first"), hosts, 8)
+    assert config.data.root.startswith(mounts["runs"])
+    run = Path(config.output_dir)
+    run.mkdir()
+    (run / "config.yaml").touch()
+    resumed, _ = started(script, variables, tmp_path / "second")
+    assert resumed == ["resume", str(run), "--launch", "8"]
+
+
+def test_skypilot_task_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
+    task, volume = load("recipes/skypilot/train.sky.yaml"), load("recipes/skypilot/volume.yaml")
+    [(place, name)] = task["volumes"].items()
+    assert name == volume["name"]
+    assert volume["config"]["access_mode"] == "ReadWriteMany"
+    assert task["envs"]["RUN"].startswith(place)
+    gpus = int(task["resources"]["accelerators"].partition(":")[2])
+    nodes = "10.0.0.5\n10.0.0.6"
+    variables = task["envs"] | {
+        "RUN": str(tmp_path / "run"),
+        "OPTIONS": "--steps 50000 --batch-size 64",
+        "SKYPILOT_NUM_NODES": str(task["num_nodes"]),
+        "SKYPILOT_NODE_RANK": "1",
+        "SKYPILOT_NODE_IPS": nodes,
+        "SKYPILOT_NUM_GPUS_PER_NODE": str(gpus),
+    }
+    words, env = started(task["run"], variables, tmp_path / "task")
+    config = check(words, env, Hosts(task["num_nodes"], 1, "10.0.0.5", 29500), gpus)
+    assert (config.steps, config.batch_size, config.output_dir) == (50000, 64, str(tmp_path / "run"))
+    extras = re.search(r"'\.\[([a-z,]+)\]'", task["setup"])
+    assert extras is not None
+
+
+def test_start_or_resume_without_a_config_is_wrong_input() -> None:
+    done = subprocess.run([ROOT / "scripts/start-or-resume", "run"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "CONFIG.yaml" in done.stderr
+    assert os.access(ROOT / "scripts/start-or-resume", os.X_OK)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_pages_name_existing_files(page: Path) -> None:
+    commands = "".join(re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.DOTALL))
+    files = re.findall(r"(?:recipes|scripts)/[a-z./-]+", commands)
+    assert len(files) >= 2
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+    assert read_settings("train", [str(SETTINGS)])
