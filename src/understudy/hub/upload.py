@@ -41,7 +41,7 @@ def push(
         public: whether a new repository is public.
         update: whether the repository may hold files already. They stay in its history.
         tag: tag of the commit; an older tag of this name moves to it. "" for none.
-        generated: files that nobody wrote -> whether a content of theirs is also of that kind. If the repository's
+        generated: files that no user wrote -> whether a content of theirs is also of that kind. If the repository's
             content is not, it was edited, and stays.
 
     Returns:
