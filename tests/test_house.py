@@ -28,6 +28,7 @@ ROOMS: dict[str, set[str]] = {
     "optim": set(),
     "distributed": {"config"},
     "load": {"order", "data"} | CELLAR,
+    "integrations": {"order", "data", "load"} | CELLAR,
     "check": {"order", "data"} | CELLAR,
     "rollout": {"order", "contract", "policies", "envs", "config"},
     "serve": {"order", "contract", "policies", "config"},

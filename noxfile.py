@@ -1,0 +1,27 @@
+"""Sessions in environments of their own, with packages that the environment of `make test` does not have.
+
+nox -s lerobot    LeRobot and transformers from the package index, and the tests that need them
+nox -s onnx       ONNX and its runtime
+"""
+
+import nox
+
+nox.options.sessions = ["lerobot", "onnx"]
+
+
+@nox.session(python="3.12")
+def lerobot(session: nox.Session) -> None:
+    """Test our loader in their trainers."""
+    session.install(
+        "lerobot[dataset,training]==0.6.1", "transformers==5.5.4", "-e", ".[train]", "pytest", "pytest-timeout"
+    )
+    session.install("hypothesis", "scipy", "huggingface_hub")
+    session.env["HF_HUB_OFFLINE"] = "1"
+    session.run("pytest", "-rs", "tests/integrations", *session.posargs)
+
+
+@nox.session(python="3.12")
+def onnx(session: nox.Session) -> None:
+    """Test graphs in the format of ONNX."""
+    session.install("-e", ".[train,onnx]", "pytest", "pytest-timeout", "hypothesis", "scipy")
+    session.run("pytest", "-rs", "tests/policies/graph", *session.posargs)

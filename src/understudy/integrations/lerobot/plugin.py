@@ -1,0 +1,134 @@
+"""The functions of LeRobot's training script that the plugin replaces."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from understudy.errors import ConfigError
+from understudy.integrations.lerobot.batches import lerobot_batches
+from understudy.load.loader import Loader
+
+SCRIPT = "lerobot.scripts.lerobot_train"
+_NEEDED = ("make_train_eval_datasets", "EpisodeAwareSampler", "compute_sampler_state", "cycle", "train")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Run:
+    """Facts of a run, as the script's calls reveal them.
+
+    Attributes:
+        config: LeRobot's settings.
+        dataset: LeRobot's training dataset.
+        sampler: arguments of LeRobot's sampler.
+        position: first position; more than 0 on resume.
+    """
+
+    config: Any = None
+    dataset: Any = None
+    sampler: dict[str, Any] = field(default_factory=dict)
+    position: int = 0
+
+
+def training_script() -> ModuleType | None:
+    """Return LeRobot's training script that runs in this process; None if there is none."""
+    main = sys.modules.get("__main__")
+    for module in (sys.modules.get(SCRIPT), main):
+        if module is not None and all(hasattr(module, name) for name in _NEEDED[:-1]):
+            return module
+    return sys.modules.get(SCRIPT)
+
+
+def install(script: ModuleType) -> None:
+    """Replace the loader of a training script; a second call changes nothing.
+
+    Args:
+        script: the module `lerobot.scripts.lerobot_train`.
+
+    Raises:
+        ImportError: the script is of a LeRobot release with other functions.
+    """
+    if getattr(script, "_understudy", None) is not None:
+        return
+    if missing := [name for name in _NEEDED if not hasattr(script, name)]:
+        raise ImportError(
+            f"{script.__name__} has no {missing[0]}: the plugin fits LeRobot 0.6.1; write the lines of docs/loading.md "
+            "into a copy of the script instead"
+        )
+    run = _Run()
+    script._understudy = run  # type: ignore[attr-defined]
+    make, sampler, state, cycle = (getattr(script, name) for name in _NEEDED[:-1])
+
+    def make_datasets(config: Any) -> Any:
+        _check_config(config)
+        found = make(config)
+        _check_dataset(found[0])
+        run.config, run.dataset = config, found[0]
+        return found
+
+    def make_sampler(*args: Any, **kwargs: Any) -> Any:
+        run.sampler = kwargs
+        return sampler(*args, **kwargs)
+
+    def sampler_state(step: int, num_frames: int, batch_size: int, num_processes: int) -> Any:
+        run.position = step * batch_size * num_processes
+        return state(step, num_frames, batch_size, num_processes)
+
+    def cycle_batches(batches: Any) -> Iterator[Any]:
+        is_ours = run.dataset is not None and getattr(batches, "dataset", None) is run.dataset
+        return _batches(run) if is_ours else cycle(batches)
+
+    replaced: dict[str, Callable[..., Any]] = dict(
+        zip(_NEEDED[:-1], (make_datasets, make_sampler, sampler_state, cycle_batches), strict=True)
+    )
+    for name, function in replaced.items():
+        setattr(script, name, function)
+    logger.info("understudy loads the batches of lerobot-train")
+
+
+def _batches(run: _Run) -> Iterator[dict[str, Any]]:
+    """Open the loader of this process at the position of the run, and yield its batches without end."""
+    from accelerate import PartialState
+
+    config, dataset, process = run.config, run.dataset, PartialState()
+    deltas = dataset.delta_timestamps or {}
+    loader = Loader(
+        dataset.root,
+        batch_size=config.batch_size * process.num_processes,
+        rank=process.process_index,
+        world_size=process.num_processes,
+        position=run.position,
+        seed=run.sampler.get("seed") or 0,
+        num_threads=config.num_workers or "auto",
+        device=process.device if process.device.type == "cuda" else None,
+        episodes=dataset.episodes,
+        drop_n_last_frames=run.sampler.get("drop_n_last_frames") or 0,
+        delta_timestamps=deltas,
+    )
+    return lerobot_batches(loader, [key for key in dataset.meta.video_keys if len(deltas.get(key, ())) == 1])
+
+
+def _check_config(config: Any) -> None:
+    """Raise ConfigError for settings of LeRobot that this loader does not follow."""
+    if config.dataset.streaming:
+        raise ConfigError(
+            "dataset.streaming is true: the plugin reads local files; leave it out, or leave out the plugin"
+        )
+    if config.dataset.image_transforms.enable:
+        raise ConfigError(
+            "dataset.image_transforms.enable is true: the plugin does not apply LeRobot's transforms; leave it out, "
+            "or leave out the plugin"
+        )
+
+
+def _check_dataset(dataset: Any) -> None:
+    """Raise ConfigError for a dataset that this loader delivers in another form than LeRobot."""
+    fix = "leave out the plugin for this dataset"
+    if depth := list(getattr(dataset.meta, "depth_keys", ())):
+        raise ConfigError(f"{depth[0]} is depth, which LeRobot delivers in other units; {fix}")
+    if getattr(dataset.meta, "has_language_columns", False):
+        raise ConfigError(f"{dataset.root} has language columns, which only LeRobot's own loader renders; {fix}")

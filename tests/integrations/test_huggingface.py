@@ -1,0 +1,99 @@
+"""`LoaderMixin`: epochs of our order, and exact resume; in the Trainer of transformers where it is installed."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import understudy as us
+from support.datasets import Spec, write_dataset
+from understudy.errors import ConfigError
+from understudy.integrations.huggingface import LoaderMixin
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> us.EpisodeDataset:
+    write_dataset(tmp_path / "set", Spec(lengths=(5, 6, 3), gop=4, cameras=()))
+    return us.EpisodeDataset(tmp_path / "set")
+
+
+class Fake(LoaderMixin):
+    """The attributes of a Trainer that the mixin reads."""
+
+    def __init__(self, dataset: Any, step: int = 0, rank: int = 0, world_size: int = 1) -> None:
+        self.train_dataset, self.state = dataset, SimpleNamespace(global_step=step)
+        self.args = SimpleNamespace(
+            per_device_train_batch_size=2,
+            n_gpu=0,
+            seed=1,
+            data_seed=7,
+            world_size=world_size,
+            process_index=rank,
+            gradient_accumulation_steps=2,
+            ignore_data_skip=False,
+        )
+
+
+def test_epoch_has_each_frame(data: us.EpisodeDataset) -> None:
+    trainer = Fake(data)
+    batches = trainer.get_train_dataloader()
+    seen = [index for batch in batches for index in batch["index"].tolist()]
+    assert len(batches) == 7
+    assert sorted(seen) == list(range(14))
+    assert trainer.args.ignore_data_skip
+
+
+def test_resumed_epoch_continues(data: us.EpisodeDataset) -> None:
+    whole = [batch["index"].tolist() for batch in Fake(data).get_train_dataloader()]
+    assert [batch["index"].tolist() for batch in Fake(data, step=2).get_train_dataloader()] == whole[4:]
+    following = [batch["index"].tolist() for batch in Fake(data, step=4).get_train_dataloader()]
+    assert len(following) == 6  # the second epoch, of which one batch is used
+
+
+def test_ranks_share_the_batch(data: us.EpisodeDataset) -> None:
+    shares = [list(Fake(data, rank=rank, world_size=2).get_train_dataloader()) for rank in (0, 1)]
+    assert [len(share) for share in shares] == [4, 4]
+    assert not {*shares[0][0]["index"].tolist()} & {*shares[1][0]["index"].tolist()}
+
+
+def test_other_dataset_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        Fake([1, 2]).get_train_dataloader()
+
+
+class Linear(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen: list[list[int]] = []
+
+    def forward(self, index: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.seen.append(index.tolist())
+        return {"loss": self.layer(index[:, None].float()).square().mean()}
+
+
+@pytest.mark.slow
+def test_trainer_of_transformers_resumes_exactly(data: us.EpisodeDataset, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers: nox -s lerobot")
+
+    class Trainer(LoaderMixin, transformers.Trainer):  # type: ignore[misc, name-defined]
+        def prepare_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return {"index": batch["index"]}
+
+    def train(out: str, steps: int, resume: bool = False) -> Linear:
+        torch.manual_seed(0)
+        model = Linear()
+        args = transformers.TrainingArguments(
+            output_dir=str(tmp_path / out), max_steps=steps, save_steps=5, per_device_train_batch_size=2,
+            use_cpu=True, report_to=[], logging_steps=1, lr_scheduler_type="constant", learning_rate=1e-5,
+        )  # fmt: skip
+        Trainer(model=model, args=args, train_dataset=data).train(resume_from_checkpoint=resume)
+        return model
+
+    whole, cut = train("whole", 10), train("cut", 5)
+    resumed = train("cut", 10, resume=True)
+    assert len(whole.seen) == 10
+    assert [*cut.seen, *resumed.seen] == whole.seen
+    assert torch.equal(whole.layer.weight, resumed.layer.weight)
