@@ -438,6 +438,23 @@ def test_an_image_size_of_one_number_is_a_square(words: list[str], size: tuple[i
     assert found.policy.image_size == size
 
 
+@pytest.mark.parametrize(
+    ("words", "metadata", "scale"),
+    [
+        (["--data.prompt-metadata", "quality", "0.2", "success", "0"], {"quality": 0.2, "success": 0.0}, {"text": 0.5}),
+        (["--optim.lr_scale", "vision", "0.1"], {"success": 0.1}, {"vision": 0.1}),
+        (["--seed", "1"], {"success": 0.1}, {"text": 0.5}),
+    ],
+)
+def test_flag_replaces_a_mapping_of_the_file(
+    words: list[str], metadata: dict[str, float], scale: dict[str, float], tmp_path: Path
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("data: {root: d, prompt_metadata: {success: 0.1}}\noptim: {lr_scale: {text: 0.5}}\n")
+    read = main.read_settings("train", [str(file), *words])
+    assert (read.data.prompt_metadata, read.optim.lr_scale) == (metadata, scale)
+
+
 def test_an_image_size_that_is_one_number_stays_one() -> None:
     found = parse("record", RecordConfig, "", ["--output-dir", "there", "--image-size", "48"], launchable=False)
     assert found.image_size == 48

@@ -146,7 +146,9 @@ class DataConfig(DatasetConfig):
     """Order of the samples. `clips`: many short clips in turn, well shuffled, each image decoded about once. `uniform`:
     any frame at any time, which decodes more. `episodes`: as clips, each as long as the longest episode. `sequential`:
     as stored, not shuffled."""
-    prompt_metadata: dict[str, Annotated[float, Interval(ge=0, le=1)]] = field(default_factory=dict)
+    prompt_metadata: Annotated[
+        dict[str, Annotated[float, Interval(ge=0, le=1)]], Fixed("prompts would have other metadata")
+    ] = field(default_factory=dict)
     """Metadata of the episode in the prompt: name -> share of the training samples without it, as in `quality 0.05
     success 0.05`. Prompts are `{task}, quality: 3, success: true`, in this sequence, without missing values
     (docs/training.md). Validation prompts have all of it."""

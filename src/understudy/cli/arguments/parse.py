@@ -138,6 +138,7 @@ def _parsed(cls: type, arguments: list[str], default: Any, program: str) -> Any:
     arguments = _squares(cls, arguments)
     if empty := _empty_list(cls, arguments):
         raise ConfigError(f"{empty}: no value follows it; leave it out for none")
+    default = _without_mappings(cls, arguments, default)
     output = io.StringIO()
     try:
         with redirect_stderr(output):
@@ -160,6 +161,21 @@ def _empty_list(cls: type, arguments: list[str]) -> str | None:
         if flag.replace("_", "-") in lists and (not following.strip() or following.startswith("--")):
             return flag
     return None
+
+
+def _without_mappings(cls: type, arguments: list[str], default: Any) -> Any:
+    """Empty each mapping of the defaults that a flag gives as a whole: tyro would take its single keys alone."""
+    given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    for path, kind in setting_paths(cls):
+        if default is not None and get_origin(kind) is dict and f"--{path.replace('_', '-')}" in given:
+            default = _replaced(default, path.split("."), {})
+    return default
+
+
+def _replaced(group: Any, path: list[str], value: Any) -> Any:
+    """Return a group of settings with another value at a path."""
+    name, *rest = path
+    return replace(group, **{name: _replaced(getattr(group, name), rest, value) if rest else value})
 
 
 def _squares(cls: type, arguments: list[str]) -> list[str]:
