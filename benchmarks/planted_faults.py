@@ -563,6 +563,14 @@ def recorded_statistics_of_another_episode(root: Path) -> None:
     edit_lines(root, "meta/episodes_stats.jsonl", lambda lines: lines[5].update(stats=lines[8]["stats"]))
 
 
+@fault("v3.0", "statistics.episodes", episode=4, column=STATE)
+def recorded_range_of_one_episode_is_wrong(root: Path) -> None:
+    def change(table: dict[str, Any]) -> None:
+        table[f"stats/{STATE}/max"][4][2] = 9.0
+
+    edit_table(root, "meta/episodes/chunk-000/file-000.parquet", change)
+
+
 @fault("v3.0", "statistics.images", camera=TOP)
 def image_statistics_of_255(root: Path) -> None:
     def change(stats: Any) -> None:

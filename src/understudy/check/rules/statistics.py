@@ -3,7 +3,6 @@
 Tolerances are those of correct writers: float32 sums, means of parts, and statistics of a sample of the rows.
 """
 
-import json
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -14,8 +13,8 @@ from understudy.check.findings import Finding, Place
 from understudy.check.remedies import RECOMPUTE
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.recorded_stats import GLOBAL, PER_EPISODE
-from understudy.errors import DatasetError
+from understudy.data.format.recorded_stats import GLOBAL, PER_EPISODE, read_episode_stats
+from understudy.errors import DatasetError, SourceError
 
 _MEAN, _STD, _RANGE = 0.02, 0.02, 0.002
 """Allowed differences: of the mean in standard deviations, of std and of the range as shares of themselves."""
@@ -39,8 +38,8 @@ def check_statistics(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
             yield from _column(catalog, facts, facts.columns[key], entry, path)
         elif key in catalog.features and catalog.features[key].is_camera and not catalog.features[key].is_depth:
             yield from _images(key, entry, path)
-    if path == PER_EPISODE:
-        yield from _per_episode(catalog, facts)
+    if path == PER_EPISODE or catalog.version.startswith("v3"):
+        yield from _per_episode(catalog, facts, path if path == PER_EPISODE else "meta/episodes")
 
 
 def _column(
@@ -149,35 +148,41 @@ def _images(key: str, entry: dict[str, np.ndarray], path: str) -> Iterator[Findi
         yield Finding("statistics.order", "warning", message, place, measured=bad, fix=RECOMPUTE)
 
 
-def _per_episode(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
-    """Compare v2.1's records with the rows of their episode, for action and state."""
-    recorded: dict[int, dict[str, dict[str, list[float]]]] = {}
-    for line in catalog.files.read(PER_EPISODE).splitlines():
-        if line.strip():
-            entry = json.loads(line)
-            if isinstance(entry.get("episode_index"), int):
-                recorded[entry["episode_index"]] = entry["stats"]
-    ids = catalog.episodes.ids.tolist()
-    absent = [episode for episode in ids if episode not in recorded]
-    if absent:
-        message = f"{len(absent)} episodes have no record"
-        place = Place(tuple(absent), file=PER_EPISODE)
-        yield Finding("statistics.episodes", "warning", message, place, len(absent), 0, RECOMPUTE)
-    wrong: list[tuple[float, int, str]] = []
-    for row, episode in enumerate(ids):
-        for key in (ACTION, STATE):
-            column, entry = facts.columns.get(key), recorded.get(episode, {}).get(key, {})
-            if column is None or not facts.is_read[row] or "mean" not in entry:
-                continue
-            mean = np.asarray(entry["mean"], np.float64).reshape(-1)
-            if len(mean) != column.width or not np.isfinite(column.mean[row]).all():
-                continue
-            spread = np.maximum(column.range[row], 1e-5 + 1e-4 * np.abs(column.mean[row]))
-            off = float((np.abs(mean - column.mean[row]) / spread).max())
-            if off > _MEAN:
-                wrong.append((off, episode, key))
-    if wrong:
-        off, episode, key = max(wrong)
-        message = f"recorded means differ from those of the rows, by {off:.3g} of the range in episode {episode}"
-        place = Place(tuple(sorted({episode for _, episode, _ in wrong})), key, file=PER_EPISODE)
-        yield Finding("statistics.episodes", "warning", message, place, off, _MEAN, RECOMPUTE)
+def _per_episode(catalog: Catalog, facts: RowFacts, path: str) -> Iterator[Finding]:
+    """Compare the records of each episode with its rows, for action and state."""
+    keys = [key for key in (ACTION, STATE) if key in facts.columns]
+    try:
+        recorded = read_episode_stats(catalog.files, catalog.version, catalog.episodes.ids, keys)
+    except SourceError:
+        raise
+    except (DatasetError, ValueError, KeyError, AttributeError) as error:
+        message = f"the records of episodes cannot be read: {error}"
+        yield Finding("statistics.shape", "warning", message, Place(file=path), fix=RECOMPUTE)
+        return
+    ids = catalog.episodes.ids
+    if recorded and path == PER_EPISODE:
+        known = np.any([~np.isnan(own["mean"]).all(axis=1) for own in recorded.values() if "mean" in own], axis=0)
+        if len(absent := np.flatnonzero(~known)):
+            message = f"{len(absent)} episodes have no record"
+            place = Place(tuple(ids[absent].tolist()), file=path)
+            yield Finding("statistics.episodes", "warning", message, place, len(absent), 0, RECOMPUTE)
+    for key, own in recorded.items():
+        column = facts.columns[key]
+        read = facts.is_read & np.isfinite(column.mean).all(axis=1) & (column.bad == 0)
+        spread = np.maximum(column.range, 1e-5 + 1e-4 * np.abs(column.mean))
+        std = np.sqrt(column.m2 / np.maximum(catalog.episodes.lengths, 1)[:, None])
+        true = {"mean": column.mean, "std": std, "min": column.low, "max": column.high}
+        off = np.zeros((len(ids), column.width))
+        for name, table in own.items():
+            if table.shape == off.shape:
+                off = np.fmax(off, np.abs(table - true[name]) / spread)  # NaN: no record
+        rows = np.flatnonzero(read & (off > _MEAN).any(axis=1))
+        if len(rows):
+            worst, dim = np.unravel_index(np.argmax(np.where(read[:, None], off, 0)), off.shape)
+            figures = {name: table[worst, dim] for name, table in own.items() if table.shape == off.shape}
+            name = max(figures, key=lambda one: abs(figures[one] - true[one][worst, dim]))
+            message = f"{name} of episode {int(ids[worst])} is recorded as {figures[name]:.4g}, "
+            message += f"that of its rows is {true[name][worst, dim]:.4g}; {len(rows)} episodes differ"
+            place = Place(tuple(ids[rows].tolist()), key, column.names[dim] if column.width > 1 else "", file=path)
+            measured, expected = float(figures[name]), float(true[name][worst, dim])
+            yield Finding("statistics.episodes", "warning", message, place, measured, expected, RECOMPUTE)
