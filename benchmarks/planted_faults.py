@@ -521,6 +521,17 @@ def clipped_action(root: Path) -> None:
     _edit_values(root, 3, ACTION, change)
 
 
+@fault("v3.0", "values.offset", episode=6, column=STATE)
+def encoder_offset_in_one_joint(root: Path) -> None:
+    _edit_values(root, 6, STATE, lambda values: values.__setitem__((slice(None), 1), values[:, 1] + 0.35))
+
+
+@fault("v3.0", "values.offset", episode=3)
+def joint_calibrated_anew(root: Path) -> None:
+    for key in (STATE, ACTION):
+        _edit_values(root, 3, key, lambda values: values.__setitem__((slice(None), 2), values[:, 2] + 3.5))
+
+
 @fault("v3.0", "values.lag", episode=4, column=ACTION)
 def action_late_by_six_frames(root: Path) -> None:
     def change(values: np.ndarray) -> None:

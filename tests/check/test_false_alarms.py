@@ -92,7 +92,16 @@ def scale(number: int, rows: Rows) -> None:
             values *= 0.08
 
 
-@pytest.mark.parametrize("change", [wrap, flip, rest, move_once, touch, scale])
+def start_elsewhere(number: int, rows: Rows) -> None:
+    """One episode begins and ends at another place; in a second one the robot is heavier, and follows less."""
+    if number == 5:
+        for values in rows.values():
+            values[:, :2] += 0.25
+    if number == 7:
+        rows[STATE][:, 1] += 0.01
+
+
+@pytest.mark.parametrize("change", [wrap, flip, rest, move_once, touch, scale, start_elsewhere])
 def test_rotations_unused_arms_and_shocks_raise_no_alarm(tmp_path: Path, change: Change) -> None:
     assert check(tmp_path / "set", (90, 120, 100) * 8, change) == []
 
@@ -114,9 +123,20 @@ def late_by_six(number: int, rows: Rows) -> None:
         rows[ACTION][6:] = rows[ACTION][:-6].copy()
 
 
+def encoder_offset(number: int, rows: Rows) -> None:
+    flip(number, rows)
+    if number == 5:
+        rows[STATE][:, 1] += 0.8
+
+
 @pytest.mark.parametrize(
     ("change", "rule", "episode"),
-    [(encoder_counts, "values.unit", 7), (jump_beside_quaternions, "values.jump", 5), (late_by_six, "values.lag", 5)],
+    [
+        (encoder_offset, "values.offset", 5),
+        (encoder_counts, "values.unit", 7),
+        (jump_beside_quaternions, "values.jump", 5),
+        (late_by_six, "values.lag", 5),
+    ],
 )
 def test_faults_beside_them_are_named(tmp_path: Path, change: Change, rule: str, episode: int) -> None:
     found = check(tmp_path / "set", (90, 120, 100) * 6, change)

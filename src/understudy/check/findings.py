@@ -57,6 +57,7 @@ RULES = {
     "values.saturation": "a dimension does not stick at a bound that other episodes exceed",
     "values.unit": "a dimension has one unit in all episodes",
     "values.sign": "a dimension of action and state moves in the same direction in all episodes",
+    "values.offset": "no dimension of one episode is shifted by a constant",
     "values.lag": "the delay from action to state is the same in all episodes",
     "values.exchanged": "a column of an episode is not that of another episode",
     "statistics.missing": "statistics are recorded for action and state",

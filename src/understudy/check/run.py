@@ -20,6 +20,7 @@ from understudy.check.rules.files import check_files, check_rows
 from understudy.check.rules.images import check_images
 from understudy.check.rules.metadata import check_metadata
 from understudy.check.rules.motion import check_motion
+from understudy.check.rules.offsets import check_offsets
 from understudy.check.rules.sensors import check_sensors
 from understudy.check.rules.statistics import check_statistics
 from understudy.check.rules.tasks import check_tasks
@@ -133,5 +134,6 @@ def _check_rows(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     yield from check_clocks(catalog, facts)
     yield from check_values(catalog, facts)
     yield from check_units(catalog, facts)
+    yield from check_offsets(catalog, facts)
     yield from check_statistics(catalog, facts)
     yield from check_episodes(catalog, facts)

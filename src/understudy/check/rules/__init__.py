@@ -6,6 +6,7 @@ tasks       task list, and tasks of episodes
 clocks      timestamps
 values      numbers of one column
 units       unit, direction, delay and order of dimensions
+offsets     dimensions that are shifted in one episode
 statistics  recorded statistics
 episodes    repeated and unusual episodes
 videos      video files, and places of episodes in them
