@@ -23,6 +23,7 @@ from understudy.optim.master_weights import MasterWeights as MasterWeights
 from understudy.order import Order as Order
 from understudy.order import sample_rng as sample_rng
 from understudy.policies.inference import load_policy as load_policy
+from understudy.serve.async_chunks import AsyncChunks as AsyncChunks
 from understudy.serve.client import RemotePolicy as RemotePolicy
 from understudy.storage.remote_options import RemoteOptions as RemoteOptions
 

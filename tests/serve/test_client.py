@@ -54,7 +54,10 @@ policy = us.RemotePolicy(sys.argv[1])
 policy.reset(seed=5)
 seen = {"joints": np.zeros(7), "task": "open the drawer"}
 seen |= {key: np.zeros((96, 128, 3), np.uint8) for key in ("cam_front", "cam_wrist_left")}
-action = us.AsyncChunks(policy).select_action(seen) if len(sys.argv) > 2 else policy.select_action(seen)
+action = policy.select_action(seen)
+with us.AsyncChunks(policy, delay=0) as chunks:
+    chunks.reset(seed=5)
+    assert (chunks.select_action(seen) == action).all()
 heavy = {"torch", "pyarrow", "av", "pydantic", "tyro"} & set(sys.modules)
 print(json.dumps([action.shape, sorted(heavy)]))
 """

@@ -10,5 +10,6 @@ server         the server
 warm_up        passes before the first robot
 client         `RemotePolicy`, the policy behind an address
 dial           one connection of a client
+async_chunks   `AsyncChunks`: the next chunk is predicted while the last one is executed
 past           observations that the client keeps for a policy with a history
 """

@@ -1,0 +1,244 @@
+"""`AsyncChunks`: the next chunk is predicted while the last one is executed, so that the robot does not stop for it.
+
+A chunk that is asked for at control step k begins at step k, and arrives a few steps later: its *delay* in actions. By
+then its first actions belong to the past. The compensations differ in their use of it:
+
+    skip      The actions of the past are left out. The others may not fit to those that were executed meanwhile.
+    guided    The rest of the chunk in execution also guides the new one, which then continues it (real-time chunking;
+              `RobotPolicy.act` with `previous`, `delay` and `horizon`).
+    trained   The executed actions are given to a policy that was trained for it (pi05: `max_delay`).
+    ensemble  As skip, and each action is a mean over all chunks that have one for its step (Zhao et al. 2023, "Learning
+              Fine-Grained Bimanual Manipulation with Low-Cost Hardware").
+    none      The chunk is executed from its first action on, as if it had not been late. For comparison.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, Self, get_args
+
+import numpy as np
+
+Compensation = Literal["skip", "guided", "trained", "ensemble", "none"]
+_RECENT = 10  # delays whose largest one is expected next
+
+
+class ChunkPolicy(Protocol):
+    """A policy that predicts chunks: `RobotPolicy`, or `RemotePolicy`."""
+
+    def reset(self) -> None:
+        """Start an episode."""
+        ...
+
+    def observe(self, observation: Mapping[str, Any], *, time: float | None = None) -> None:
+        """Add the observation of a step without a chunk."""
+        ...
+
+    def act(self, observation: Mapping[str, Any], **options: Any) -> np.ndarray:
+        """Predict a chunk, float32 [T, A]."""
+        ...
+
+
+@dataclass
+class _Chunk:
+    asked: int
+    """Control step of its observation."""
+    start: int
+    """Control step at which its first action is executed."""
+    actions: np.ndarray
+    """float32 [T, A]."""
+
+    def has(self, step: int) -> bool:
+        return self.start <= step < self.start + len(self.actions)
+
+
+@dataclass
+class _Asked:
+    step: int
+    future: "Future[np.ndarray]"
+
+
+class AsyncChunks:
+    """Actions of a policy whose chunks are predicted in another thread.
+
+        chunks = us.AsyncChunks(policy, execute=8, compensation="guided")
+        chunks.reset()
+        while True:
+            robot.send(chunks.select_action(observation))
+
+    With a `delay` of 0 the actions are those of `policy.select_action(observation, horizon=execute)` to the bit.
+
+    Attributes:
+        delays: of the last chunks, in actions; the first of an episode is not among them.
+        stalls: steps of the episode at which the robot had to wait, since all actions were executed; 0 with a `delay`.
+    """
+
+    def __init__(
+        self,
+        policy: ChunkPolicy,
+        *,
+        execute: int | None = None,
+        compensation: Compensation = "skip",
+        delay: int | None = None,
+        decay: float = 0.01,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            policy: local or remote; no other may use it meanwhile.
+            execute: control steps from one request to the next; None: half a chunk. A chunk that takes longer delays
+                the next request.
+            compensation: see the module.
+            delay: actions after which each chunk is used, whether it arrives earlier or not; a late one is waited for.
+                Results are then reproducible, as in a simulation. None: each chunk is used when it arrives.
+            decay: of the weights of an ensemble: exp(-decay * i) of the i-th oldest chunk.
+
+        Raises:
+            ValueError: an unknown compensation; or a chunk has fewer actions than `execute` and `delay` need.
+        """
+        config = getattr(policy, "config", None)
+        self.chunk = int(config.chunk if config is not None else policy.chunk)  # type: ignore[attr-defined]
+        self.execute = execute if execute is not None else max(1, self.chunk // 2)
+        if compensation not in get_args(Compensation):
+            raise ValueError(f"compensation={compensation!r}: must be one of {', '.join(get_args(Compensation))}")
+        if not 1 <= self.execute <= self.chunk:
+            raise ValueError(f"execute is {execute}: the policy predicts {self.chunk} actions, give 1 to {self.chunk}")
+        if delay is not None and not 0 <= delay <= self.chunk - self.execute:
+            most = self.chunk - self.execute
+            raise ValueError(
+                f"delay is {delay}: of {self.chunk} actions {self.execute} are executed until the next request, so the "
+                f"next chunk may be {most} late at most; execute fewer, or train a longer chunk"
+            )
+        self._policy, self._compensation, self._delay, self._decay = policy, compensation, delay, decay
+        self._most_given = _max_delay(policy)
+        if compensation == "trained" and not self._most_given:
+            raise ValueError("compensation='trained': the policy was not trained for it (policy.max_delay); use 'skip'")
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="understudy-chunks")
+        self.delays: deque[int] = deque(maxlen=_RECENT)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.stalls = 0
+        self._step = 0
+        self._chunks: list[_Chunk] = []
+        self._asked: _Asked | None = None
+        self._observed: deque[Future[None]] = deque()
+
+    def reset(self, **options: Any) -> None:
+        """Start an episode; the chunk in work is dropped. `options` are those of the policy's `reset`."""
+        self._drop()
+        self._clear()
+        self._policy.reset(**options)
+
+    def select_action(self, observation: Mapping[str, Any], *, time: float | None = None, **options: Any) -> np.ndarray:
+        """Return the action of this control step; call it once in each.
+
+        Args:
+            observation: see `RobotPolicy.act`; it is copied.
+            time: see `RobotPolicy.act`.
+            options: further arguments of the policy's `act`.
+
+        Returns:
+            float32 [A], in the robot's units.
+
+        Raises:
+            Errors of the policy, at the step at which they are known; the next call asks again.
+        """
+        step = self._step
+        self._raise_observed()
+        self._receive(step)
+        seen = {key: np.array(value) if isinstance(value, np.ndarray) else value for key, value in observation.items()}
+        if self._asked is None and (not self._chunks or step - self._chunks[-1].asked >= self.execute):
+            self._ask(step, seen, {**options, "time": time})
+            self._receive(step)
+        else:
+            self._observed.append(self._worker.submit(self._policy.observe, seen, time=time))
+        action = self._action(step)
+        self._step += 1
+        return action
+
+    def close(self) -> None:
+        """End the thread. The policy stays open."""
+        self._drop()
+        self._worker.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _expected_delay(self) -> int:
+        return self._delay if self._delay is not None else max(self.delays, default=1)
+
+    def _ask(self, step: int, observation: dict[str, Any], options: dict[str, Any]) -> None:
+        """Have the thread predict the chunk of this step."""
+        late = self._expected_delay()
+        if self._compensation in ("guided", "trained") and late and self._chunks:
+            rest = self._chunks[-1].actions[step - self._chunks[-1].start :]
+            if len(rest):
+                late = min(late, len(rest))
+                if self._compensation == "guided":
+                    options |= {"previous": rest, "delay": late, "horizon": len(rest)}
+                else:
+                    options |= {"previous": rest, "delay": min(late, self._most_given)}
+        self._asked = _Asked(step, self._worker.submit(self._predict, observation, options))
+
+    def _predict(self, observation: dict[str, Any], options: dict[str, Any]) -> np.ndarray:
+        try:
+            return self._policy.act(observation, **options)
+        except Exception:
+            with suppress(Exception):  # the history has every step, also that of a failed request
+                self._policy.observe(observation, time=options.get("time"))
+            raise
+
+    def _receive(self, step: int) -> None:
+        """Take the chunk that was asked for, where it is there and due, or the robot cannot go on without it."""
+        if (asked := self._asked) is None:
+            return
+        stalled = not any(chunk.has(step) for chunk in self._chunks)
+        due = step - asked.step >= self._delay if self._delay is not None else asked.future.done()
+        if not due and not stalled:
+            return
+        if stalled and self._chunks and self._delay is None and not asked.future.done():
+            self.stalls += 1
+        self._asked = None
+        actions = asked.future.result()
+        if self._chunks:
+            self.delays.append(step - asked.step)
+            if (report := getattr(self._policy, "report_delay", None)) is not None:
+                report(step - asked.step)
+        start = step if self._compensation == "none" else asked.step
+        self._chunks = [chunk for chunk in self._chunks if chunk.has(step)] if self._compensation == "ensemble" else []
+        self._chunks.append(_Chunk(asked.step, start, actions))
+
+    def _action(self, step: int) -> np.ndarray:
+        # `_receive` has waited where no chunk had this step, and a chunk is asked for before the last one ends.
+        known = [chunk.actions[step - chunk.start] for chunk in self._chunks if chunk.has(step)]
+        if len(known) == 1:
+            return np.array(known[0])
+        weights = np.exp(-self._decay * np.arange(len(known)))
+        return np.asarray(np.average(known, axis=0, weights=weights), known[0].dtype)
+
+    def _raise_observed(self) -> None:
+        """Raise the error of an observation in the thread."""
+        while self._observed and self._observed[0].done():
+            self._observed.popleft().result()
+
+    def _drop(self) -> None:
+        futures: list[Future[Any]] = [*self._observed, *([self._asked.future] if self._asked is not None else [])]
+        for future in futures:
+            if not future.cancel():
+                future.exception()  # waits for it; its result has no use
+        self._asked = None
+
+
+def _max_delay(policy: Any) -> int:
+    """Actions that may be given to a policy."""
+    metadata = getattr(policy, "metadata", {})
+    config = getattr(policy, "config", None)
+    return int(metadata.get("max_delay", 0) if config is None else getattr(config, "max_delay", 0) or 0)

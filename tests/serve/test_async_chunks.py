@@ -1,0 +1,244 @@
+"""Asynchronous chunks: each action belongs to its control step, and without a delay all are those of the policy."""
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import understudy as us
+from support.arm import arm_observations, write_arm_policy
+from support.refusals import refused
+from understudy.policies.inference import RobotPolicy
+
+AsyncChunks = us.AsyncChunks
+T = 8
+
+
+class Counting:
+    """A policy whose action for control step s is s + 1000 r in its r-th chunk; it keeps the options of each."""
+
+    chunk = T
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.seen: list[int] = []
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.fails = False
+
+    def reset(self) -> None:
+        self.asked.clear()
+        self.seen.clear()
+
+    def observe(self, observation: Mapping[str, Any], *, time: float | None = None) -> None:
+        self.seen.append(int(observation["step"][0]))
+
+    def act(self, observation: Mapping[str, Any], **options: Any) -> np.ndarray:
+        assert self.may_answer.wait(10)
+        if self.fails:
+            raise RuntimeError("no answer")
+        step = int(observation["step"][0])
+        self.seen.append(step)
+        self.asked.append({"step": step, **options})
+        return np.arange(step, step + T, dtype=np.float32)[:, None] + np.float32(1000 * (len(self.asked) - 1))
+
+
+def drive(chunks: us.AsyncChunks, steps: int, first: int = 0) -> list[float]:
+    buffer = np.zeros(1, np.int64)  # as a driver, which reuses it
+    found = []
+    for step in range(first, first + steps):
+        buffer[0] = step
+        found.append(float(chunks.select_action({"step": buffer, "task": ""})[0]))
+    return found
+
+
+def wait_for(policy: Counting, steps: int) -> None:
+    """Wait until the thread has given the policy all observations."""
+    end = time.monotonic() + 10
+    while len(policy.seen) < steps:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("delay", range(5))
+@pytest.mark.parametrize("compensation", ["skip", "ensemble", "guided"])
+def test_each_action_belongs_to_its_step(delay: int, compensation: Any) -> None:
+    policy = Counting()
+    with AsyncChunks(policy, execute=4, compensation=compensation, delay=delay) as chunks:
+        for _ in range(2):
+            chunks.reset()
+            found = drive(chunks, 20)
+            wait_for(policy, 20)
+        assert [value % 1000 for value in found] == list(range(20)) or compensation == "ensemble"
+        if compensation != "ensemble":
+            used = [int(value // 1000) for value in found]
+            assert used == [max(0, (step - delay) // 4) for step in range(20)]
+        assert [each["step"] for each in policy.asked] == [0, 4, 8, 12, 16]
+        assert policy.seen == list(range(20))
+        assert list(chunks.delays) == [delay] * len(chunks.delays)
+        assert chunks.stalls == 0
+
+
+def test_without_compensation_chunks_begin_late() -> None:
+    with AsyncChunks(Counting(), execute=4, compensation="none", delay=2) as chunks:
+        found = drive(chunks, 14)
+    assert [value % 1000 for value in found] == [0, 1, 2, 3, 4, 5, 4, 5, 6, 7, 8, 9, 10, 11]
+
+
+def test_an_ensemble_is_the_weighted_mean_of_the_chunks_of_a_step() -> None:
+    with AsyncChunks(Counting(), execute=2, compensation="ensemble", delay=0, decay=0.5) as chunks:
+        found = drive(chunks, 7)
+    assert found[:2] == [0, 1]
+    weights = np.exp(-0.5 * np.arange(4))
+    expected = 6 + 1000 * (weights * np.arange(4)).sum() / weights.sum()
+    assert found[6] == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_rest_of_the_chunk_guides_the_next() -> None:
+    policy = Counting()
+    with AsyncChunks(policy, execute=4, compensation="guided", delay=3) as chunks:
+        drive(chunks, 9)
+        wait_for(policy, 9)
+    first, second, third = policy.asked
+    assert "previous" not in first
+    assert second["previous"][:, 0].tolist() == [4, 5, 6, 7]
+    assert (second["delay"], second["horizon"]) == (3, 4)
+    assert third["previous"][:, 0].tolist() == [1008, 1009, 1010, 1011]
+
+
+def test_the_delay_is_measured_in_actions() -> None:
+    policy = Counting()
+    with AsyncChunks(policy, execute=2) as chunks:
+        drive(chunks, 2)
+        policy.may_answer.clear()
+        assert drive(chunks, 5, 2) == [2, 3, 4, 5, 6]  # the first chunk goes on
+        policy.may_answer.set()
+        wait_for(policy, 7)
+        assert drive(chunks, 1, 7) == [1007]
+        assert list(chunks.delays) == [5]
+        assert chunks.stalls == 0
+
+
+def test_a_robot_without_actions_waits() -> None:
+    policy = Counting()
+    with AsyncChunks(policy, execute=4) as chunks:
+        drive(chunks, 4)
+        policy.may_answer.clear()
+        drive(chunks, 4, 4)
+        threading.Timer(0.05, policy.may_answer.set).start()
+        assert drive(chunks, 1, 8) == [1008]
+        assert (chunks.stalls, list(chunks.delays)) == (1, [4])
+
+
+def test_errors_come_out_and_the_next_step_asks_again() -> None:
+    policy = Counting()
+    with AsyncChunks(policy, execute=4, delay=0) as chunks:
+        drive(chunks, 4)
+        policy.fails = True
+        with refused(kind=RuntimeError):
+            drive(chunks, 1, 4)
+        policy.fails = False
+        assert drive(chunks, 2, 5) == [1005, 1006]
+        wait_for(policy, 7)
+        assert policy.seen == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_settings_that_a_chunk_cannot_hold_are_refused() -> None:
+    with refused("delay", 5, kind=ValueError):
+        AsyncChunks(Counting(), execute=4, delay=5)
+    with refused("execute", 9, kind=ValueError):
+        AsyncChunks(Counting(), execute=9)
+    with refused("compensation", "hope", kind=ValueError):
+        AsyncChunks(Counting(), compensation="hope")  # type: ignore[arg-type]
+    with refused("compensation", "trained", kind=ValueError):
+        AsyncChunks(Counting(), compensation="trained")
+
+
+def test_without_a_delay_the_actions_are_those_of_the_policy_to_the_bit(tmp_path: Path) -> None:
+    robot = us.load_policy(write_arm_policy(tmp_path / "policy"), head="arm", contract="strict")
+    seen = arm_observations(9)
+    robot.reset()
+    generator = torch.Generator().manual_seed(3)
+    expected = [robot.select_action(each, horizon=4, generator=generator) for each in seen]
+    with AsyncChunks(robot, execute=4, delay=0) as chunks:
+        chunks.reset()
+        generator = torch.Generator().manual_seed(3)
+        assert np.array_equal([chunks.select_action(each, generator=generator) for each in seen], expected)
+
+
+@pytest.fixture(scope="module")
+def remembering(tmp_path_factory: pytest.TempPathFactory) -> RobotPolicy:
+    """A small pi0.5 that sees the past, and was trained for up to two given actions."""
+    pytest.importorskip("sentencepiece", reason="needs the extra pi05")
+    from support.pi05_policy import policy
+    from support.sentences import write_model
+
+    tokenizer = write_model(tmp_path_factory.mktemp("tokenizer"))
+    net = policy(tokenizer, history=(0.2, 0.5), state_history=True, max_delay=2)
+    return RobotPolicy(net.eval(), {"heads": {"": {"fps": 10}}})
+
+
+def moments(steps: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    images = ("observation.images.front", "observation.images.wrist")
+    return [
+        {key: rng.integers(0, 256, (12, 10, 3), np.uint8) for key in images}
+        | {"observation.state": rng.random(2, np.float32), "task": "push"}
+        for _ in range(steps)
+    ]
+
+
+@pytest.mark.parametrize("compensation", ["guided", "trained"])
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_server_and_a_local_policy_give_the_same_chunks(
+    remembering: RobotPolicy, compensation: Any, delay: int
+) -> None:
+    """With a past, and with actions in execution; at delay 0 also those of the synchronous policy."""
+    pytest.importorskip("websockets", reason="needs the extra serve")
+    pytest.importorskip("msgpack", reason="needs the extra serve")
+    from understudy.config.serve import ServeConfig
+    from understudy.serve.client import RemotePolicy
+    from understudy.serve.server import running_server
+
+    class Local:
+        """The local policy with the noise of the remote one."""
+
+        config, metadata = remembering.config, remembering.metadata
+        step = 0
+
+        def reset(self) -> None:
+            self.step = 0
+            remembering.reset()
+
+        def observe(self, observation: Mapping[str, Any], *, time: float | None = None) -> None:
+            self.step += 1
+            remembering.observe(observation)
+
+        def act(self, observation: Mapping[str, Any], **options: Any) -> np.ndarray:
+            from understudy.policies.acting.prepared import predict
+            from understudy.policies.draws import make_draws
+
+            draws = make_draws(remembering.policy.random_spec("act"), 4, np.array([self.step]), "rollout")
+            prepared = remembering.prepare(observation, draws=draws, **options)
+            remembering.accept(prepared)
+            self.step += 1
+            return predict(remembering.policy, [prepared])[0]
+
+    seen = moments(7)
+    with AsyncChunks(Local(), execute=2, compensation=compensation, delay=delay) as chunks:
+        chunks.reset()
+        expected = [chunks.select_action(each) for each in seen]
+    with running_server(remembering, ServeConfig(policy="small", port=0, warm_up=0)) as server:
+        policy = RemotePolicy(server.address)
+        with AsyncChunks(policy, execute=2, compensation=compensation, delay=delay) as chunks:
+            chunks.reset(seed=4)
+            assert np.array_equal([chunks.select_action(each) for each in seen], expected)
+        if not delay:
+            policy.reset(seed=4)
+            assert np.array_equal([policy.select_action(each, horizon=2) for each in seen], expected)
+        policy.close()
