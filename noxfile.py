@@ -17,7 +17,7 @@ def lerobot(session: nox.Session) -> None:
     )
     session.install("hypothesis", "scipy", "huggingface_hub")
     session.env["HF_HUB_OFFLINE"] = "1"
-    session.run("pytest", "-rs", "tests/integrations", *session.posargs)
+    session.run("pytest", "-rs", "tests/integrations", "tests/policies/lerobot", *session.posargs)
 
 
 @nox.session(python="3.12")

@@ -10,6 +10,7 @@ common             layers, normalization, flow matching and augmentation
 flow               the small flow-matching policy
 graph              policies as graphs of tensors: torch.export, ONNX
 pi05               pi0.5 and pi0
+lerobot            policies of LeRobot, where it is installed
 world_action       the world-action model: actions, and the states and images that follow
 inference          `load_policy`: a saved policy that acts on observations
 acting             its parts: passes for several robots, reactions to other inputs than those of training

@@ -37,6 +37,7 @@ BUILT_IN = {
     "flow": "understudy.policies.flow.config:FLOW",
     "pi05": "understudy.policies.pi05.config:PI05",
     "pi0": "understudy.policies.pi05.config:PI0",
+    "lerobot-act": "understudy.policies.lerobot.config:LEROBOT_ACT",
     "world_action": "understudy.policies.world_action.config:WORLD_ACTION",
 }
 """Types of this package, in the form of entry points."""
@@ -340,13 +341,18 @@ def type_names() -> list[str]:
 def stored_type(stored: Mapping[str, Any]) -> str:
     """Return the `type` of a stored config; `flow` where there is none, as in records of earlier releases.
 
+    A folder of LeRobot's ACT has the type `act`, which is our `lerobot-act`.
+
     Raises:
         ValueError: it is no name.
     """
     name = stored.get("type", "flow")
     if not isinstance(name, str):
         raise ValueError(f"type: {name!r}: expected the name of a policy type")
-    return OLD_TYPES.get(name, name)
+    name = OLD_TYPES.get(name, name)
+    # LeRobot's folders name its own types. A type of another package with such a name takes precedence.
+    adapter = f"lerobot-{name}"
+    return adapter if "input_features" in stored and adapter in BUILT_IN and name not in _points() else name
 
 
 def _points() -> dict[str, str]:

@@ -1,0 +1,172 @@
+"""LeRobot's ACT as a `Policy`: normalization, random numbers and per-sample losses are ours, the network is theirs."""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from understudy.batch_keys import ACTION, STATE
+from understudy.optional_packages import optional_imports
+from understudy.policies.batch import check_shape, value_of
+from understudy.policies.common.normalizer import Normalizer, state_now
+from understudy.policies.common.task_modes import POLICY
+from understudy.policies.draws import Draws, RandomSpec, Use
+from understudy.policies.lerobot.config import LerobotActConfig
+from understudy.policies.lerobot.given_noise import GivenNoise
+from understudy.policies.losses import Loss, valid_elements
+from understudy.policies.policy import Policy
+
+L1, KL = "l1", "kl"
+_EPS = 1e-8  # LeRobot adds it to deviations
+
+
+class LerobotAct(Policy):
+    """LeRobot's ACT. `LerobotAct(config, normalization)` has fresh weights from torch's generator.
+
+    `model` is the network, with LeRobot's names of parameters. Training draws the latent variable and the dropout from
+    the draws of a batch; validation and `act` use neither, as LeRobot does.
+    """
+
+    config: LerobotActConfig
+    image_mean: Tensor
+    image_std: Tensor
+
+    def __init__(self, config: LerobotActConfig, normalization: Mapping[str, Any]) -> None:
+        """Build the network.
+
+        Args:
+            config: see `LerobotActConfig`.
+            normalization: see `policies/common/normalizer.py`.
+
+        Raises:
+            MissingExtraError: lerobot is not installed. ValueError: the normalization does not fit the config.
+        """
+        super().__init__()
+        with optional_imports():
+            from lerobot.configs.types import FeatureType, PolicyFeature
+            from lerobot.policies.act.configuration_act import ACTConfig
+            from lerobot.policies.act.modeling_act import ACT
+
+        self.config = config
+        self.normalizer = Normalizer(normalization, {ACTION: config.action_dim, STATE: config.state_dim})
+        visual = {key: PolicyFeature(FeatureType.VISUAL, (3, *config.image_size)) for key in config.cameras}
+        state = {STATE: PolicyFeature(FeatureType.STATE, (config.state_dim,))}
+        theirs = ACTConfig(
+            input_features={**visual, **state},
+            output_features={ACTION: PolicyFeature(FeatureType.ACTION, (config.action_dim,))},
+            chunk_size=config.chunk,
+            n_action_steps=config.chunk,
+            pretrained_backbone_weights=None,
+            device="cpu",
+            **{name: getattr(config, name) for name in NETWORK},
+        )
+        self.model = ACT(theirs)
+        for name, values in (("mean", config.image_mean), ("std", config.image_std)):
+            self.register_buffer(f"image_{name}", torch.tensor(values).view(3, 1, 1), persistent=False)
+
+    @property
+    def loss_terms(self) -> tuple[str, ...]:
+        """Names of the loss terms: `l1` of the actions and, with a latent variable, `kl`, times `kl_weight`."""
+        return (L1, KL) if self.config.use_vae else (L1,)
+
+    def random_spec(self, use: Use) -> dict[str, RandomSpec]:
+        """In training the latent variable's noise, and the seed of dropout; otherwise none."""
+        if use != "train":
+            return {}
+        spec = {"latent": RandomSpec("normal", (self.config.latent_dim,))} if self.config.use_vae else {}
+        return {**spec, "dropout": RandomSpec("uniform", (1,))}
+
+    def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
+        """Number of valid elements of each sample per loss term, int64 [B]; one of `kl`."""
+        is_pad = value_of(batch, f"{ACTION}_is_pad")
+        found = {L1: valid_elements(is_pad, 1, self.config.action_dim, self.normalizer.dim_is_pad(ACTION, batch))}
+        return found | ({KL: torch.ones_like(found[L1])} if self.config.use_vae else {})
+
+    def losses(
+        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
+    ) -> dict[str, Loss]:
+        """Absolute error of the normalized actions, and the divergence of the latent variable; see `Policy.losses`.
+
+        Without the draws of training the latent variable is 0, as when it acts, and so is `kl`.
+        """
+        actions, is_pad = self.normalizer.actions(batch), value_of(batch, f"{ACTION}_is_pad")
+        check_shape(ACTION, actions, (None, self.config.chunk, self.config.action_dim))
+        counts = self.counts(batch, draws)
+        inputs = self._inputs(batch)
+        with self._mode(draws, actions.device) as training:
+            if training:
+                # Padded slots hold copies of the last frame, as in LeRobot's own batches.
+                inputs |= {ACTION: actions, f"{ACTION}_is_pad": is_pad}
+            predicted, (mean, log_variance) = self.model(inputs)
+        pad = is_pad[..., None]
+        if (past := self.normalizer.dim_is_pad(ACTION, batch)) is not None:
+            pad = pad | past[:, None]
+        zero = torch.zeros((), device=actions.device)
+        error = (torch.where(pad, zero, actions) - torch.where(pad, zero, predicted.float())).abs()
+        found = {L1: Loss(error.sum(dim=(1, 2)), counts[L1])}
+        if self.config.use_vae:
+            divergence = torch.zeros(len(actions), device=actions.device)
+            if mean is not None:
+                divergence = (-0.5 * (1 + log_variance - mean.pow(2) - log_variance.exp())).sum(-1)
+            found[KL] = Loss(self.config.kl_weight * divergence, counts[KL])
+        return {term: loss for term, loss in found.items() if terms is None or term in terms}
+
+    @torch.no_grad()
+    def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+        """Predict actions, float32 [B, T, A] in the robot's units; it samples nothing, so `steps` has no effect."""
+        with self._mode({}, self.image_mean.device):
+            predicted, _ = self.model(self._inputs(batch))
+        return self.normalizer.robot_actions(predicted.float(), batch)
+
+    def _inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Inputs of the network: normalized images and state."""
+        images = []
+        for key in self.config.cameras:
+            image = value_of(batch, key)
+            check_shape(key, image, (None, 3, None, None))
+            if image.dtype != torch.uint8:
+                raise ValueError(f"{key} is {image.dtype}, images are uint8")
+            pixels = image.float() / 255
+            if tuple(pixels.shape[-2:]) != tuple(self.config.image_size):
+                pixels = F.interpolate(pixels, size=self.config.image_size, mode="area")
+            images.append((pixels - self.image_mean) / (self.image_std + _EPS))
+        state = self.normalizer.states(batch, state_now(batch))
+        return {"observation.images": images, STATE: state}
+
+    @contextmanager
+    def _mode(self, draws: Draws, device: torch.device) -> Iterator[bool]:
+        """Set the network to training or evaluation, and give it the draws; yields whether it trains."""
+        seed = draws.get("dropout")
+        self.model.train(seed is not None)
+        if seed is None:
+            yield False
+            return
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(int(float(seed[0, 0]) * 2**24))  # of the first sample: the same after a restart
+            if self.config.use_vae:
+                with GivenNoise(draws["latent"]):
+                    yield True
+            else:
+                yield True
+
+
+NETWORK = (
+    "vision_backbone",
+    "replace_final_stride_with_dilation",
+    "pre_norm",
+    "dim_model",
+    "n_heads",
+    "dim_feedforward",
+    "feedforward_activation",
+    "n_encoder_layers",
+    "n_decoder_layers",
+    "use_vae",
+    "latent_dim",
+    "n_vae_encoder_layers",
+    "dropout",
+)
+"""Fields of the config with LeRobot's names that describe the network."""

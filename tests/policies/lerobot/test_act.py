@@ -1,0 +1,212 @@
+"""LeRobot's ACT through our trainer: LeRobot's losses on the same batches, exact resume, folders both ways."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")
+
+import understudy as us
+from support.datasets import Spec, write_dataset
+from support.lerobot_act import CAMERA, NORMALIZATION, SMALL, config
+from support.runs import same_run, series, tiny_config
+from understudy.config.train import CheckpointConfig, EmaConfig, OptimConfig, ScheduleConfig, ValConfig
+from understudy.policies.draws import make_draws
+from understudy.policies.lerobot.act import LerobotAct
+from understudy.policies.lerobot.config import LerobotActSettings
+from understudy.train import run
+from understudy.train.checkpoint.export import ExportConfig, export
+
+
+def batch(count: int, seed: int = 0) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        CAMERA: torch.randint(0, 256, (count, 3, 32, 40), dtype=torch.uint8, generator=generator),
+        "observation.state": torch.randn(count, 3, generator=generator),
+        "task": ["lift"] * count,
+        "action": torch.randn(count, 4, 2, generator=generator),
+        "action_is_pad": torch.arange(4) >= 4 - torch.arange(count)[:, None] % 3,
+    }
+
+
+def policy(**changes: Any) -> LerobotAct:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LerobotAct(
+            config(**changes), NORMALIZATION | {"action": {"offset": [[1.0, 2.0]], "spread": [[0.5, 3.0]]}}
+        )
+
+
+def draws(own: LerobotAct, count: int) -> dict[str, torch.Tensor]:
+    return make_draws(own.random_spec("train"), 3, np.arange(count), "train")
+
+
+def test_draws_alone_decide_the_losses() -> None:
+    own = policy(dropout=0.5)
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = own.losses(batch(3), draws(own, 3))
+    assert torch.equal(torch.get_rng_state(), state)  # dropout advances no generator of the process
+    torch.manual_seed(2)
+    again = own.losses(batch(3), draws(own, 3))
+    other = own.losses(batch(3), {name: 1 - values for name, values in draws(own, 3).items()})
+    for term in own.loss_terms:
+        assert torch.equal(first[term].sum, again[term].sum)
+        assert not torch.equal(first[term].sum, other[term].sum)
+
+
+def test_validation_and_action_use_no_latent_variable() -> None:
+    own = policy(dropout=0.5)
+    one, two = own.losses(batch(3), {}), own.losses(batch(3), {})
+    assert torch.equal(one["l1"].sum, two["l1"].sum)
+    assert not one["kl"].sum.any()
+    assert torch.equal(own.act(batch(2), {}), own.act(batch(2), {}))
+
+
+def test_padded_actions_count_nothing() -> None:
+    own = policy(dropout=0.0, use_vae=False)
+    data = batch(3)
+    wild = {**data, "action": torch.where(data["action_is_pad"][..., None], 1e6, data["action"])}
+    assert torch.equal(own.losses(data, draws(own, 3))["l1"].sum, own.losses(wild, draws(own, 3))["l1"].sum)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("act") / "set"
+    write_dataset(root, Spec(lengths=(9, 7, 11, 8, 6, 10), gop=4, foreign=False))
+    return root
+
+
+def act_config(data: Path, out: Path, **changes: Any) -> Any:
+    base = tiny_config(data, out)
+    settings = {
+        "policy": LerobotActSettings(**(SMALL | {"image_size": (32, 32), "dropout": 0.1})),
+        "optim": OptimConfig(
+            lr=1e-4, beta2=0.999, weight_decay_of={"*": 1e-4}, grad_clip_norm=10.0, ema=EmaConfig(0.0)
+        ),
+        "schedule": ScheduleConfig(kind="constant", warmup_steps=0),
+        "steps": 4,
+        "checkpoint": CheckpointConfig(every=2),
+        "val": ValConfig(every=2),
+    }
+    from dataclasses import replace
+
+    return replace(base, augment=type(base.augment)(), **{**settings, **changes})
+
+
+@pytest.mark.slow
+def test_series_of_losses_is_that_of_lerobots_trainer(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same batches, first weights and latent noise; dropout 0. LeRobot's processor, policy, optimizer and step."""
+    from accelerate import Accelerator
+    from lerobot.policies.act.modeling_act import ACTPolicy
+    from lerobot.scripts.lerobot_train import update_policy
+    from lerobot.utils.logging_utils import AverageMeter, MetricsTracker
+
+    settings = LerobotActSettings(**(SMALL | {"image_size": (32, 32), "dropout": 0.0}))
+    ours = act_config(data, tmp_path / "run", policy=settings)
+    seen: list[dict[str, Any]] = []
+    noises: list[torch.Tensor] = []
+    first: dict[str, Any] = {}
+    losses = LerobotAct.losses
+
+    def noted(self: LerobotAct, batch: Any, draws: Any, *args: Any, **kwargs: Any) -> Any:
+        if "latent" in draws:
+            if not first:
+                first["weights"] = {name: value.clone() for name, value in self.state_dict().items()}
+            seen.append(
+                {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
+            )
+            noises.append(draws["latent"].clone())
+        return losses(self, batch, draws, *args, **kwargs)
+
+    monkeypatch.setattr(LerobotAct, "losses", noted)
+    assert run.train(ours) == run.DONE
+    monkeypatch.setattr(LerobotAct, "losses", losses)
+    export(ExportConfig(run=str(tmp_path / "run"), format="lerobot", output_dir=str(tmp_path / "theirs")))
+
+    theirs = ACTPolicy.from_pretrained(tmp_path / "theirs")  # a folder of ours loads in LeRobot
+    trained = {name: value.clone() for name, value in theirs.state_dict().items()}
+    theirs.load_state_dict(first["weights"])
+    theirs.train()
+    from lerobot.processor import PolicyProcessorPipeline
+    from lerobot.processor.converters import batch_to_transition, transition_to_batch
+
+    before = PolicyProcessorPipeline.from_pretrained(
+        tmp_path / "theirs",
+        "policy_preprocessor.json",
+        to_transition=batch_to_transition,
+        to_output=transition_to_batch,
+    )
+    optimizer = torch.optim.AdamW(theirs.get_optim_params(), lr=1e-4, weight_decay=1e-4)
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-4
+    accelerator = Accelerator(cpu=True)
+    tracker = MetricsTracker(4, 51, 6, {n: AverageMeter(n) for n in ("loss", "grad_norm", "lr", "update_s")})
+    wanted = []
+    for own, noise in zip(seen, noises, strict=True):
+        images = {key: value for key, value in own.items() if key in theirs.config.image_features}
+        # LeRobot resizes no images: it gets those that the network of ours sees.
+        images = {
+            k: torch.nn.functional.interpolate(v.float() / 255, size=(32, 32), mode="area") for k, v in images.items()
+        }
+        data_of = {**own, **images}
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "randn_like", lambda like, noise=noise: noise)
+            tracker, _ = update_policy(tracker, theirs, before(data_of), optimizer, 10.0, accelerator=accelerator)
+        wanted.append(tracker.loss.val)
+    found = [record["loss"] for record in series(tmp_path / "run")]
+    assert np.abs(np.subtract(found, wanted)).max() < 1e-5
+    assert len(found) == 4
+    # After the same steps the weights are those that our run exported.
+    for name, value in theirs.state_dict().items():
+        assert torch.allclose(value, trained[name], atol=1e-5), name
+
+
+@pytest.mark.slow
+def test_run_resumes_exactly_with_dropout(data: Path, tmp_path: Path) -> None:
+    assert run.train(act_config(data, tmp_path / "whole")) == run.DONE
+    assert run.train(act_config(data, tmp_path / "cut", steps=2, checkpoint=CheckpointConfig(every=2))) == run.DONE
+    assert run.resume(act_config(data, tmp_path / "cut")) == run.DONE
+    same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.slow
+def test_folder_of_lerobot_acts_as_in_lerobot(tmp_path: Path) -> None:
+    from lerobot.configs.types import FeatureType, PolicyFeature
+    from lerobot.policies.act.configuration_act import ACTConfig
+    from lerobot.policies.act.modeling_act import ACTPolicy
+    from lerobot.policies.act.processor_act import make_act_pre_post_processors
+
+    inputs = {
+        CAMERA: PolicyFeature(FeatureType.VISUAL, (3, 32, 40)),
+        "observation.state": PolicyFeature(FeatureType.STATE, (3,)),
+    }
+    outputs = {"action": PolicyFeature(FeatureType.ACTION, (2,))}
+    sizes = {name: value for name, value in SMALL.items() if name != "image_size"}
+    theirs = ACTPolicy(
+        ACTConfig(
+            input_features=inputs, output_features=outputs, chunk_size=4, n_action_steps=4, device="cpu",
+            pretrained_backbone_weights=None, **sizes,
+        )
+    ).eval()  # fmt: skip
+    rng = np.random.default_rng(0)
+    stats = {
+        key: {name: torch.from_numpy(rng.uniform(0.5, 1.5, shape).astype(np.float32)) for name in ("mean", "std")}
+        for key, shape in ((CAMERA, (3, 1, 1)), ("observation.state", (3,)), ("action", (2,)))
+    }
+    before, behind = make_act_pre_post_processors(theirs.config, stats)
+    for part in (theirs, before, behind):
+        part.save_pretrained(tmp_path / "theirs")
+    data = batch(2)
+    images = {CAMERA: data[CAMERA].float() / 255, "observation.state": data["observation.state"]}
+    with torch.no_grad():
+        wanted = behind(theirs.predict_action_chunk(before(images))).numpy()
+    ours = us.load_policy(tmp_path / "theirs")
+    assert ours.config.type == "lerobot-act"
+    found = ours.act({CAMERA: data[CAMERA], "observation.state": data["observation.state"], "task": data["task"]})
+    assert np.abs(found - wanted).max() < 1e-5
