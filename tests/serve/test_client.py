@@ -149,6 +149,26 @@ def test_a_restarted_server_is_found_again(folder: Path, seen: list[Observation]
         policy.close()
 
 
+def test_an_oversized_observation_is_refused_before_it_is_sent(folder: Path, seen: list[Observation]) -> None:
+    with served(folder, max_message_mb=0.05) as server, RemotePolicy(server.address) as policy:
+        with refused("50,000", kind=MessageError):
+            policy.act(seen[0])
+        assert policy.reconnects == 0
+
+
+def test_a_server_that_ends_each_connection_is_not_flooded(
+    folder: Path, seen: list[Observation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def leave(*args: Any) -> tuple[str, None]:
+        return "vanished", None
+
+    monkeypatch.setattr(PolicyServer, "_answer", leave)
+    with served(folder) as server, RemotePolicy(server.address, timeout_s=1) as policy:
+        with refused(kind=DeadlineError):
+            policy.act(seen[0])
+        assert 2 <= policy.reconnects <= 8
+
+
 def test_another_policy_behind_the_address_is_refused(folder: Path, tmp_path: Path, seen: list[Observation]) -> None:
     with served(folder) as server:
         policy, port = RemotePolicy(server.address), server.port

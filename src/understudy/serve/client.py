@@ -257,6 +257,7 @@ class RemotePolicy:
         end = clock.monotonic() + self.timeout_s
         if control["op"] == "act":  # checked before anything is sent
             encode(dict(observation))
+        pause = 0.0  # a lost connection is made again at once, and then ever later
         while True:
             connection = self._connection
             if connection is None:
@@ -267,6 +268,11 @@ class RemotePolicy:
             left = end - clock.monotonic()
             given = {**control, "past": past, "deadline_s": max(left, 1e-3)}
             message = encode({**observation, CONTROL: {key: own for key, own in given.items() if own is not None}})
+            if len(message) > (most := self.metadata.get("max_message_bytes", len(message))):
+                raise MessageError(
+                    f"the observation takes {len(message):,} bytes, the server takes {most:,}; send smaller images, or "
+                    "serve with a larger --max-message-mb"
+                )
             try:
                 reply = self._exchange(connection, message, max(left, 0) + _MARGIN_S)
             except TimeoutError as error:
@@ -276,6 +282,8 @@ class RemotePolicy:
                 self._drop()
                 if clock.monotonic() >= end:
                     raise DeadlineError(f"{self._name}: the connection ended: {error}", "lost") from error
+                clock.sleep(min(pause, max(0.0, end - clock.monotonic())))
+                pause = min(2 * pause or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
                 continue
             self._fresh = False
             try:

@@ -63,7 +63,9 @@ class PolicyServer:
     def __init__(self, robot: RobotPolicy, options: "ServeConfig") -> None:
         self.robot, self.options = robot, options
         self.metrics = Metrics()
+        self._most_bytes = int(options.max_message_mb * 1e6)
         self.metadata = describe_policy(robot, options.policy, options.contract)
+        self.metadata["max_message_bytes"] = self._most_bytes
         self.port = options.port
         """Port that it listens on, once it does."""
         self._token = read_token(options.token_file)
@@ -103,7 +105,7 @@ class PolicyServer:
                 compression=None,
                 open_timeout=options.open_timeout_s,
                 close_timeout=options.open_timeout_s,
-                max_size=int(options.max_message_mb * 1e6),
+                max_size=self._most_bytes,
                 max_queue=1,
                 logger=logging.getLogger("understudy.serve.connection"),
                 server_header=None,
