@@ -51,7 +51,8 @@ class LoaderMixin:
         return EpochBatches(
             self.train_dataset,
             micro_batch * self.args.world_size,
-            lambda: int(self.state.global_step) * int(self.args.gradient_accumulation_steps),
+            int(self.args.gradient_accumulation_steps),
+            lambda: int(self.state.global_step),
             self.prepare_batch,
             {**options, "rank": self.args.process_index, "world_size": self.args.world_size, **self.loader_options},
         )
@@ -64,7 +65,8 @@ class EpochBatches:
         self,
         dataset: EpisodeDataset,
         batch_size: int,
-        consumed: Callable[[], int],
+        accumulated: int,
+        step: Callable[[], int],
         prepare: Callable[[dict[str, Any]], dict[str, Any]],
         options: dict[str, Any],
     ) -> None:
@@ -73,20 +75,24 @@ class EpochBatches:
         Args:
             dataset: the dataset.
             batch_size: samples of one forward pass over all processes.
-            consumed: returns the number of such batches that the training has used.
+            accumulated: such batches of a step.
+            step: returns the number of steps that are done.
             prepare: makes a batch the arguments of the model.
             options: arguments of `Loader`.
         """
         self.dataset, self.batch_size = dataset, batch_size
-        self._consumed, self._prepare, self._options = consumed, prepare, options
+        self._accumulated, self._step, self._prepare, self._options = accumulated, step, prepare, options
 
     def __len__(self) -> int:
-        """Batches of an epoch; the last one is filled with samples of the next epoch."""
-        return -(-len(self.dataset) // self.batch_size)
+        """Batches of an epoch, in whole steps; the last step is filled with samples of the next epoch.
+
+        A trainer would cut the last step of other epochs short, and its number of steps would not tell the position.
+        """
+        return self._accumulated * -(-len(self.dataset) // (self.batch_size * self._accumulated))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the rest of the present epoch."""
-        start = self._consumed()
+        start = self._step() * self._accumulated
         position = start * self.batch_size
         with Loader(self.dataset, batch_size=self.batch_size, position=position, **self._options) as loader:
             for _, batch in zip(range(len(self) - start % len(self)), loader):
