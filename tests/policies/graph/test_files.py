@@ -1,5 +1,6 @@
 """Graph files give the actions of the policy: any batch size, robots of a mixture, images of any size."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,15 @@ from support.policies import CAMERAS, config
 from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError, is_installed
 from understudy.policies.flow.model import FlowPolicy
-from understudy.policies.graph.files import BATCH_SIZES, FILES, compare, example_inputs, make_graph, write_graph
+from understudy.policies.graph.files import (
+    BATCH_SIZES,
+    FILES,
+    compare,
+    describe_graph,
+    example_inputs,
+    make_graph,
+    write_graph,
+)
 from understudy.policies.graph.interface import PolicyGraph
 from understudy.policies.inference import RobotPolicy
 
@@ -83,6 +92,22 @@ def test_another_policy_in_the_file_is_refused(written: Written, change: str) ->
     model = mixture(units) if change == "units" else mixture(seed=4 if change == "weights" else 3)
     with pytest.raises(ConfigError):
         compare(robot(model, "legs", cameras=list(SIZES)), written.graph, written.function, 2)
+
+
+def test_another_policy_of_small_actions_is_refused() -> None:
+    """A robot whose actions are micrometers has differences of micrometers."""
+    small = HEADS | {"action": {name: (1e-6 * np.array(HEADS["action"][name])).tolist() for name in HEADS["action"]}}
+    graph = make_graph(robot(mixture(small), "legs", cameras=list(SIZES)), SIZES, steps=1)
+    compare(robot(mixture(small), "legs", cameras=list(SIZES)), graph, lambda inputs: graph(*inputs), 1)
+    with pytest.raises(ConfigError):
+        compare(robot(mixture(small, seed=4), "legs", cameras=list(SIZES)), graph, lambda inputs: graph(*inputs), 1)
+
+
+def test_description_names_the_metadata_of_prompts() -> None:
+    graph, facts = make_graph(robot(mixture(), "legs"), SIZES, steps=1), {"format": "{task}", "names": ["quality"]}
+    described = json.loads(describe_graph(graph, "onnx", 1, {}, {"prompt_metadata": facts}))
+    assert described["prompt_metadata"] == facts
+    assert "prompt_metadata" not in json.loads(describe_graph(graph, "onnx", 1, {}, {}))
 
 
 def test_every_input_reaches_the_actions(written: Written) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import TASK
+from understudy.batch_keys import PROMPT_METADATA, TASK
 from understudy.errors import ConfigError
 from understudy.optional_packages import require
 from understudy.policies.draws import generate_draws
@@ -150,16 +150,26 @@ def compare(
             raise ConfigError(f"format: the graph gives {found.shape}, the policy {wanted.shape}: report this")
         differences[rows] = float(np.abs(found - wanted).max())
         largest = max(largest, float(np.abs(wanted).max()))
-    if max(differences.values()) > TOLERANCE * max(1.0, largest):
+    if max(differences.values()) > TOLERANCE * largest:
         raise ConfigError(
             f"format: the graph differs from the policy by {max(differences.values()):.3g}, at most "
-            f"{TOLERANCE * max(1.0, largest):.3g} is allowed; export with --format understudy, and report this"
+            f"{TOLERANCE * largest:.3g} is allowed; export with --format understudy, and report this"
         )
     return {"largest_difference": {str(rows): value for rows, value in differences.items()}, "largest_action": largest}
 
 
-def describe_graph(graph: PolicyGraph, kind: Format, steps: int, parity: Mapping[str, Any]) -> str:
-    """Describe a written graph in JSON: its inputs, output and parity report."""
+def describe_graph(
+    graph: PolicyGraph, kind: Format, steps: int, parity: Mapping[str, Any], metadata: Mapping[str, Any]
+) -> str:
+    """Describe a written graph in JSON: its inputs, output and parity report.
+
+    Args:
+        graph: the graph.
+        kind: its format.
+        steps: integration steps.
+        parity: result of `compare`.
+        metadata: of the robot; its `prompt_metadata` belongs to the instruction (`understudy/prompt_metadata.py`).
+    """
     content = {
         "format": kind,
         "file": FILES[kind],
@@ -169,5 +179,6 @@ def describe_graph(graph: PolicyGraph, kind: Format, steps: int, parity: Mapping
         "tokens": "UTF-8 bytes of the instruction, cut to the length, padded as in the row `padding`",
         "padding": graph.prepare("")[0].tolist(),
         "parity": dict(parity),
+        **({PROMPT_METADATA: metadata[PROMPT_METADATA]} if PROMPT_METADATA in metadata else {}),
     }
     return json.dumps(content, indent=2) + "\n"

@@ -66,7 +66,7 @@ def export_graph(config: ExportConfig) -> None:
         function = files.write_graph(graph, fresh / files.FILES[kind], kind)
         parity = files.compare(robot, graph, function, config.steps)
         (fresh / files.DESCRIPTION).write_text(
-            files.describe_graph(graph, kind, config.steps, parity), encoding="utf-8"
+            files.describe_graph(graph, kind, config.steps, parity, robot.metadata), encoding="utf-8"
         )
         if contract := facts.get(policy_folder.CONTRACT):
             write_contract(fresh / FILE, contract)
