@@ -712,6 +712,25 @@ def camera_shows_another_scene(root: Path) -> None:
     remake_video(root, video_file(8), lambda images: 255 - images)
 
 
+@fault("v2.1", "images.mirrored", episode=4, camera=TOP)
+def camera_is_mirrored(root: Path) -> None:
+    remake_video(root, video_file(4), lambda images: images[:, :, ::-1])
+
+
+@fault("v2.1", "images.channels", episode=6, camera=WRIST)
+def red_and_blue_are_exchanged(root: Path) -> None:
+    remake_video(root, video_file(6, WRIST), lambda images: images[..., ::-1])
+
+
+@fault("v2.1", "images.noise", episode=2, camera=TOP)
+def camera_is_noisy(root: Path) -> None:
+    def change(images: np.ndarray) -> np.ndarray:
+        noise = np.random.default_rng(5).normal(0, 20, images.shape)
+        return np.clip(images + noise, 0, 255).astype(np.uint8)
+
+    remake_video(root, video_file(2), change)
+
+
 @fault("v2.1", "images.shifted", episode=3, camera=TOP)
 def images_of_an_episode_late(root: Path) -> None:
     remake_video(root, video_file(3), lambda images: np.concatenate([images[:1], images[:1], images[:-2]]))

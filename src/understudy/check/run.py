@@ -13,6 +13,7 @@ from understudy.check.findings import Finding, Place, Report, sort_findings
 from understudy.check.image_facts import SAMPLED_EPISODES, ImageFacts, read_images
 from understudy.check.remedies import fill
 from understudy.check.row_facts import ACTION, RowFacts, read_rows
+from understudy.check.rules.changed_images import check_changed_images
 from understudy.check.rules.clocks import check_clocks
 from understudy.check.rules.depth import check_depth
 from understudy.check.rules.episodes import check_episodes, rank_episodes
@@ -83,6 +84,7 @@ def check_dataset(
         if images != "none":
             videos, decoded = _read_images(catalog, facts, images, show_progress)
             findings += [*check_videos(catalog, videos), *check_images(catalog, facts, decoded)]
+            findings += check_changed_images(catalog, decoded)
             findings += [*check_motion(catalog, decoded), *check_depth(catalog, decoded)]
             read |= {"videos": sum(map(len, videos.files.values())), "images": decoded.images}
     return Report(

@@ -11,6 +11,7 @@ statistics  recorded statistics
 episodes    repeated and unusual episodes
 videos      video files, and places of episodes in them
 images      decoded images
+changed_images  images that are mirrored, noisy, or have exchanged colors
 motion      images against rows
 depth       values of depth images
 sensors     files, clocks and values of sensors at their own rates
