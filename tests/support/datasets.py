@@ -359,7 +359,8 @@ def _write_v3(root: Path, spec: Spec, truth: Truth, tables: dict[int, pa.Table],
         row |= {"data/chunk_index": chunk, "data/file_index": file}
         row |= {"dataset_from_index": start, "dataset_to_index": start + lengths[k]}
         row |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
-        row["stats/action/mean"] = [0.0, 0.0]
+        recorded = _stats([tables[ids[k]]])
+        row["stats/action/mean"] = recorded["action"]["mean"] if recorded else [0.0] * spec.action_dim
     for first in range(0, len(ids), spec.per_data_file):
         at = meta[first]
         path = root / data.format(chunk_index=at["data/chunk_index"], file_index=at["data/file_index"])
