@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from support.naive_pi05 import NaivePi0, Sample, paper_weights, samples
+from understudy.policies.common.chunking import sample_given, sample_guided
 from understudy.policies.common.towers.tower_sizes import TowerSizes
-from understudy.policies.pi05.chunking import sample_given, sample_guided
 from understudy.policies.pi05.network import Pi0Network
 from understudy.policies.pi05.sizes import Sizes, VisionSizes
 from understudy.policies.pi05.weights.released_keys import released_key

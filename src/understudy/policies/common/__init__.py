@@ -2,6 +2,7 @@
 
 layers           linear, norm and attention layers with explicit precision
 flow_matching    flow matching on action chunks
+chunking         real-time chunking: a chunk that continues the one in execution
 affine           normalization as an affine map per norm head
 normalizer       between the robot's units and the network's, per norm head
 fast_tokenizer   FAST action tokens

@@ -2,5 +2,6 @@
 
 config    settings and config
 model     `FlowPolicy`
+guided    chunks that continue the one in execution
 graph     the policy as a function of tensors
 """

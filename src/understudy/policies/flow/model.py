@@ -28,6 +28,7 @@ from understudy.policies.common.normalizer import Normalizer, blanked, state_now
 from understudy.policies.common.task_modes import DYNAMICS, FLOW, FORWARD, MODES, POLICY, TRAINS
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.flow.config import FlowPolicyConfig
+from understudy.policies.flow.guided import Integrate, guide
 from understudy.policies.imagined import Imagined
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
 from understudy.policies.policy import Policy
@@ -86,18 +87,8 @@ class FlowPolicy(Policy):
         )
         width = config.width
         self.text = TextEncoder(config.text_bytes, 64, width)
-        self.vision = (
-            ImageEncoder(
-                len(config.cameras),
-                config.image_size,
-                config.channels,
-                config.blocks,
-                config.keypoints,
-                condition=width,
-            )
-            if config.cameras
-            else None
-        )
+        sizes = (len(config.cameras), config.image_size, config.channels, config.blocks, config.keypoints)
+        self.vision = ImageEncoder(*sizes, condition=width) if config.cameras else None
         seen = len(config.cameras) * 2 * config.keypoints
         self.fuse = Linear(seen + config.state_dim + width, width)
         self.fuse2 = Linear(width, width)
@@ -234,6 +225,16 @@ class FlowPolicy(Policy):
         return self.normalizer.robot_actions(self._sample(batch, draws["noise"], steps, mode, FLOW)[FLOW], batch)
 
     @torch.no_grad()
+    def continue_chunk(
+        self, batch: Mapping[str, Any], draws: Draws, executing: Tensor, delay: int, steps: int = 10,
+        horizon: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Sample actions that the chunk in execution guides; see `Policy.continue_chunk`. It needs a `horizon`."""
+        guided = guide(self.config, self.normalizer, batch, executing, delay, horizon)
+        found = self._sample(batch, draws["noise"], steps, POLICY, FLOW, guided)[FLOW]
+        return self.normalizer.robot_actions(found, batch)
+
+    @torch.no_grad()
     def sample_actions(self, batch: Mapping[str, Any], noise: Tensor, steps: int = 10, mode: str = POLICY) -> Tensor:
         """Sample actions for the observations of a batch.
 
@@ -266,12 +267,9 @@ class FlowPolicy(Policy):
     @torch.no_grad()
     def imagine(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
         """Sample the states that follow; see `Policy.imagine`. There are no images."""
-        found = self._sample(batch, draws["noise"], steps, mode, DYNAMICS)
-        return Imagined(
-            self.normalizer.robot_actions(found[FLOW], batch),
-            self.normalizer.robot_states(found[DYNAMICS], batch),
-            None,
-        )
+        found, units = self._sample(batch, draws["noise"], steps, mode, DYNAMICS), self.normalizer
+        actions, states = units.robot_actions(found[FLOW], batch), units.robot_states(found[DYNAMICS], batch)
+        return Imagined(actions, states, None)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -353,7 +351,9 @@ class FlowPolicy(Policy):
             h = layer(h, modulation)
         return self.out_proj(layer_norm(h)).float().view(x.shape)
 
-    def _sample(self, batch: Mapping[str, Any], noise: Tensor, steps: int, mode: str, term: str) -> dict[str, Tensor]:
+    def _sample(
+        self, batch: Mapping[str, Any], noise: Tensor, steps: int, mode: str, term: str, integrate: Integrate = euler
+    ) -> dict[str, Tensor]:
         """Sample `term` and the other streams from noise [B, T, A + S] in `mode`: normalized, [B, T, dim] each."""
         if mode not in self.modes or term not in self._streams or term not in TRAINS[mode]:
             able = [each for each in self.modes if term in TRAINS[each] and term in self._streams]
@@ -377,7 +377,7 @@ class FlowPolicy(Policy):
             ]
             return torch.cat(parts, dim=2)
 
-        found = euler(field, torch.cat(start, dim=2), steps)
+        found = integrate(field, torch.cat(start, dim=2), steps)
         return dict(zip(self._streams, self._split(found)))
 
     def _given_stream(self, batch: Mapping[str, Any], term: str) -> Tensor:

@@ -8,7 +8,6 @@ network       `Pi0Network`
 observation   its inputs: text, past states, embedded prefix and tail
 siglip        the vision encoder
 extents       images of a batch, cameras and numbers of tokens of a sample
-chunking      real-time chunking
 text          prompts and responses as tokens
 weights       released weights: names, first weights, normalization
 formats       folders of LeRobot and openpi

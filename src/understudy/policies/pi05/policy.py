@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.policies.batch import check_shape, value_of
+from understudy.policies.common.chunking import Field, sample_given, sample_guided
 from understudy.policies.common.flow_matching import (
     delays,
     euler,
@@ -31,7 +32,6 @@ from understudy.policies.common.normalizer import Normalizer, state_now
 from understudy.policies.common.task_modes import FLOW, POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss, valid_elements
-from understudy.policies.pi05.chunking import Field, sample_given, sample_guided
 from understudy.policies.pi05.config import Pi05PolicyConfig
 from understudy.policies.pi05.extents import (
     EXTENTS,
@@ -249,7 +249,7 @@ class Pi05Policy(Policy, Pi0Network):
         steps: int = 10,
         horizon: int | None = None,
     ) -> Tensor:
-        """Sample actions that continue a chunk which the robot is still executing; see `pi05/chunking.py`.
+        """Sample actions that continue a chunk which the robot is still executing; see `common/chunking.py`.
 
         Args:
             batch: see the class.
