@@ -116,7 +116,7 @@ def test_the_delay_is_measured_in_actions() -> None:
     with AsyncChunks(policy, execute=2) as chunks:
         drive(chunks, 2)
         policy.may_answer.clear()
-        assert drive(chunks, 5, 2) == [2, 3, 4, 5, 6]  # the first chunk goes on
+        assert drive(chunks, 5, 2) == [2, 3, 4, 5, 6]  # of the first chunk
         policy.may_answer.set()
         wait_for(policy, 7)
         assert drive(chunks, 1, 7) == [1007]

@@ -197,7 +197,7 @@ class AsyncChunks:
             raise
 
     def _receive(self, step: int) -> None:
-        """Take the chunk that was asked for, where it is there and due, or the robot cannot go on without it."""
+        """Take the chunk that was asked for, where it is there and due, or the robot needs it."""
         if (asked := self._asked) is None:
             return
         stalled = not any(chunk.has(step) for chunk in self._chunks)

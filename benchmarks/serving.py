@@ -1,0 +1,277 @@
+"""The policy server under load, faults and restarts; and closed-loop success against the delay of chunks.
+
+    python benchmarks/serving.py [--json] [--requests 10000] [--robots 8] [--run RUN] [--episodes 30] [--figure FILE]
+
+A tiny policy of seven joints and two cameras of 96 x 128 pixels is served by `understudy serve` in a process of its
+own. Robots in threads of this process send observations and compare each chunk with the local policy's. One request
+in a hundred is a fault of another robot on another connection: garbage, an oversized message, half a message and
+silence, or a request whose robot vanishes. Figures:
+
+    requests, wrong       of the sound robots; wrong is another chunk (beyond 1e-4) or an error
+    leaked_fds            open files of the server after all robots left, less those before
+    grown_mb              resident memory of the server, the last tenth of the requests against the second
+    p50_ms, p99_ms        of a request, seen by the robot: {"1": one robot, "8": as many as `--robots`}
+    restart_*             the server is killed with SIGKILL under load and started again: requests, wrong, longest
+    mistakes_*            of `tests/support/mistakes.py`: planted, named by kind and key, and lines about a sound robot
+    bit_equal_at_delay_0  `AsyncChunks` over the websocket against `rollout`, with RUN's policy, three episodes
+    success_by_delay      {compensation: {delay: successes}} of `--episodes` on the table (`serving_delay.py`)
+
+The last two need `--run`: a run on the table whose chunks have 12 actions or more.
+"""
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # the arm and its mistakes are those of the tests
+
+import numpy as np
+import torch
+from websockets.sync.client import connect
+
+import understudy as us
+from support.arm import arm_observations, write_arm_policy
+from understudy.policies.draws import make_draws
+from understudy.serve.client import RemotePolicy
+from understudy.serve.coding import encode
+from understudy.serve.protocol import Noise
+
+COMBINATIONS = 64
+FAULT_EVERY = 100
+FAULTS = ("garbage", "oversized", "slow", "vanished")
+
+
+class Server:
+    """`understudy serve` in a process of its own."""
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        words = ["serve", str(folder), "--head", "arm", "--port", str(port), "--num-threads", "1", "--contract", "off"]
+        words += ["--max-message-mb", "2"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "understudy", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().split()[-1]
+        self.port = int(self.address.rpartition(":")[2])
+
+    def open_files(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def resident_mb(self) -> float:
+        text = Path(f"/proc/{self.process.pid}/statm").read_text()
+        return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def end(self) -> int:
+        self.process.terminate()
+        return self.process.wait(30)
+
+
+class Expected:
+    """Observations, and the local policy's chunk for each."""
+
+    def __init__(self, folder: Path) -> None:
+        robot = us.load_policy(folder, head="arm", contract="off")
+        robot.reset()
+        names = {"joints": "observation.state", "task": "task"}
+        names |= {f"cam_{camera}": f"observation.images.{camera}" for camera in ("front", "wrist_left")}
+        self.seen = [{names[key]: own for key, own in each.items()} for each in arm_observations(COMBINATIONS)]
+        spec = robot.policy.random_spec("act")
+        self.chunks = []
+        for number, observation in enumerate(self.seen):
+            draws = make_draws(spec, 0, np.array([number]), "rollout")
+            with torch.no_grad():
+                self.chunks.append(robot.policy.act(robot.prepare(observation, draws=draws).batch, draws)[0].numpy())
+
+
+class Robots:
+    """Sound robots in threads, which share a number of requests."""
+
+    def __init__(self, address: str, expected: Expected, requests: int, timeout_s: float = 60) -> None:
+        self.address, self.expected, self.timeout_s = address, expected, timeout_s
+        self.left, self.wrong, self.largest = requests, 0, 0.0
+        self.seconds: list[float] = []
+        self.lock = threading.Lock()
+
+    def drive(self, number: int) -> None:
+        rng = np.random.default_rng(number)
+        with RemotePolicy(self.address, timeout_s=self.timeout_s) as policy:
+            policy.reset()
+            while True:
+                with self.lock:
+                    if self.left <= 0:
+                        return
+                    self.left -= 1
+                which = int(rng.integers(COMBINATIONS))
+                started = time.perf_counter()
+                try:
+                    chunk = policy.act(self.expected.seen[which], noise=Noise(0, which))
+                    apart = float(np.abs(chunk - self.expected.chunks[which]).max())
+                except Exception as error:
+                    print(f"robot {number}: {type(error).__name__}: {error}", file=sys.stderr)
+                    apart = np.inf
+                with self.lock:
+                    self.seconds.append(time.perf_counter() - started)
+                    self.wrong += not apart < 1e-4
+                    self.largest = max(self.largest, apart)
+
+    def start(self, count: int) -> list[threading.Thread]:
+        threads = [threading.Thread(target=self.drive, args=(number,)) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def quantiles(self) -> tuple[float, float]:
+        p50, p99 = np.quantile(self.seconds, (0.5, 0.99)) * 1000
+        return round(float(p50), 2), round(float(p99), 2)
+
+
+def plant(fault: str, server: Server, expected: Expected) -> None:
+    """Be a faulty robot for a moment."""
+    connection = connect(server.address, proxy=None, compression=None, max_size=None).__enter__()
+    connection.recv(30)
+    if fault == "garbage":
+        connection.send(os.urandom(1000))
+        connection.recv(30)
+        connection.close()
+        return
+    if fault == "oversized":
+        connection.send(b"\0" * 2_500_000)
+    elif fault == "slow":
+        connection.socket.sendall(b"\x82\xfe\xff\xff\0\0\0\0" + b"x" * 1000)  # 65,535 bytes are announced
+        time.sleep(0.5)
+    else:
+        connection.send(encode(expected.seen[0]))
+    connection.socket.shutdown(socket.SHUT_RDWR)
+    connection.socket.close()
+
+
+def load(folder: Path, expected: Expected, requests: int, robots: int) -> dict[str, Any]:
+    """Sound robots beside faulty ones, and one robot alone."""
+    server = Server(folder)
+    alone = Robots(server.address, expected, min(500, requests // 4))
+    alone.drive(0)
+    time.sleep(0.5)
+    before, sizes = server.open_files(), {}
+    fleet = Robots(server.address, expected, requests)
+    threads, planted = fleet.start(robots), 0
+    while any(thread.is_alive() for thread in threads):
+        done = requests - fleet.left
+        if done >= requests // 5:
+            sizes.setdefault("early", server.resident_mb())
+        if done >= FAULT_EVERY * (planted + 1):
+            plant(FAULTS[planted % len(FAULTS)], server, expected)
+            planted += 1
+        else:
+            time.sleep(0.01)
+    sizes["late"] = server.resident_mb()
+    time.sleep(2)
+    leaked = server.open_files() - before
+    assert server.end() == 0
+    one, several = alone.quantiles(), fleet.quantiles()
+    return {
+        "requests": requests,
+        "wrong": fleet.wrong + alone.wrong,
+        "largest_difference": fleet.largest,
+        "faults": planted,
+        "leaked_fds": leaked,
+        "grown_mb": round(sizes["late"] - sizes["early"], 1),
+        "p50_ms": {"1": one[0], str(robots): several[0]},
+        "p99_ms": {"1": one[1], str(robots): several[1]},
+        "robots_per_s": round(len(fleet.seconds) / sum(fleet.seconds) * robots, 1),
+    }
+
+
+def restart(folder: Path, expected: Expected, requests: int, robots: int) -> dict[str, Any]:
+    """SIGKILL under load, and a new server at the same port."""
+    server = Server(folder)
+    fleet = Robots(server.address, expected, requests)
+    threads = fleet.start(robots)
+    while fleet.left > requests // 2:
+        time.sleep(0.01)
+    server.kill()
+    server = Server(folder, server.port)
+    for thread in threads:
+        thread.join()
+    assert server.end() == 0
+    return {
+        "restart_requests": requests,
+        "restart_wrong": fleet.wrong,
+        "restart_longest_s": round(max(fleet.seconds), 2),
+    }
+
+
+def mistakes(folder: Path) -> dict[str, Any]:
+    """Planted mistakes, named by kind and key; and lines about a sound robot."""
+    from support.mistakes import MISTAKES, half_loaded, named, sound
+    from support.serving import served
+    from understudy.contract.mismatch import ContractError
+
+    missed = []
+    with served(folder, contract="warn") as server:
+        for mistake, (change, robot, expected) in MISTAKES.items():
+            if named(server, change, **robot) != expected:
+                missed.append(mistake)
+        false_alarms = len(named(server, sound))
+    try:
+        us.load_policy(half_loaded(folder, folder.parent / "half"), head="arm", contract="strict")
+        missed.append("half-loaded weights")
+    except ContractError as error:
+        if [mismatch.kind for mismatch in error.mismatches] != ["weights"]:
+            missed.append("half-loaded weights")
+    planted = len(MISTAKES) + 1
+    return {
+        "mistakes_planted": planted,
+        "mistakes_named": planted - len(missed),
+        "mistakes_missed": missed,
+        "false_alarms": false_alarms,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--robots", type=int, default=8)
+    parser.add_argument("--run", type=Path, help="a run on the table, for the delays")
+    parser.add_argument("--episodes", type=int, default=30)
+    parser.add_argument("--figure", type=Path, help="write a picture of success against delay")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as place:
+        folder = write_arm_policy(Path(place) / "policy")
+        if chosen.requests:
+            expected = Expected(folder)
+            found |= load(folder, expected, chosen.requests, chosen.robots)
+            found |= restart(folder, expected, max(200, chosen.requests // 10), chosen.robots)
+            found |= mistakes(folder)
+    if chosen.run is not None:
+        from serving_delay import bit_equal_at_delay_0, draw, success_by_delay
+
+        found["bit_equal_at_delay_0"] = bit_equal_at_delay_0(chosen.run)
+        found["success_by_delay"] = success_by_delay(chosen.run, chosen.episodes)
+        if chosen.figure is not None:
+            draw(found["success_by_delay"], chosen.episodes, chosen.figure)
+    if chosen.json:
+        print(json.dumps(found))
+    else:
+        for name, value in found.items():
+            print(f"{name:22} {json.dumps(value)}")
+
+
+if __name__ == "__main__":
+    main()
