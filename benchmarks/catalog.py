@@ -33,10 +33,11 @@ import pyarrow.parquet as pq
 TASKS, FPS, PER_DATA, PER_VIDEO, PER_META = 100, 15, 1000, 100, 100_000
 
 
-def write(root: Path, episodes: int, cameras: int) -> None:
-    """Write the metadata and the first data file."""
+def write(root: Path, episodes: int, cameras: int, lengths: np.ndarray | None = None) -> None:
+    """Write the metadata and the first data file. lengths: of the episodes; they are drawn by default."""
     draws = np.random.default_rng(0)
-    lengths = draws.integers(100, 433, episodes)
+    drawn = draws.integers(100, 433, episodes)
+    lengths = drawn if lengths is None else lengths
     keys = [f"observation.images.cam{number}" for number in range(cameras)]
     features: dict[str, Any] = {"action": {"dtype": "float32", "shape": [7], "names": None}}
     for key in keys:

@@ -24,7 +24,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 
 pytestmark = pytest.mark.slow
 
-SCREENS = [(1200, "light"), (1200, "dark"), (390, "light"), (390, "dark")]
+SCREENS = [(1200, "light"), (1200, "dark"), (375, "light"), (375, "dark")]
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_inspect_page_is_readable(inspected: Path, chromium: Any, width: int, sc
 
 
 def test_inspect_page_wraps_long_paths(inspected: Path, chromium: Any) -> None:
-    tab = chromium.new_page(viewport={"width": 390, "height": 900})
+    tab = chromium.new_page(viewport={"width": 375, "height": 900})
     tab.goto(inspected.as_uri())
     wide = "Array.from(document.querySelectorAll('li')).map(li => li.scrollWidth - li.clientWidth)"
     over = tab.evaluate(wide)
@@ -182,4 +182,4 @@ def test_browser_finds_no_fault_in_a_sound_page(chromium: Any, tmp_path: Path) -
     path = tmp_path / "page.html"
     body = html.card(html.table(["a", "b"], [["one", 1]]) + "<details><summary>more</summary>text</details>")
     path.write_text(html.page("sound", "<h1>sound</h1>", body), encoding="utf-8")
-    assert browser.faults(chromium, path, 390, "dark") == []
+    assert browser.faults(chromium, path, 375, "dark") == []

@@ -1,0 +1,223 @@
+"""Start of a run on synthetic metadata of up to ten million episodes, and the slices of up to 800 simulated ranks.
+
+    python benchmarks/scale.py                                    100,000, 1,000,000 and 10,000,000 episodes
+    python benchmarks/scale.py --episodes 1000000 --ranks 1 800
+    python benchmarks/scale.py --json
+
+The dataset has the metadata of three cameras, and data files without images: each file is a link to the same rows, 7
+actions a frame. Two processes of one host start the same run, one after the other: the first one makes the tables that
+they share. The stages are those of `understudy train`. Nothing is trained.
+
+    cpu_s, wall_s       seconds of the stage
+    private_mb          memory of this process alone after it, beyond that after its imports
+    right               each row of the first batch is the row that the order names
+
+    rank_ms             CPU time of one rank to locate its samples of a step in the middle of the first epoch
+    ranks_ms            the same for all ranks, one after the other
+    union               the slices of all ranks are the batch, each sample once
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import catalog as metadata
+
+T = TypeVar("T")
+
+SIZES, RANKS, BATCH, CAMERAS, WIDTH, CHUNK = (100_000, 1_000_000, 10_000_000), (1, 8, 64, 800), 8000, 3, 7, 8
+PER_DATA = metadata.PER_DATA
+
+
+def write(root: Path, episodes: int) -> np.ndarray:
+    """Write the dataset; returns the lengths of the episodes of each data file, int64 (PER_DATA,)."""
+    lengths = np.random.default_rng(0).integers(100, 433, PER_DATA)
+    metadata.write(root, episodes, CAMERAS, np.resize(lengths, episodes))
+    number = np.arange(int(lengths.sum()), dtype=np.float32)
+    values = (number[:, None] + np.arange(WIDTH, dtype=np.float32) / 8).reshape(-1)
+    action = pa.FixedSizeListArray.from_arrays(pa.array(values), WIDTH)
+    table = pa.table({"action": action, "task_index": np.zeros(len(number), np.int64)})
+    first = root / "data/chunk-000/file-000.parquet"
+    pq.write_table(table, first, row_group_size=20_000)
+    last = (episodes - 1) // PER_DATA
+    for file in range(1, last + 1):
+        path = root / f"data/chunk-{file // 1000:03d}/file-{file % 1000:03d}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if file < last or episodes % PER_DATA == 0:
+            os.link(first, path)
+        else:
+            pq.write_table(table[: int(lengths[: episodes % PER_DATA].sum())], path, row_group_size=20_000)
+    return lengths
+
+
+def private_mb() -> float:
+    lines = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    kinds = {words[0].rstrip(":"): int(words[1]) / 1024 for words in lines}
+    return kinds["Private_Clean"] + kinds["Private_Dirty"]
+
+
+class Stages:
+    """Time and memory of named stages."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, float]] = {}
+        self._before = private_mb()
+
+    def run(self, name: str, work: Callable[[], T]) -> T:
+        cpu, wall = time.process_time(), time.perf_counter()
+        result = work()
+        self.found[name] = {
+            "cpu_s": round(time.process_time() - cpu, 3),
+            "wall_s": round(time.perf_counter() - wall, 3),
+            "private_mb": round(private_mb() - self._before, 1),
+        }
+        print(f"{name}: {self.found[name]}", file=sys.stderr, flush=True)
+        return result
+
+
+def start(root: Path, batch: int, world: int, ranks: Sequence[int], statistics: int = 0) -> dict[str, Any]:
+    """Start the run of one of `world` ranks in this process; returns its stages and facts.
+
+    Args:
+        root: the dataset.
+        batch: samples of a step.
+        world: number of ranks of the run whose first batch is loaded.
+        ranks: numbers of ranks to simulate.
+        statistics: episodes to measure the statistics on; 0: none.
+    """
+    import torch  # noqa: F401  # its memory is not measured
+
+    from understudy.config.train import DataConfig, TrainConfig
+    from understudy.load.loader import Loader
+    from understudy.train.data.run_data import compute_normalization, dataset_fingerprint, open_data
+    from understudy.train.validation.periodic_validation import read_validation_data
+
+    def config(**data: Any) -> TrainConfig:
+        return TrainConfig(data=DataConfig(str(root), cameras=("none",), chunk_size=CHUNK, **data), batch_size=batch)
+
+    stages = Stages()
+    data = stages.run("open the dataset, split it, look for missing files", lambda: open_data(config()))
+    stages.run("validation frames", lambda: read_validation_data(config(), data))
+    stages.run("fingerprint", lambda: dataset_fingerprint(data))
+    order = stages.run("order", lambda: data.order(config()))
+
+    def load() -> dict[str, Any]:
+        with Loader(data.training, order=order, rank=world - 1, world_size=world, num_threads=1) as loader:
+            return next(loader)
+
+    first = stages.run("first batch of one rank", load)
+    lengths = data.training[0].catalog.episodes.lengths[:PER_DATA]
+    starts = np.cumsum(lengths) - lengths
+    expected = starts[first["episode_index"].numpy() % PER_DATA] + first["frame_index"].numpy()
+    facts: dict[str, Any] = {
+        "stages": stages.found,
+        "samples": len(expected),
+        "right": bool(np.array_equal(first["action"][:, 0, 0].numpy(), expected.astype(np.float32))),
+        "order_bytes": len(order.to_json()),
+        "frames": int(data.training[0].catalog.episodes.frames),
+        "ranks": {str(count): simulate(order, len(data.training[0]), batch, count) for count in ranks},
+    }
+    if statistics:
+        small = open_data(config(episodes=tuple(range(statistics))), check_files=False)
+        frames = len(small.training[0])
+        begun = time.process_time()
+        compute_normalization(small, "mean_std")
+        facts["statistics_us_per_frame"] = round((time.process_time() - begun) / frames * 1e6, 3)
+    return facts
+
+
+def simulate(order: Any, frames: int, batch: int, world: int) -> dict[str, Any]:
+    """Locate the samples of all `world` ranks in a step in the middle of the first epoch."""
+    from understudy.order.rank_positions import rank_positions
+
+    step = frames // 2 // batch
+    times, parts = [], []
+    for rank in range(world):
+        begun = time.process_time()
+        source, episode, frame = order.locate(rank_positions(step, batch, rank, world))
+        times.append(time.process_time() - begun)
+        parts.append(np.stack([source, episode, frame]))
+    whole = np.stack(order.locate(np.arange(step * batch, (step + 1) * batch, dtype=np.int64)))
+    together = np.concatenate(parts, axis=1)
+    distinct = len(np.unique(together, axis=1).T) == batch
+    return {
+        "rank_ms": round(float(np.median(times)) * 1e3, 3),
+        "ranks_ms": round(sum(times) * 1e3, 1),
+        "union": bool(np.array_equal(together, whole) and distinct),
+    }
+
+
+def measure(episodes: int, batch: int, ranks: Sequence[int]) -> dict[str, Any]:
+    """Start the run twice on one host, on a dataset of `episodes`."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "dataset")
+        write(root, episodes)
+        meta = sum(path.stat().st_size for path in (root / "meta").rglob("*.parquet"))
+        world = max(ranks)
+        found: dict[str, Any] = {"episodes": episodes, "meta_mb": round(meta / 2**20, 1)}
+        for number, name in enumerate(("first", "second")):
+            words = [str(root), str(batch), str(world), "0" if number else "2000", *map(str, () if number else ranks)]
+            env = {**os.environ, "XDG_CACHE_HOME": str(Path(folder, "cache"))}
+            command = [sys.executable, __file__, "--child", *words]
+            done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
+            if done.returncode:
+                raise SystemExit(f"the {name} process of {episodes:,} episodes ended with {done.returncode}")
+            found[name] = json.loads(done.stdout.splitlines()[-1])
+        tables = (Path(folder, "cache")).rglob("tables/*")
+        found["shared_mb"] = round(sum(path.stat().st_size for path in tables if path.is_file()) / 2**20, 1)
+    return found
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--episodes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
+    parser.add_argument("--batch-size", type=int, default=BATCH)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.child:
+        root, batch, world, statistics, *ranks = options.child
+        print(json.dumps(start(Path(root), int(batch), int(world), [int(one) for one in ranks], int(statistics))))
+        return
+    rows = [measure(episodes, options.batch_size, options.ranks) for episodes in options.episodes]
+    conditions = {"cpus": os.cpu_count(), "load": os.getloadavg()[0], "python": platform.python_version()}
+    facts = {"batch_size": options.batch_size, "cameras": CAMERAS, "rows": rows, "conditions": conditions}
+    if options.json:
+        print(json.dumps(facts))
+        return
+    for row in rows:
+        show(row)
+
+
+def show(row: dict[str, Any]) -> None:
+    first, second = row["first"], row["second"]
+    print(f"\n{row['episodes']:,} episodes, {first['frames']:,} frames, {row['meta_mb']} MB of metadata")
+    print(f"  {'':54}{'first process':^28}{'second process':^28}")
+    print(f"  {'':54}" + f"{'cpu s':>8}{'wall s':>8}{'private MB':>12}" * 2)
+    for name, own in first["stages"].items():
+        both = (own, second["stages"][name])
+        print(f"  {name:54}" + "".join(f"{o['cpu_s']:>8.2f}{o['wall_s']:>8.2f}{o['private_mb']:>12.1f}" for o in both))
+    print(f"  shared by the processes: {row['shared_mb']} MB; the order in JSON: {first['order_bytes']} bytes")
+    print(f"  statistics: {first['statistics_us_per_frame']} us a frame")
+    print(f"  the rows of the first batch are right: {first['right'] and second['right']}")
+    for count, own in first["ranks"].items():
+        print(f"  {count:>4} ranks: {own['rank_ms']} ms a rank, {own['ranks_ms']} ms all; union: {own['union']}")
+
+
+if __name__ == "__main__":
+    main()
