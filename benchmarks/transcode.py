@@ -13,7 +13,8 @@ recording to 64 pixels, H.264 with a key frame every 2. The same recipe with the
                    of the recording, and of each camera of `--set`, a dataset that is transcoded to 224 pixels
                    (medians over `--trials` measurements, original and transcoded in turns)
 
-`--out` keeps finished parts; a call with it continues.
+`--cost-only` measures the cost of `--set` alone, in about a minute, without recordings and trainings: {"cost",
+"conditions"}. `--out` keeps finished parts; a call with it continues.
 """
 
 import argparse
@@ -55,6 +56,10 @@ def prepared(args: argparse.Namespace) -> list[Part]:
         words = ("edit", str(source), str(out), "--size", str(size), "--codec", "libx264", "--gop", "2")
         return command(out.with_suffix(".log"), *words)
 
+    if args.cost_only:
+        return [
+            Part("transcode set", args.out / "set.json", lambda: transcode(args.set, args.out / "set", args.set_size))
+        ]
     parts = [
         Part("record", args.out / "record.json", record),
         Part(
@@ -114,6 +119,10 @@ def measured(before: Path, after: Path, trials: int) -> dict[str, Any]:
 
 def summary(args: argparse.Namespace) -> dict[str, Any]:
     """Read the results of all parts, and measure the cost of decoding."""
+    conditions = {key: str(value) for key, value in vars(args).items()}
+    conditions |= {"device": platform.machine(), "threads": "1", "torch": torch.__version__}
+    if args.cost_only:
+        return {"cost": {"set": measured(args.set, args.out / "set", args.trials)}, "conditions": conditions}
     runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
     for arm in ARMS:
         for seed in args.seeds:
@@ -132,15 +141,14 @@ def summary(args: argparse.Namespace) -> dict[str, Any]:
         "intervals": {arm: wilson_interval(*counts) for arm, counts in success.items()},
         "cost": cost,
         "runs": runs,
-        "conditions": {key: str(value) for key, value in vars(args).items()}
-        | {"device": platform.machine(), "threads": 1, "torch": torch.__version__},
+        "conditions": conditions,
     }
 
 
 def table(result: dict[str, Any]) -> str:
     """Format the results as text."""
     lines = []
-    for arm in ARMS:
+    for arm in ARMS if "success" in result else ():
         (good, count), (low, high) = result["success"][arm], result["intervals"][arm]
         lines.append(f"{arm:12} {good}/{count} ({100 * low:.0f}-{100 * high:.0f} %)")
     for name, cameras in result["cost"].items():
@@ -161,6 +169,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/transcode"))
     parser.add_argument("--set", type=Path, help="another dataset, whose cost of decoding is measured")
     parser.add_argument("--set-size", type=int, default=224, help="its longer side after transcoding")
+    parser.add_argument("--cost-only", action="store_true", help="transcode and measure `--set`, and train nothing")
     parser.add_argument("--episodes", type=int, default=200, help="to record")
     parser.add_argument("--image-size", type=int, default=128, help="of the recording")
     parser.add_argument("--steps", type=int, default=2500, help="of each training")
@@ -168,10 +177,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rollouts", type=int, default=30, help="per policy")
     parser.add_argument("--trials", type=int, default=5, help="measurements of the cost")
     args = parser.parse_args(arguments)
+    if args.cost_only and args.set is None:
+        parser.error("--cost-only: needs --set DATASET")
     torch.set_num_threads(1)
     with redirect_stdout(sys.stderr):
         args.out.mkdir(parents=True, exist_ok=True)
-        finish([*prepared(args), *(part for seed in args.seeds for arm in ARMS for part in trained(args, arm, seed))])
+        seeds = () if args.cost_only else args.seeds
+        finish([*prepared(args), *(part for seed in seeds for arm in ARMS for part in trained(args, arm, seed))])
         result = summary(args)
     print(json.dumps(result) if args.json else table(result))
 
