@@ -16,6 +16,7 @@ from support.policies import batch as flow_batch
 from support.policies import policy as flow_policy
 from support.refusals import refused
 from support.runs import tiny_config
+from understudy.config.data import SourceConfig
 from understudy.config.train import TrainConfig
 from understudy.order import sample_uniform
 from understudy.policies.batch import prompts_of
@@ -52,7 +53,10 @@ def test_values_become_text() -> None:
     wanted = ["quality: 3", "control mode: joint velocity", "success: false", "speed: 0.333333", "big: 7", "flag: true"]
     assert lines.splitlines() == wanted
     assert add_metadata([" pick up ", " "], ["a: 1\nb: x", "a: 1"]) == ["pick up, a: 1, b: x", "a: 1"]
-    assert add_metadata(["pick up "], None) == ["pick up "]  # as it is, without metadata
+    for without in (None, [""]):
+        assert add_metadata(["pick up "], without) == ["pick up "]  # as it is
+    with refused(2, 1, kind=ValueError):
+        add_metadata(["a", "b"], [""])
     with refused("'pages'", kind=ValueError):
         metadata_lines({"pages": [1]}, ["pages"])
     with refused("'a:b'", kind=ValueError):
@@ -77,6 +81,21 @@ def settings(rated: Path, out: Path, chances: dict[str, float], everything: floa
     config = tiny_config(rated, out, **changes)
     data = replace(config.data, prompt_metadata=chances, prompt_metadata_dropout=everything, cameras=("none",))
     return replace(config, data=data, policy=replace(config.policy, text_bytes=64))
+
+
+def test_a_source_without_metadata_has_prompts_without_it(rated: Path, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "plain", Spec(lengths=(5, 6, 4), cameras=()))
+    config = settings(rated, tmp_path, {"quality": 0.1})
+    sources = tuple(SourceConfig(root=str(root)) for root in (tmp_path / "plain", rated))
+    data = open_data(replace(config, data=replace(config.data, root="", sources=sources)))
+    with us.Loader(data.training, batch_size=16, seed=0) as loader:
+        batch = next(loader)
+    for source, episode, lines in zip(
+        batch["source"].tolist(), batch["episode_index"].tolist(), batch["prompt_metadata"]
+    ):
+        known = source == 1 and QUALITY[episode] is not None
+        assert lines == (f"quality: {QUALITY[episode]}" if known else "")
+    assert set(batch["source"].tolist()) == {0, 1}
 
 
 def test_dropout_depends_on_seed_and_position_alone(rated: Path) -> None:
@@ -105,7 +124,7 @@ def test_policy_sees_the_metadata() -> None:
     draws = {name: torch.zeros(3, *spec.shape) for name, spec in policy.random_spec("act").items()}
     change = (policy.act(rated, draws) - policy.act(plain, draws)).flatten(1).abs().amax(1)
     assert [bool(each > 0) for each in change] == [True, False, True]
-    assert prompts_of(rated)[1] == batch["task"][1].strip()
+    assert prompts_of(rated)[1] == batch["task"][1]
     assert rated["task"] == batch["task"]  # by which losses are grouped
 
 

@@ -50,9 +50,9 @@ def add_metadata(tasks: Sequence[str], lines: Sequence[str] | None) -> list[str]
     """
     if lines is None:
         return list(tasks)
-    return [
-        ", ".join([*([task.strip()] if task.strip() else []), *own.splitlines()]) for task, own in _pairs(tasks, lines)
-    ]
+    if len(tasks) != len(lines):
+        raise ValueError(f"{len(tasks)} instructions and {len(lines)} entries of prompt_metadata: give one for each")
+    return [_prompt(task, own.splitlines()) if own else task for task, own in zip(tasks, lines)]
 
 
 def drop_fields(lines: str, dropped: Iterable[str]) -> str:
@@ -101,7 +101,5 @@ def _value(name: str, value: Any) -> str:
     raise ValueError(f"prompt_metadata: {name!r} is {value!r}: a prompt has texts, numbers, true and false")
 
 
-def _pairs(tasks: Sequence[str], lines: Sequence[str]) -> Iterable[tuple[str, str]]:
-    if len(tasks) != len(lines):
-        raise ValueError(f"{len(tasks)} instructions and {len(lines)} entries of prompt_metadata: give one for each")
-    return zip(tasks, lines)
+def _prompt(task: str, fields: Sequence[str]) -> str:
+    return ", ".join([task.strip(), *fields] if task.strip() else fields)
