@@ -29,6 +29,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # the arm and its 
 
 import numpy as np
 import torch
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 import understudy as us
@@ -149,13 +151,15 @@ def plant(fault: str, server: Server, expected: Expected) -> None:
         connection.close()
         return
     if fault == "oversized":
-        connection.send(b"\0" * 2_500_000)
+        with suppress(ConnectionClosed):
+            connection.send(b"\0" * 2_500_000)
     elif fault == "slow":
         connection.socket.sendall(b"\x82\xfe\xff\xff\0\0\0\0" + b"x" * 1000)  # 65,535 bytes are announced
         time.sleep(0.5)
     else:
         connection.send(encode(expected.seen[0]))
-    connection.socket.shutdown(socket.SHUT_RDWR)
+    with suppress(OSError):  # the server was quicker
+        connection.socket.shutdown(socket.SHUT_RDWR)
     connection.socket.close()
 
 
@@ -248,7 +252,7 @@ def main() -> None:
     parser.add_argument("--robots", type=int, default=8)
     parser.add_argument("--run", type=Path, help="a run on the table, for the delays")
     parser.add_argument("--episodes", type=int, default=30)
-    parser.add_argument("--figure", type=Path, help="write a picture of success against delay")
+    parser.add_argument("--figure", type=Path, help="draw success against delay")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Any] = {}

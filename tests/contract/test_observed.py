@@ -7,9 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.arm import CENTER, DEVIATION, NAMES, Observation, arm_contract, arm_observations, images, states
+from support.arm import (
+    CENTER,
+    DEVIATION,
+    NAMES,
+    TASKS,
+    Observation,
+    arm_contract,
+    arm_observations,
+    images,
+    states,
+    vector,
+)
+from understudy.contract.camera_print import CameraPrint, shrink
 from understudy.contract.declared import Declaration, compare_declaration
-from understudy.contract.facts import InputContract, read_contract, write_contract
+from understudy.contract.facts import CameraFacts, InputContract, RobotFacts, read_contract, write_contract
 from understudy.contract.observed import LEAST_SEEN, ObservationCheck
 
 STEPS = 20
@@ -143,3 +155,42 @@ def test_unknown_figures_stay_unknown(contract: InputContract) -> None:
     assert np.isnan(own.figures["mean"][3])
     assert found_in(known, lambda seen: seen) == set()
     assert found_in(known, state(lambda x: x * ONE_IN_DEGREES)) == set()
+
+
+def scene_images(episode: int, count: int) -> np.ndarray:
+    """A table with three blocks that lie elsewhere in each episode, and a hand that moves."""
+    table = np.random.default_rng(0).integers(90, 160, (12, 16, 3))
+    rng = np.random.default_rng([5, episode])
+    places, colors = rng.integers(5, 40, (3, 2)), ((200, 30, 30), (30, 200, 30), (30, 30, 200))
+    start, found = rng.integers(0, 30), []
+    for step in range(count):
+        image = np.kron(table, np.ones((4, 4, 1)))
+        for (y, x), color in zip(places, colors):
+            image[y : y + 7, x : x + 7] = color
+        image[15:30, start + step : start + step + 8] = 20
+        found.append(np.clip(image + rng.normal(0, 3, image.shape), 0, 255).astype(np.uint8))
+    return np.stack(found)
+
+
+def test_few_episodes_are_no_reason_for_a_crop() -> None:
+    """A print of six episodes: others look different, but are neither cropped nor mirrored; BGR is still found."""
+    shown = [(episode, image) for episode in range(6) for image in scene_images(episode, 24)[::3]]
+    grids, episodes = [shrink(image) for _, image in shown], [episode for episode, _ in shown]
+    poses = states(200, 1)
+
+    def found(look: CameraPrint, change: Callable[[np.ndarray], np.ndarray]) -> list[set[str]]:
+        camera = {"observation.images.front": CameraFacts("cam", (48, 64), look)}
+        facts = RobotFacts(30, 16, "arm", "joint", vector("joints", poses), vector("action", poses), camera, TASKS)
+        kinds = []
+        for episode in range(100, 108):
+            check, own = ObservationCheck(InputContract({"arm": facts}), "arm"), set()
+            for step, image in enumerate(scene_images(episode, 15)):
+                seen = {"joints": poses[step], "cam": change(image), "task": TASKS[0]}
+                own |= {mismatch.kind for mismatch in check.look(seen)}
+            kinds.append(own)
+        return kinds
+
+    look = CameraPrint.of_images(grids, episodes)
+    assert found(look, lambda image: image) == [set()] * 8
+    assert sum("color order" in own for own in found(look, lambda image: image[..., ::-1])) > 4
+    assert look.most > CameraPrint.of_images(grids).most  # halves of the images have the same episodes

@@ -13,6 +13,7 @@ import numpy as np
 
 SIDE = 16
 _LEAST_DEVIATION = 6.0  # gray levels: noise, compression and small changes of light
+_FEW_EPISODES = 3.0  # the largest usual misfit of n episodes counts 1 + 3 / n times
 _MOST = 36.0  # one cell counts no more
 _CROPS = (
     0.95,
@@ -44,23 +45,32 @@ class CameraPrint:
     most: float
 
     @classmethod
-    def of_images(cls, grids: Sequence[np.ndarray]) -> "CameraPrint":
+    def of_images(cls, grids: Sequence[np.ndarray], episodes: Sequence[int] | None = None) -> "CameraPrint":
         """Make the print of the grids (`shrink`) of images.
 
-        Each misfit is that of an image that the mean does not contain, in two halves, so that it is as large as for
-        images from elsewhere. Raises ValueError for no image.
+        Each misfit is that of an image of an episode that the mean does not contain, so that it is as large as for
+        other episodes; without `episodes`, of an image that a half of the images does not contain. The estimate from
+        few episodes is uncertain, and larger by that. Raises ValueError for no image.
+
+        Args:
+            grids: of images, the same number from each part of the training.
+            episodes: number of the episode of each image.
         """
         if not len(grids):
             raise ValueError("a print needs at least one image")
         cells = np.stack(grids).astype(np.float32)
         whole = cls(cells.mean(0), cells.std(0), 1.0, 1.0)
         halves = (cells[::2], cells[1::2]) if len(cells) > 3 else (cells, cells)
+        parts, factor = [halves, halves[::-1]], 1.0
+        if episodes is not None and len(numbers := np.unique(episodes)) > 1:
+            own = [np.asarray(episodes) == number for number in numbers]
+            parts = [(cells[~mask], cells[mask]) for mask in own]
+            factor = 1 + _FEW_EPISODES / len(numbers)
         misfits = [
-            cls(known.mean(0), known.std(0), 1.0, 1.0).misfit(grid)
-            for known, others in (halves, halves[::-1])
-            for grid in others
+            cls(known.mean(0), known.std(0), 1.0, 1.0).misfit(grid) for known, others in parts for grid in others
         ]
-        return cls(whole.mean, whole.deviation, *map(float, np.quantile(misfits, (0.5, 0.95))))
+        usual, most = map(float, np.quantile(misfits, (0.5, 0.95)))
+        return cls(whole.mean, whole.deviation, usual, factor * most)
 
     def misfit(self, grid: np.ndarray) -> float:
         """Misfit of a grid (`shrink`)."""

@@ -154,12 +154,15 @@ def _tasks(part: EpisodeDataset) -> Sequence[str]:
 def _look(camera: str, parts: Sequence[EpisodeDataset], count: int, bar: Progress) -> CameraPrint | None:
     """Measure the appearance of a camera; None with a warning where an image cannot be read."""
     grids: list[np.ndarray] = []
+    numbers: list[int] = []  # of the episode of each image, over all sources
     share = -(-count // len(parts))
     try:
         for part in parts:
             images = EpisodeDataset(part.catalog, keys=[camera], frame_cache_bytes=0)
             wanted = np.unique(np.linspace(0, len(part) - 1, min(share, count - len(grids))).round().astype(np.int64))
             episodes, frames = part.locate(wanted)
+            known = np.unique(episodes, return_inverse=True)[1].reshape(-1)
+            numbers += (known + 1 + max(numbers, default=-1)).tolist()
             for begin in range(0, len(wanted), _BATCH):
                 batch = images.batch(episodes[begin : begin + _BATCH], frames[begin : begin + _BATCH])[camera]
                 grids += [shrink(image.permute(1, 2, 0).numpy()) for image in batch]
@@ -167,4 +170,4 @@ def _look(camera: str, parts: Sequence[EpisodeDataset], count: int, bar: Progres
     except DatasetError as error:
         logger.warning("contract: the appearance of %s stays unknown: %s", camera, error)
         return None
-    return CameraPrint.of_images(grids) if grids else None
+    return CameraPrint.of_images(grids, numbers) if grids else None
