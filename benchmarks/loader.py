@@ -9,7 +9,7 @@ UNDERSTUDY_TEST_DATA where that is set, otherwise from drawn images. In each rou
 Of the limits (`cli/bench/decode_limit.py`), `limit` is plain reading by a standard library, `codec` the bare codec, and
 `shuffled` the bare codec with frames that wait before delivery. The memory budget is smaller than the decoded images,
 so this measures streaming, not copying. Only the real recordings are also measured with enough memory ("-half": with
-too little).
+too little). Datasets with one camera also have a row NAME-yuv, with `"colors": "yuv"`: planes that the GPU converts.
 
 A full run takes half an hour or more. With `--out` each row is in the file as soon as it is measured, and a later run
 with the same file measures only missing rows. So the parts (datasets and rows without video; first batches; remote
@@ -36,6 +36,8 @@ from loader_sets import Set, rows_only, sets
 BATCH, CHUNK = 32, 16
 PARTS = ("rows", "first", "remote")
 MEMORY = 10**9
+COLORS = ("rgb", "yuv")
+"""Forms of images between host and device. Without a GPU the planes of "yuv" are converted on the CPU."""
 
 
 def serve(setting: Any) -> None:
@@ -106,7 +108,9 @@ def child(part: str, **setting: Any) -> list[str]:
     return [sys.executable, __file__, "--part", part, json.dumps(setting)]
 
 
-def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, rounds: int) -> dict[str, Any]:
+def measure_set(
+    one: Set, rival: Any, known: dict[Path, Any], seconds: float, rounds: int, colors: str = "rgb"
+) -> dict[str, Any]:
     """Measure one row. `known` has LeRobot's figures on earlier datasets by their path."""
     from understudy.cli.bench.decode_limit import limits
     from understudy.cli.bench.measure import (
@@ -123,7 +127,7 @@ def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, ro
     data = Setting(str(one.root), BATCH, CHUNK).data()
     memory = int(picture_bytes(data) * len(data) * one.memory)
     memory = memory if one.memory > 1 else min(MEMORY, memory)
-    setting = Setting(str(one.root), BATCH, CHUNK, memory=str(memory))
+    setting = Setting(str(one.root), BATCH, CHUNK, memory=str(memory), colors=colors)
     ours, theirs = [], []
     with OtherLoader(child("ours", **asdict(setting))) as loader:
         start = loader.measure(seconds=0)  # warm-up: lanes turn over, and the frames that they hold become known
@@ -148,7 +152,8 @@ def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, ro
     other = known.get(one.lerobot, {})
     shuffle = quality(setting.order(data))
     return {
-        "name": one.name,
+        "name": row_name(one, colors),
+        "colors": colors,
         "codec": one.codec,
         "gop": one.gop,
         "height": one.height,
@@ -181,6 +186,10 @@ def measure_set(one: Set, rival: Any, known: dict[Path, Any], seconds: float, ro
         "lerobot_missing": other.get("missing"),
         "plan": last["plan"],
     }
+
+
+def row_name(one: Set, colors: str) -> str:
+    return one.name if colors == "rgb" else f"{one.name}-{colors}"
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -221,8 +230,10 @@ def measure_rows(
         results.found["conditions"]["lerobot"] = rival.version or None
         theirs = None if rival.missing else rival
         for one in chosen:
-            if one.name not in there:
-                results.add("rows", measure_set(one, theirs, known, seconds, rounds))
+            for colors in COLORS if one.cameras == 1 else COLORS[:1]:
+                if row_name(one, colors) not in there:
+                    rival_of = theirs if colors == "rgb" else None
+                    results.add("rows", measure_set(one, rival_of, known, seconds, rounds, colors))
         if results.found["parquet_only_samples_per_s"] is not None:
             return
         with OtherLoader(child("ours", path=str(rows_root), batch=BATCH, chunk=CHUNK)) as loader:

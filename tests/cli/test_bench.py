@@ -492,7 +492,8 @@ def test_loader_benchmark_has_its_keys(
     found = run(",".join(benchmark.PARTS))
     assert "svtav1-g2-64: " in said().err
     assert [row["gop"] for row in found["remote"]] == [2, 12, 250]
-    assert [row["cameras"] for row in found["rows"]] == [1, 2, 3]
+    kinds = [(row["cameras"], row["colors"]) for row in found["rows"]]
+    assert kinds == [(1, "rgb"), (1, "yuv"), (2, "rgb"), (3, "rgb")]
     for row in found["rows"]:
         assert row.keys() >= ROW | LIMITS
         assert row["codec"] == "av1"
@@ -500,7 +501,7 @@ def test_loader_benchmark_has_its_keys(
         assert all(row[key] > 0 for key in (ROW | LIMITS) - {"codec", "lerobot_cpu_ms_per_sample", "peak_mb"} - HELD)
     assert found["parquet_only_samples_per_s"] > 0
     assert found["first_batch_s"] == 0.25
-    assert found["first_batches"][1]["floor_s"] == pytest.approx(48 / (2 * found["rows"][1]["limit_per_s"]))
+    assert found["first_batches"][1]["floor_s"] == pytest.approx(48 / (2 * found["rows"][2]["limit_per_s"]))
     assert found["rows"][0]["name"] in benchmark.render(found)
     written = out.read_text()
     assert run("rows,first,remote") == found  # nothing is missing: nothing is measured

@@ -114,6 +114,11 @@ class LoaderConfig:
     """Threads that read and decode."""
     memory: str = "4GB"
     """Memory of the loader, for all processes of a host together. A dataset that fits stays decoded in memory."""
+    colors: Annotated[
+        Literal["rgb", "yuv"], OnResume("images differ by at most one level of 255 from here on; the same samples")
+    ] = "rgb"
+    """Form in which video images leave the host. `yuv`: 4:2:0 planes, half the bytes, converted and resized on the
+    device; videos need even sides, and none stays decoded in memory. Validation always reads RGB."""
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,12 @@ from understudy.load.batch_request import Batch, BatchRequest
 from understudy.load.images.clip_reader import ClipReader, DecodePolicy, Timings
 from understudy.load.images.cursors import ConversionJobs, Cursors, SampleImages, write_all
 from understudy.load.images.decoded_cache import DecodedImages
+from understudy.load.images.planes import PlanePacker
 from understudy.load.memory_plan import MemoryPlan
 from understudy.load.row_batches import RowBatches
 from understudy.load.staggered_decoding import first_runs
 from understudy.order.sample_random import SampleRng
+from understudy.video.depth.pixels import AnyConverter
 
 SPAN = 64
 """Consecutive positions that one thread makes of a source read in storage order."""
@@ -81,7 +83,7 @@ class BatchBuilder:
     ) -> None:
         self._request, self._plan, self._stopped, self._timings = request, plan, stopped, timings
         self._cursors = Cursors(_IDLE)
-        self._converters = {c: request.datasets[0].pixels(c).converter(request.image_size) for c in shapes[0]}
+        self._converters = {camera: _converter(request, camera) for camera in shapes[0]}
         missing = [set(data.missing_cameras) & own.keys() for data, own in zip(request.datasets, shapes)]
         self._missing = [sorted(cameras) for cameras in missing]
         self._present = [[c for c in own if c not in cameras] for own, cameras in zip(shapes, missing)]
@@ -265,6 +267,12 @@ class BatchBuilder:
             self._cursors,
             self._converters[camera],
         )
+
+
+def _converter(request: BatchRequest, camera: str) -> AnyConverter | PlanePacker:
+    """Make the converter of a camera, for one thread."""
+    pixels = request.datasets[0].pixels(camera)
+    return PlanePacker() if request.colors == "yuv" and not pixels.is_depth else pixels.converter(request.image_size)
 
 
 def _sample_views(batch: BatchInProgress) -> dict[str, np.ndarray]:

@@ -79,6 +79,8 @@ class BatchRequest:
     """Bytes, or text such as "4GB", for everything that is held at once (`Loader.plan`)."""
     image_size: tuple[int, int] | None = None
     """(height, width) of the images, resized by area averaging, depth by nearest pixel; None: as recorded."""
+    colors: Literal["rgb", "yuv"] = "rgb"
+    """Form of video images between the threads and the consumer: RGB, or 4:2:0 planes (`images/planes.py`)."""
     augment: Augment | None = None
     """Called in a loader thread for each sample, with its images and the random numbers of its position.
 
@@ -99,6 +101,10 @@ class BatchRequest:
             raise ValueError(f"position {self.position}: positions are 0 to 2**62 - 1")
         if self.on_bad_frame not in ("raise", "substitute"):
             raise ValueError(f"on_bad_frame {self.on_bad_frame!r}: need 'raise' or 'substitute'")
+        if self.colors not in ("rgb", "yuv"):
+            raise ValueError(f"colors {self.colors!r}: need 'rgb' or 'yuv'")
+        if self.colors == "yuv" and self.augment is not None:
+            raise ValueError("colors='yuv' with augment, which changes RGB images on the host; leave out one of both")
 
     @property
     def memory_bytes(self) -> int:

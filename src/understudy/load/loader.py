@@ -29,6 +29,7 @@ from understudy.load.device_copy import DeviceCopy
 from understudy.load.images.buffer_pool import BufferPool
 from understudy.load.images.clip_reader import Timings
 from understudy.load.images.decoded_cache import keep_decoded
+from understudy.load.images.plane_delivery import PlaneDelivery
 from understudy.load.loader_threads import WorkerPool
 from understudy.load.memory_plan import make_plan
 from understudy.load.mixed_batches import image_shapes
@@ -66,6 +67,8 @@ class Loader:
         position: first position. To resume, the `position` of the earlier loader.
         memory: bytes, or text such as "4GB", for everything that is held at once (`plan`).
         image_size: (height, width) of the images, resized by area averaging; None keeps the recorded size.
+        colors: "yuv" moves video images as 4:2:0 planes, half the bytes, and converts and resizes them on `device`,
+            within one level of 255 of "rgb". It needs even sides, no `augment`, and no `preprocess` of images.
         augment: called in a loader thread for each sample as augment(images, rng), with the random numbers of its
             position. `images` are uint8 tensors (T, 3, H, W) by camera, to be changed in place.
         preprocess: called in a loader thread with each complete batch of this process; its result is the batch.
@@ -100,6 +103,7 @@ class Loader:
         position: int = 0,
         memory: int | str = "4GB",
         image_size: tuple[int, int] | None = None,
+        colors: Literal["rgb", "yuv"] = "rgb",
         augment: Augment | None = None,
         preprocess: Preprocess | None = None,
         on_bad_frame: Literal["raise", "substitute"] = "raise",
@@ -127,13 +131,18 @@ class Loader:
             position=position,
             memory=memory,
             image_size=image_size,
+            colors=colors,
             augment=augment,
             preprocess=preprocess,
             on_bad_frame=on_bad_frame,
             journal=journal,
             bad_frame_cap=bad_frame_cap,
         )
-        cameras = len(image_shapes(request.datasets, request.image_size)[0])  # refuses images of several sizes
+        self._planes: PlaneDelivery | None = None
+        if colors == "yuv":
+            self._planes = PlaneDelivery(request.datasets, image_size)
+            request = replace(request, image_size=None)  # resized on the device
+        cameras = len(image_shapes(request.datasets, request.image_size, colors)[0])  # refuses images of several sizes
         self.plan = make_plan(
             request.datasets,
             request.order,
@@ -142,6 +151,7 @@ class Loader:
             num_threads=min(_MOST_THREADS, _available_cores()) if num_threads == "auto" else num_threads,
             memory=request.memory_bytes,
             image_size=request.image_size,
+            may_keep=colors == "rgb",
         )
         """Memory that the loader holds, item by item, and how it decodes."""
         sources = zip(request.datasets, self.plan.keeps_decoded)
@@ -180,6 +190,8 @@ class Loader:
             batch = self._workers.take()
             if self._device_copy is not None:
                 batch = self._device_copy.copy(batch)
+            if self._planes is not None:
+                batch = self._planes.convert(batch)
             self.position += self._request.order.batch_size
         except BaseException:  # also Ctrl-C: the next batch must not depend on the moment of the interrupt
             self.close()

@@ -157,6 +157,7 @@ def make_plan(
     num_threads: int,
     memory: int,
     image_size: tuple[int, int] | None = None,
+    may_keep: bool = True,
 ) -> MemoryPlan:
     """Make the plan of one rank.
 
@@ -164,6 +165,7 @@ def make_plan(
         num_threads: threads that may make batches; fewer are used where memory is too small for them.
         memory: bytes.
         image_size: (height, width) that images are resized to.
+        may_keep: whether a dataset that fits stays decoded.
 
     Raises:
         ValueError: not even one batch fits; names the least memory that does.
@@ -205,7 +207,7 @@ def make_plan(
     keeps = []
     for source, policy in zip(sources, slowest):
         needed = source.cached - source.reader_bytes(policy, num_threads)
-        keeps.append(source.all_images > 0 and needed <= spare)
+        keeps.append(may_keep and source.all_images > 0 and needed <= spare)
         spare -= needed if keeps[-1] else 0
     read = [s for s, keep in zip(sources, keeps) if not keep and s.sample]
     spare = memory - own - sum(s.cached for s, keep in zip(sources, keeps) if keep)

@@ -25,6 +25,7 @@ from torch import Tensor
 from understudy.batch_keys import LOSS_WEIGHT
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.features import INDEX_KEYS
+from understudy.load.images.planes import packed_shape
 
 _Declared: TypeAlias = tuple[np.dtype | str, int, tuple[int, ...]]
 """Of a key: dtype (or "video", "image", "missing", "text", "no declared number"), window length (0: none), shape."""
@@ -207,7 +208,7 @@ def _is_video(camera: str, datasets: Sequence[EpisodeDataset]) -> bool:
 
 
 def image_shapes(
-    datasets: Sequence[EpisodeDataset], image_size: tuple[int, int] | None
+    datasets: Sequence[EpisodeDataset], image_size: tuple[int, int] | None, colors: str = "rgb"
 ) -> list[dict[str, tuple[int, ...]]]:
     """Shapes of one sample's images: for each source, camera -> (C, H, W) or (T, C, H, W); depth has C = 1, color 3.
 
@@ -216,14 +217,15 @@ def image_shapes(
     Args:
         datasets: the sources.
         image_size: (height, width) that images are resized to; None for the recorded size.
+        colors: "yuv" for packed 4:2:0 planes (`images/planes.py`), of the recorded size.
 
     Raises:
-        ValueError: the shapes of two sources differ.
+        ValueError: the shapes of two sources differ, or planes have an odd side.
         DatasetError: a video cannot be opened, or `image_size` is not for depth.
     """
     cameras = dict.fromkeys(c for d in datasets for c in d.video_keys)
     cameras |= dict.fromkeys(c for c in datasets[0].missing_cameras if all(c in d.missing_cameras for d in datasets))
-    shapes = [_shapes(dataset, list(cameras), image_size) for dataset in datasets]
+    shapes = [_shapes(dataset, list(cameras), image_size, colors) for dataset in datasets]
     for number, (dataset, own) in enumerate(zip(datasets, shapes)):
         for camera, shape in own.items():
             if shape != (one := shapes[0][camera]):
@@ -235,7 +237,7 @@ def image_shapes(
 
 
 def _shapes(
-    dataset: EpisodeDataset, cameras: list[str], image_size: tuple[int, int] | None
+    dataset: EpisodeDataset, cameras: list[str], image_size: tuple[int, int] | None, colors: str
 ) -> dict[str, tuple[int, ...]]:
     segment = dataset.segments[dataset.segments[:, 2] > dataset.segments[:, 1]][:1]
     rows, _ = dataset.frames_to_decode(segment[:, 0], segment[:, 1])
@@ -247,5 +249,11 @@ def _shapes(
             reader = dataset.video_frames.reader(camera, int(rows[0]))
             sides = reader.height, reader.width
         window = [dataset.windows[camera]] if camera in dataset.windows else []
-        found[camera] = (*window, dataset.pixels(camera).channels, *(image_size or sides or ()))
+        shape = (dataset.pixels(camera).channels, *(image_size or sides or ()))
+        if colors == "yuv" and sides is not None and not dataset.pixels(camera).is_depth:
+            try:
+                shape = packed_shape(*sides)
+            except ValueError as error:
+                raise ValueError(f"{camera!r} is {error}") from error
+        found[camera] = (*window, *shape)
     return found

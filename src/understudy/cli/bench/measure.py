@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from understudy.bytesize import parse_bytes
@@ -76,6 +77,8 @@ class Setting:
     cameras: tuple[str, ...] | None = None
     """None: all cameras."""
     seed: int = 0
+    colors: Literal["rgb", "yuv"] = "rgb"
+    """Form of images between host and device (`Loader`). Planes are converted on the GPU, without one on the CPU."""
 
     def data(self) -> EpisodeDataset:
         """Open the dataset.
@@ -133,8 +136,15 @@ class Trial:
         del other
         self._before = start_peak()
         started = time.perf_counter()
+        cuda = setting.colors == "yuv" and torch.cuda.is_available()
         self.loader = Loader(
-            [self.data], order=self.order, num_threads=setting.threads or "auto", memory=setting.memory, position=0
+            [self.data],
+            order=self.order,
+            num_threads=setting.threads or "auto",
+            memory=setting.memory,
+            position=0,
+            colors=setting.colors,
+            device="cuda" if cuda else None,
         )
         self.batch_bytes, self._spent = 0, 0.0
         self.take()

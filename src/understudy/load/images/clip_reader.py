@@ -22,6 +22,7 @@ import numpy as np
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
 from understudy.load.images.cursors import Cursor, Cursors, SampleImages, write
+from understudy.load.images.planes import PlanePacker
 from understudy.video.depth.pixels import AnyConverter
 from understudy.video.reader import DecodedImage
 
@@ -86,7 +87,7 @@ class ClipReader:
         policy: DecodePolicy,
         first_runs: Sequence[int],
         cursors: Cursors,
-        converter: AnyConverter,
+        converter: AnyConverter | PlanePacker,
     ) -> None:
         self._dataset, self._camera, self._cursors = dataset, camera, cursors
         self._converter, self._policy = converter, policy

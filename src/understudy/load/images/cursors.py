@@ -14,6 +14,7 @@ import numpy as np
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
+from understudy.load.images.planes import PlanePacker
 from understudy.video.depth.pixels import AnyConverter
 from understudy.video.reader import DecodedImage, VideoReader
 
@@ -121,7 +122,7 @@ class ConversionJobs:
             self.places.append(sample)
 
 
-def write_all(jobs: ConversionJobs, out: np.ndarray, converter: AnyConverter) -> None:
+def write_all(jobs: ConversionJobs, out: np.ndarray, converter: AnyConverter | PlanePacker) -> None:
     """Convert all jobs into their places in `out`, (n, C, H, W) of the converter's dtype, and clear the jobs.
 
     An image that directly follows itself is converted once.
@@ -150,7 +151,7 @@ def _split(jobs: ConversionJobs, out: np.ndarray) -> tuple[list[av.VideoFrame], 
     return frames, places, copies
 
 
-def write(image: DecodedImage, converter: AnyConverter, out: np.ndarray) -> None:
+def write(image: DecodedImage, converter: AnyConverter | PlanePacker, out: np.ndarray) -> None:
     """Write a cursor's image into `out`, (C, H, W) of the converter's dtype."""
     if isinstance(image, np.ndarray):
         out[...] = image.transpose(2, 0, 1)

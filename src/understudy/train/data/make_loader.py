@@ -50,6 +50,8 @@ def make_loader(
                 on_bad_frame=config.data.on_bad_frame,
                 journal=journal,
                 pin=mesh.device.type == "cuda",
+                colors=config.loader.colors,
+                device=mesh.device if config.loader.colors == "yuv" else None,
                 **_resources(config, mesh),
             )
         except ValueError as error:
