@@ -94,7 +94,9 @@ def test_tables_have_every_setting_of_every_command(tables: list[Table]) -> None
                 fields = {f"--policy.{path.replace('_', '-')}" for path, _ in setting_paths(kind)}
                 assert {flag.name for flag in flags if ".no-" not in flag.name} == fields
         offered = {flag.name for flag in table.flags}
-        assert paths - offered <= {"--path", "--paths", "--runs", "--run", "--shell", "--datasets"}, table.command
+        assert paths - offered <= {"--path", "--paths", "--policy", "--runs", "--run", "--shell", "--datasets"}, (
+            table.command
+        )
         extra = {name for name in offered - paths if ".no-" not in name and not name.startswith("--no-")}
         assert extra <= {"--help", "--print-config", "--debug", "--launch"}, table.command
 

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 
 _VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
 _DEVICE = torch.ops.prim.device.default
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
 class _NotCachedError(Exception):
@@ -48,6 +49,8 @@ class ShapeCache:
 
     def __call__(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of an operation."""
+        if torch._C._get_dispatch_mode(_FAKE) is not self._mode:  # in `host_values`: tensors have values there
+            return func(*args, **kwargs)
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device  # half of all operations: autograd asks for the device of each gradient
         allowed = self._allowed.get(func)
