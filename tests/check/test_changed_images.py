@@ -52,7 +52,7 @@ def test_sound_scenes_raise_no_alarm() -> None:
     assert found([*sound[:-1], 255 - sound[-1]]) == []  # another fault
     symmetric = [scene(episode, symmetric=True) for episode in range(COUNT)]
     symmetric[3] = symmetric[3][:, :, :, ::-1]
-    assert found(symmetric) == []  # nobody can see it
+    assert found(symmetric) == []  # no pixel differs
     half = [images[:, :, :, ::-1] if episode % 2 else images for episode, images in enumerate(sound)]
     assert found(half) == []  # two cameras or two setups
     assert found(sound[:4]) == []

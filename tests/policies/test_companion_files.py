@@ -57,7 +57,7 @@ def test_a_saved_policy_has_copies_and_finds_them_anywhere(here: Path) -> None:
     saved = save(here, config(here))
     files = sorted(str(path.relative_to(saved)) for path in saved.rglob("*") if path.is_file())
     names = ["codes/codes.json", "codes/more.json", "config.json", "model.safetensors", "normalisation.json"]
-    assert files == [*names, "words.model"]
+    assert files == ["README.md", *names, "words.model"]
     moved = saved.rename(here / "elsewhere")
     (here / "my.model").unlink()
     loaded = policy_folder.load(moved).config
@@ -77,7 +77,7 @@ def test_a_loaded_policy_is_saved_again_with_its_files(here: Path) -> None:
 
 def test_a_policy_without_files_has_none(here: Path) -> None:
     saved = save(here, config(here, words="", codes=""))
-    assert len(list(saved.iterdir())) == 3
+    assert len(list(saved.iterdir())) == 4
     assert policy_folder.load(saved).config.words == ""
 
 

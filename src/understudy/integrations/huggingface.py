@@ -86,7 +86,7 @@ class EpochBatches:
     def __len__(self) -> int:
         """Batches of an epoch, in whole steps; the last step is filled with samples of the next epoch.
 
-        A trainer would cut the last step of other epochs short, and its number of steps would not tell the position.
+        A trainer would cut the last step of other epochs short: the position would not follow from its steps.
         """
         return self._accumulated * -(-len(self.dataset) // (self.batch_size * self._accumulated))
 

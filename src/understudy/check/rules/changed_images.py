@@ -39,7 +39,7 @@ def _place(catalog: Catalog, camera: str, clips: list[Clip], odd: np.ndarray) ->
 
 
 def _distance(images: np.ndarray, usual: np.ndarray) -> np.ndarray:
-    """Median over the pixels of the distance to the usual image, (n,): what moves or differs at few places is out."""
+    """Median over the pixels of the distance to the usual image, (n,): motion and differences at few places are out."""
     return np.asarray(np.median(np.abs(images - usual).mean(axis=3).reshape(len(images), -1), axis=1))
 
 

@@ -8,5 +8,6 @@ summary_cache      summaries on disk, for the next run
 norm_heads         norm heads, and normalization statistics of each, pooled over sources
 normalization      offset and spread from statistics
 outliers           values so large that normalization would flatten all others
+episode_records    statistics recorded for each episode
 stats_files        openpi's norm_stats.json and LeRobot's stats.json
 """
