@@ -193,8 +193,7 @@ def moments(steps: int) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("compensation", ["guided", "trained"])
-@pytest.mark.parametrize("delay", [0, 2])
+@pytest.mark.parametrize(("compensation", "delay"), [("guided", 0), ("guided", 2), ("trained", 2)])
 def test_a_server_and_a_local_policy_give_the_same_chunks(
     remembering: RobotPolicy, compensation: Any, delay: int
 ) -> None:

@@ -81,7 +81,8 @@ def server(folder: Path, *prefix: str, host: str = "127.0.0.1") -> Iterator[str]
             yield process.stdout.readline().split()[-1]
         finally:
             process.terminate()
-            process.wait(20)
+            code = process.wait(20)
+        assert code == 0, "SIGTERM ends the command cleanly"
 
 
 def drive(address: str, monkeypatch: pytest.MonkeyPatch) -> Watched:
