@@ -23,6 +23,7 @@ from understudy.data.read.response_text import Responses
 from understudy.data.read.rows import Rows
 from understudy.data.read.sensors import Sensors
 from understudy.data.read.video_frames import VideoFrames
+from understudy.data.selection.distinct import distinct
 from understudy.data.selection.frame_weights import FrameWeights, WeightsIn, weigh_frames
 from understudy.data.selection.segment_table import SegmentTable, as_integers
 from understudy.data.selection.select import KeepRanges, select
@@ -206,7 +207,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
     @property
     def num_episodes(self) -> int:
         """Episodes with a sample in the selection."""
-        return len(np.unique(self.segments[:, 0]))
+        return len(distinct(self.segments[:, 0]))
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -236,7 +237,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         Raises:
             DatasetError: no video of a camera can be opened.
         """
-        rows = self.catalog.episodes.rows_of(np.unique(self.segments[:, 0]))
+        rows = self.catalog.episodes.rows_of(distinct(self.segments[:, 0]))
         return max([1, *(self._measure_gop(camera, rows) for camera in self._videos)])
 
     def _measure_gop(self, camera: str, rows: np.ndarray) -> int:

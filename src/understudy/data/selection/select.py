@@ -19,6 +19,7 @@ import numpy as np
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import describe_ids
+from understudy.data.selection.distinct import common, difference, distinct
 from understudy.data.selection.keep_keys import match_keys
 from understudy.data.selection.keep_report import FEW, KeepReport
 from understudy.data.selection.where import matching_rows
@@ -78,9 +79,9 @@ def select(
     """
     table = catalog.episodes
     rows = np.arange(len(table)) if episodes is None else table.rows_of(_ids(episodes, "episodes"))
-    rows = np.unique(rows)
+    rows = distinct(rows)
     if exclude is not None:
-        rows = np.setdiff1d(rows, table.rows_of(_ids(exclude, "exclude_episodes")))
+        rows = difference(rows, table.rows_of(_ids(exclude, "exclude_episodes")))
     if len(rows) == 0:
         raise DatasetError(
             "the selection holds no episode", where=catalog.root, fix=f"there are {describe_ids(table.ids)}"
@@ -89,7 +90,7 @@ def select(
     if where is not None:
         met = matching_rows(catalog, where)
         notes = (f"{catalog.root}: {len(met):,} of {len(table):,} episodes meet {where!r}",)
-        if not len(rows := np.intersect1d(rows, met)):
+        if not len(rows := common(rows, met)):
             what = f"where is {where!r}, which holds for none of the chosen `episodes`"
             raise DatasetError(what, where=catalog.root, fix="choose other episodes, or another condition")
     for name, count in (("drop_n_first_frames", drop_first), ("drop_n_last_frames", drop_last)):
@@ -138,7 +139,7 @@ def split_episodes(ids: np.ndarray | Iterable[int], fraction: float, seed: int =
     Raises:
         DatasetError: fraction outside [0, 1), or fewer than two episodes to split.
     """
-    ids = np.unique(np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64))
+    ids = distinct(np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64))
     if not 0 <= fraction < 1:
         raise DatasetError(f"the validation fraction is {fraction!r}", fix="give a number from 0 to below 1")
     if fraction == 0:

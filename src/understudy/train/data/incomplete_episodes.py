@@ -9,6 +9,7 @@ from understudy.config.data import DataConfig, SourceConfig
 from understudy.data.check_files import broken_episodes
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.missing_files import MissingFiles
+from understudy.data.selection.distinct import common
 from understudy.errors import DatasetError
 
 _MAX_LISTED = 2000
@@ -62,7 +63,7 @@ def skip_incomplete(
         videos = [camera for camera in cameras if camera in catalog.episodes.videos]
         gaps += broken_episodes(catalog, videos, keys, looked_at)
     lack = np.unique(np.concatenate([np.empty(0, np.int64), *(gap.rows for gap in gaps)]).astype(np.int64))
-    found = [int(i) for i in catalog.episodes.ids[np.intersect1d(selected, lack)]]
+    found = [int(i) for i in catalog.episodes.ids[common(selected, lack)]]
     if recorded is not None:
         if new := sorted(set(found) - set(known)):
             what = f"{_are(new)} incomplete and was complete when the run started: {_list(new)} ({_why(gaps)})"

@@ -14,6 +14,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import describe_ids
 from understudy.data.format.standard_keys import rename_keys
+from understudy.data.selection.distinct import common, difference, distinct
 from understudy.data.selection.select import split_episodes
 from understudy.data.selection.where import matching_rows
 from understudy.data.stats.norm_heads import head_name
@@ -88,7 +89,7 @@ def open_source(
         (config.exclude_episodes, "exclude"),
         (config.val_episodes, "validate on"),
     ):
-        if len(unknown := np.setdiff1d(np.array(chosen, np.int64), ids)):
+        if len(unknown := difference(np.array(chosen, np.int64), ids)):
             what = f"there is no episode {unknown[0]} to {purpose}"
             raise DatasetError(what, where=catalog.root, fix=f"there are {describe_ids(ids)}, see `inspect`")
     for key in keys if config.delta_action_dims else ():
@@ -186,12 +187,12 @@ def split_source(
     _check_validation_episodes(wanted, catalog)
     choice: dict[str, Any] = {"exclude_episodes": wanted.exclude_episodes, "where": wanted.where or None}
     usable = EpisodeDataset(catalog, episodes=wanted.episodes or None, **choice, **options)
-    ids = np.unique(usable.segments[:, 0])
+    ids = distinct(usable.segments[:, 0])
     skipped, notes = skip_incomplete(wanted, catalog, ids, own, source.keys, config.data, recorded, check_files)
-    ids = np.setdiff1d(ids, np.array(skipped, np.int64))
+    ids = difference(ids, np.array(skipped, np.int64))
     if wanted.val_episodes:
-        validated = np.setdiff1d(np.array(wanted.val_episodes, np.int64), np.array(skipped, np.int64))
-        trained = np.setdiff1d(ids, validated)
+        validated = difference(np.array(wanted.val_episodes, np.int64), np.array(skipped, np.int64))
+        trained = difference(ids, validated)
         if len(trained) == 0:
             what = "val_episodes contains all episodes that are used"
             raise DatasetError(what, where=catalog.root, fix="leave some to train on")
@@ -218,7 +219,7 @@ def _check_validation_episodes(wanted: SourceConfig, catalog: Catalog) -> None:
     if not wanted.where or not wanted.val_episodes:
         return
     ids = catalog.episodes.ids[matching_rows(catalog, wanted.where)]
-    if len(lost := np.setdiff1d(np.array(wanted.val_episodes, np.int64), ids)):
+    if len(lost := difference(np.array(wanted.val_episodes, np.int64), ids)):
         what = f"where is {wanted.where!r}, which does not hold for episode {lost[0]} of val_episodes"
         raise DatasetError(what, where=catalog.root, fix="take it out of val_episodes")
 
@@ -237,7 +238,7 @@ def check_disjoint(
 
     for numbers in sharing.values():  # of one dataset
         trained, validated = (np.concatenate([episodes(of[n]) for n in numbers]) for of in (training, validation))
-        if len(both := np.intersect1d(trained, validated)):
+        if len(both := common(trained, validated)):
             i, j = (next(n for n in numbers if both[0] in episodes(of[n])) for of in (validation, training))
             what = f"episode {both[0]} is a validation episode of source {names[i]} and trained on in {names[j]}"
             fix = f"{len(both)} such episodes: set the same val_episodes in both, or other episodes in each"
