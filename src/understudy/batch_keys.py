@@ -7,6 +7,8 @@ RESPONSE = "response"
 """B strings that a policy learns to answer with, such as the subtask; empty ones train nothing."""
 PROMPT_METADATA = "prompt_metadata"
 """B strings: metadata of the episode for the prompt, one field per line (`prompt_metadata.py`)."""
+HOST_KEYS = ("position", "source")
+"""Keys that a training reads on the host, and that stay there."""
 CUT_SUFFIX = "_is_cut"
 """End of the keys, bool [B], that mark samples of which `Policy.preprocess` could not keep everything. A run logs their
 share."""

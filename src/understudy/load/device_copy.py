@@ -1,5 +1,7 @@
 """Copies of batches to a device, beside the computation there."""
 
+from collections.abc import Collection
+from copy import copy
 from typing import Any
 
 import torch
@@ -16,25 +18,26 @@ class DeviceCopy:
         ValueError: a CUDA device where there is none.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, host_keys: Collection[str] = ()) -> None:
+        """Prepare the copies; values under `host_keys` stay on the host."""
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device {str(device)!r}: torch finds no CUDA device here; leave it out, or give 'cpu'")
-        self._device = device
+        self._device, self._host_keys = device, frozenset(host_keys)
         self.pins = device.type == "cuda"
         """Whether batches must lie in page-locked memory."""
         self._stream = torch.cuda.Stream(device) if self.pins else None
 
     def copy(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Batch with its tensors on the device; other values are passed through."""
+        """Batch with its tensors on the device; other values are passed through. Its type is kept."""
+        moved = {k: v for k, v in batch.items() if isinstance(v, Tensor) and k not in self._host_keys}
+        found = copy(batch)
         if self._stream is None:
-            return {k: v.to(self._device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+            found.update((key, value.to(self._device)) for key, value in moved.items())
+            return found
         current = torch.cuda.current_stream(self._device)
-        out = {}
         with torch.cuda.stream(self._stream):
-            for key, value in batch.items():
-                out[key] = value.to(self._device, non_blocking=True) if isinstance(value, Tensor) else value
+            found.update((key, value.to(self._device, non_blocking=True)) for key, value in moved.items())
         current.wait_stream(self._stream)
-        for value in out.values():
-            if isinstance(value, Tensor):
-                value.record_stream(current)
-        return out
+        for key in moved:
+            found[key].record_stream(current)
+        return found

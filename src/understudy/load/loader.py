@@ -6,7 +6,7 @@ The order alone decides the samples of a batch. Threads and memory change only w
 import os
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -62,6 +62,7 @@ class Loader:
         num_threads: threads that make batches; "auto" is one per available core, at most 8.
         pin: batches in page-locked memory.
         device: device to which batches are copied, beside the work of the current stream. A CUDA device implies `pin`.
+        host_keys: keys of batches that are not copied to `device`.
         rank: number of this process; it makes its share of every global batch.
         world_size: number of processes.
         position: first position. To resume, the `position` of the earlier loader.
@@ -98,6 +99,7 @@ class Loader:
         num_threads: int | Literal["auto"] = "auto",
         pin: bool = False,
         device: torch.device | str | None = None,
+        host_keys: Collection[str] = (),
         rank: int = 0,
         world_size: int = 1,
         position: int = 0,
@@ -115,7 +117,7 @@ class Loader:
             raise ValueError(f"num_threads {num_threads}: need at least 1")
         if pin and not torch.cuda.is_available():
             raise ValueError("pin: page-locked memory is for a CUDA device, and torch finds none here; leave it out")
-        self._device_copy = DeviceCopy(torch.device(device)) if device is not None else None
+        self._device_copy = DeviceCopy(torch.device(device), host_keys) if device is not None else None
         # The order must not depend on the cores of this machine.
         fitted = _MOST_THREADS if num_threads == "auto" else num_threads
         request = make_request(

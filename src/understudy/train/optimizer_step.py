@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import LOSS_WEIGHT, PROMPT_METADATA, TASK
+from understudy.batch_keys import HOST_KEYS, LOSS_WEIGHT, PROMPT_METADATA, TASK
 from understudy.distributed.mesh import Mesh, sync_gradients
 from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
 from understudy.errors import ConfigError
@@ -95,9 +95,8 @@ def shift_cameras(
 
 def batch_to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Copy a batch to `device`; `position` and `source`, which the host reads, and texts stay on the host."""
-    at_host = ("position", "source")
     return {
-        key: to_device(value, device) if isinstance(value, Tensor) and key not in at_host else value
+        key: to_device(value, device) if isinstance(value, Tensor) and key not in HOST_KEYS else value
         for key, value in batch.items()
     }
 

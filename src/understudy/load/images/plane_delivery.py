@@ -1,6 +1,7 @@
 """RGB images from batches of 4:2:0 planes, on the device of the batch."""
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 from understudy.data.dataset import EpisodeDataset
@@ -35,5 +36,7 @@ class PlaneDelivery:
         self._size = None if size is None else (int(size[0]), int(size[1]))
 
     def convert(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the batch with uint8 [B, (T,) 3, H, W] in place of its planes."""
-        return {k: planes_to_rgb(v, self._size) if k in self._cameras else v for k, v in batch.items()}
+        """Return the batch with uint8 [B, (T,) 3, H, W] in place of its planes. Its type is kept."""
+        found = copy(batch)
+        found.update((key, planes_to_rgb(batch[key], self._size)) for key in self._cameras if key in batch)
+        return found

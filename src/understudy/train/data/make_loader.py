@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from understudy.batch_keys import HOST_KEYS
 from understudy.bytesize import parse_bytes
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh, fair_threads
@@ -52,6 +53,7 @@ def make_loader(
                 pin=mesh.device.type == "cuda",
                 colors=config.loader.colors,
                 device=mesh.device if config.loader.colors == "yuv" else None,
+                host_keys=HOST_KEYS,
                 **_resources(config, mesh),
             )
         except ValueError as error:

@@ -1,0 +1,36 @@
+"""The loader of a run gives the step batches as it expects them, on the host and on a device."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from support.runs import tiny_config, tiny_dataset
+from understudy.config.train import LoaderConfig
+from understudy.train.data.make_loader import make_loader
+from understudy.train.data.run_data import open_data
+
+
+class Prepared(dict[str, Any]):
+    """A batch that the run has prepared; another type would be prepared again."""
+
+
+@pytest.mark.parametrize("colors", ["rgb", "yuv"])
+def test_batches_keep_their_type_and_their_keys_of_the_host(colors: Literal["rgb", "yuv"], tmp_path: Path) -> None:
+    config = replace(
+        tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "run"), loader=LoaderConfig(1, colors=colors)
+    )
+    data = open_data(config)
+    mesh: Any = SimpleNamespace(
+        rank=0, world_size=1, local_world_size=1, device=torch.device("meta"), together=nullcontext
+    )
+    with make_loader(config, data, data.order(config), mesh, 0, Prepared) as loader:
+        batch = next(loader)
+    assert type(batch) is Prepared
+    assert {batch[key].device.type for key in ("position", "source")} == {"cpu"}
+    images = batch[data.cameras[0]]
+    assert (images.shape[1], images.device.type) == (3, "meta" if colors == "yuv" else "cpu")
