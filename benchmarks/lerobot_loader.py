@@ -3,8 +3,9 @@
     PYTHON -P lerobot_loader.py        PYTHON is an interpreter with LeRobot (-P: no imports from this folder)
 
 The first line of output is {"version"} or {"missing"}. For each line {"root", "batch", "chunk", "workers", "seconds"}
-of input it prints {"samples", "seconds", "cpu_seconds", "episodes"} or {"missing"}: shuffled batches with action
-chunks, after a warm-up, with the CPU time of all processes. A dataset stays open from round to round.
+of input it prints {"samples", "seconds", "cpu_seconds", "episodes", "waiting_share"} or {"missing"}: shuffled batches
+with action chunks, after a warm-up, with the CPU time of all processes. With "step_ms" it sleeps so long after each
+batch. A dataset stays open from round to round.
 
 LeRobot runs at its best: forked workers, torchcodec (with PyAV's FFmpeg if the system has none), and uint8 images.
 Releases that convert each image to floats (up to 0.4) run without that conversion. Linux only.
@@ -109,19 +110,29 @@ class Stream:
             self.passing = iter(self.loader)
             return next(self.passing)
 
-    def measure(self, seconds: float) -> dict[str, float]:
+    def measure(self, seconds: float, step_ms: float = 0) -> dict[str, float]:
         workers = [process.pid for process in getattr(self.passing, "_workers", [])]
         for _ in range(2 * len(workers) + 1):  # discards batches prepared between rounds
             self.next()
+            time.sleep(step_ms / 1000)
         cpu, start = cpu_seconds(workers), time.perf_counter()
-        samples, batches, episodes = 0, 0, 0
+        samples, batches, episodes, waited = 0, 0, 0, 0.0
         while time.perf_counter() - start < seconds or batches < 4:
+            asked = time.perf_counter()
             made = self.next()
+            waited += time.perf_counter() - asked
+            time.sleep(step_ms / 1000)
             samples, batches = samples + self.batch, batches + 1
             episodes += len(set(made["episode_index"].tolist()))
         spent = time.perf_counter() - start
         cpu = cpu_seconds(workers) - cpu
-        return {"samples": samples, "seconds": spent, "cpu_seconds": cpu, "episodes": episodes / batches}
+        return {
+            "samples": samples,
+            "seconds": spent,
+            "cpu_seconds": cpu,
+            "episodes": episodes / batches,
+            "waiting_share": waited / spent,
+        }
 
 
 def main() -> None:
@@ -152,12 +163,12 @@ def serve() -> None:
     name, stream = "", None
     for line in sys.stdin:
         asked = json.loads(line)
-        seconds = asked.pop("seconds")
+        seconds, step_ms = asked.pop("seconds"), asked.pop("step_ms", 0)
         try:
             if stream is None or json.dumps(asked) != name:
                 stream = None  # ends its workers
                 name, stream = json.dumps(asked), Stream(dataset_class, **asked)
-            answer: dict[str, Any] = stream.measure(seconds)
+            answer: dict[str, Any] = stream.measure(seconds, step_ms)
         except Exception as error:  # any error about this dataset: the next one may work
             answer, stream = {"missing": f"{type(error).__name__}: {error}"[:300]}, None
         print(json.dumps(answer), file=answers, flush=True)
