@@ -44,7 +44,7 @@ def test_row_has_its_keys(
     waiting: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("UNDERSTUDY_TEST_DATA", raising=False)
-    words = ["--json", "--quick", "--cache", str(tmp_path), "--seconds", "0.2", "--rounds", "1", "--lerobot", ""]
+    words = ["--json", "--quick", "--cache", str(tmp_path), "--seconds", "0.2", "--rounds", "1", "--lerobot", "false"]
     monkeypatch.setattr(sys, "argv", ["waiting.py", *words, "--steps", "10", "--cameras", "1", "--gops", "30"])
     waiting.main()
     found = json.loads(capsys.readouterr().out)
