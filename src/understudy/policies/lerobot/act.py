@@ -61,7 +61,19 @@ class LerobotAct(Policy):
             n_action_steps=config.chunk,
             pretrained_backbone_weights=None,
             device="cpu",
-            **{name: getattr(config, name) for name in NETWORK},
+            vision_backbone=config.vision_backbone,
+            replace_final_stride_with_dilation=config.replace_final_stride_with_dilation,
+            pre_norm=config.pre_norm,
+            dim_model=config.dim_model,
+            n_heads=config.n_heads,
+            dim_feedforward=config.dim_feedforward,
+            feedforward_activation=config.feedforward_activation,
+            n_encoder_layers=config.n_encoder_layers,
+            n_decoder_layers=config.n_decoder_layers,
+            use_vae=config.use_vae,
+            latent_dim=config.latent_dim,
+            n_vae_encoder_layers=config.n_vae_encoder_layers,
+            dropout=config.dropout,
         )
         self.model = ACT(theirs)
         for name, values in (("mean", config.image_mean), ("std", config.image_std)):
@@ -152,21 +164,3 @@ class LerobotAct(Policy):
                     yield True
             else:
                 yield True
-
-
-NETWORK = (
-    "vision_backbone",
-    "replace_final_stride_with_dilation",
-    "pre_norm",
-    "dim_model",
-    "n_heads",
-    "dim_feedforward",
-    "feedforward_activation",
-    "n_encoder_layers",
-    "n_decoder_layers",
-    "use_vae",
-    "latent_dim",
-    "n_vae_encoder_layers",
-    "dropout",
-)
-"""Fields of the config with LeRobot's names that describe the network."""
