@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import understudy as us
 from support.arm import arm_observations, write_arm_policy
 from support.refusals import refused
 from understudy.policies.inference import RobotPolicy
+from understudy.policies.policy import Policy
+from understudy.serve.session import describe_policy
 
 AsyncChunks = us.AsyncChunks
 T = 8
@@ -191,6 +194,19 @@ def moments(steps: int) -> list[dict[str, Any]]:
         | {"observation.state": rng.random(2, np.float32), "task": "push"}
         for _ in range(steps)
     ]
+
+
+def test_a_policy_that_cannot_continue_chunks_is_refused_at_the_start(tmp_path: Path) -> None:
+    """Not at the first chunk that continues another one, when the robot moves already."""
+    robot = us.load_policy(write_arm_policy(tmp_path / "policy"), head="arm", contract="off")
+    AsyncChunks(robot, compensation="guided").close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(robot.policy), "continue_chunk", Policy.continue_chunk)
+        remote = SimpleNamespace(chunk=T, metadata=describe_policy(robot, "arm", "off"))
+        for policy in (robot, remote):
+            with refused("'guided'", kind=ValueError):
+                AsyncChunks(policy, compensation="guided")  # type: ignore[arg-type]
+            AsyncChunks(policy, compensation="skip").close()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("compensation", "delay"), [("guided", 0), ("guided", 2), ("trained", 2)])

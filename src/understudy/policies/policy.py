@@ -163,6 +163,11 @@ class Policy(nn.Module):
         raise ValueError(f"a policy of type {self.config.type} cannot continue a chunk; call act without previous")
 
     @property
+    def continues_chunks(self) -> bool:
+        """Whether the type has `continue_chunk`."""
+        return type(self).continue_chunk is not Policy.continue_chunk
+
+    @property
     def imagines(self) -> bool:
         """Whether `imagine` can predict the consequences of given actions."""
         return False

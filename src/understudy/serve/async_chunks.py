@@ -96,7 +96,8 @@ class AsyncChunks:
             decay: of the weights of an ensemble: exp(-decay * i) of the i-th oldest chunk.
 
         Raises:
-            ValueError: an unknown compensation; or a chunk has fewer actions than `execute` and `delay` need.
+            ValueError: an unknown compensation, or one that the policy cannot follow; or a chunk has fewer actions than
+                `execute` and `delay` need.
         """
         config = getattr(policy, "config", None)
         self.chunk = int(config.chunk if config is not None else policy.chunk)  # type: ignore[attr-defined]
@@ -115,6 +116,8 @@ class AsyncChunks:
         self._most_given = _max_delay(policy)
         if compensation == "trained" and not self._most_given:
             raise ValueError("compensation='trained': the policy was not trained for it (policy.max_delay); use 'skip'")
+        if compensation == "guided" and not _continues_chunks(policy):
+            raise ValueError("compensation='guided': a policy of this type cannot continue a chunk; use 'skip'")
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="understudy-chunks")
         self.delays: deque[int] = deque(maxlen=_RECENT)
         self._clear()
@@ -242,3 +245,9 @@ def _max_delay(policy: Any) -> int:
     metadata = getattr(policy, "metadata", {})
     config = getattr(policy, "config", None)
     return int(metadata.get("max_delay", 0) if config is None else getattr(config, "max_delay", 0) or 0)
+
+
+def _continues_chunks(policy: Any) -> bool:
+    """Whether a local policy, or a remote one by its metadata, continues chunks; others are asked for it."""
+    known = getattr(policy, "metadata", {}).get("continues_chunks", True)
+    return bool(getattr(getattr(policy, "policy", None), "continues_chunks", known))

@@ -230,6 +230,7 @@ def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[s
         "history": {key: list(times) for key, times in windows.items() if times},
         "contract": reaction if facts is not None else "off",
         "instructions": list(facts.tasks[:100]) if facts is not None else [],
+        "continues_chunks": policy.continues_chunks,
         "max_delay": int(getattr(config, "max_delay", 0) or 0),
         "output": ACTION,
     }
