@@ -10,7 +10,8 @@ is measured for `--seconds` at least, and until each lane has passed two clips o
     samples_per_s        wall time, on this machine as busy as it is
     cpu_ms_per_sample    CPU time of the process
     decoded_per_sample   frames that decoders return, per sample and camera
-    peak_mb, planned_mb  largest resident memory above that before the loader, and the loader's plan
+    peak_mb, planned_mb  largest resident memory above that before the loader, and the loader's plan. After the timed
+                         samples as many again are taken with pauses that fill the batches ahead
     decode_ratio         decoded_per_sample over that of a history of 1
 
 A sample of 6 frames also converts 6 images to RGB and fills 6 times the batch memory, which is most of its CPU time.
@@ -25,15 +26,20 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from loader_remote import LATENCY, served, started
 from loader_sets import Encoding, Recording, joined
 
+if TYPE_CHECKING:
+    from understudy import Loader
+
 HISTORIES = {1: (0.0,), 6: (-5.0, -4.0, -3.0, -2.0, -1.0, 0.0)}
 BATCH, EPISODES, SIDE, MEMORY = 16, 160, 224, 1_500_000_000
+PAUSES, PAUSE, IDLE = 32, 0.25, 0.02
+"""Pauses that fill the batches ahead: until 0.25 s (8 round trips to the server) take less than 2 % of a core."""
 LENGTHS = (420, 540, 660, 780)
 """Frames of the episodes. Clips of about one common length would begin where episodes do, and need no history."""
 
@@ -49,6 +55,8 @@ def drawn(cache: Path, gop: int) -> Path:
 
 def measure(root: str, history: int, seconds: float, cache: str) -> dict[str, Any]:
     """Measure one history in this process; `cache` is the folder of bytes from a server."""
+    import pyarrow as pa
+
     from understudy import Catalog, EpisodeDataset, Loader, RemoteOptions
     from understudy.cli.bench.measure import peak_bytes, start_peak
     from understudy.load.fit_order import fit_order
@@ -58,7 +66,10 @@ def measure(root: str, history: int, seconds: float, cache: str) -> dict[str, An
     windows = {camera: HISTORIES[history]} if history > 1 else None
     data = EpisodeDataset(catalog, delta_timestamps=windows, keys=[camera, "action"])
     order, _ = fit_order([data], batch_size=BATCH, seed=0, memory=MEMORY)
-    data.batch(*data.locate([0]))  # loads code and codecs
+    warm = EpisodeDataset(catalog, delta_timestamps=windows, keys=[camera, "action"])
+    warm.batch(*warm.locate([0]))  # loads code and codecs; the rows that it reads are not those of the loader
+    del warm
+    pa.default_memory_pool().release_unused()
     before = start_peak()
     with Loader([data], order=order, num_threads=1, memory=MEMORY) as loader:
         source = order.spec.sources[0]
@@ -69,19 +80,32 @@ def measure(root: str, history: int, seconds: float, cache: str) -> dict[str, An
             next(loader)
             samples += BATCH
         wall, spent = time.perf_counter() - start, time.process_time() - cpu
+        decoded = loader.timings.frames - frames
+        fill_ahead(loader, max(10 * PAUSES, 2 * source.lanes * source.clip // BATCH))
         return {
             "gop": data.gop,
             "history": history,
             "remote": bool(cache),
             "samples_per_s": samples / wall,
             "cpu_ms_per_sample": 1e3 * spent / samples,
-            "decoded_per_sample": (loader.timings.frames - frames) / samples,
+            "decoded_per_sample": decoded / samples,
             "peak_mb": (peak_bytes() - before) / 1e6,
             "planned_mb": loader.plan.bytes / 1e6,
             "clip": source.clip,
             "lanes": source.lanes,
             "resident": all(loader.plan.keeps_decoded),
         }
+
+
+def fill_ahead(loader: "Loader", batches: int) -> None:
+    """Take batches with pauses in which the loader makes all that it may ahead, as beside a slow training step."""
+    for number in range(batches):
+        if number % (batches // PAUSES) == 0:
+            before, now = -1.0, time.process_time()
+            while now - before > IDLE * PAUSE:
+                time.sleep(PAUSE)
+                before, now = now, time.process_time()
+        held = next(loader)  # noqa: F841 (until the next one is there, as in training)
 
 
 def rows(root: Path, seconds: float, remote: bool) -> list[dict[str, Any]]:

@@ -6,8 +6,10 @@ import threading
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import torch
 
+from understudy.cli.bench.measure import peak_bytes, start_peak
 from understudy.data.dataset import EpisodeDataset
 from understudy.load.loader import Loader
 from understudy.order import Order
@@ -29,6 +31,21 @@ def measure(root: str, memory: int, lanes: int, clip: int, batches: int) -> None
             made += len(batch["position"])
             peak = max(peak, resident_bytes())
         print(json.dumps({"planned": loader.plan.bytes, "grown": peak - before, "plan": str(loader.plan)}))
+
+
+def measure_rows(root: str) -> None:
+    """Print the bytes of the plan and the largest growth while a loader of rows alone starts, as JSON."""
+    warm = EpisodeDataset(root)
+    warm.batch(*warm.locate([0]))  # code is loaded
+    del warm
+    pa.default_memory_pool().release_unused()
+    data = EpisodeDataset(root)
+    order = Order.from_datasets([data], batch_size=16, seed=1, clip=1, lanes=1)
+    before = start_peak()
+    with Loader([data], order=order, memory=10**9) as loader:
+        for _ in range(4):
+            next(loader)
+        print(json.dumps({"planned": loader.plan.bytes, "grown": peak_bytes() - before, "plan": str(loader.plan)}))
 
 
 def forever(root: str, memory: int) -> None:
@@ -53,4 +70,4 @@ def forever(root: str, memory: int) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     name, root_, *numbers = sys.argv[1:]
-    {"measure": measure, "forever": forever}[name](root_, *map(int, numbers))
+    {"measure": measure, "rows": measure_rows, "forever": forever}[name](root_, *map(int, numbers))

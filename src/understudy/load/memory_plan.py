@@ -13,8 +13,9 @@ Without a run or a decoder every sample starts over at a key frame, and half a G
 
 An existing order is never changed. For a new one, `fit_order` reduces the frames in flight until a fast policy fits.
 
-The plan predicts the growth of resident memory to about 10 %, including memory of none of these items. Batches
-that the consumer keeps, other than the current one, come on top.
+The plan is not below the largest growth of resident memory where `benchmarks/history.py` and
+`tests/load/test_process.py` measure it, and at most 15 % above it but for plans of less than 100 MB. Batches that the
+consumer keeps, other than the current one, come on top.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +34,11 @@ _SMALL = 100  # eight of them only where a batch takes less than this part of me
 _RUNS = (64, 32, 16, 8, 4)  # frames of a run that is no whole GOP
 _LONG = 32  # longest run from which a lane's own decoder gains; from there on batches ahead are worth more
 _SHORT = 8  # frames from key frame to key frame up to which a decoder that starts over costs little
-_OWN = 12_000_000  # Python's objects for each lane, code that runs for the first time, gaps in malloc's heaps
+_OWN = 9_000_000  # Python's objects for each lane, code that runs for the first time, gaps in malloc's heaps
+_ROWS_HELD = 1.4  # memory of loaded columns over their bytes: Arrow keeps a part of its memory of reading
+_ROWS_READ = 3.3  # memory of reading a data file, beyond that of its columns, over their bytes: levels, offsets, copies
+_GAPS = 1.12  # of frames of shared decoders: they come and go in heaps of several threads
+_REMOTE = 12_000_000  # code of HTTP clients, connections, bytes on their way
 _MIDDLING = 32  # GOP up to which whole GOPs are decoded at once: one decoder, in the cache, serves many lanes
 
 
@@ -109,31 +114,32 @@ class _SourceNeeds:
 
         A lane's own decoder keeps the memory of all frames that it ever returned at once, including two that it refers
         to. Each thread has two more decoders of finished clips: one with its place in a file and one to hand on. A
-        tenth is lost between them: they come and go with their clips, in heaps of the threads.
+        twentieth is lost between them: they come and go with their clips, in heaps of the threads.
         Shared decoders, one a thread, keep the memory of the most frames that the readers ever held: half a run each,
         for they take turns (`load/staggered_decoding.py`) and on the way to a key frame, and the frames that wait for
-        conversion, a batch's at most. Whole GOPs take turns by chance: two standard deviations of their number. So do
+        conversion, a batch's at most. Whole GOPs take turns by chance: three standard deviations of their number. So do
         runs as long as clips, which also end with their clip; their remainder is smaller in the mean.
         """
         if policy.run_length == 0:
             return 0
         run, lanes = policy.run_length, self.lanes or threads
-        decoders = 1.1 * (lanes + 2 * threads) if policy.keep_decoder else 0.0
+        decoders = 1.05 * (lanes + 2 * threads) if policy.keep_decoder else 0.0
         if policy.keep_decoder:
             frames = decoders * (run - min(2, run - 1))
         elif run > 1:
-            half, twice = run / 2, 2 * (lanes * threads) ** 0.5
+            half, thrice = run / 2, 3 * (lanes * threads) ** 0.5
             if policy.whole_gops:
-                held = lanes * half + twice * run / 12**0.5
+                held = lanes * half + thrice * run / 12**0.5
             else:  # of the lesser of two evenly spread numbers, below the run and below the clip
                 part = run / max(run, self.clip)
                 mean = half - run * part / 6
                 deviation = (run**2 * (1 / 3 - part / 6) - mean**2) ** 0.5
-                held = min(lanes * half, lanes * mean + twice * deviation)
-            frames = min(held + min(lanes, self.together), lanes * run)
+                held = min(lanes * half, lanes * mean + thrice * deviation)
+            frames = _GAPS * min(held + min(lanes, self.together), lanes * run)
         else:
             frames = 0.0
-        return int(sum(self.frame) * (frames + lanes * self.halo) + decoders * sum(self.decoder))
+        halo = (1.0 if policy.keep_decoder else _GAPS) * lanes * self.halo
+        return int(sum(self.frame) * (frames + halo) + decoders * sum(self.decoder))
 
     def policy(self, level: int) -> DecodePolicy:
         """The policy of a level, or the last one."""
@@ -174,7 +180,11 @@ def make_plan(
     low, high = rank_slice(order.batch_size, rank, world_size)
     sources = [_examine(dataset, order, d, low, high, image_size) for d, dataset in enumerate(datasets)]
     batch = (high - low) * max((source.sample for source in sources), default=0)
-    rows = sum(_row_bytes(source.dataset) for source in sources)
+    columns = [_column_bytes(source.dataset) for source in sources]
+    rows = sum(min(sum(sizes), s.dataset.row_cache_bytes) for s, sizes in zip(sources, columns))
+    reading = int(_ROWS_READ * max((size for sizes in columns for size in sizes), default=0))
+    once = sum(map(len, columns)) == 1  # one data file is read before there is anything else
+    remote = 0 if all(dataset.catalog.files.is_local for dataset in datasets) else _REMOTE
     if not any(source.sample for source in sources):
         num_threads = 1  # rows alone are read by Python, one thread at a time
 
@@ -183,7 +193,7 @@ def make_plan(
         decoder = max((sum(s.decoder) + sum(s.frame) * (1 + s.halo) for s in sources), default=0)
         return [
             Item("batches", (ahead + 2) * batch, f"{ahead + 2} of {high - low} samples, {ahead} ahead"),
-            Item("rows", rows, "columns of the data files in use"),
+            Item("rows", rows, "columns of the data files in use, and the reading of one"),
             Item("decoders", threads * decoder, f"one for each of {threads} threads"),
         ]
 
@@ -202,7 +212,10 @@ def make_plan(
     if least > memory:
         notes.append(f"one thread instead of {num_threads}: memory allows no more")
         num_threads, least = 1, fewest
-    own = min(_OWN, memory // 10, memory - least)  # a small budget may be off by a tenth as well
+    held = int((_ROWS_HELD - 1) * rows) + (0 if once else reading)
+    held = min(held, memory - least)  # a small budget is kept for the batches
+    rows, least = rows + held, least + held
+    own = min(_OWN + remote, memory // 10, memory - least)  # a small budget may be off by a tenth as well
     spare = memory - own - least
     keeps = []
     for source, policy in zip(sources, slowest):
@@ -213,7 +226,7 @@ def make_plan(
     spare = memory - own - sum(s.cached for s, keep in zip(sources, keeps) if keep)
     aheads = _AHEAD if batch * _SMALL <= memory else _AHEAD[1:]
     ahead, level = _choose_level(read, aheads, spare, num_threads, lambda a: total(fixed(a, num_threads)))
-    items = [*fixed(ahead, num_threads), Item("other", own, "indices of files, code, gaps in the heap")]
+    items = [*fixed(ahead, num_threads), Item("other", own, "indices of files, code, connections, gaps in the heap")]
     for d, (source, keep) in enumerate(zip(sources, keeps)):
         policy, name = source.policy(level), source.dataset.name
         if keep:
@@ -228,6 +241,10 @@ def make_plan(
                     f"{megabytes(best)} and be faster; the samples and their order are the same (fewer frames in "
                     "flight would fit: `fit_order`)"
                 )
+    rest = total(items)
+    if once and rest - rows < reading and rest < memory:
+        needed = min(rows + reading, memory) - rest
+        items.append(Item("reading", needed, "of the data file at the start, more than the items above but rows"))
     if ahead < _AHEAD[-1]:
         notes.append(f"{ahead} batches ahead: memory allows no more")
     policies = tuple(source.policy(level) for source in sources)
@@ -339,17 +356,17 @@ def _samples_in_batch(order: Order, d: int, share: int) -> int:
     return -(-share * slots[d] // sum(slots)) if d < len(slots) else 0
 
 
-def _row_bytes(dataset: EpisodeDataset) -> int:
-    """Bytes of the columns of the data files of selected episodes, as far as they may stay loaded."""
+def _column_bytes(dataset: EpisodeDataset) -> list[int]:
+    """Bytes of the columns of each data file of selected episodes."""
     episodes, features = dataset.catalog.episodes, dataset.catalog.features
     files = np.unique(episodes.data_file[episodes.rows_of(np.unique(dataset.segments[:, 0]))])
-    count = int(episodes.lengths[np.isin(episodes.data_file, files)].sum())
     row = 36  # of the index: four int64 and a time
     for key in set(dataset.keys) - set(INDEX_KEYS):
         feature = features.get(key)
         if feature is not None and not feature.is_camera and not feature.is_text:
             row += int(np.prod(feature.shape, dtype=np.int64)) * np.dtype(feature.dtype).itemsize
-    return min(count * row, dataset.row_cache_bytes)
+    counts = np.bincount(episodes.data_file, episodes.lengths, len(files) and int(files.max()) + 1)
+    return [int(counts[file]) * row for file in files.tolist()]
 
 
 def megabytes(count: int) -> str:

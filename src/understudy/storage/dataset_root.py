@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -25,7 +25,8 @@ if TYPE_CHECKING:  # not imported for local roots
     from understudy.storage.remote_options import RemoteOptions
     from understudy.storage.remote_source import RemoteFiles
 
-_BUFFER = 1 << 16  # bytes per read of a remote file; a smaller file is fetched completely when it is opened
+_BUFFER = 1 << 16  # bytes per read; a smaller remote file is fetched completely when it is opened
+_ROWS_AT_ONCE = 1024  # rows of a parquet file
 _RESTORE = "restore the file or download the dataset again"
 _ALLOW = "change its owner or mode"
 _LFS, _MAX_POINTER = b"version https://git-lfs", 1024  # start of a pointer, and its largest size in bytes
@@ -235,7 +236,9 @@ class Files:
         """
         with as_dataset_error(self.where(path), "not a readable parquet file", _RESTORE), self.open(path) as handle:
             try:
-                opened = pq.ParquetFile(handle, page_checksum_verification=True)
+                # A local file is read as it is decoded; of one on a server whole columns are fetched at once.
+                local: dict[str, Any] = {"pre_buffer": False, "buffer_size": _BUFFER} if self.is_local else {}
+                opened = pq.ParquetFile(handle, page_checksum_verification=True, **local)
             except Exception:
                 self.check_not_pointer(path)
                 raise
@@ -253,7 +256,10 @@ class Files:
             names = file.schema_arrow.names
             present = names if columns is None else [name for name in columns if name in names]
             groups = range(file.metadata.num_row_groups) if group is None else [group]
-            table = file.read_row_groups(list(groups), columns=present, use_threads=False).select(present)
+            # In parts: Arrow decodes a column of a row group in several times the memory of its values.
+            parts = list(file.iter_batches(_ROWS_AT_ONCE, list(groups), present, use_threads=False))
+            schema = parts[0].schema if parts else pa.schema([file.schema_arrow.field(name) for name in present])
+            table = pa.Table.from_batches(parts, schema).select(present)
             table.validate(full=True)  # offsets and text; no later code checks them
             return table
 
