@@ -2,6 +2,7 @@
 
 import json
 import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -149,6 +150,19 @@ def test_no_network_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     with pytest.raises(ConfigError) as caught:
         with_local_files(config(tokenizer="me/words"))
     assert str(caught.value).startswith("policy.tokenizer: me/words: tokenizer.model")
+
+
+@pytest.mark.parametrize("call", ["hf_hub_download", "snapshot_download"])
+def test_token_is_in_no_message(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> str:
+        raise RuntimeError("refused: Bearer hf_secretSecret")
+
+    monkeypatch.setenv("HF_TOKEN", "hf_secretSecret")
+    monkeypatch.setattr(f"huggingface_hub.{call}", fail)
+    field = {"tokenizer": "owner/name"} if call == "hf_hub_download" else {"weights": "owner/name"}
+    with pytest.raises(ConfigError) as caught:
+        with_local_files(config(**field))
+    assert "hf_secretSecret" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from understudy.config.train import TrainConfig
-from understudy.errors import ConfigError, summarize
+from understudy.errors import ConfigError
+from understudy.hub.download import hub_errors
 from understudy.hub.ids import hub_id, model_id
 from understudy.optional_packages import require
 from understudy.policies import policy_folder
+
+_LOST = "cannot be fetched from the hub, and there is no such local path"
 
 
 def with_local_files(config: TrainConfig) -> TrainConfig:
@@ -42,13 +45,8 @@ def _fetch(field: str, name: str, revision: str | None, files: tuple[str, ...]) 
     where = f"policy.{field}: {name}" + (f"@{revision}" if revision else "")
     paths = []
     for file in files:
-        try:
+        with hub_errors(where, f"{file} {_LOST}"):
             paths.append(Path(hf_hub_download(name, file, revision=revision)))
-        except Exception as error:  # each release of huggingface_hub raises its own
-            raise ConfigError(
-                f"{where}: {file} cannot be fetched from the hub ({summarize(error)}), and there is no "
-                "such local path; check the name and the network, log in with `hf auth login`, or name a local folder"
-            ) from error
     if len(folders := {path.parent for path in paths}) != 1:
         raise ConfigError(f"{where}: its files come from different commits; name one: {name}@COMMIT")
     return folders.pop()
@@ -60,10 +58,5 @@ def _fetch_folder(field: str, name: str, revision: str | None, patterns: tuple[s
     from huggingface_hub import snapshot_download
 
     where = f"policy.{field}: {name}" + (f"@{revision}" if revision else "")
-    try:
+    with hub_errors(where, _LOST):
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
-    except Exception as error:  # each release of huggingface_hub raises its own
-        raise ConfigError(
-            f"{where}: cannot be fetched from the hub ({summarize(error)}), and there is no such local path; check the "
-            "name and the network, log in with `hf auth login`, or name a local folder"
-        ) from error
