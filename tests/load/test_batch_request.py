@@ -85,7 +85,7 @@ def test_every_option_is_in_the_signature() -> None:
     loader, stream, data = (
         dict(inspect.signature(cls).parameters) for cls in (us.Loader, us.EpisodeStream, us.EpisodeDataset)
     )
-    assert set(loader) - set(stream) == {"num_threads", "pin", "device", "colors"}
+    assert set(loader) - set(stream) == {"num_threads", "pin", "device", "colors", "host_keys"}
     assert {name: loader[name] for name in stream} == stream  # also kinds, types and defaults
     options = {field.name: field for field in fields(BatchRequest) if field.name not in ("order", "datasets")}
     assert {name: loader[name].default for name in options} == {name: one.default for name, one in options.items()}
