@@ -213,9 +213,9 @@ def make_plan(
         notes.append(f"one thread instead of {num_threads}: memory allows no more")
         num_threads, least = 1, fewest
     held = int((_ROWS_HELD - 1) * rows) + (0 if once else reading)
-    held = min(held, memory - least)  # a small budget is kept for the batches
+    held = min(held, memory // 10, memory - least)  # a small budget may be off by a tenth
     rows, least = rows + held, least + held
-    own = min(_OWN + remote, memory // 10, memory - least)  # a small budget may be off by a tenth as well
+    own = min(_OWN + remote, memory // 10 - held, memory - least)
     spare = memory - own - least
     keeps = []
     for source, policy in zip(sources, slowest):

@@ -291,7 +291,7 @@ def test_plan_decodes_middling_gops_whole_where_memory_allows(roots: dict[str, P
     order = Order.from_datasets([data], batch_size=4, seed=1, clip=30, lanes=4)
     least = least_memory(data, order=order)
     plans = [
-        make_plan([data], order, rank=0, world_size=1, num_threads=1, memory=least + 100_000 * i) for i in (0, 20, 80)
+        make_plan([data], order, rank=0, world_size=1, num_threads=1, memory=least + 100_000 * i) for i in (0, 30, 80)
     ]
     assert [(plan.policies[0], plan.keeps_decoded[0]) for plan in plans] == [
         (DecodePolicy(0, False), False),
