@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from support.writable_hub import TOKEN, Repo, WritableHub, serve_hub
 from understudy.cli.main import FAILED, WRONG_INPUT, main
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
+from understudy.hub.download import pull
+from understudy.hub.ids import HubId
 from understudy.optional_packages import MissingExtraError
 from understudy.train import run
 from understudy.train.data.hub_files import with_local_files
@@ -226,6 +229,17 @@ def test_stopped_pull_continues_after_another_commit(hub: WritableHub, tmp_path:
     assert main(["pull", "hf://me/policy", "--output-dir", "copy"]) == 0
     assert contents(tmp_path / "copy") == contents(tmp_path / "policy") | {"new.txt": b"of the second commit"}
     assert not [path for path in hub.downloads if path.endswith("model.safetensors")]
+
+
+def test_processes_of_a_run_fetch_it_once(hub: WritableHub, tmp_path: Path) -> None:
+    """As the ranks of `resume hf://me/policy` do."""
+    assert main(["push", str(saved(tmp_path / "policy")), "--to", "hf://me/policy"]) == 0
+    with ThreadPoolExecutor(3) as ranks:
+        found = list(ranks.map(lambda rank: pull(HubId("me/policy"), tmp_path / "copy"), range(3)))
+    assert found == [tmp_path / "copy"] * 3
+    assert contents(tmp_path / "copy") == contents(tmp_path / "policy")
+    assert len([path for path in hub.downloads if path.endswith("config.json")]) == 1
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_full_disk_is_no_error_of_the_hub(hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
