@@ -34,10 +34,11 @@ _COPIED = ("h264", "hevc", "av1", "mpeg4")  # codecs that `mp4.py` reads
 _QUIET = "log-level=error:pools=none:frame-threads=1"  # x265: one thread
 # Encoder -> (codec, constant rate factor, options). The factors give about the same quality on the encoders' own scales
 # and preserve small objects. At 64 pixels, AV1 at 30 smears gripper fingers of two pixels, and presets above 9, which
-# SVT-AV1 itself advises against, lose whole blocks. Without B-frames a random frame needs none that follow it.
+# SVT-AV1 itself advises against, lose whole blocks. Without B-frames a random frame needs none that follow it. On CPUs
+# with AVX-512, x264's `mbtree` reads memory that it never filled: the same images then give another video each time.
 _ENCODERS: dict[str, tuple[str, int, dict[str, str]]] = {
     "libsvtav1": ("av1", 20, {"preset": "9", "svtav1-params": "lp=1"}),
-    "libx264": ("h264", 22, {"preset": "veryfast", "bf": "0"}),
+    "libx264": ("h264", 22, {"preset": "veryfast", "bf": "0", "mbtree": "0"}),
     "libx265": ("hevc", 24, {"preset": "veryfast", "x265-params": f"{_QUIET}:bframes=0"}),
 }
 # x265 4.1 writes outside its memory for images of up to 48 pixels width, and reads memory that it never filled where a
