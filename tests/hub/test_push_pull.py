@@ -210,11 +210,13 @@ def test_stopped_pull_continues(hub: WritableHub, tmp_path: Path, capsys: pytest
     assert not [path for path in hub.downloads if path.endswith("config.json")]
 
 
-def test_pull_replaces_no_folder(hub: WritableHub, tmp_path: Path) -> None:
+def test_pull_replaces_no_folder(hub: WritableHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["push", str(saved(tmp_path / "source")), "--to", "hf://me/policy"]) == 0
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "mine.txt").write_text("mine")
-    assert main(["pull", "hf://me/policy"]) == WRONG_INPUT
+    for command in ("pull", "resume"):  # resume has no other folder to name: its remedy is the command that has
+        assert main([command, "hf://me/policy"]) == WRONG_INPUT
+        assert "understudy pull hf://me/policy --output-dir" in capsys.readouterr().err
     assert contents(tmp_path / "policy") == {"mine.txt": b"mine"}
 
 

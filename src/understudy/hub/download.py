@@ -63,7 +63,7 @@ def pull(wanted: HubId, target: Path) -> Path:
     if is_origin(target, wanted):
         logger.info("%s: was fetched from %s before, and is used as it is", target, wanted)
         return target
-    _check_absent(target)
+    _check_absent(target, wanted)
     require("hub")
     from huggingface_hub import HfApi, snapshot_download
 
@@ -74,7 +74,7 @@ def pull(wanted: HubId, target: Path) -> Path:
     with _locked(part, target):
         if is_origin(target, wanted):  # by a process that was faster
             return target
-        _check_absent(target)
+        _check_absent(target, wanted)
         if (part / ORIGIN).is_file() and not is_origin(part, wanted):
             shutil.rmtree(part)  # ours alone: the rest of another repository
             part.mkdir()
@@ -85,7 +85,7 @@ def pull(wanted: HubId, target: Path) -> Path:
         shutil.rmtree(part / ".cache" / "huggingface", ignore_errors=True)  # the state of the download
         if (part / ".cache").is_dir() and not any((part / ".cache").iterdir()):
             (part / ".cache").rmdir()
-        _check_absent(target)
+        _check_absent(target, wanted)
         for folder, _, names in os.walk(part, topdown=False):
             for name in (*names, ""):
                 sync(Path(folder, name))
@@ -103,9 +103,12 @@ def is_origin(folder: Path, wanted: HubId) -> bool:
         return False
 
 
-def _check_absent(target: Path) -> None:
+def _check_absent(target: Path, wanted: HubId) -> None:
     if os.path.lexists(target):
-        raise ConfigError(f"output_dir: {target}: exists, and is not replaced; name a folder that does not exist yet")
+        raise ConfigError(
+            f"output_dir: {target}: exists, was not fetched from {wanted}, and is not replaced; name a folder that "
+            f"does not exist yet: understudy pull {wanted} --output-dir FOLDER"
+        )
 
 
 def _remove_others(part: Path, names: set[str]) -> None:
