@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -295,7 +296,11 @@ def test_run_resumes_from_the_hub_as_if_it_had_never_left(
 ) -> None:
     whole = tmp_path / "whole"
     assert run.train(tiny_config(tiny_dataset(tmp_path / "data"), whole)) == run.DONE
+    (whole / "wandb").mkdir()
+    (whole / "wandb" / "wandb-metadata.json").write_text('{"host": "mine", "email": "me@home"}')
     assert main(["push", str(whole), "--to", "hf://me/run", "--checkpoint", "8"]) == 0
+    assert not [path for path in hub.repos["models/me/run"].files("main") if path.startswith("wandb")]
+    shutil.rmtree(whole / "wandb")
     steps = {name.split("/")[1] for name in hub.repos["models/me/run"].files("main") if name.startswith("checkpoints/")}
     assert steps == {"step-00000008"}
     assert main(["resume", "hf://me/run", "--log.no-report"]) == 0

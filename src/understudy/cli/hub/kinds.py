@@ -17,6 +17,9 @@ _MARKS: dict[Kind, tuple[str, ...]] = {
     "policy": ("config.json", "model.safetensors"),
 }
 
+_OF_THIS_MACHINE = ("wandb",)
+"""Folders of a run with names of the user and of the machine; no later process needs them."""
+
 
 @dataclass(frozen=True)
 class Content:
@@ -74,7 +77,7 @@ def read_content(folder: Path, checkpoint: int | str = "latest") -> Content:
     run = RunDir(folder)
     metric = run.settings().checkpoint.keep_best
     chosen = find_checkpoint(run.checkpoints, checkpoint, metric).relative_to(folder)
-    outside = [path for path in files if path.parts[0] not in (chosen.parts[0], run.stop.name)]
+    outside = [path for path in files if path.parts[0] not in (chosen.parts[0], run.stop.name, *_OF_THIS_MACHINE)]
     # A checkpoint is published as it is: its list of tensors is the file `.metadata`.
     inside = [path.relative_to(folder) for path in (folder / chosen).rglob("*") if path.is_file()]
     return Content(kind, tuple(sorted(outside + inside)), step=int(chosen.name.rpartition("-")[2]))
