@@ -16,6 +16,7 @@ BLACK = 6.0
 """Brightness, of 255, below which a whole image is black."""
 _STILL = 0.03  # change between images that no motion causes, in levels of 255
 _REPEATS = 6  # images in a row
+_SAME = 0.2  # largest change of a repeated image, as a share of a lively one
 _CATCH_UP = 1.5  # ratio of the change after a camera has hung to the usual one
 _APART = 4.0  # levels of 255 between the usual images of two cameras, to distinguish them
 _CLEAR = 2.5  # ratio of the change at a cut to those beside it
@@ -105,11 +106,11 @@ def _repeated(catalog: Catalog, rows: RowFacts, camera: str, clips: list[Clip]) 
     """Images that repeat for many frames while the robot moves, in an episode whose images change otherwise."""
     for clip in clips:
         change = clip.change
-        lively = np.median(change)
+        lively = float(np.quantile(change, 0.75)) if len(change) else 0.0
         if len(change) < 2 * _REPEATS or lively < 4 * _STILL:
             continue
         speed = _speed(clip)
-        still = change < min(_STILL, 0.1 * float(lively))
+        still = change < np.clip(_SAME * lively, _STILL, 1.5)  # an encoder gives repeated images other noise each time
         moved = speed[1:][~_within(still, clip)] if speed is not None else np.zeros(0)
         usual = float(np.median(moved)) if len(moved) else 0.0
         for start, stop in runs_of(still):
