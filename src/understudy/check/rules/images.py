@@ -16,6 +16,7 @@ BLACK = 6.0
 """Brightness, of 255, below which a whole image is black."""
 _STILL = 0.03  # change between images that no motion causes, in levels of 255
 _REPEATS = 6  # images in a row
+_NOISE = 1.5  # levels of 255: coding noise changes an image by less
 _SAME = 0.2  # largest change of a repeated image, as a share of a lively one
 _CATCH_UP = 1.5  # ratio of the change after a camera has hung to the usual one
 _APART = 4.0  # levels of 255 between the usual images of two cameras, to distinguish them
@@ -110,7 +111,8 @@ def _repeated(catalog: Catalog, rows: RowFacts, camera: str, clips: list[Clip]) 
         if len(change) < 2 * _REPEATS or lively < 4 * _STILL:
             continue
         speed = _speed(clip)
-        still = change < np.clip(_SAME * lively, _STILL, 1.5)  # an encoder gives repeated images other noise each time
+        # Encoders give repeated images other noise. Where noise may be all of the change, only equal images count.
+        still = change < (min(_SAME * lively, _NOISE) if lively > _NOISE else min(_STILL, 0.1 * lively))
         moved = speed[1:][~_within(still, clip)] if speed is not None else np.zeros(0)
         usual = float(np.median(moved)) if len(moved) else 0.0
         for start, stop in runs_of(still):
