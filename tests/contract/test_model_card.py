@@ -34,7 +34,6 @@ def test_card_of_a_run_has_its_facts(tmp_path: Path) -> None:
 
 
 def test_card_is_replaced_with_its_policy(tmp_path: Path) -> None:
-    """The folder of an edited one is refused: `tests/policies/test_policy_folder.py`."""
     policy().save(tmp_path / "policy")
     first = (tmp_path / "policy" / "README.md").read_bytes()
     policy(layers=1).save(tmp_path / "policy")
@@ -42,6 +41,18 @@ def test_card_is_replaced_with_its_policy(tmp_path: Path) -> None:
     assert second != first
     assert is_unchanged(first)
     assert is_unchanged(second)
+
+
+def test_edited_card_stays_when_its_policy_is_replaced(tmp_path: Path) -> None:
+    """A run replaces its policy after the last step: a refusal would come too late."""
+    card = tmp_path / "policy" / "README.md"
+    policy().save(card.parent)
+    weights = (card.parent / "model.safetensors").read_bytes()
+    card.write_text(card.read_text() + "\nmine")
+    mine = card.read_bytes()
+    policy(layers=1).save(card.parent)
+    assert card.read_bytes() == mine
+    assert (card.parent / "model.safetensors").read_bytes() != weights
 
 
 @pytest.mark.parametrize("change", [lambda text: text + "\nmine", lambda text: "mine " + text, lambda text: "mine"])

@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+import understudy as us
 from support.calls import recorded_calls
 from support.policies import batch, draws, policy
 from support.refusals import refused
@@ -127,7 +128,7 @@ def _a_folder(path: Path) -> None:
 
 def _a_policy_with_notes(path: Path) -> None:
     policy().save(path)
-    (path / "README.md").write_text("trained on Tuesday")
+    (path / "notes.md").write_text("trained on Tuesday")
 
 
 def _a_policy_with_a_folder_of_our_name(path: Path) -> None:
@@ -221,3 +222,10 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     (tmp_path / "wide/model.safetensors").rename(tmp_path / "policy/model.safetensors")
     with refused("fuse.weight", kind=ValueError):
         FlowPolicy.load(tmp_path / "policy")
+
+
+def test_a_run_without_a_policy_yet_names_the_command_that_writes_it(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text("steps: 3\n")
+    with refused("export", str(tmp_path / "run"), kind=FileNotFoundError):
+        us.load_policy(tmp_path / "run")

@@ -89,7 +89,7 @@ def format_profile(found: "Profile") -> str:
 
     step, width = found.step_s, max(len(name) for name in [*found.phases, *GROUPS.values()]) + 2
     lines = [describe(found.conditions), ""]
-    lines += [f"{name:<{width}}{value}" for value, name in headlines(found)]
+    lines += [f"{name:<{width - 1}} {value}" for value, name in headlines(found)]
     lines += ["", f"{'phase, synchronised':<{width}}{'worst rank':>12}{'mean':>12}{'share':>8}"]
     for name, phase in found.phases.items():
         rank = f"  rank {phase.rank}" if found.conditions["ranks"] > 1 else ""

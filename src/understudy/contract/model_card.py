@@ -1,4 +1,4 @@
-"""README.md of a policy folder: a model card, as hubs show it. A folder with an edited card is never replaced.
+"""README.md of a policy folder: a model card, as hubs show it. An edited card is never replaced.
 
 The last line of a card is a comment with the digest of the text above it.
 """

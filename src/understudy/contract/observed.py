@@ -107,7 +107,11 @@ class ObservationCheck:
         plain = {_plain(known): known for known in tasks}
         if _plain(task) not in plain:
             near = get_close_matches(_plain(task), plain, 1, 0.0)
-            several = f"{len(tasks)} instructions, the nearest {plain[near[0]]!r}" if near else f"{len(tasks)} others"
+            several = (
+                f"{len(tasks)} instruction{'s' if len(tasks) > 1 else ''}, the nearest {plain[near[0]]!r}"
+                if near
+                else f"{len(tasks)} others"
+            )
             yield Mismatch("instruction", _TASK, several, repr(task[:200]), "give an instruction of training")
 
     def _time(self, time: float | None) -> Iterator[Mismatch]:

@@ -59,7 +59,8 @@ def describe_folder(
     """
     formats = policy_type(config.type).settings.FORMATS
     if tool not in formats:
-        known = ", ".join(sorted({*formats, "understudy"}))
+        graphs = ("onnx", "torch_export") if policy_type(config.type).settings.GRAPH else ()
+        known = ", ".join(sorted({*formats, *graphs, "understudy"}))
         raise ConfigError(f"format: {tool}: a policy of type {config.type} has the formats {known}")
     heads = list(normalization.get("heads", [""]))
     if head not in heads:

@@ -58,6 +58,8 @@ def save(
 ) -> None:
     """Write the files beside `directory`, flush them to the disk, then rename: no reader ever sees half a policy.
 
+    A README.md that a user wrote or edited stays as it is.
+
     Raises:
         FileExistsError: `directory` is anything but a policy of this type or an empty folder (`check_replaceable`).
     """
@@ -82,6 +84,8 @@ def save(
         count = sum(weight.numel() for weight in weights.values())
         (fresh / CARD).write_text(make_card({"type": config.type, **content}, count, contract), encoding="utf-8")
         check_replaceable(target, config.type)  # again: writing took a while
+        if (target / CARD).is_file() and not is_unchanged(text := (target / CARD).read_bytes()):
+            (fresh / CARD).write_bytes(text)  # a user's own
 
 
 def check_replaceable(directory: str | Path, kind: str) -> None:
@@ -103,8 +107,7 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
         return
     files = policy_type(kind).settings.FILES
     for entry in entries:
-        own = entry.name in (CONFIG, NORMALIZATION, WEIGHTS, FILE) and entry.is_file() and not entry.is_symlink()
-        own = own or (entry.name == CARD and entry.is_file() and is_unchanged(entry.read_bytes()))
+        own = entry.name in (CONFIG, NORMALIZATION, WEIGHTS, FILE, CARD) and entry.is_file() and not entry.is_symlink()
         if not own and not is_policy_file(files, entry):
             raise FileExistsError(f"{directory} holds {entry.name}, which is no file of a policy: {fix}")
     try:

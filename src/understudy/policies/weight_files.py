@@ -309,6 +309,8 @@ def _single(path: Path) -> Path:
     holds = f"; it holds {', '.join(there[:5])}" if path.is_dir() and there else ""
     if pickles := [name for name in there if name.endswith(PICKLES)]:
         holds = f"; {pickles[0]} may execute code and is never read: convert it to safetensors"
+    if {"checkpoints", "config.yaml"} <= set(there):
+        holds = f": it is a run that did not end; `understudy export {path}` writes the policy of its last checkpoint"
     raise FileNotFoundError(f"{path} has no weights ({FILE}, or {INDEX} and its files){holds}")
 
 

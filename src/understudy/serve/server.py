@@ -352,7 +352,7 @@ def warn_if_open(options: "ServeConfig", token: str | None) -> str | None:
     if is_loopback(options.host):
         return None
     if token is None:
-        return f"{options.host}: everybody who can reach this address may use the policy; see token_file"
+        return f"{options.host}: everybody who can reach this address may use the policy; --token-file keeps others out"
     return None if options.tls_cert else f"{options.host}: the token crosses the network in clear text; see tls_cert"
 
 

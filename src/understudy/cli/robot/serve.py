@@ -42,7 +42,8 @@ def serve(config: ServeConfig) -> int:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await server.run(stop, lambda: print(f"serving {config.policy} at {server.address}", flush=True))
+        others = " and every other address of this machine" if config.host in ("0.0.0.0", "::", "") else ""
+        await server.run(stop, lambda: print(f"serving {config.policy} at {server.address}{others}", flush=True))
 
     asyncio.run(run())
     return 0
