@@ -17,8 +17,11 @@ from understudy.check.findings import RULES, Finding, Place, list_ids, sort_find
 from understudy.check.row_facts import read_rows
 from understudy.check.run import check_dataset
 from understudy.cli import main
+from understudy.config.data import DataConfig
+from understudy.config.train import TrainConfig
 from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError
+from understudy.train.data.sources import open_source, split_source
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +58,36 @@ def test_check_command_exits_with_the_result(
     assert main.main(["check", str(tmp_path / "set"), "--pictures", "none"]) == 1
     assert "files.missing" in capsys.readouterr().out
     assert main.main(["check", str(tmp_path / "nowhere")]) == 2
+
+
+@pytest.mark.parametrize("fault", ["lost video", "gray", "no action", "matrix action"])
+def test_check_names_the_flag_that_a_training_asks_for(fault: str, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "set", Spec(version="v2.1", lengths=(6, 9), gop=3, foreign=False))
+    lost = Catalog.open(tmp_path / "set").camera_keys[0]
+    if fault == "lost video":
+        shutil.rmtree(next((tmp_path / "set/videos").rglob(lost)))
+    changes = {
+        "gray": lambda features: features[lost].update(shape=[*features[lost]["shape"][:2], 1]),
+        "no action": lambda features: features.update({"action.joints": features.pop("action")}),
+        "matrix action": lambda features: features["action"].update(shape=[2, 3]),
+    }
+    if change := changes.get(fault):
+        edit_json(tmp_path / "set/meta/info.json", lambda info: change(info["features"]))
+    catalog = Catalog.open(tmp_path / "set")
+    rule = "files.camera" if fault == "lost video" else "metadata.training"
+    [finding] = [one for one in check_dataset(tmp_path / "set", "none").findings if one.rule == rule]
+    refused = pytest.raises(DatasetError)
+    with refused as error:
+        config = TrainConfig(data=DataConfig(root=str(tmp_path / "set")))
+        split_source("set", source := open_source(config.data.mixed()[0], catalog), config, source.cameras, {})
+    [flag] = re.findall(r"--data\.\w+", finding.fix)
+    assert flag in (error.value.fix or "")
+    if flag == "--data.cameras":
+        [cameras] = re.findall(r"--data\.cameras (.*)", finding.fix)
+        assert cameras in (error.value.fix or "")
+        assert lost not in cameras
+        kept = tuple(cameras.split()) if cameras != "none" else ()
+        split_source("set", open_source(config.data.mixed()[0], catalog, cameras.split()), config, kept, {})
 
 
 def test_check_reports_unreadable_metadata_and_raises_without_any(sets: dict[str, Path], tmp_path: Path) -> None:

@@ -205,6 +205,36 @@ def test_settings_of_other_libraries_are_translated(
     assert expected.format(data) in output
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [["--policy.type", "smolvla"], ["--policy.type=smolvla"], ["--optim.lr", "fast"]],
+    ids=["policy", "policy=", "value"],
+)
+def test_another_error_hides_no_translation(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--dataset.repo_id=a/b", "--policy.dtype", "bfloat16", *wrong, "--num_workers", 3, "--stepz", 3]
+    assert run("train", *arguments) == main.WRONG_INPUT
+    output = capsys.readouterr().err
+    for hint in (wrong[-1].partition("=")[2] or wrong[-1], "--data.root hf://", "--precision", "--loader.num-threads"):
+        assert hint in output
+
+
+def test_unknown_policy_type_is_translated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "--policy.type", "act") == main.WRONG_INPUT
+    assert "did you mean 'lerobot-act'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", [["--steps", "3"], ["--steps=3"]])
+def test_profile_refuses_a_flag_without_effect(
+    flag: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("steps: 7\ndata: {root: somewhere}\n")  # the file of a run has its own number of steps
+    assert run("profile", file, *flag) == main.WRONG_INPUT
+    assert "--profile.steps" in capsys.readouterr().err
+    assert run("profile", file, "--profile.steps", 3, "--print-config") == 0
+    assert "steps: 7" in capsys.readouterr().out
+
+
 def test_train_suggests_resume_for_a_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "r/checkpoints").mkdir(parents=True)
     assert run("train", tmp_path / "r") == main.WRONG_INPUT

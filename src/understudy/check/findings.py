@@ -22,6 +22,7 @@ RULES = {
     "metadata.names": "a feature has one name per dimension, without repeats",
     "metadata.features": "info.json declares the five index columns",
     "metadata.oddity": "metadata needs no guess to be read",
+    "metadata.training": "a training with default settings accepts the features",
     "files.missing": "each named data and video file exists and is no git LFS pointer",
     "files.orphan": "each data and video file is named by the tables",
     "files.unreadable": "each data file can be parsed, with the declared columns, dtypes and shapes",

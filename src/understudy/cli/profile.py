@@ -29,7 +29,12 @@ class ProfileConfig(TrainConfig):
     """Measure time and memory of a training step with these settings. The trained weights are discarded."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {**TrainConfig.RENAMED, "profile.warmup": "profile.warmup_steps"}
+    REFUSED_FLAGS: ClassVar[Mapping[str, str]] = {
+        "steps": "a profile has no end of its own; --profile.steps N measures N"
+    }
 
+    steps: Annotated[int, Interval(ge=1, le=10**12)] = 2500
+    """Steps of the profiled run, from a settings file alone: the flag is refused. `--profile.steps` are measured."""
     output_dir: str = "runs/profile"
     """Folder of profile.html and profile.json; no other file is written. A run's report shows those in its folder."""
     profile: MeasureConfig = field(default_factory=MeasureConfig)

@@ -324,7 +324,7 @@ def policy_type(name: str) -> PolicyType:
     """
     points = _points()
     if name not in points:
-        close = get_close_matches(str(name), points, n=1)
+        close = [own for own in (f"lerobot-{name}",) if own in points] or get_close_matches(str(name), points, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(points))}"
         raise ValueError(f"no policy type {name!r}; {hint}")
     entry = imported(points[name])

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from understudy.batch_keys import ACTION, STATE
 from understudy.check.findings import Finding, Place, list_ids
 from understudy.check.remedies import EDIT, REWRITE, correct
 from understudy.data.format.catalog import INFO, Catalog
@@ -17,6 +18,7 @@ def check_metadata(catalog: Catalog) -> Iterator[Finding]:
     """Yield findings about info.json and the episode table."""
     yield from _totals(catalog)
     yield from _features(catalog)
+    yield from _training(catalog)
     table = catalog.episodes
     if int(table.ids[0]) != 0 or int(table.ids[-1]) != len(table) - 1:
         gaps = sorted(set(range(int(table.ids[-1]) + 1)) - set(table.ids.tolist())) if table.ids[-1] < 1 << 22 else []
@@ -121,8 +123,49 @@ def _features(catalog: Catalog) -> Iterator[Finding]:
             "warning" if no_file else "note",
             f"the camera {why}" if no_file else f"{key} {why}",
             Place(camera=key),
-            fix=f"restore its files, or remove {key} from info.json" if no_file else "use another camera",
+            fix=f"restore its files; without them train with {_cameras(catalog)}" if no_file else "use another camera",
         )
+
+
+def _cameras(catalog: Catalog) -> str:
+    """Return the flag that leaves out the cameras that a training refuses."""
+    usable = [key for key in catalog.camera_keys if catalog.features[key].channels in (3, None)]
+    colors = [key for key in usable if not catalog.features[key].is_depth]
+    return f"--data.cameras {' '.join(colors) or 'none'}"
+
+
+def _training(catalog: Catalog) -> Iterator[Finding]:
+    """Yield a finding for each feature that a training refuses until a flag names others."""
+    vectors = [
+        key
+        for key, feature in catalog.features.items()
+        if len(feature.shape) == 1 and not feature.is_text and not feature.is_camera and key not in INDEX_KEYS
+    ]
+    for key, flag in ((ACTION, "data.action"), (STATE, "data.state")):
+        feature = catalog.features.get(key)
+        if key in vectors or (feature is None and key == STATE):
+            continue
+        what = f"is {feature.dtype} of shape {feature.shape}" if feature is not None else "is not declared"
+        none = ", or --data.state '' for none" if key == STATE else ""
+        yield Finding(
+            "metadata.training",
+            "warning",
+            f"{key} {what}; a training needs a vector",
+            Place(file=INFO, column=key),
+            fix=f"train with --{flag} KEY, or several joined by +{none}: {', '.join(vectors) or 'there is none'}",
+        )
+    for key in catalog.camera_keys:
+        feature = catalog.features[key]
+        if not feature.is_depth and feature.channels not in (3, None):
+            yield Finding(
+                "metadata.training",
+                "warning",
+                f"images have {feature.channels} channels; a training needs RGB",
+                Place(camera=key),
+                measured=feature.channels,
+                expected=3,
+                fix=f"train with {_cameras(catalog)}",
+            )
 
 
 def _is_axes(names: object, axes: int) -> bool:

@@ -2,8 +2,10 @@
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from understudy.cli.arguments.setting_paths import list_settings, setting_paths
 from understudy.config.foreign import FOREIGN
@@ -21,6 +23,35 @@ PARSING = {
 
 WEIGHTS = re.compile(r"(-\S+): must be \{([^{}]*)\}\|\{\[\{([^{}]*)\} FLOAT \[\.\.\.\]\]\}, not (\[.*\])")
 """Message about a value that is neither a choice nor weights of choices."""
+
+
+def describe_refused(cls: type, arguments: list[str]) -> Iterator[str]:
+    """Yield one line for each flag that `REFUSED_FLAGS` of the settings class lists: it would have no effect."""
+    refused: Mapping[str, str] = getattr(cls, "REFUSED_FLAGS", {})
+    for argument in arguments:
+        flag = argument.partition("=")[0]
+        if argument.startswith("--") and (why := refused.get(flag[2:].replace("-", "_"))):
+            yield f"{flag}: has no effect here: {why}"
+
+
+def translate(cls: type, arguments: list[str], default: Any = None) -> Iterator[str]:
+    """Yield one line for each flag of LeRobot or openpi that is unknown here.
+
+    An argument that tyro cannot parse hides the unknown ones from `describe_unknown`.
+
+    Args:
+        cls: Settings class.
+        arguments: Words of the command line.
+        default: Instance with the chosen policy, whose own settings are known too.
+    """
+    flags = [f"--{path.replace('_', '-')}" for path, _ in setting_paths(cls)]
+    if policy := getattr(default, "policy", None):
+        flags += [f"--policy.{own.name.replace('_', '-')}" for own in fields(policy)]
+    for argument in arguments:
+        flag = argument.partition("=")[0]
+        name = flag.replace("_", "-")
+        if flag.startswith("--") and name not in flags and name[2:].removeprefix("no-") in FOREIGN:
+            yield _unknown_flag(flag, flags)
 
 
 def describe_unknown(cls: type, unknown: list[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from understudy.cli.arguments.examples import EXAMPLES, GENERAL, LAUNCH, MOST_USED, POSITIONAL
-from understudy.cli.arguments.messages import describe_error, describe_unknown
+from understudy.cli.arguments.messages import describe_error, describe_refused, describe_unknown, translate
 from understudy.cli.arguments.setting_paths import list_settings, setting_paths
 from understudy.config import help
 from understudy.config.renamed import current_flags
@@ -59,6 +59,8 @@ def settings(
         default = load(cls, arguments.pop(0))
     elif helped and argument:
         program += f" {argument}"
+    if refused := list(describe_refused(cls, arguments)):
+        raise ConfigError("; ".join(refused))
     default = with_policy_type(cls, arguments, default)
     if helped:
         _print(_help(cls, default, program, argument, about, EXAMPLES.get(name, ()), launchable=launchable))
@@ -85,7 +87,7 @@ def with_policy_type(cls: type, arguments: list[str], default: Any) -> Any:
     try:
         chosen = kind.select({"type": named[-1]})
     except ValueError as error:
-        raise ConfigError(f"--policy.type: {error}") from error
+        raise ConfigError("; ".join([f"--policy.type: {error}", *translate(cls, arguments)])) from error
     return default if isinstance(default.policy, chosen) else replace(default, policy=chosen())
 
 
@@ -146,7 +148,7 @@ def _parsed(cls: type, arguments: list[str], default: Any, program: str) -> Any:
     except SystemExit as exit:
         if exit.code in (0, None):
             raise
-        raise ConfigError(describe_error(output.getvalue())) from None
+        raise ConfigError("; ".join([describe_error(output.getvalue()), *translate(cls, arguments, default)])) from None
     if unknown:
         raise ConfigError("; ".join(describe_unknown(cls, unknown)))
     return parsed

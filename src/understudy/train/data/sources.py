@@ -77,7 +77,9 @@ def open_source(
             continue
         if feature is None or len(feature.value_shape) != 1 or feature.is_text or feature.is_camera:
             what = "there is no such feature" if feature is None else f"it is {feature.dtype} of shape {feature.shape}"
-            raise DatasetError(f"a policy needs {key!r} as a vector: {what}", where=catalog.root, fix="see `inspect`")
+            flag = "--data.action" if key == ACTION else "--data.state"
+            fix = f"name it with {flag} KEY, or several joined by +; `understudy inspect` lists the features"
+            raise DatasetError(f"a policy needs {key!r} as a vector: {what}", where=catalog.root, fix=fix)
     keys = tuple(key for key in (ACTION, STATE) if key in catalog.features)
     for camera, own in config.cameras.items():
         if camera not in catalog.camera_keys:
@@ -119,6 +121,13 @@ def _check_cameras(
         others = " ".join(catalog.camera_keys) or NONE
         fix = f"restore the videos, set video_path to their place, or leave {'it' if len(lost) == 1 else 'them'} "
         raise DatasetError(what, where=catalog.root, fix=fix + f"out by name: --data.cameras {others}")
+
+
+def _other_cameras(catalog: Catalog) -> str:
+    """Return the flag with the cameras that hold RGB."""
+    features = catalog.features
+    colors = [key for key in catalog.camera_keys if features[key].channels in (3, None) and not features[key].is_depth]
+    return f"list the cameras to use: --data.cameras {' '.join(colors) or NONE}"
 
 
 @dataclass(frozen=True)
@@ -163,7 +172,7 @@ def split_source(
         if feature.is_depth or feature.channels not in (3, None):
             what = f"{camera!r} has {feature.channels} channels" if not feature.is_depth else f"{camera!r} is depth"
             what += ", a policy takes RGB"
-            raise DatasetError(what, where=catalog.root, fix="list the cameras to use in data.cameras")
+            raise DatasetError(what, where=catalog.root, fix=_other_cameras(catalog))
     if config.learns_dynamics() and STATE not in source.keys:
         what = f"mode: future states are trained, which needs {STATE!r}, and there is none"
         raise DatasetError(what, where=catalog.root, fix="set `state` to its key, or mode to policy")
