@@ -124,6 +124,7 @@ class Stream:
             time.sleep(step_ms / 1000)
             samples, batches = samples + self.batch, batches + 1
             episodes += len(set(made["episode_index"].tolist()))
+            del made
         spent = time.perf_counter() - start
         cpu = cpu_seconds(workers) - cpu
         return {

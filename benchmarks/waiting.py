@@ -48,9 +48,10 @@ def waiting_share(batches: Any, step_ms: float, seconds: float) -> float:
     waited, begin, steps = 0.0, time.perf_counter(), 0
     while steps < 4 or time.perf_counter() - begin < seconds:
         asked = time.perf_counter()
-        next(batches)
+        batch = next(batches)
         waited += time.perf_counter() - asked
         time.sleep(step_ms / 1000)
+        del batch
         steps += 1
     return waited / (time.perf_counter() - begin)
 

@@ -510,3 +510,23 @@ def test_clip_reader_drops_frames_behind_their_last_sample(root: Path, monkeypat
     assert policy.run_length >= 1
     # A run may reach on to a key frame, at most as far again.
     assert 1 <= max(held) <= 2 * policy.run_length + halo < 40
+
+
+def test_ready_batches_are_delivered_while_later_samples_are_looked_up(
+    data: EpisodeDataset, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delivered, waits, locate = threading.Event(), [], Order.locate
+
+    def slow(self: Order, positions: Any) -> Any:
+        if np.min(positions) >= 4 * BATCH:
+            waits.append(delivered.wait(20))
+        return locate(self, positions)
+
+    monkeypatch.setattr(Order, "locate", slow)
+    with Loader(data, order=order, num_threads=2) as loader:
+        for _ in range(4):  # the look-up of the fifth begins before the fourth is asked for
+            next(loader)
+        delivered.set()
+        next(loader)
+    assert waits
+    assert all(waits)

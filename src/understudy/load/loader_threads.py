@@ -47,6 +47,7 @@ class WorkerPool:
         self._block = min(_BLOCK, _ROWS // max(1, *map(row_bytes, request.datasets)))
         self._pid = os.getpid()
         self._change = threading.Condition()
+        self._beginning = threading.Lock()  # looking up samples takes milliseconds, in which `take` must not wait
         self._batches: dict[int, BatchInProgress] = {}  # under way or ready, by number
         self._planned: list[BatchInProgress | None] = []
         self._planned_from = 0
@@ -87,7 +88,7 @@ class WorkerPool:
             self._change.notify_all()
         if self._prefetcher is not None:
             self._prefetcher.advance(number)
-        return self._assemble(batch) if self._request.preprocess is None else batch.rows
+        return batch.rows
 
     @staticmethod
     def _assemble(batch: BatchInProgress) -> Batch:
@@ -136,8 +137,11 @@ class WorkerPool:
                 if last:
                     if batch.bad:
                         self._substitute(batch, builder)
+                    whole = self._assemble(batch)
                     if self._request.preprocess is not None:
-                        batch.rows, batch.images = self._request.preprocess(self._assemble(batch)), {}
+                        whole = self._request.preprocess(whole)
+                    batch.rows, batch.images = whole, {}
+                    del whole
                     with self._change:
                         batch.ready = True
                         self._change.notify_all()
@@ -165,9 +169,13 @@ class WorkerPool:
             timings.wait += perf_counter() - begin
             if self._stopping:
                 return None
-            batch = self._batches.get(number)
-            if batch is None:
-                batch = self._batches[number] = self._begin(number)
+            if (batch := self._batches.get(number)) is not None:  # it stays there until this thread has done its part
+                return batch
+        with self._beginning:
+            if (batch := self._batches.get(number)) is None:
+                batch = self._begin(number)
+                with self._change:
+                    self._batches[number] = batch
             return batch
 
     def _begin(self, number: int) -> BatchInProgress:
