@@ -15,6 +15,10 @@ class RankError(UnderstudyError, OSError):
     """Another process of this run failed or ended; the message is that process's own error."""
 
 
+class RunInUseError(UnderstudyError, OSError):
+    """Another process trains this run, or a host that disappeared still holds its lock. A later attempt may succeed."""
+
+
 class CheckpointError(UnderstudyError, OSError):
     """A checkpoint cannot be written or read; earlier ones are untouched."""
 
@@ -53,7 +57,22 @@ class SourceError(DatasetError):
     """The source of a file gives no answer, or the file changed since it was opened.
 
     The data itself is not at fault: it is no bad image or row, and no other sample may replace it.
+
+    Attributes:
+        transient: Whether the same command may succeed later: retries ended at their deadline.
     """
+
+    def __init__(self, what: str, *, where: object = None, fix: str = "", transient: bool = False) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.transient = transient
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_source, (type(self), self.what, self.where, self.fix, self.transient))
+
+
+def is_wrong_input(error: BaseException | None) -> bool:
+    """Return whether the same command would fail again: settings or data are wrong, and no outage is the cause."""
+    return isinstance(error, ConfigError | DatasetError) and not getattr(error, "transient", False)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -67,6 +86,10 @@ def summarize(error: BaseException) -> str:
     """Return the type of an error and the first line of its message."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+
+
+def _rebuild_source(kind: type[SourceError], what: str, where: object, fix: str, transient: bool) -> SourceError:
+    return kind(what, where=where, fix=fix, transient=transient)
 
 
 def _rebuild(kind: type[DatasetError], what: str, where: object, fix: str) -> DatasetError:

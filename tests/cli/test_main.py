@@ -19,6 +19,7 @@ from understudy.cli.record import RecordConfig
 from understudy.config.help import groups
 from understudy.config.schema import dump_yaml, load
 from understudy.config.train import TrainConfig
+from understudy.errors import DatasetError, RunInUseError, SourceError
 from understudy.train.checkpoint.run_dir import RunDir
 
 HEAVY = ("torch", "pyarrow", "av", "matplotlib", "mujoco", "PIL", "gymnasium", "scipy")
@@ -256,6 +257,26 @@ def test_train_refuses_to_write_into_a_dataset(data: Path, tmp_path: Path, capsy
     assert run("train", "--data.root", own, "--output-dir", own, "--steps", 1, "--batch-size", 2) == main.WRONG_INPUT
     assert "another --output-dir" in capsys.readouterr().err
     assert [path for path in sorted(own.rglob("*")) if path.name != ".lock"] == before
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DatasetError("no rows"), main.WRONG_INPUT),
+        (SourceError("no permission"), main.WRONG_INPUT),
+        (SourceError("no answer", transient=True), main.FAILED),
+        (RunInUseError("another process"), main.FAILED),
+    ],
+)
+def test_exit_code_tells_whether_a_scheduler_may_try_again(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_: object) -> int:
+        raise error
+
+    monkeypatch.setattr("understudy.cli.train.train", fails)
+    assert run("train", "--data.root", "x") == code
+    assert capsys.readouterr().err == f"understudy train: {error}\n"
 
 
 @pytest.mark.slow

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import distributed as dist
 
 from support.ranks import in_ranks, outcomes_in_ranks
 from support.refusals import refused
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.distributed import torch_release
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, SourceError
 
 
 def config(**changes: Any) -> TrainConfig:
@@ -29,7 +30,8 @@ def agreement() -> dict[str, Any]:
         told["any"] = [mesh.any(mesh.rank == 1), mesh.any(False)]
         told["first"] = mesh.first(lambda: os.getpid())
         told["gather"] = mesh.gather((mesh.rank, os.getpid()))
-        for wrong in (ConfigError("the words of one"), KeyError("another")):
+        outage = SourceError("no answer", fix="try again", transient=True)
+        for wrong in (ConfigError("the words of one"), KeyError("another"), outage):
             try:
                 with mesh.together():
                     if mesh.rank == 1:
@@ -50,6 +52,25 @@ def test_ranks_agree() -> None:
         assert told["ConfigError"] == "ConfigError: the words of one"
     assert one["KeyError"] == "RankError: rank 1 failed: 'another'"
     assert two["KeyError"] == "KeyError: 'another'"
+    assert one["SourceError"].startswith("RankError: ")  # an outage is no wrong input of any rank
+    assert two["SourceError"].startswith("SourceError: ")
+
+
+def group_of_the_program(backend: str) -> str:
+    """Error of joining a process group that the program has made, "" for none."""
+    dist.init_process_group(backend)
+    try:
+        with parallel.join_mesh(config()) as mesh:
+            return "" if mesh.gather(mesh.rank) == [0, 1] and not mesh.ours else "other ranks"
+    except ConfigError as error:
+        return str(error)
+
+
+def test_group_of_the_program_is_used_if_it_has_tensors_of_the_cpu() -> None:
+    assert in_ranks(2, group_of_the_program, "gloo") == ["", ""]
+    for error in in_ranks(2, group_of_the_program, "cuda:gloo"):
+        assert "cuda:gloo" in error
+        assert "cpu:gloo" in error
 
 
 TIMEOUT = 10

@@ -2,6 +2,7 @@
 
 import email.utils
 import os
+import pickle
 import threading
 import time
 import warnings
@@ -75,11 +76,12 @@ def test_retry_after_waits_are_limited_in_sum(monkeypatch: pytest.MonkeyPatch) -
         asked += 1
         raise TransientError("the server answers 429", after=0.1)
 
-    with refused(429, where="x", kind=SourceError), warned("x", 429):
+    with refused(429, where="x", kind=SourceError) as caught, warned("x", 429):
         call_with_retries(
             always, "x", RetryPolicy(deadline=60.0, initial_backoff=0.001, max_backoff=0.002), threading.Event()
         )
     assert 3 <= asked <= 4
+    assert pickle.loads(pickle.dumps(caught.value)).transient
 
 
 def test_tries_count_only_failures_in_a_row() -> None:

@@ -101,12 +101,12 @@ def test_command_survives_sigterm_and_sigkill(data: Path, tmp_path: Path, reques
 
 
 def test_train_refuses_a_run_in_progress(data: Path, tmp_path: Path) -> None:
-    from understudy.errors import ConfigError
+    from understudy.errors import RunInUseError
 
     run.train(tiny_config(data, tmp_path / "r", steps=1, val={"every": 0}))
     held = RunDir(tmp_path / "r").lock()
     try:
-        with refused(tmp_path / "r", kind=ConfigError):
+        with refused(tmp_path / "r", kind=RunInUseError):
             run.resume(RunDir(tmp_path / "r").settings())
     finally:
         held.close()

@@ -243,7 +243,7 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
     """Parse and run a command. Errors that the user can correct become one line; ours keep their traceback."""
     from understudy.config.renamed import OldNameWarning
     from understudy.credentials import redact
-    from understudy.errors import ConfigError, DatasetError
+    from understudy.errors import ConfigError, DatasetError, is_wrong_input
     from understudy.optional_packages import describe_missing, require
 
     try:
@@ -280,7 +280,7 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
         print(f"understudy {name}{_rank()}: {redact(message)}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             return INTERRUPTED
-        return FAILED if isinstance(error, OSError | MemoryError) else WRONG_INPUT
+        return WRONG_INPUT if is_wrong_input(error) else FAILED
     except Exception as error:
         missing = describe_missing(error) if isinstance(error, ImportError) else None
         line = missing or _describe_out_of_memory(error, name)

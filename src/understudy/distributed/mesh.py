@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from understudy.distributed.keepalive import RankStalled, send_heartbeats, wait_for_rank_0
 from understudy.distributed.torch_release import leave_groups_alive, missing_feature
-from understudy.errors import ConfigError, DatasetError, RankError
+from understudy.errors import ConfigError, RankError, is_wrong_input
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig
@@ -129,7 +129,7 @@ class Mesh:
             yield
         except Exception as error:
             mine = error
-        error_info = None if mine is None else (isinstance(mine, ConfigError | DatasetError), str(mine) or repr(mine))
+        error_info = None if mine is None else (is_wrong_input(mine), str(mine) or repr(mine))
         failed = [(rank, each) for rank, each in enumerate(self.gather(error_info)) if each is not None]
         if mine is not None:
             raise mine
@@ -141,11 +141,19 @@ class Mesh:
 def begin(config: "TrainConfig") -> Mesh:
     """Join the other processes of this run, by RANK, WORLD_SIZE, LOCAL_RANK, …; a single process without them.
 
+    A process group that the program has already initialized, as Ray Train does, becomes that of the run.
+
     Raises:
-        ConfigError: the processes do not fit `config.parallel`, or there is no such device.
+        ConfigError: the processes do not fit `config.parallel`, there is no such device, or the program's process group
+            lacks a backend for tensors of the CPU.
         RankError: the other processes did not join.
     """
     ours = not dist.is_initialized()
+    if not ours and "cpu:" not in (backend := dist.get_backend_config()):
+        raise ConfigError(
+            f"the process group has the backend {backend}, and ranks agree through tensors of the CPU: "
+            "initialize it with cpu:gloo,cuda:nccl"
+        )
     rank, world = (
         (_from_env("RANK", 0), _from_env("WORLD_SIZE", 1)) if ours else (dist.get_rank(), dist.get_world_size())
     )

@@ -91,13 +91,12 @@ def call_with_retries(act: Callable[[], T], where: str, retry: RetryPolicy, stop
             spent = time.monotonic() - begun - waited
             pause = retry.pause(failures)
             if error.after is not None and waited + error.after > MAX_RETRY_AFTER:
-                raise SourceError(
-                    f"{error.what}, and the server asks to wait {error.after:.0f} s", where=where, fix="try again later"
-                ) from error
+                what = f"{error.what}, and the server asks to wait {error.after:.0f} s"
+                raise SourceError(what, where=where, fix="try again later", transient=True) from error
             if (error.tries is not None and odd >= error.tries) or spent + pause > retry.deadline:
                 times = "once" if failures == 1 else f"{failures} times in {spent:.1f} s"
                 fix = "check the connection and the server, then run again: fetched bytes stay in the cache"
-                raise SourceError(f"{error.what} ({times})", where=where, fix=fix) from error
+                raise SourceError(f"{error.what} ({times})", where=where, fix=fix, transient=True) from error
             if error.after is not None and error.after > pause:
                 pause = error.after
                 waited += pause  # the server's wait does not count against the deadline

@@ -177,7 +177,12 @@ def _start(run: RunDir, config: TrainConfig, work: Callable[[Mesh, Stop], int]) 
 
 @contextmanager
 def _lock(run: RunDir, config: TrainConfig, mesh: Mesh) -> Iterator[None]:
-    """Hold the run's lock on rank 0. Raises ConfigError if another process trains it, or the ranks' settings differ."""
+    """Hold the run's lock on rank 0.
+
+    Raises:
+        RunInUseError: another process trains the run; a RankError on the other ranks.
+        ConfigError: the ranks' settings differ.
+    """
     settings = mesh.gather(plain(config))
     for rank, others in enumerate(settings):
         if different := [name for name in others if others[name] != settings[0][name]]:

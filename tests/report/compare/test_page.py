@@ -11,7 +11,7 @@ import pytest
 
 from support.refusals import refused
 from understudy.cli.main import main
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, RunInUseError
 from understudy.report.compare.page import compare_runs
 from understudy.report.compare.runs import read_runs
 from understudy.train.checkpoint import checksums
@@ -144,7 +144,7 @@ def test_an_active_run_is_named_and_keeps_its_lock(copy: Change) -> None:
     root = copy("active")
     lock = RunDir(root).lock()
     assert read_runs([root])[0].state == "running"
-    with refused(root, kind=ConfigError):
+    with refused(root, kind=RunInUseError):
         RunDir(root).lock()
     lock.close()
     assert read_runs([root])[0].state == "complete"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.calls import recorded_calls
 from support.refusals import refused
 from understudy.config.train import DataConfig, TrainConfig
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, RunInUseError
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RECORDED, RunDir, resumed_settings
 from understudy.train.track import metrics_file
@@ -215,7 +215,7 @@ def test_prune_leaves_other_folders(tmp_path: Path) -> None:
 
 def test_run_dir_lock_is_exclusive(tmp_path: Path) -> None:
     held = RunDir(tmp_path).lock()
-    with refused(tmp_path, kind=ConfigError):
+    with refused(tmp_path, kind=RunInUseError):
         RunDir(tmp_path).lock()
     held.close()
     RunDir(tmp_path).lock().close()

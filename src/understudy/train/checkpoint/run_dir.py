@@ -25,7 +25,7 @@ from typing import IO, Any
 from understudy.atomic import DRAFT_SUFFIX, write_text
 from understudy.config.schema import dump_yaml, read_file, validate
 from understudy.config.train import TrainConfig
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, RunInUseError
 from understudy.hub.download import pull
 from understudy.hub.ids import model_id, parse_address
 from understudy.train.checkpoint import checksums
@@ -206,7 +206,8 @@ class RunDir:
         """Lock the run for this process. The lock is released when the process ends, in any way.
 
         Raises:
-            ConfigError: another process holds it; two writers would damage the run.
+            RunInUseError: another process holds it; two writers would damage the run.
+            ConfigError: the path is a file.
         """
         import fcntl
 
@@ -218,7 +219,7 @@ class RunDir:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise ConfigError(f"{self.root}: another process is training this run; stop it first") from None
+            raise RunInUseError(f"{self.root}: another process is training this run; stop it first") from None
         for leftover in self.root.glob(f".*{DRAFT_SUFFIX}"):  # of a process that was killed while it wrote
             leftover.unlink(missing_ok=True)
         return lock

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from understudy.batch_keys import MODE, TASK
 from understudy.distributed.mesh import Mesh
-from understudy.errors import DatasetError, RankError
+from understudy.errors import DatasetError, RankError, is_wrong_input
 from understudy.load.validation.validation_data import UNREADABLE, ValidationData, prefetch_chunks, share_chunks
 from understudy.policies.batch import to_device
 from understudy.policies.common.task_modes import FLOW, MODES, POLICY, TRAINS
@@ -181,7 +181,7 @@ def evaluate(
 
 def _failure(mesh: Mesh, error: Exception | None) -> Exception:
     """Make the error that all ranks raise where some cannot read a chunk; `error` is that of this rank."""
-    known = None if error is None else (isinstance(error, DatasetError), str(error) or repr(error))
+    known = None if error is None else (is_wrong_input(error), str(error) or repr(error))
     wrong_input, words = next(each for each in mesh.gather(known) if each is not None)
     made: Exception
     if wrong_input:
