@@ -4,6 +4,7 @@ import io
 import re
 import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,3 +94,43 @@ def test_progress_removes_its_bar_before_an_error(monkeypatch: pytest.MonkeyPatc
         bar.update(3)
         _ = 1 / 0 if fails else 1
     assert (terminal.getvalue().rpartition("\r")[2].strip() == "") == fails
+
+
+class Output:
+    """An output of a notebook: its successive texts."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.texts = texts
+
+    def update(self, data: dict[str, str], raw: bool) -> None:
+        assert raw
+        self.texts.append(data["text/plain"])
+
+
+def test_notebook_has_one_output_per_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A bar inside another one, and one that takes no time, have none."""
+    shell, outputs = SimpleNamespace(config={"IPKernelApp": {}}), list[Output]()
+
+    def display(data: dict[str, str], raw: bool, display_id: bool) -> Output:
+        assert display_id
+        outputs.append(Output([data["text/plain"]]))
+        return outputs[-1]
+
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    with Progress(3, "statistics", "frame") as short:
+        short.update(3)
+    for _ in range(2):
+        with Progress(10, "train", "step", last=True) as outer:
+            with Progress(3, "validation", "chunk") as inner:
+                inner.update(3)
+            outer.update(10)
+    assert len(outputs) == 2
+    for output in outputs:
+        assert "10/10" in output.texts[-1]
+        assert all(len(text) <= progress.NOTEBOOK_COLUMNS and text.isprintable() for text in output.texts)
+    monkeypatch.setattr(shell, "config", {"TerminalIPythonApp": {}})
+    with Progress(10, "train", "step") as other:
+        other.update(10)
+    assert len(outputs) == 2
+    assert capsys.readouterr() == ("", "")

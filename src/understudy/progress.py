@@ -1,7 +1,8 @@
-"""Progress of long work on stderr: a bar on a terminal, occasional plain lines in a log. Needs the extra `train`.
+"""Progress of long work on stderr: a bar on a terminal or in a notebook, occasional plain lines in a log.
 
 A bar is redrawn with carriage returns, which would fill one line of a log file with megabytes. A log line holds the
-count, the recent rate and the remaining time at that rate.
+count, the recent rate and the remaining time at that rate. A notebook would keep each redrawn bar, so there one output
+is updated in place. Needs the extra `train`.
 """
 
 import logging
@@ -9,6 +10,7 @@ import sys
 import time
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 from understudy.optional_packages import optional_imports
 
@@ -19,6 +21,12 @@ __all__ = ["Progress", "show_log", "tqdm"]
 
 MIN_INTERVAL, MAX_INTERVAL = 30.0, 600.0
 """Seconds between two log lines: at first, and after days of work."""
+NOTEBOOK_COLUMNS = 90
+"""Characters of a bar in a notebook, which has no terminal to ask."""
+
+
+_displayed: "WeakSet[Progress]" = WeakSet()
+"""Progress with a bar on the screen."""
 
 
 class Progress:
@@ -43,14 +51,21 @@ class Progress:
         self._total, self._what, self._unit, self._last = total, what, unit, last
         self._bar: Any = None
         self._note = ""
-        self._lines = shown and not sys.stderr.isatty()
+        notebook = _in_notebook()
+        self._lines = shown and not (notebook or sys.stderr.isatty())
+        if notebook and _displayed:
+            shown = False  # each validation of a long run would leave an empty output
         self._last_n, self._last_time = done, time.monotonic()
         self._start = self._last_time
         self._logged = self.n if not last else -1
         if shown and not self._lines:
-            self._bar = tqdm(
+            _displayed.add(self)
+            options: dict[str, Any] = {"dynamic_ncols": True, "file": sys.stderr}
+            if notebook:
+                options = {"ncols": NOTEBOOK_COLUMNS, "ascii": False, "file": _Nowhere(), "delay": 0.0 if last else 0.5}
+            self._bar = (NotebookBar if notebook else tqdm)(
                 total=total, desc=what, unit=unit, unit_scale=total > 100_000, initial=done, mininterval=0.5,
-                dynamic_ncols=True, file=sys.stderr, leave=last,
+                leave=last, **options,
             )  # fmt: skip
 
     def update(self, count: int = 1) -> None:
@@ -79,6 +94,7 @@ class Progress:
         if self._bar is not None:
             self._bar.leave = self._bar.leave and not failed
             self._bar.close()
+            _displayed.discard(self)
         elif self._lines and self._logged != self.n and (self._last or self._last_time > self._start):
             self._log()
         self._lines = False
@@ -100,6 +116,39 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(failed=error is not None)
+
+
+class _Nowhere:
+    """File without content, for the control characters of a bar."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+
+class NotebookBar(tqdm):  # type: ignore[type-arg] # a generic in its stubs alone
+    """A bar in one output of a notebook."""
+
+    _output: Any = None
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Show the bar, or update it."""
+        from IPython.display import display
+
+        text = {"text/plain": str(self) if msg is None else msg}
+        if self._output is None:
+            self._output = display(text, raw=True, display_id=True)
+        else:
+            self._output.update(text, raw=True)
+
+
+def _in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook. Does not import IPython."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return "IPKernelApp" in getattr(shell, "config", {})
 
 
 def _rate(rate: float) -> str:
