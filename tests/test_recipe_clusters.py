@@ -73,6 +73,15 @@ def test_jobset_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
     [index] = [one for one in container["env"] if one["name"] == "NODE_RANK"]
     assert index["valueFrom"]["fieldRef"]["fieldPath"].endswith("['batch.kubernetes.io/job-completion-index']")
     assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
+    assert job["completionMode"] == "Indexed"
+    # The image's user is the first that `useradd` makes, and may write to the claims.
+    assert "\nUSER understudy\n" in (ROOT / "Containerfile").read_text()
+    user = pod["securityContext"]
+    assert (user["runAsUser"], user["runAsGroup"], user["fsGroup"]) == (1000, 1000, 1000)
+    asked, most = container["resources"]["requests"], container["resources"]["limits"]
+    assert asked["memory"] == most["memory"]  # /dev/shm of the pod is part of it
+    assert "cpu" in asked
+    assert "cpu" not in most
     # A pod failure policy needs pods that are not restarted; exit code 2 ends the JobSet.
     assert (pod["restartPolicy"], job["backoffLimit"]) == ("Never", 0)
     [rule] = job["podFailurePolicy"]["rules"]
@@ -97,8 +106,12 @@ def test_jobset_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
     run = Path(config.output_dir)
     run.mkdir()
     (run / "config.yaml").touch()
-    resumed, _ = started(script, variables, tmp_path / "second")
+    resumed, _ = started(f"{script} --steps 5 2> {tmp_path}/note", variables, tmp_path / "second")
     assert resumed == ["resume", str(run), "--launch", "8"]
+    note = (tmp_path / "note").read_text()
+    assert str(run) in note
+    assert command[2] in note
+    assert "--steps 5" in note
 
 
 def test_skypilot_task_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
@@ -107,6 +120,7 @@ def test_skypilot_task_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
     assert name == volume["name"]
     assert volume["config"]["access_mode"] == "ReadWriteMany"
     assert task["envs"]["RUN"].startswith(place)
+    assert task["resources"]["job_recovery"]["max_restarts_on_errors"] > 0
     gpus = int(task["resources"]["accelerators"].partition(":")[2])
     nodes = "10.0.0.5\n10.0.0.6"
     variables = task["envs"] | {
