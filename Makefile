@@ -52,7 +52,7 @@ pytest-fast:
 docs: .venv/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 
-# A source distribution, a compiled and a pure wheel in dist/, each installed and imported once.
+# The files of a release in dist/, checked: sources, wheels for Linux on x86-64 and aarch64, and one for any system.
 wheels:
 	scripts/wheels
 

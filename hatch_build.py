@@ -1,7 +1,8 @@
 """Compile `src/understudy/video/native/loops.c` while understudy is installed.
 
 Without a working C compiler the installation succeeds anyway: the loops then run in Python, with the same images and
-slower for small ones. The variable `CC` names another compiler. With `UNDERSTUDY_NATIVE=0` nothing is compiled and the
+slower for small ones. The variable `CC` names another compiler, also one for another machine: the tag of the wheel
+follows the compiled file. With `UNDERSTUDY_NATIVE=0`, and on other systems than Linux, nothing is compiled and the
 wheel is for any platform.
 """
 
@@ -52,21 +53,24 @@ class Loops(BuildHookInterface):
         build_data["tag"] = f"py3-none-{_platform(made.read_bytes())}"  # it is independent of the version of Python
 
 
-def _platform(library: bytes) -> str:
-    """Platform tag: manylinux where the library needs no other library and no function of glibc newer than 2.17.
+_MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine of an ELF file
 
-    Otherwise the tag of the build machine.
+
+def _platform(library: bytes) -> str:
+    """Platform tag of a compiled file, whose header names its machine.
+
+    It is manylinux where the file needs no library but glibc, and no function of glibc newer than 2.17. Otherwise it is
+    the tag of the build machine, or `linux_` and the other machine.
     """
-    machine = platform.machine()
+    number = int.from_bytes(library[18:20], "little") if library[4:6] == b"\x02\x01" else 0  # 64 bits, little-endian
+    machine = _MACHINES.get(number, platform.machine())
     needed = {tuple(map(int, found)) for found in re.findall(rb"GLIBC_(\d+)\.(\d+)", library)}
-    others = set(re.findall(rb"\blib[\w+-]+\.so[.\d]*", library)) - {b"libc.so.6"}
-    if (
-        machine in ("x86_64", "aarch64")
-        and platform.libc_ver()[0] == "glibc"
-        and not others
-        and max(needed, default=(0,)) <= (2, 17)
-    ):
-        return f"manylinux_2_17_{machine}.manylinux2014_{machine}"
+    others = set(re.findall(rb"\blib[\w+-]+\.[\w.-]*so[.\d]*", library)) - {b"libc.so.6"}
+    old = not others and max(needed, default=(0,)) <= (2, 17)
+    if old and number in _MACHINES and platform.libc_ver()[0] == "glibc":  # musl's pip refuses manylinux
+        return f"manylinux2014_{machine}.manylinux_2_17_{machine}"  # sorted, as installers expect
+    if machine != platform.machine():
+        return f"linux_{machine}"
     return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
@@ -78,4 +82,4 @@ def _compile(compiler: list[str], source: Path, target: Path) -> str:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
         return f"{compiler[0]}: {getattr(error, 'stderr', None) or error}"
-    return ""
+    return "" if target.read_bytes()[:4] == b"\x7fELF" else f"{compiler[0]}: its code is not for Linux"

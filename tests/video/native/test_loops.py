@@ -386,10 +386,18 @@ def test_build_hook_tags_wheels_for_old_systems_or_for_all(hook: Any, monkeypatc
     if hook.app.warning:
         pytest.skip("the C compiler that was there when understudy was installed is gone")
     if os.uname().machine in ("x86_64", "aarch64"):
-        assert build["tag"].startswith("py3-none-manylinux_2_17_")
+        assert build["tag"].startswith(f"py3-none-manylinux2014_{os.uname().machine}.")
     platform = type(hook).initialize.__globals__["_platform"]
-    assert "manylinux" not in platform(b"\0GLIBC_2.34\0")
-    assert "manylinux" not in platform(b"\0libssl.so.3\0")
+    (compiled,) = Path(hook.root).rglob("*.so")
+    content = compiled.read_bytes()
+    assert "manylinux" in platform(content)
+    for needed in (b"\0GLIBC_2.34\0", b"\0libssl.so.3\0", b"\0libc.musl-x86_64.so.1\0"):
+        assert "manylinux" not in platform(content + needed)
+    for number, machine in ((62, "x86_64"), (183, "aarch64")):  # as a cross compiler writes it
+        other = content[:18] + number.to_bytes(2, "little") + content[20:]
+        assert platform(other) == f"manylinux2014_{machine}.manylinux_2_17_{machine}"
+        assert platform(other + b"\0libssl.so.3\0").endswith(f"linux_{machine}")
+    assert "manylinux" not in platform(content[:5] + b"\x02" + content[6:])  # big-endian: a machine without a release
     monkeypatch.setenv("UNDERSTUDY_NATIVE", "0")
     build = {"artifacts": []}
     hook.initialize("standard", build)
@@ -408,7 +416,10 @@ def test_build_hook_works_where_nothing_can_be_written(hook: Any, monkeypatch: p
     assert "will decode slower" in hook.app.warning
 
 
-@pytest.mark.parametrize("compiler", ["no-such-compiler", "false", "sh -c 'echo broken >&2; exit 1'"])
+WRITES_MACH_O = """sh -c 'while [ "$1" != -o ]; do shift; done; printf "\\317\\372\\355\\376" > "$2"' sh"""
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false", "sh -c 'echo broken >&2; exit 1'", WRITES_MACH_O])
 def test_build_hook_works_without_a_compiler(hook: Any, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that was compiled from older code is deleted."""
     monkeypatch.setenv("CC", compiler)
