@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from understudy.cores import available_cores
 from understudy.distributed.keepalive import RankStalled, send_heartbeats, wait_for_rank_0
 from understudy.distributed.torch_release import leave_groups_alive, missing_feature
 from understudy.errors import ConfigError, RankError, is_wrong_input
@@ -250,8 +251,7 @@ def choose_device(config: "TrainConfig", local_rank: int) -> torch.device:
 
 def fair_threads(mesh: Mesh) -> int:
     """Return the number of loader threads of one process on this host: its share of the cores, 1 to 8."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(8, cores // mesh.local_world_size))
+    return max(1, min(8, available_cores() // mesh.local_world_size))
 
 
 def shard(

@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn, Unpack
 
 import torch
 
+from understudy.cores import available_cores
 from understudy.deprecation import renamed_arguments, renamed_attribute
 from understudy.load.bad_frames import Substitutes, Substitution
 from understudy.load.batch_request import (
@@ -150,7 +151,7 @@ class Loader:
             request.order,
             rank=request.rank,
             world_size=request.world_size,
-            num_threads=min(_MOST_THREADS, _available_cores()) if num_threads == "auto" else num_threads,
+            num_threads=min(_MOST_THREADS, available_cores()) if num_threads == "auto" else num_threads,
             memory=request.memory_bytes,
             image_size=request.image_size,
             may_keep=colors == "rgb",
@@ -265,8 +266,3 @@ class Loader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

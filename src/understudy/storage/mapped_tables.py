@@ -121,14 +121,14 @@ def _table_folder(cache: str) -> Path | None:
 
 
 def _is_network(path: str) -> bool:
-    """Return whether a path is on a network file system.
+    """Return whether a path is, or may be, on a network file system. Unknown without /proc/mounts.
 
     Another host can truncate files there; reading a mapped page of such a file would kill the process.
     """
     try:
         mounts = [line.split() for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError):
-        return False
+        return True
     folder = os.path.join(os.path.realpath(path), "")
     points = [(mount[1].replace("\\040", " "), mount[2]) for mount in mounts if len(mount) > 2]
     inside = [(len(point), kind) for point, kind in points if folder.startswith(os.path.join(point, ""))]

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from understudy.bytesize import parse_bytes
+from understudy.cores import available_cores
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import ConfigError, DatasetError
 from understudy.load.fit_order import fit_order
@@ -376,7 +377,7 @@ def conditions() -> dict[str, Any]:
 
 def cores() -> int:
     """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return available_cores()
 
 
 def cpu_name() -> str:

@@ -1,7 +1,6 @@
 """Progress and summary of the commands that write datasets."""
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -18,10 +17,11 @@ if TYPE_CHECKING:
 
 def write_and_print(plans: "Mapping[str, Plan]", out: Path, num_workers: int | None, as_json: bool) -> None:
     """Write datasets into the new folder `out`, and print a summary."""
+    from understudy.cores import available_cores
     from understudy.edit.output import write_outputs
     from understudy.progress import Progress
 
-    workers = num_workers or len(os.sched_getaffinity(0))
+    workers = num_workers or available_cores()
     with Progress(sum(plan.work for plan in plans.values()), "edit", "frame") as bar:
         written = write_outputs(plans, out, ["understudy", *sys.argv[1:]], workers, bar.update)
     facts = {name: describe(plans[name], own, out / name if name else out) for name, own in written.items()}
