@@ -47,3 +47,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         return f"]({address}{'#' + anchor if anchor else ''})"
 
     return re.sub(r"\]\(([^)\s]+)\)", link, markdown)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Drop the mark by which the theme asks GitHub for the stars of the repository: a page asks no other host."""
+    return output.replace('data-md-component="source"', "")

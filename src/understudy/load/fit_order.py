@@ -41,7 +41,7 @@ def fit_order(
         num_threads: threads of a rank's loader.
         image_size: (height, width) of its images; None keeps the recorded size.
         frames_in_flight: the most; by default as in `Order.from_datasets`.
-        weights, temperature, batch_size, seed, mode, clip, lanes, inside: as for `Order.from_datasets`.
+        weights: this and all further arguments: as for `Order.from_datasets`.
 
     Returns:
         The order, and notes: none where the requested order fits. Otherwise the reduced number of frames in flight and

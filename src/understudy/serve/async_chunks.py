@@ -147,7 +147,7 @@ class AsyncChunks:
             float32 [A], in the robot's units.
 
         Raises:
-            Errors of the policy, at the step at which they are known; the next call asks again.
+            Exception: an error of the policy, at the step at which it is known; the next call asks again.
         """
         step = self._step
         self._raise_observed()

@@ -88,8 +88,9 @@ class Catalog:
             root: a path, a fsspec URL (`https://`, `s3://`, `hf://datasets/OWNER/NAME`, ...), or the hub id
                 OWNER/NAME where neither the folder OWNER/NAME nor OWNER exists. An open catalog is returned as it is.
             remote: how to read a dataset on another machine (credentials, cache folder, deadlines).
-            video_path, data_path: path templates to use instead of those in info.json, as in
+            video_path: path template to use instead of that in info.json, as in
                 "video/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4".
+            data_path: the same for the parquet files.
             version: format version to use instead of info.json's `codebase_version`.
 
         Raises:

@@ -46,11 +46,13 @@ class EpisodeSampler(Sampler[int]):
         shuffle: uniformly, anew in every epoch; False for storage order.
         seed: of the shuffling.
         episodes: ids of the episodes to take; None for all.
-        drop_n_first_frames, drop_n_last_frames: frames to leave out at the ends of each segment (of each episode, where
-            whole episodes are selected). A warning names the episodes that become empty.
+        drop_n_first_frames: frames to leave out at the start of each segment (of each episode, where whole episodes are
+            selected). A warning names the episodes that become empty.
+        drop_n_last_frames: the same at the end.
         batch_size: of the global batch, for passes of whole batches (see above).
-        rank, world_size: yield only the share of this rank in each global batch (batch_size / world_size indices, one
-            after the other), for a DataLoader with that batch size. Not with Accelerate, which divides batches itself.
+        rank: yield only the share of this rank in each global batch (batch_size / world_size indices, one after the
+            other), for a DataLoader with that batch size. Not with Accelerate, which divides batches itself.
+        world_size: number of ranks.
 
     Raises:
         ValueError: an empty selection, an unknown episode, a batch size that the ranks cannot share evenly, or a

@@ -35,8 +35,7 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
     has one process make the batches of all: give `rank` and `world_size` here instead.
 
     Args:
-        datasets, order, batch_size, seed, weights: as for `Loader`.
-        rank, world_size, position, image_size, augment, preprocess, on_bad_frame: as for `Loader`.
+        datasets: as for `Loader`, like all arguments that are not listed here.
         memory: of all workers of this rank together, in equal shares.
         journal: one file for all workers.
         bad_frame_cap: of each worker, which has a list of substitutions of its own.
