@@ -6,6 +6,7 @@ never stopped. Rank 0 alone writes the run's own files; all ranks write checkpoi
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from understudy.atomic import write_text
-from understudy.config.schema import differences, dump_yaml, plain, without_credentials
+from understudy.config.schema import differences, plain, without_credentials
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.credentials import CREDENTIALS_HINT, has_credentials
 from understudy.distributed.mesh import Mesh, join_mesh
@@ -27,6 +28,7 @@ from understudy.storage.remote_options import RemoteOptions
 from understudy.train import precision
 from understudy.train.background_rollouts import BackgroundRollouts, check_action_steps, check_rollouts
 from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.data_paths import MOVED, resolve_paths, with_root
 from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir, read_settings
 from understudy.train.checkpoint.saver import Saver
@@ -62,7 +64,7 @@ def train(config: TrainConfig) -> int:
         DatasetError: the dataset cannot be used.
         RankError: another process failed or disappeared.
     """
-    config = with_local_files(without_credentials(config)).resolved()
+    config = resolve_paths(with_local_files(without_credentials(config)).resolved())
     check_action_steps(config)
     run = RunDir(Path(config.output_dir))
 
@@ -96,7 +98,7 @@ def resume(config: TrainConfig) -> int:
     Raises:
         ConfigError: these settings would make it a different run, or the dataset changed; lists each difference.
     """
-    config = with_local_files(without_credentials(config)).with_policy_defaults()
+    config = resolve_paths(with_local_files(without_credentials(config)).with_policy_defaults())
     run = RunDir(Path(config.output_dir))
     run.settings()  # raises where there is no run to lock
 
@@ -107,7 +109,7 @@ def resume(config: TrainConfig) -> int:
             edited = bool(differences(run.settings(), config))
             before = run.config.read_text(encoding="utf-8")
         if edited:
-            mesh.first(lambda: write_text(run.config, dump_yaml(config)))
+            mesh.first(lambda: run.write_settings(config))
         try:
             return _run(run, config, then, data, validation, mesh, stop)
         except ConfigError:
@@ -118,30 +120,35 @@ def resume(config: TrainConfig) -> int:
     return _start(run, config, work)
 
 
-def evaluate_checkpoint(root: Path, which: int | str = "latest", *, per_dim: bool = False) -> dict[str, Any]:
+def evaluate_checkpoint(
+    root: Path, which: int | str = "latest", *, per_dim: bool = False, data_root: str = ""
+) -> dict[str, Any]:
     """Compute the validation losses of a checkpoint: the result of `evaluate` and its `step`, as during the run.
 
     Args:
         root: the run directory.
         which: step of the checkpoint, "latest" or "best" (by `checkpoint.keep_best`, else by `loss`).
         per_dim: include the action loss of each dimension.
+        data_root: present place of the run's dataset; empty: that of its settings.
 
     Raises:
         ConfigError: no run, no such checkpoint, another dataset, or no validation episodes.
     """
-    with open_checkpoint(root, which) as (state, validation):
+    with open_checkpoint(root, which, data_root) as (state, validation):
         return {"step": state.step, **state.evaluate(validation, per_dim=per_dim)}
 
 
 @contextmanager
-def open_checkpoint(root: Path, which: int | str = "latest") -> Iterator[tuple[TrainState, ValidationData]]:
+def open_checkpoint(
+    root: Path, which: int | str = "latest", data_root: str = ""
+) -> Iterator[tuple[TrainState, ValidationData]]:
     """Open a checkpoint with its validation frames, on the processes of this mesh; arguments of `evaluate_checkpoint`.
 
     Raises:
         ConfigError: no run, no such checkpoint, another dataset, or no validation episodes.
     """
     run = RunDir(root)
-    now = run.settings()
+    now = with_root(run.settings(), data_root)
     source = find_checkpoint(run.checkpoints, which, now.checkpoint.keep_best)
     config = _move_settings(read_settings(checkpoint.read_state(source)["settings"], source), now)
     torch.set_num_threads(config.torch_threads)
@@ -216,7 +223,7 @@ def _check_changes(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainC
     record, latest = run.read_record(), checkpoint.find_latest(run.checkpoints)
     saved = checkpoint.read_state(latest) if latest is not None else None
     # config.yaml is not the reference: it may have been edited.
-    then = read_settings((saved or record)["settings"], latest or run.order)
+    then = resolve_paths(run.located(read_settings((saved or record)["settings"], latest or run.order)))
     here = {"world": mesh.world_size, "versions": library_versions()}
     lines = check_resume(run.root, replace(then, output_dir=config.output_dir), config, saved, here)
     data = _open_same_data(run, record, config, mesh, "start a new run with another --output-dir")
@@ -227,7 +234,12 @@ def _check_changes(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainC
 
 def _open_same_data(run: RunDir, record: Mapping[str, Any], config: TrainConfig, mesh: Mesh, remedy: str) -> RunData:
     """Open the data of `config`. Raises ConfigError if the dataset changed since the run started."""
-    data = open_data(config, recorded_sources(record), mesh.rank == 0)
+    try:
+        data = open_data(config, recorded_sources(record), mesh.rank == 0)
+    except DatasetError as error:
+        if not all("://" in source.root or os.path.exists(source.root) for source in config.data.mixed()):
+            raise type(error)(error.what, where=error.where, fix="; ".join(filter(None, [error.fix, MOVED]))) from error
+        raise
     before, now = record["dataset"], dataset_fingerprint(data)
     changes = [
         f"  {name}: {before.get(name)} -> {now.get(name)}"

@@ -1,6 +1,7 @@
 """Files of a run.
 
 run_dir       the run directory
+data_paths    paths of a run's data, in any working directory
 checkpoint    checkpoints that are complete or absent
 tensor_files  files of tensors in a checkpoint, frozen ones once
 index         the index of a checkpoint, read without running code

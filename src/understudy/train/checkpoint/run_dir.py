@@ -29,6 +29,7 @@ from understudy.errors import ConfigError, RunInUseError
 from understudy.hub.download import pull
 from understudy.hub.ids import model_id, parse_address
 from understudy.train.checkpoint import checksums
+from understudy.train.checkpoint.data_paths import find_moved
 
 FORMAT = 2
 """Version of a run directory; another one is refused. Format 1 had no version, and a single process."""
@@ -130,7 +131,7 @@ class RunDir:
         return dict(content)
 
     def settings(self) -> TrainConfig:
-        """Return the run's settings, with `output_dir` at the present place of the run.
+        """Return the run's settings, with the present places of the run and of its data.
 
         Raises:
             ConfigError: there is no run, or one of another version (whose settings might mean something else).
@@ -144,8 +145,12 @@ class RunDir:
                 f"{self.root}: no run here (no config.yaml); `understudy train --output-dir {self.root}` starts one"
             )
         self.read_record()
-        stored = read_settings(read_file(self.config), self.config)
-        return replace(stored, output_dir=str(self.root))
+        return self.located(read_settings(read_file(self.config), self.config))
+
+    def located(self, stored: TrainConfig) -> TrainConfig:
+        """Return settings of this run with its present folder, and the present paths of its data."""
+        began = str(read_file(self.config).get("output_dir", ""))
+        return replace(find_moved(stored, self.root, began), output_dir=str(self.root))
 
     def refuse_existing(self) -> None:
         """Raise ConfigError if there is a run already, or files that a new run would overwrite."""
@@ -185,7 +190,11 @@ class RunDir:
         self.refuse_existing()
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         write_text(self.order, json.dumps(checksums.add_seal({"format": FORMAT, **record}), indent=2))
-        write_text(self.config, dump_yaml(config))
+        self.write_settings(config)
+
+    def write_settings(self, config: TrainConfig) -> None:
+        """Write config.yaml. Its `output_dir` is absolute, so that data that moved with the run is found."""
+        write_text(self.config, dump_yaml(replace(config, output_dir=os.path.abspath(self.root))))
 
     def withdraw(self) -> None:
         """Remove the files of `begin` and of the steps since: the run has no checkpoint to continue from.

@@ -1,0 +1,79 @@
+"""Paths of a run's data, valid in any working directory, and after the run moved together with its data."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from understudy.config.data import DataConfig, SourceConfig
+from understudy.config.train import TrainConfig
+from understudy.errors import ConfigError
+
+Source = TypeVar("Source", DataConfig, SourceConfig)
+
+PATHS = ("root", "keep_ranges", "frame_weights")
+"""Settings of a source that name a file or folder, and that a resumed run reads again."""
+MOVED = (
+    "if the dataset has moved, name its folder: --data.root FOLDER of `resume` and `validate`, or root in config.yaml "
+    "of the run"
+)
+"""Remedy for a dataset that is not at its place."""
+
+
+def resolve_paths(config: TrainConfig) -> TrainConfig:
+    """Return settings with absolute paths of the data; URLs, hub ids and keys of features stay."""
+    return _with_paths(config, lambda path: os.path.abspath(os.path.expanduser(path)) if _is_there(path) else path)
+
+
+def find_moved(config: TrainConfig, root: Path, output_dir: str) -> TrainConfig:
+    """Return stored settings with the present paths of the data.
+
+    A run of version 0.2 or earlier has paths relative to the folder in which it was started, as its output_dir. An
+    absolute path that is gone is looked for at the same place relative to the run: both may have moved together.
+
+    Args:
+        config: stored settings of the run.
+        root: present folder of the run.
+        output_dir: its folder when it was started, as config.yaml holds it.
+    """
+    here, there = os.path.abspath(root), os.path.normpath(output_dir)
+
+    def place(path: str) -> str:
+        if os.path.isabs(path) and os.path.isabs(there) and not os.path.exists(path):
+            beside = os.path.normpath(os.path.join(here, os.path.relpath(path, there)))
+            return beside if os.path.exists(beside) else path
+        if not os.path.isabs(path) and not os.path.isabs(there) and here.endswith(os.sep + there):
+            started = os.path.join(here.removesuffix(there), os.path.expanduser(path))
+            return os.path.abspath(started) if os.path.exists(started) else path
+        return path
+
+    return _with_paths(config, place)
+
+
+def with_root(config: TrainConfig, root: str) -> TrainConfig:
+    """Return settings whose only dataset is at `root`; empty: the settings themselves.
+
+    Raises:
+        ConfigError: the settings have several datasets.
+    """
+    if not root:
+        return config
+    if config.data.sources:
+        what = f"data.root: {root}: the run has {len(config.data.sources)} sources"
+        raise ConfigError(f"{what}; set data.sources.N.root in {config.output_dir}/config.yaml")
+    return resolve_paths(replace(config, data=replace(config.data, root=root)))
+
+
+def _is_there(path: str) -> bool:
+    return os.path.exists(os.path.expanduser(path))
+
+
+def _with_paths(config: TrainConfig, place: Callable[[str], str]) -> TrainConfig:
+    """Return settings in which `place` has replaced each path."""
+
+    def moved(one: Source) -> Source:
+        paths: dict[str, Any] = {n: place(path) for n in PATHS if (path := getattr(one, n)) and "://" not in path}
+        return replace(one, **paths)
+
+    return replace(config, data=replace(moved(config.data), sources=tuple(map(moved, config.data.sources))))

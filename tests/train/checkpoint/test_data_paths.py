@@ -1,0 +1,108 @@
+"""Places of a run's data: other working directories, moved datasets, moved runs, runs of earlier versions."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from support.datasets import Spec, write_dataset
+from support.runs import tiny_config
+from understudy.cli import main
+from understudy.config.schema import override
+from understudy.errors import DatasetError
+from understudy.train import run
+from understudy.train.checkpoint import checksums
+from understudy.train.checkpoint.data_paths import MOVED
+from understudy.train.checkpoint.run_dir import RunDir
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a dataset and a run of two steps that names it by a relative path."""
+    folder = tmp_path_factory.mktemp("project")
+    write_dataset(folder / "data/set", Spec(lengths=(8, 9, 7), gop=3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        config = tiny_config(Path("data/set"), Path("runs/one"), steps=2, checkpoint={"every": 2}, val={"every": 2})
+        assert run.train(override(config, log={"report": False})) == run.DONE
+    return folder
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return tmp_path
+
+
+def as_earlier_version(root: Path) -> None:
+    """Give a run the relative paths that version 0.2 wrote."""
+
+    def older(settings: dict) -> dict:
+        return {**settings, "output_dir": "runs/one", "data": {**settings["data"], "root": "data/set"}}
+
+    config = yaml.safe_load((root / "config.yaml").read_text())
+    (root / "config.yaml").write_text(yaml.safe_dump(older(config)))
+    for path in [root / "order.json", *root.glob("checkpoints/step-*/state.json")]:
+        content = json.loads(path.read_text())
+        content["settings"] = older(content["settings"])
+        content.pop(checksums.SEAL)
+        path.write_text(json.dumps(checksums.add_seal(content), indent=2))
+
+
+def test_a_run_with_a_relative_root_is_validated_from_another_folder(project: Path, elsewhere: Path) -> None:
+    figures = run.evaluate_checkpoint(project / "runs/one")
+    assert figures["step"] == 2
+    assert figures["samples"] > 0
+    assert RunDir(project / "runs/one").settings().data.root == str(project / "data/set")
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["today", "earlier"])
+def test_a_run_that_moved_with_its_data_finds_it(project: Path, elsewhere: Path, earlier: bool) -> None:
+    shutil.copytree(project, elsewhere / "new")
+    if earlier:
+        as_earlier_version(elsewhere / "new/runs/one")
+    else:
+        shutil.copytree(project / "data", elsewhere / "aside")
+        shutil.rmtree(project / "data")
+    try:
+        moved = RunDir(elsewhere / "new/runs/one").settings()
+        assert moved.data.root == str(elsewhere / "new/data/set")
+        assert run.resume(override(moved, steps=3, log={"report": False})) == run.DONE
+    finally:
+        if not earlier:
+            shutil.copytree(elsewhere / "aside", project / "data")
+
+
+def test_a_dataset_that_is_gone_is_named_with_the_flag(
+    project: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(project / "runs/one", elsewhere / "one")
+    shutil.copytree(project / "data/set", elsewhere / "copy")
+    path = elsewhere / "one/config.yaml"
+    path.write_text(path.read_text().replace(str(project / "data/set"), str(elsewhere / "gone")))
+    config = RunDir(elsewhere / "one").settings()
+    with pytest.raises(DatasetError) as error:
+        run.resume(config)
+    assert str(elsewhere / "gone") in str(error.value)
+    assert MOVED in error.value.fix
+    assert main.main(["validate", str(elsewhere / "one")]) == main.WRONG_INPUT
+    assert "--data.root" in capsys.readouterr().err
+    assert main.main(["validate", str(elsewhere / "one"), "--data.root", "../copy", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 2
+    assert run.resume(override(config, steps=3, data={"root": "../copy"}, log={"report": False})) == run.DONE
+    assert RunDir(elsewhere / "one").settings().data.root == str(elsewhere / "copy")
+
+
+def test_hub_ids_addresses_and_feature_names_stay(project: Path, elsewhere: Path) -> None:
+    (elsewhere / "elsewhere/weights").mkdir()
+    config = override(tiny_config(Path("owner/name"), Path("r")), data={"frame_weights": "observation.weight"})
+    source = replace(config.data.mixed()[0], name="b", root="hf://datasets/owner/name", keep_ranges="gone.json")
+    config = override(config, data={"sources": (source,)})
+    assert run.resolve_paths(config) == config
+    assert run.resolve_paths(override(config, data={"root": "weights"})).data.root == str(
+        elsewhere / "elsewhere/weights"
+    )
