@@ -15,10 +15,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from understudy.errors import ConfigError
+
 DRAFT_SUFFIX = ".understudy-new"
 """End of the name of every file draft."""
 _WORK_SUFFIX = ".understudy"
 """End of the name of every folder in which a folder is replaced."""
+
+
+def refuse_existing(path: str | Path, setting: str, overwrite: bool | None = False) -> None:
+    """Check that an output is new; the one rule of all commands. An empty folder is new.
+
+    A page or folder that a command writes again by its purpose, such as the report.html of a run, needs no check.
+
+    Args:
+        path: File or folder that will be written.
+        setting: Name of the setting that names it.
+        overwrite: The setting `overwrite`; None: the command never replaces anything.
+
+    Raises:
+        ConfigError: Something is there, and `overwrite` is not True.
+    """
+    there = os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path))
+    if there and not overwrite:
+        fix = "name another one" if overwrite is None else "name another one, or replace it with --overwrite"
+        raise ConfigError(f"{setting}: {path} exists; {fix}")
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:

@@ -175,7 +175,7 @@ def test_inspect_reports_broken_metadata_in_one_line(tmp_path: Path, capsys: pyt
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["inspect", "profile"])
-def test_pages_replace_pages_and_no_other_file(
+def test_pages_replace_pages_on_request_and_no_other_file(
     tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(5, 6)))
@@ -184,15 +184,17 @@ def test_pages_replace_pages_and_no_other_file(
     call = ["inspect", str(tmp_path / "d"), "--page", str(target)]
     if command == "profile":
         call = ["profile", "--data.root", str(tmp_path / "d"), "--output-dir", str(tmp_path)]
-    assert main.main(call) == 2
+    assert [main.main(call), main.main([*call, "--overwrite"])] == [2, 2]
     assert str(target) in capsys.readouterr().err
     assert target.read_text() == "<html>a page of the user's"
     if command == "inspect":
         target.unlink()
-        assert [main.main(call), main.main(call)] == [0, 0]
+        assert [main.main(call), main.main(call)] == [0, 2]
+        assert "--overwrite" in capsys.readouterr().err
+        assert main.main([*call, "--overwrite"]) == 0
     else:
         target.rename(tmp_path / "profile.json")
-        assert main.main(call) == 2
+        assert [main.main(call), main.main([*call, "--overwrite"])] == [2, 2]
         assert (tmp_path / "profile.json").read_text() == "<html>a page of the user's"
 
 

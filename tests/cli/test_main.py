@@ -20,6 +20,7 @@ from understudy.config.help import groups
 from understudy.config.schema import dump_yaml, load
 from understudy.config.train import TrainConfig
 from understudy.errors import DatasetError, RunInUseError, SourceError
+from understudy.report.html import STYLE
 from understudy.train.checkpoint.run_dir import RunDir
 
 HEAVY = ("torch", "pyarrow", "av", "matplotlib", "mujoco", "PIL", "gymnasium", "scipy")
@@ -234,6 +235,36 @@ def test_profile_refuses_a_flag_without_effect(
     assert "--profile.steps" in capsys.readouterr().err
     assert run("profile", file, "--profile.steps", 3, "--print-config") == 0
     assert "steps: 7" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check", "{}", "--pictures", "none", "--page", "page.html"],
+        ["check", "{}", "--pictures", "none", "--skip-bad", "bad.json"],
+        ["inspect", "{}", "--page", "page.html"],
+        ["bench", "{}", "--figure", "figure.png"],
+        ["order", "explain", "--figure", "figure.png"],
+    ],
+    ids=lambda command: " ".join(command[:1] + command[-2:-1]),
+)
+def test_outputs_are_replaced_only_on_request(
+    command: list[str], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"page.html": STYLE, "bad.json": '{"bad_episodes": []}', "figure.png": "Matplotlib"}.items():
+        Path(name).write_text(text)
+    before = {path.name: path.read_text() for path in Path().iterdir()}
+    words = [word.format(data) for word in command]
+    assert run(*words) == main.WRONG_INPUT
+    assert "--overwrite" in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in Path().iterdir()} == before
+    if words[0] == "check":
+        assert run(*words, "--overwrite") == 0
+        assert Path(words[-1]).read_text() != before[words[-1]]
+        Path(words[-1]).write_text("mine")
+        assert run(*words, "--overwrite") == main.WRONG_INPUT
+        assert Path(words[-1]).read_text() == "mine"
 
 
 def test_train_suggests_resume_for_a_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,8 @@ class InspectConfig:
     """Folder (or URL) of a LeRobot dataset."""
     page: str | None = None
     """HTML page to write; the default is NAME-inspect.html in the current folder, and none with --json."""
+    overwrite: bool = False
+    """Replace an earlier page of understudy at that place."""
     json: bool = False
     """Print the facts as one JSON object."""
     shown: Annotated[int, Interval(ge=0, le=10**4)] = 4
@@ -49,6 +51,7 @@ class InspectConfig:
 
 def inspect(config: InspectConfig) -> None:
     """Print the facts and write the page."""
+    from understudy.atomic import refuse_existing
     from understudy.data.format.catalog import Catalog
     from understudy.data.selection.select import select
     from understudy.optional_packages import require
@@ -61,6 +64,7 @@ def inspect(config: InspectConfig) -> None:
         require("report")
     if config.page:
         refuse_foreign(Path(config.page))
+        refuse_existing(config.page, "page", config.overwrite)
     catalog = Catalog.open(
         config.path,
         video_path=config.video_path or None,
@@ -73,10 +77,13 @@ def inspect(config: InspectConfig) -> None:
         if config.keep_ranges
         else None
     )
+    target = config.page if config.page or config.json else f"{catalog.name}-inspect.html"
+    if target:
+        refuse_foreign(Path(target))
+        refuse_existing(target, "page", config.overwrite)
     facts = examine(catalog, config.limit)
     if kept is not None:
         facts["keep"] = asdict(kept) | {"told": kept.lines()}
-    target = config.page if config.page or config.json else f"{catalog.name}-inspect.html"
     if target:
         write_page(Path(target), page(catalog, facts, config.shown, config.limit))
     if config.json:

@@ -12,10 +12,12 @@ __all__ = ["ExplainConfig", "explain"]
 
 def explain(config: ExplainConfig) -> int:
     """Print the order and the table; draw the figure if requested. Returns the exit code."""
+    from understudy.atomic import refuse_existing
     from understudy.optional_packages import require
     from understudy.report.order.text import describe, render
 
     if config.figure:
+        refuse_existing(config.figure, "figure", config.overwrite)
         require("report")
     tables = read_tables(config)
     order = order_of(tables, config)

@@ -38,6 +38,8 @@ class ProfileConfig(TrainConfig):
     output_dir: str = "runs/profile"
     """Folder of profile.html and profile.json; no other file is written. A run's report shows those in its folder."""
     profile: MeasureConfig = field(default_factory=MeasureConfig)
+    overwrite: bool = False
+    """Replace an earlier measurement of understudy at that place."""
     json: bool = False
     """Print one JSON object instead of the table."""
 
@@ -47,7 +49,7 @@ def profile(config: ProfileConfig) -> None:
     # Set before torch is imported: its profiler logs each start and stop, and each free of memory from before a trace.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
-    from understudy.atomic import write_text
+    from understudy.atomic import refuse_existing, write_text
     from understudy.optional_packages import require
     from understudy.report.html import refuse_foreign, write_page
     from understudy.report.step_profile import page
@@ -56,6 +58,8 @@ def profile(config: ProfileConfig) -> None:
     require("report")
     _refuse_foreign_facts(Path(config.output_dir, "profile.json"))
     refuse_foreign(Path(config.output_dir, "profile.html"))
+    for name in ("profile.json", "profile.html"):
+        refuse_existing(Path(config.output_dir, name), "output_dir", config.overwrite)
     measured = measuring.profile(config, config.profile.warmup_steps, config.profile.steps)
     if measured is None:
         return

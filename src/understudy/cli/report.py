@@ -21,6 +21,8 @@ class ReportConfig:
     output: str = ""
     """HTML page to write. The default is RUN/report.html for one run, and comparison.html in the current folder for
     several."""
+    overwrite: bool = False
+    """Replace an earlier page at that place. RUN/report.html is always written again."""
     worst_episodes: Annotated[int, Ge(0)] = 3
     """Validation episodes to show, those with the largest losses: frames of each camera, and the recorded and the
     predicted actions. The predicted ones need a checkpoint, which is loaded as `validate` does. 0 shows none."""
@@ -37,7 +39,9 @@ class ReportConfig:
 
 def report(config: ReportConfig) -> None:
     """Write the page and print its path, or print the data."""
+    from understudy.atomic import refuse_existing
     from understudy.report.compare.page import compare_runs, refuse_other_files, write_comparison
+    from understudy.report.html import refuse_foreign
     from understudy.report.run.page import write_report
 
     roots = [Path(run) for run in config.runs]
@@ -47,10 +51,14 @@ def report(config: ReportConfig) -> None:
             return
     if len(roots) == 1:
         output = Path(config.output) if config.output else None
+        if output and output.resolve() != (roots[0] / "report.html").resolve():
+            refuse_foreign(output)
+            refuse_existing(output, "output", config.overwrite)
         path = write_report(roots[0], output, worst_episodes=config.worst_episodes)
     else:
         path = Path(config.output or OUTPUT)
         refuse_other_files(path, [] if config.output else roots)
+        refuse_existing(path, "output", config.overwrite)
         write_comparison(roots, path, config.worst_episodes)
     if not config.json:
         print(f"report: {path}")

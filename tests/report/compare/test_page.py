@@ -186,7 +186,9 @@ def test_report_of_several_runs_changes_none_of_them(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert main(["report", "../one", "../two"]) == 0
-    assert main(["report", "../one", "../two"]) == 0  # its own page is replaced
+    assert main(["report", "../one", "../two"]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert main(["report", "../one", "../two", "--overwrite"]) == 0  # its own page
     assert [path.name for path in Path().iterdir()] == ["comparison.html"]
     capsys.readouterr()
     assert main(["report", "../one", "../two", "--json"]) == 0
@@ -205,7 +207,8 @@ def test_report_replaces_only_its_own_page(
     (one / "report.html").write_text('<html><head><meta name="generator" content="understudy">')
     (tmp_path / "notes.html").write_text("mine")
     before = snapshot(tmp_path)
-    assert main(["report", str(one), str(two), "--output", str(tmp_path / name)]) == 2
+    for flags in ([], ["--overwrite"]):
+        assert main(["report", str(one), str(two), "--output", str(tmp_path / name), *flags]) == 2
     assert name in capsys.readouterr().err
     assert snapshot(tmp_path) == before
 

@@ -109,11 +109,15 @@ def test_export_replaces_only_an_export(
     shutil.copytree(tmp_path / "thesis", tmp_path / "policy.old")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for name in ("file", "thesis", "dataset", "run", "run/checkpoints", "."):
-        assert main(["export", str(trained), "--output-dir", str(tmp_path / name)]) == 2, name
+        assert main(["export", str(trained), "--overwrite", "--output-dir", str(tmp_path / name)]) == 2, name
         told = capsys.readouterr().err
         assert told.count("\n") == 1, told
         assert "Traceback" not in told
-    assert main(["export", str(trained), "--dtype", "bf16", "--output-dir", str(tmp_path / "policy")]) == 0
+    again = ["export", str(trained), "--dtype", "bf16", "--output-dir", str(tmp_path / "policy")]
+    assert main(again) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in before} == before
+    assert main([*again, "--overwrite"]) == 0
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)} == {
         tmp_path / "policy/model.safetensors",

@@ -223,7 +223,9 @@ def test_profile_command_writes_a_page_and_prints(
     assert page.count("<svg") == 3  # of time for wide screens and narrow ones, of memory
     assert 'src="http' not in page  # it opens offline
     assert 'href="http' not in page
-    assert main.main([*asked, "--json"]) == 0
+    assert main.main([*asked, "--json"]) == main.WRONG_INPUT
+    assert "--overwrite" in capsys.readouterr().err
+    assert main.main([*asked, "--json", "--overwrite"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts == json.loads((out / "profile.json").read_text())
     assert facts["predicted"].keys() == facts["memory"].keys()

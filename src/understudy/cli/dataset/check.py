@@ -27,6 +27,8 @@ class CheckConfig:
     reads it; a training finds those that it cannot read itself, with `data.on_bad_episode` skip."""
     page: str = ""
     """HTML page to write, with images of the worst episodes; the default is none."""
+    overwrite: bool = False
+    """Replace earlier files of this command at these places."""
     json: bool = False
     """Print the findings as one JSON object."""
     limit: Annotated[int, Ge(1)] = 40
@@ -39,15 +41,20 @@ class CheckConfig:
 
 def check(config: CheckConfig) -> int:
     """Print the findings; return 1 if one of them is an error."""
+    from understudy.atomic import refuse_existing
     from understudy.check.run import check_dataset
     from understudy.check.text import format_report
 
+    if config.skip_bad:
+        _refuse_other_files(Path(config.skip_bad))
+        refuse_existing(config.skip_bad, "skip_bad", config.overwrite)
     if config.page:
         from understudy.optional_packages import require
         from understudy.report.html import refuse_foreign
 
         require("report")
         refuse_foreign(Path(config.page))
+        refuse_existing(config.page, "page", config.overwrite)
     report = check_dataset(config.path, config.pictures, show_progress=not config.json)
     if config.skip_bad:
         write_bad_episodes(report, Path(config.skip_bad))
@@ -55,6 +62,14 @@ def check(config: CheckConfig) -> int:
         _write_page(config, report)
     print(json.dumps(report.to_json(), ensure_ascii=False) if config.json else format_report(report, config.limit))
     return 0 if report.is_sound else FOUND
+
+
+def _refuse_other_files(path: Path) -> None:
+    """Raise ConfigError if `path` exists and was not written by `write_bad_episodes`."""
+    from understudy.errors import ConfigError
+
+    if path.exists() and not (path.is_file() and b'"bad_episodes"' in path.read_bytes()):
+        raise ConfigError(f"skip_bad: {path} exists and holds no ids of bad episodes; name another file")
 
 
 def write_bad_episodes(report: "Report", path: Path) -> None:

@@ -69,6 +69,8 @@ class ExplainConfig:
     """Compressed bytes of one frame."""
     episodes: int = 76_000
     """Episodes of the synthetic table, log-normal with a mean of 300 frames."""
+    overwrite: bool = False
+    """Replace an earlier figure."""
     figure: str = ""
     """Figure of the comparison to write (.png, .svg, .pdf)."""
 

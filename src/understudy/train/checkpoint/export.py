@@ -33,8 +33,10 @@ class ExportConfig:
     run: Positional[str] = ""
     """Run directory."""
     output_dir: str = ""
-    """Folder to write; an earlier export there is replaced, anything else is an error. The default is RUN/export. With
-    another `format` the folder must not exist, and the default is RUN/export-FORMAT."""
+    """Folder to write; the default is RUN/export. With another `format` the folder must not exist, even with
+    `overwrite`, and the default is RUN/export-FORMAT."""
+    overwrite: bool = False
+    """Replace an earlier export at that place. Anything else there is an error."""
     format: Literal["understudy", "lerobot", "openpi", "torch_export", "onnx"] = "understudy"
     """Files of the folder: `lerobot` and `openpi` are those of these tools, for pi05 and pi0. Facts that they do not
     hold are printed. `torch_export` and `onnx` are the network as a graph, for flow; it is compared with the policy."""
@@ -70,6 +72,7 @@ def export(config: ExportConfig) -> None:
             cannot hold.
         CheckpointError: the checkpoint cannot be read. OSError: the folder cannot be written.
     """
+    from understudy.atomic import refuse_existing
     from understudy.errors import ConfigError
     from understudy.policies import folder_formats, policy_folder
     from understudy.policies.policy import current_name
@@ -88,6 +91,7 @@ def export(config: ExportConfig) -> None:
     try:
         if own:
             policy_folder.check_replaceable(target, network.type)
+            refuse_existing(target, "output_dir", config.overwrite)
         else:
             folder_formats.check_absent(target)
     except FileExistsError as error:
