@@ -1,15 +1,20 @@
 """Idle frames: each dimension of the action against its own speed, whatever its unit."""
 
+import json
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from support.datasets import Spec, write_dataset
+from support.datasets import Spec, edit_json, write_dataset
 from understudy.check.idle_frames import IdleCounter
 from understudy.check.run import check_dataset
+from understudy.cli.main import main
 from understudy.data.format.catalog import Catalog
-from understudy.data.selection.motion import episode_values, motion_thresholds
+from understudy.data.write.writer import EpisodeWriter
+from understudy.report.dataset.examine import examine
 
 
 def episodes(unit: float = 1.0) -> list[np.ndarray]:
@@ -24,7 +29,7 @@ def episodes(unit: float = 1.0) -> list[np.ndarray]:
 
 
 def idle(of: list[np.ndarray]) -> list[int]:
-    counter = IdleCounter()
+    counter = IdleCounter(np.zeros(of[0].shape[1], bool))
     for row, values in enumerate(of):
         counter.add(row, values)
     return counter.result(len(of) + 1).tolist()
@@ -49,11 +54,62 @@ def test_a_robot_that_never_moves_is_idle() -> None:
     assert idle([np.array([[0.0], [np.nan], [np.inf], [np.inf], [1.0], [1.0]])]) == [1, 0]
 
 
-def test_check_and_ranges_agree_on_motion(tmp_path: Path) -> None:
-    root = tmp_path / "set"
-    write_dataset(root, Spec(lengths=(12, 9, 14, 11), cameras=()))
-    catalog = Catalog.open(root)
-    threshold = motion_thresholds(catalog, ["action"], share=0.05)
-    steps = [np.abs(np.diff(values.astype(np.float64), axis=0)) for _, values in episode_values(catalog, ["action"])]
-    wanted = sum(int((own < threshold).all(axis=1).sum()) for own in steps) / sum(map(len, steps))
-    assert check_dataset(root, "none").idle_share == pytest.approx(wanted)
+def recording(root: Path, action: str, seen: bool, unit: float = 1.0) -> Path:
+    """Two episodes of 60 frames: a command of 0.3 in frames 0 to 19 and 40 to 59, and none between; with its place."""
+    features = {"action": {"dtype": "float32", "shape": (2,), "names": [f"{action}_x", "gripper"]}}
+    features |= {"observation.state": {"dtype": "float32", "shape": (1,), "names": ["x"]}} if seen else {}
+    with EpisodeWriter(root, fps=20, features=features) as writer:
+        for _ in range(2):
+            x = 0.0
+            for frame in range(60):
+                command = 0.0 if 20 <= frame < 40 else 0.3 * unit
+                row = {"action": np.array([command, 1.0], np.float32)}
+                writer.add_frame(row | ({"observation.state": np.array([x], np.float32)} if seen else {}), task="go")
+                x += command
+            writer.save_episode()
+    return root
+
+
+def kept(root: Path, out: Path) -> tuple[dict[str, list[list[int]]], float]:
+    """Ranges that `understudy ranges` keeps, and the share of idle frames that it prints."""
+    with redirect_stdout(StringIO()) as printed:
+        assert main(["ranges", str(root), "--output", str(out), "--min-idle", "5", "--json"]) == 0
+    return json.loads(out.read_text()), json.loads(printed.getvalue())["idle_share"]
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-4])
+@pytest.mark.parametrize(("action", "seen"), [("target", True), ("delta", True), ("delta", False), ("vel", False)])
+def test_a_robot_that_moves_by_constant_differences_is_not_idle(
+    action: str, seen: bool, unit: float, tmp_path: Path
+) -> None:
+    root = recording(tmp_path / "set", action, seen, unit)
+    ranges, share = kept(root, tmp_path / "keep.json")
+    assert check_dataset(root, "none").idle_share == pytest.approx(share)
+    # Frame 20 still changes: its command, or its state by the command before.
+    assert share == pytest.approx(19 / 59)
+    assert ranges == {"0": [[0, 26], [40, 60]], "1": [[0, 26], [40, 60]]}
+
+
+def test_constant_actions_without_a_state_or_a_name_are_idle(tmp_path: Path) -> None:
+    assert check_dataset(recording(tmp_path / "set", "target", False), "none").idle_share == pytest.approx(57 / 59)
+    edit_json(tmp_path / "set/meta/info.json", lambda info: info.update(control_mode="ee_delta"))
+    assert check_dataset(tmp_path / "set", "none").idle_share == pytest.approx(19 / 59)
+
+
+def test_check_inspect_and_ranges_agree_on_idle_frames(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "set", Spec(lengths=(12, 9, 14, 11), cameras=()))
+    _, share = kept(tmp_path / "set", tmp_path / "keep.json")
+    assert check_dataset(tmp_path / "set", "none").idle_share == pytest.approx(share)
+    assert examine(Catalog.open(tmp_path / "set"), 500)["rows"]["idle_share"] == pytest.approx(share)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["g1_v21", "gr1_sim_v20"])
+def test_check_and_ranges_agree_on_real_recordings(name: str, real_data: Path, tmp_path: Path) -> None:
+    with redirect_stdout(StringIO()) as printed:
+        assert main(["ranges", str(real_data / name), "--output", str(tmp_path / "keep.json"), "--json"]) == 0
+    facts = json.loads(printed.getvalue())
+    assert facts["frames_kept"] == facts["frames"]
+    report = check_dataset(real_data / name, "none")
+    assert report.idle_share == pytest.approx(facts["idle_share"])
+    assert not [one for one in report.findings if one.severity == "error"]

@@ -118,7 +118,7 @@ def test_ranges_refuses_wrong_settings(root: Path, tmp_path: Path, capsys: pytes
     there.write_text("mine")
     out = str(tmp_path / "keep.json")
     for flags, message in (
-        (["--output", str(there)], "exists; name another file"),
+        (["--output", str(there)], " exists; name another"),
         ([], "output: required"),
         (["--output", str(tmp_path / "no" / "keep.json")], "is no folder"),
         (["--output", out, "--keys", "actoin"], "unknown column"),
@@ -241,12 +241,12 @@ def test_ranges_keeps_all_of_the_demonstration(tmp_path: Path, capsys: pytest.Ca
     assert main(["ranges", str(root), "--output", str(out), "--preset", "droid"]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     frames = Catalog.open(root).episodes.frames
-    assert "no frame is idle" in error
+    assert "no frame is in a pause" in error
     assert f"of {frames:,} frames" in error
     assert not out.exists()
     assert main(["ranges", str(root), "--output", str(out), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert (facts["frames_kept"], facts["frames_idle"], facts["episodes_without"]) == (frames, 0, 0)
+    assert (facts["frames_kept"], facts["frames_in_pauses"], facts["episodes_without"]) == (frames, 0, 0)
     data = EpisodeDataset(root, keep_ranges=out, keep_rule="window")
     assert len(data) == frames
     closing = data.batch(*frames_of(data))["action"][:, -1].numpy()

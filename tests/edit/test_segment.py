@@ -84,6 +84,12 @@ def test_segment_cuts_at_pauses_and_leaves_them_out(tmp_path: Path) -> None:
         writer.save_episode()
     segment(tmp_path / "source", tmp_path / "out", by="pauses", min_idle=5)
     assert origins(tmp_path / "out") == [[0, 0, 17], [0, 28, 40]]  # the first frames of a pause stay
+    with pytest.raises(DatasetError) as refused:
+        segment(tmp_path / "source", tmp_path / "copy", by="pauses", min_idle=39)
+    assert "--min-idle" in refused.value.fix
+    assert not (tmp_path / "copy").exists()
+    with pytest.warns(UserWarning, match="1 episodes"):
+        segment(tmp_path / "source", tmp_path / "copy", by="task")
     catalog = Catalog.open(tmp_path / "source")
     with pytest.raises(DatasetError) as refused:
         cut_at_pauses(catalog, 0, ["joint"], IdleRule())

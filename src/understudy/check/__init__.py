@@ -3,7 +3,7 @@
 findings        `Finding`, `Report`, and the names of all rules
 remedies        commands and steps that mend findings
 row_facts       facts about all rows, from one pass over the data files
-idle_frames     frames in which the action does not move
+idle_frames     idle frames of each episode
 column_facts    summaries of numeric columns per episode
 pairs           action against state
 rotations       angles that wrap, and quaternions

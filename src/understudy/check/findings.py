@@ -173,8 +173,7 @@ class Report:
         findings: worst first.
         ranking: most unusual episodes first (see `rules/episodes.py`), as JSON holds them.
         seconds: duration of the check.
-        idle_share: share of the frames in which no dimension of the action moves (`idle_frames.py`); None where no
-            action was read.
+        idle_share: share of idle frames (`data/selection/motion.py`); None where no action or state was read.
     """
 
     root: str

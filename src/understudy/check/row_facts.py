@@ -19,6 +19,7 @@ from understudy.data.check_files import rows_without_files
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS, Feature
 from understudy.data.read.columns import is_numeric, to_numpy
+from understudy.data.selection.motion import named_motion, rate_dims
 from understudy.errors import DatasetError
 
 ACTION, STATE = "action", "observation.state"
@@ -43,7 +44,7 @@ class RowFacts:
         time: float64 (N, 5): first timestamp, least, median and largest step, and the largest distance from
             first + frame / fps, all in seconds.
         late_frame: frame after the largest step of `timestamp`.
-        idle: frames in which no dimension of the action moved (`idle_frames.py`).
+        idle: idle frames (`data/selection/motion.py`).
         digest: per episode 16 bytes that depend on all numeric columns but the index columns, b"" unread.
         used_tasks: (row, task_index) of all tasks in the rows.
         orphans: id -> rows of episodes that are not listed for the file that holds them.
@@ -128,7 +129,7 @@ def read_rows(catalog: Catalog, progress: Callable[[int], None] = lambda rows: N
     facts = RowFacts.empty(len(table))
     absent = rows_without_files(catalog)["data"]
     builders: dict[str, ColumnBuilder] = {}
-    idle = IdleCounter()
+    idle = IdleCounter(rate_dims(catalog, named_motion(numeric_keys(catalog))))
     if {ACTION, STATE} <= catalog.features.keys():
         widths = [int(np.prod(catalog.features[key].shape)) for key in (ACTION, STATE)]
         if widths[0] == widths[1] <= WIDEST:
@@ -317,14 +318,18 @@ def _digest(
     """Digests, idle frames, and action against state, episode by episode."""
     own = [np.ascontiguousarray(columns[key]) for key in keys if key in columns]
     flat = {key: columns[key].reshape(len(columns[key]), -1) for key in (ACTION, STATE) if key in columns}
+    wanted = named_motion(keys)
+    moving = None
+    if wanted and all(key in columns for key in wanted):
+        moving = np.concatenate([columns[key].reshape(len(columns[key]), -1) for key in wanted], axis=1)
     both = facts.pairs is not None and len(flat) == 2
     for row, start, length in zip(rows.tolist(), starts.tolist(), lengths.tolist()):
         digest = hashlib.blake2b(digest_size=16)
         for values in own:
             digest.update(values[start : start + length].data)
         facts.digest[row] = digest.digest() if own else b""
-        if ACTION in flat and length > 1:
-            idle.add(row, flat[ACTION][start : start + length])
+        if moving is not None and length > 1:
+            idle.add(row, moving[start : start + length])
         if both and facts.pairs is not None:
             part = slice(start, start + length)
             facts.pairs.add(row, flat[ACTION][part], flat[STATE][part])

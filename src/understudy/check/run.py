@@ -12,7 +12,7 @@ import numpy as np
 from understudy.check.findings import Finding, Place, Report, sort_findings
 from understudy.check.image_facts import SAMPLED_EPISODES, ImageFacts, read_images
 from understudy.check.remedies import fill
-from understudy.check.row_facts import ACTION, RowFacts, read_rows
+from understudy.check.row_facts import RowFacts, read_rows
 from understudy.check.rules.changed_images import check_changed_images
 from understudy.check.rules.clocks import check_clocks
 from understudy.check.rules.depth import check_depth
@@ -31,6 +31,7 @@ from understudy.check.rules.videos import check_places, check_videos
 from understudy.check.sensor_facts import read_sensor_facts
 from understudy.check.video_facts import SAMPLED_FILES, VideoFacts, read_videos
 from understudy.data.format.catalog import INFO, Catalog
+from understudy.data.selection.motion import named_motion
 from understudy.errors import DatasetError, SourceError
 from understudy.progress import Progress
 from understudy.storage.remote_options import RemoteOptions
@@ -102,7 +103,7 @@ def check_dataset(
 
 def _idle_share(catalog: Catalog, facts: RowFacts) -> float | None:
     steps = int(np.maximum(catalog.episodes.lengths - 1, 0)[facts.is_read].sum())
-    return int(facts.idle.sum()) / steps if steps and ACTION in facts.columns else None
+    return int(facts.idle.sum()) / steps if steps and named_motion(list(facts.columns)) else None
 
 
 def _check_metadata(catalog: Catalog, opens_videos: bool) -> Iterator[Finding]:

@@ -1,6 +1,7 @@
 """A report as text for a terminal."""
 
 from understudy.check.findings import SEVERITIES, Report
+from understudy.data.selection.motion import IDLE
 
 
 def format_report(report: Report, limit: int = 40) -> str:
@@ -11,8 +12,7 @@ def format_report(report: Report, limit: int = 40) -> str:
         + (", ".join(_count(name, count) for name, count in report.read.items()) or "metadata"),
     ]
     if report.idle_share is not None:
-        idle = "no dimension of the action changes by 5 % of its own speed"
-        lines.append(f"  idle in {report.idle_share:.1%} of the frames: {idle}")
+        lines.append(f"  idle in {report.idle_share:.1%} of the frames: {IDLE}")
     for severity in SEVERITIES:
         own = [finding for finding in report.findings if finding.severity == severity]
         for finding in own[:limit]:

@@ -73,8 +73,6 @@ class RangesConfig:
         folder = Path(self.output).absolute().parent
         if not self.output:
             found.append("output: required, the JSON file to write: --output FILE.json")
-        elif Path(self.output).exists():
-            found.append(f"output: {self.output} exists; name another file, or remove it")
         elif not folder.is_dir():
             found.append(f"output: {folder} is no folder; create it first")
         if self.dims and not self.keys and self.preset != "droid":
@@ -84,17 +82,16 @@ class RangesConfig:
 
 def ranges(config: RangesConfig) -> None:
     """Write the file and print a summary."""
-    from understudy.atomic import write_text
+    from understudy.atomic import refuse_existing, write_text
     from understudy.data.format.catalog import Catalog
-    from understudy.errors import DatasetError
     from understudy.train.track.metrics_file import finite
 
+    refuse_existing(config.output, "output", None)
     catalog = Catalog.open(config.path)
     names = _episode_names(catalog, config.name_by)
     kept, facts = find_ranges(catalog, config)
     _check_kept(facts, catalog.root)
-    if Path(config.output).exists():  # it may be new since the settings were checked
-        raise DatasetError("exists", where=config.output, fix="name another file")
+    refuse_existing(config.output, "output", None)  # it may be new since then
     lines = [f"  {json.dumps(names[row], ensure_ascii=False)}: {json.dumps(own)}" for row, own in kept.items()]
     write_text(Path(config.output), "{\n" + ",\n".join(lines) + "\n}\n")
     facts |= {"out": config.output}
@@ -104,17 +101,17 @@ def ranges(config: RangesConfig) -> None:
 
 
 def _check_kept(facts: dict[str, Any], where: str) -> None:
-    """Raise DatasetError if no frame remains, or if frames are left out although none is idle."""
+    """Raise DatasetError if no frame remains, or if frames are left out although there is no pause."""
     from understudy.errors import DatasetError
 
     rule, kept, frames = facts["rule"], facts["frames_kept"], facts["frames"]
     of = f"{', '.join(facts['keys'])} by {_threshold(facts)}"
-    if not facts["frames_idle"] and kept < frames:
-        message = f"no frame is idle ({of}), but {frames - kept:,} of {frames:,} frames would be left out: "
+    if not facts["frames_in_pauses"] and kept < frames:
+        message = f"no frame is in a pause ({of}), but {frames - kept:,} of {frames:,} frames would be left out: "
         message += f"--min-moving {rule['min_moving']}, --cut-last {rule['cut_last']}"
         raise DatasetError(message, where=where, fix="give --min-moving 1 --cut-last 0, or train on all frames")
     if not kept:
-        message = f"no frame of {frames:,} would be kept, of which {facts['frames_idle']:,} are idle ({of})"
+        message = f"no frame of {frames:,} would be kept, of which {facts['frames_in_pauses']:,} are in pauses ({of})"
         raise DatasetError(message, where=where, fix="give a smaller --threshold, --min-moving or --cut-last")
 
 
@@ -128,18 +125,20 @@ def find_ranges(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, lis
     Raises:
         DatasetError: A column does not exist, is not numeric or cannot be read.
     """
-    from understudy.data.selection.idle import idle_ranges, non_idle_ranges
+    from understudy.data.selection.idle import idle_frames, idle_ranges, non_idle_ranges
     from understudy.data.selection.motion import episode_values
     from understudy.progress import Progress
 
     keys = keys_of(config, catalog)
     rule, episodes = rule_of(config, catalog, keys), catalog.episodes
     kept: dict[int, list[tuple[int, int]]] = {}
-    idle = 0
+    idle, paused, steps = 0, 0, 0
     with Progress(int((episodes.lengths > 0).sum()), "ranges", "episode") as bar:
         for row, values in episode_values(catalog, keys, config.dims):
             kept[row] = non_idle_ranges(values, rule)
-            idle += sum(stop - start for start, stop in idle_ranges(values, rule))
+            paused += sum(stop - start for start, stop in idle_ranges(values, rule))
+            idle += int(idle_frames(values, rule)[1:].sum())
+            steps += len(values) - 1
             bar.update()
     kept = dict(sorted(kept.items()))
     lengths = [stop - start for own in kept.values() for start, stop in own]
@@ -155,7 +154,8 @@ def find_ranges(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, lis
         "episodes": len(kept),
         "frames": int(episodes.frames),
         "frames_kept": sum(lengths),
-        "frames_idle": idle,
+        "idle_share": idle / steps if steps else 0.0,
+        "frames_in_pauses": paused,
         "ranges": len(lengths),
         "shortest": min(lengths, default=0),
         "longest": max(lengths, default=0),
@@ -172,10 +172,12 @@ def format_summary(facts: dict[str, Any], config: RangesConfig) -> str:
     lines = [
         f"{facts['out']}: {facts['frames_kept']:,} of {facts['frames']:,} frames kept ({share:.1%}), "
         f"{facts['ranges']:,} ranges of {facts['shortest']} to {facts['longest']} frames",
-        f"  idle: {facts['frames_idle']:,} frames, {way} of {', '.join(facts['keys'])} below {_threshold(facts)} for "
-        + (f"more than {rule['min_idle']} frames" if rule["settled"] else f"{rule['min_idle']} frames or more"),
+        f"  idle in {facts['idle_share']:.1%} of the frames: {way} of {', '.join(facts['keys'])} below "
+        f"{_threshold(facts)}",
+        f"  pauses, idle for {'more than ' if rule['settled'] else ''}{rule['min_idle']} frames"
+        f"{'' if rule['settled'] else ' or more'}: {facts['frames_in_pauses']:,} frames are left out",
     ]
-    if moving := facts["frames"] - facts["frames_idle"] - facts["frames_kept"]:
+    if moving := facts["frames"] - facts["frames_in_pauses"] - facts["frames_kept"]:
         lines.append(
             f"  not idle and left out as well: {moving:,} frames, in stretches of less than {rule['min_moving']} "
             f"or among the last {rule['cut_last']} of one"
@@ -233,10 +235,12 @@ def rule_of(config: RangesConfig, catalog: "Catalog", keys: list[str]) -> "IdleR
 
     droid = config.preset == "droid"
     rule = IdleRule.droid() if droid else IdleRule(min_idle=max(1, round(catalog.fps)))
-    given = {name: getattr(config, name) for name in ("threshold", "difference", "min_idle", "min_moving", "cut_last")}
+    names = ("threshold", "difference", "min_idle", "min_moving", "cut_last")
+    given: dict[str, Any] = {name: getattr(config, name) for name in names}
     if not droid and config.threshold is None:
         share, difference = config.threshold_share, config.difference
-        given["threshold"] = motion_thresholds(catalog, keys, config.dims, share=share, difference=difference)
+        found = motion_thresholds(catalog, keys, config.dims, share=share, difference=difference)
+        given["threshold"], given["rates"] = found
     return replace(rule, **{name: value for name, value in given.items() if value is not None})
 
 

@@ -31,7 +31,8 @@ class SegmentConfig:
     """Unit of the times in files."""
     by: str = ""
     """Cut where the text of this column differs from the frame before: a text column, `COLUMN:STYLE` of a language
-    column, or `task`. Frames with an empty text are left out. `pauses` cuts at idle gaps and leaves them out."""
+    column, or `task`. Frames with an empty text are left out. `pauses` cuts at idle gaps and leaves them out; a dataset
+    without any is refused."""
     subtasks: str = ""
     """JSON or CSV file with the subtasks of frames (docs/datasets.md): cut where they change."""
     task_from_text: bool = False
@@ -96,6 +97,7 @@ def make_plan(config: SegmentConfig, catalog: "Catalog", out: Path) -> "Plan":
         given = config.subtasks
         texts = read_subtasks(source, given, config.unit) if given else text_column(source, config.by)
         pieces = cut_by_text(source, 0, texts)
+    _check_cut(config, source, pieces)
     pieces = _long_enough(pieces, config.min_frames, source)
     named = {piece: texts(piece)[0] for piece in pieces} if texts is not None and config.task_from_text else {}
     return Plan(
@@ -107,6 +109,28 @@ def make_plan(config: SegmentConfig, catalog: "Catalog", out: Path) -> "Plan":
         task_of=lambda piece, text: named.get(piece, text),
         metadata=piece_metadata(sources, pieces, {}),
     )
+
+
+def _check_cut(config: SegmentConfig, source: "Catalog", pieces: "Sequence[Piece]") -> None:
+    """Refuse pauses that cut nothing, and warn of texts and times that do: the output would be a copy of the source.
+
+    Raises:
+        DatasetError: `by` is `pauses`, and no episode has a gap.
+    """
+    import warnings
+
+    from understudy.errors import DatasetError
+
+    whole = [(row, 0, length) for row, length in enumerate(source.episodes.lengths.tolist()) if length]
+    if [(piece.row, piece.start, piece.stop) for piece in pieces] != whole:
+        return
+    what = f"none of {len(whole)} episodes is cut"
+    if config.by != "pauses":
+        warnings.warn(f"{source.root}: {what}: the output has the same episodes", stacklevel=2)
+        return
+    gap = f"{config.min_idle} idle frames" if config.min_idle else "one second"
+    fix = "give a smaller --min-idle or a larger --threshold; `understudy edit SRC OUT` makes a copy"
+    raise DatasetError(f"{what}: there is no pause of {gap}", where=source.root, fix=fix)
 
 
 def _long_enough(pieces: "Sequence[Piece]", least: int, source: "Catalog") -> "list[Piece]":

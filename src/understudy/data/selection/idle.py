@@ -1,4 +1,4 @@
-"""Frame ranges of an episode without long idle ranges.
+"""Frame ranges of an episode without long pauses, which are runs of idle frames (`motion.py`).
 
 Without other settings only frames in which nothing moves are removed. `IdleRule.droid()` is the rule of openpi's
 `compute_droid_nonidle_ranges.py`, which made DROID's keep-ranges. Its values are commanded joint velocities in rad/s at
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from understudy.data.selection.motion import changes
+from understudy.data.selection.motion import changes, moves
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,22 @@ class IdleRule:
     """Keep the first `min_idle` frames of a pause, since a gripper may still be closing. Also keep a whole pause in
     which values drift by `threshold` or more (least to greatest), since it is a slow movement. False: remove each pause
     from its first frame on, however far its small changes add up."""
+    rates: tuple[float, ...] = ()
+    """For each dimension the least value that is a motion, infinite where the value is none (`motion.moves`); empty:
+    for none."""
 
     @classmethod
     def droid(cls) -> "IdleRule":
         """Return openpi's rule and numbers."""
         return cls(threshold=1e-3, difference=True, min_idle=7, min_moving=16, cut_last=10, settled=False)
+
+
+def idle_frames(values: np.ndarray, rule: IdleRule) -> np.ndarray:
+    """Return which frames are idle, bool (L,), for the numbers (L, ...) of one episode."""
+    flat = values.reshape(len(values), -1).astype(np.float64)
+    steps = changes(flat) if rule.difference else flat
+    rates = np.asarray(rule.rates) if rule.rates else np.full(flat.shape[1], np.inf)
+    return ~moves(steps, np.asarray(rule.threshold), flat, rates)
 
 
 def idle_ranges(values: np.ndarray, rule: IdleRule) -> list[tuple[int, int]]:
@@ -50,8 +61,7 @@ def idle_ranges(values: np.ndarray, rule: IdleRule) -> list[tuple[int, int]]:
     if len(values) == 0:
         return []
     flat, threshold = values.reshape(len(values), -1).astype(np.float64), np.asarray(rule.threshold)
-    steps = changes(flat) if rule.difference else flat
-    idle: np.ndarray = np.all(np.abs(steps) < threshold, axis=1)
+    idle = idle_frames(values, rule)
     pauses = [(start, stop) for start, stop in _runs(idle) if stop - start >= rule.min_idle]
     if not rule.settled:
         return pauses

@@ -1,9 +1,14 @@
-"""Values that show motion, episode by episode, and the change per frame that counts as motion.
+"""Motion and rest of a robot: the one definition of an idle frame, and the values that it compares.
 
-Units differ by dimension: radians, meters, a gripper's share. So the threshold of a dimension is a share of its own
-speed: of the 99th percentile of its changes per frame over the whole dataset, where it changes at all.
+A frame is **idle** if no dimension of the actions and states (`motion_keys`) changes by 5 % (`MOTION_SHARE`) of its own
+speed since the frame before. A first frame is never idle. Units differ by dimension: radians, meters, a gripper's
+share. So the speed of a dimension is the 99th percentile of its changes per frame over the dataset, where it changes.
+
+A constant difference or velocity moves a robot without changing. Where such actions are recorded with a state, the
+state changes. A dimension that is named as one (`rate_dims`) also moves while its value is 5 % of its 99th percentile.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -16,6 +21,11 @@ from understudy.errors import DatasetError
 MOTION_SHARE = 0.05
 """Share of a dimension's own speed from which on it moves."""
 
+IDLE = "no dimension of actions and states changes by 5 % of its own speed"
+"""The definition, for messages."""
+_RATE = re.compile(r"(^|[^a-z])(delta|deltas|rel|relative|vel|velocity|velocities|twist)([^a-z]|$)")
+_GRIPPER = re.compile(r"grip|finger|hand|jaw")
+
 _PER_OCTAVE = 16  # bins of a histogram of changes, each 4 % wide
 _LOWEST, _HIGHEST = -64, 64  # exponents of two; changes outside are counted in the outermost bins
 
@@ -27,11 +37,16 @@ def motion_keys(catalog: Catalog) -> list[str]:
         DatasetError: there is none.
     """
     numeric = numeric_keys(catalog)
-    keys = [key for key in numeric if key.startswith(("action", "observation.state"))]
+    keys = named_motion(numeric)
     if not keys:
         message = "no column is named action or observation.state"
         raise DatasetError(message, where=catalog.root, fix=f"name one with --key: {', '.join(numeric)}")
     return keys
+
+
+def named_motion(keys: Sequence[str]) -> list[str]:
+    """Return those keys that are actions or states, by their names."""
+    return [key for key in keys if key.startswith(("action", "observation.state"))]
 
 
 def numeric_keys(catalog: Catalog) -> list[str]:
@@ -61,6 +76,38 @@ def episode_values(catalog: Catalog, keys: Sequence[str], dims: Sequence[int] = 
             taken = rows.take(np.asarray([row]), dict.fromkeys(keys, np.arange(length)[None]))
             values = np.concatenate([np.asarray(taken[key])[0].reshape(length, -1) for key in keys], axis=1)
             yield row, values[:, list(dims)] if len(dims) else values
+
+
+def rate_dims(catalog: Catalog, keys: Sequence[str]) -> np.ndarray:
+    """Return which dimensions of the columns are differences or velocities, bool (D,).
+
+    The names of a column and of its dimensions decide (`action.joint_velocity`, `delta_x`), or `control_mode` in
+    info.json for all actions. A gripper is none: its action is a place in most control modes.
+    """
+    mode = str(catalog.info.get("control_mode", "")).lower()
+    found: list[bool] = []
+    for key in keys:
+        feature = catalog.features[key]
+        whole = _RATE.search(key.lower()) or (key.startswith("action") and _RATE.search(mode))
+        flat = len(found) + int(np.prod(feature.shape))
+        names = feature.dimension_names if len(feature.shape) == 1 else [""] * (flat - len(found))
+        found += [bool(whole or _RATE.search(n.lower())) and not _GRIPPER.search(n.lower()) for n in names]
+    return np.array(found, bool)
+
+
+def moves(steps: np.ndarray, threshold: np.ndarray, values: np.ndarray, rates: np.ndarray) -> np.ndarray:
+    """Return whether a dimension moves in each frame, bool (L,); not finite is a motion.
+
+    Args:
+        steps: change of each frame (L, D).
+        threshold: least change of a dimension that moves (D,).
+        values: (L, D); compared where they are differences or velocities.
+        rates: least magnitude of such a value (D,), infinite for other dimensions.
+    """
+    still = (np.abs(steps) < threshold).all(axis=1)
+    if np.isfinite(rates).any():
+        still &= (np.abs(values[:, np.isfinite(rates)]) < rates[np.isfinite(rates)]).all(axis=1)
+    return ~still
 
 
 def changes(values: np.ndarray) -> np.ndarray:
@@ -94,8 +141,8 @@ class SpeedHistogram:
 
 def motion_thresholds(
     catalog: Catalog, keys: Sequence[str], dims: Sequence[int] = (), *, share: float, difference: bool = True
-) -> tuple[float, ...]:
-    """Return the threshold of each dimension (D,), in its own unit per frame; reads all rows once.
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the thresholds of changes and of rates (`moves`), each (D,), in the columns' units; reads all rows once.
 
     Args:
         catalog: the dataset.
@@ -104,7 +151,34 @@ def motion_thresholds(
         share: of the 99th percentile of a dimension's changes per frame, those of zero left out.
         difference: False: of the magnitudes of the values instead of their changes.
     """
-    histogram = SpeedHistogram()
+    speeds = Speeds(rate_dims(catalog, keys)[list(dims) if len(dims) else slice(None)])
     for _, values in episode_values(catalog, keys, dims):
-        histogram.add(changes(values)[1:] if difference else values.astype(np.float64))
-    return tuple((share * histogram.quantile(0.99)).tolist())
+        speeds.add(changes(values)[1:] if difference else values.astype(np.float64), values)
+    threshold, rates = speeds.thresholds(share)
+    return tuple(threshold.tolist()), tuple(rates.tolist()) if difference and np.isfinite(rates).any() else ()
+
+
+class Speeds:
+    """Speed of each dimension of a dataset, episode by episode.
+
+    Args:
+        is_rate: which dimensions are differences or velocities (D,), see `rate_dims`.
+    """
+
+    def __init__(self, is_rate: np.ndarray) -> None:
+        self._is_rate = is_rate
+        self._steps, self._values = SpeedHistogram(), SpeedHistogram()
+
+    def add(self, steps: np.ndarray, values: np.ndarray) -> None:
+        """Count the changes (any, D) and the values (L, D) of an episode."""
+        if len(steps):
+            self._steps.add(steps)
+        if self._is_rate.any() and len(values):
+            self._values.add(values[:, self._is_rate].astype(np.float64))
+
+    def thresholds(self, share: float = MOTION_SHARE) -> tuple[np.ndarray, np.ndarray]:
+        """Return `threshold` and `rates` of `moves`, each (D,)."""
+        rates = np.full(len(self._is_rate), np.inf)
+        if self._is_rate.any():
+            rates[self._is_rate] = share * self._values.quantile(0.99)
+        return share * self._steps.quantile(0.99), rates

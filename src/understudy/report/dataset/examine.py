@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from understudy.batch_keys import ACTION
 from understudy.check.idle_frames import IdleCounter
 from understudy.data.check_files import check_files, rows_without_files
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS
 from understudy.data.format.missing_files import spread_evenly
-from understudy.data.selection.motion import numeric_keys
+from understudy.data.selection.motion import named_motion, numeric_keys, rate_dims
 from understudy.errors import DatasetError
 from understudy.report.dataset.episode_metadata import describe_metadata
 from understudy.report.dataset.recorded_claims import colors, constant, contradictions
@@ -102,7 +101,8 @@ def _rows(catalog: Catalog, at: list[int], wrong: list[str]) -> dict[str, Any]:
     high: dict[str, np.ndarray] = {}
     bad: Counter[str] = Counter()
     late, drift, read, steps = 0.0, 0.0, 0, 0
-    idle = IdleCounter()
+    moving = named_motion(keys)
+    idle = IdleCounter(rate_dims(catalog, moving))
     absent = rows_without_files(catalog)["data"]
     with finding(wrong):
         data = EpisodeDataset(catalog, keys=keys)
@@ -115,8 +115,9 @@ def _rows(catalog: Catalog, at: list[int], wrong: list[str]) -> dict[str, Any]:
                 frames = np.arange(*selected[episode])
                 batch = data.batch(np.full(len(frames), episode), frames)
                 read += 1
-                if ACTION in keys and len(frames) > 1:
-                    idle.add(row, batch[ACTION].double().numpy().reshape(len(frames), -1))
+                if moving and len(frames) > 1:
+                    own = [batch[key].double().numpy().reshape(len(frames), -1) for key in moving]
+                    idle.add(row, np.concatenate(own, axis=1))
                     steps += len(frames) - 1
                 for key in keys:
                     values = np.atleast_2d(batch[key].double().numpy().reshape(len(frames), -1))

@@ -9,11 +9,11 @@ import numpy as np
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.missing_files import spread_evenly
-from understudy.data.selection.motion import numeric_keys
+from understudy.data.selection.motion import IDLE, numeric_keys
 from understudy.report import html
 from understudy.report.dataset.episode_metadata import format_metadata
 from understudy.report.dataset.examine import finding
-from understudy.report.dataset.text import IDLE, duration, encoding
+from understudy.report.dataset.text import duration, encoding
 from understudy.report.sparklines import curves, histogram
 
 ACTION, STATE = "action", "observation.state"

@@ -3,9 +3,8 @@
 from datetime import timedelta
 from typing import Any
 
+from understudy.data.selection.motion import IDLE
 from understudy.report.dataset.episode_metadata import format_metadata
-
-IDLE = "no dimension of the action changes by 5 % of its own speed"
 
 
 def format_facts(facts: dict[str, Any]) -> str:
