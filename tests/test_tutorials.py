@@ -81,9 +81,9 @@ def test_tutorials_run_word_for_word(
         "view/index.html",
         "inspect.html",
         "comparison.html",
-        "runs/table/report.html",
+        "runs/tutorial/report.html",
     )
     assert [page for page in pages if not (tmp_path / page).is_file()] == []
-    assert us.Catalog.open("data/table").episodes.ids.size == 11, "episode 2 failed and is left out"
+    assert us.Catalog.open("data/tutorial").episodes.ids.size == 11, "episode 2 failed and is left out"
     assert RunDir(Path("runs/cluster")).settings().steps == 3
-    assert "Worst validation episodes" in (tmp_path / "runs/table/report.html").read_text()
+    assert "Worst validation episodes" in (tmp_path / "runs/tutorial/report.html").read_text()

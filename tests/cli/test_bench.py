@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import json
+import re
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from understudy.cli import main
 from understudy.cli.bench import decode_limit as bench_limit
 from understudy.cli.bench import machine_load
 from understudy.cli.bench import measure as bench_measure
-from understudy.cli.bench.bench import BenchConfig, format_figures, measure
+from understudy.cli.bench.bench import BenchConfig, default_seconds, format_figures, measure
 from understudy.cli.bench.decode_limit import limits
 from understudy.cli.bench.machine_load import doubt
 from understudy.cli.bench.measure import OtherLoader, Round, Setting, Trial, lerobot, median_round, other_figures
@@ -281,6 +282,26 @@ def test_others_measures_other_processes() -> None:
             process.kill()
             process.wait()
     assert others.found()["others"] > machine_load.MOST * bench_measure.cores()
+
+
+@pytest.mark.parametrize(("frames", "seconds"), [(1, 1.0), (236, 1.0), (4_000, 2.0), (10_000, 5.0), (10**7, 5.0)])
+def test_tiny_datasets_are_measured_for_less_time(frames: int, seconds: float) -> None:
+    assert default_seconds(frames) == seconds
+
+
+def test_glossary_explains_the_terms_of_the_output(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs/glossary.md").read_text()
+    printed = format_figures(measure(BenchConfig(path=str(root), **FAST)))
+    assert "docs/glossary.md" in printed
+    assert main.main(["order", "explain", "--episodes", "300", "--batch-size", "8", "--world-size", "2"]) == 0
+    table = capsys.readouterr().out
+    assert "docs/glossary.md" in table
+    names = re.findall(r"^([a-z][a-z /]+?)(?:, mean)?  +[\d.]", table, flags=re.MULTILINE)
+    names += re.findall(r"(?<=  )(?:of \w+|[a-zA-Z]+ ?/?[a-z]*/[a-z]+)", printed.splitlines()[0])
+    names += re.findall(r"^(decode limit|strictest|shuffled|delivered|work|plan)\b", printed, flags=re.MULTILINE)
+    assert len(names) > 15
+    lost = [name for name in names if name not in page and not name.startswith("deff over")]
+    assert lost == []
 
 
 def test_median_round() -> None:

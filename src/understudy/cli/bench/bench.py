@@ -8,7 +8,7 @@ codec, and the bare codec with shuffled output.
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -17,6 +17,9 @@ from understudy.config.declare import Gt, Interval, Positional
 
 if TYPE_CHECKING:
     from understudy.cli.bench.measure import Round, Trial
+
+
+GLOSSARY = "docs/glossary.md explains them"
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,8 @@ class BenchConfig:
     """Loader threads; 0: chosen by the loader."""
     memory: str = "1GB"
     """Memory of the loader. If all images fit, they are decoded once and then only copied."""
-    seconds: Annotated[float, Gt(0)] = 5.0
-    """Seconds per round and loader or limit."""
+    seconds: Annotated[float, Gt(0)] | None = None
+    """Seconds per round and loader or limit. The default is 5, and down to 1 for less than 10,000 frames."""
     rounds: Annotated[int, Interval(ge=1, le=10**6)] = 3
     """Number of rounds; medians are printed."""
     against: Literal["", "lerobot"] = ""
@@ -54,6 +57,8 @@ class BenchConfig:
     """Print one JSON object."""
     figure: str | None = None
     """Figure to write (.png, .svg, .pdf); the default is NAME-bench.png in the current folder, none with --json."""
+    overwrite: bool = False
+    """Replace an earlier figure of understudy at that place."""
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
@@ -78,10 +83,12 @@ class BenchConfig:
 
 def bench(config: BenchConfig) -> None:
     """Measure, print the table, draw the figure."""
+    from understudy.atomic import refuse_existing
     from understudy.optional_packages import require
 
     target = config.figure if config.figure or config.json else f"{Path(config.path).name or 'dataset'}-bench.png"
     if target:
+        refuse_existing(target, "figure", config.overwrite)
         require("report")  # before the measurement, not after it
     found = measure(config)
     if target:
@@ -102,6 +109,7 @@ def measure(config: BenchConfig) -> dict[str, Any]:
     from understudy.cli.bench import measure as by
     from understudy.cli.bench.decode_limit import limits
     from understudy.cli.bench.machine_load import Others, doubt
+    from understudy.progress import Progress
 
     setting = by.Setting(
         config.path, config.batch_size, config.chunk_size, config.num_threads, config.memory, config.cameras or None
@@ -114,12 +122,19 @@ def measure(config: BenchConfig) -> dict[str, Any]:
         ours: list[Round] = []
         others = Others()
         theirs: list[dict[str, Any]] = []
+        seconds = config.seconds or default_seconds(len(trial.data))
+
+        def measure_ours(time: float) -> None:
+            ours.append(trial.measure(time))
+
+        parts: list[Callable[[float], object]] = [library.measure, codec.measure, shuffled.measure, measure_ours]
+        what = f"rounds of {seconds:g} s per loader or limit"
+        progress = stack.enter_context(Progress(config.rounds * len(parts), what, "part"))
         for _ in range(config.rounds):
             with others.watched():
-                library.measure(config.seconds)
-                codec.measure(config.seconds)
-                shuffled.measure(config.seconds)
-                ours.append(trial.measure(config.seconds))
+                for part in parts:
+                    part(seconds)
+                    progress.update()
             if rival:
                 theirs.append(
                     rival.measure(
@@ -127,7 +142,7 @@ def measure(config: BenchConfig) -> dict[str, Any]:
                         batch=config.batch_size,
                         chunk=config.chunk_size,
                         workers=2,
-                        seconds=config.seconds,
+                        seconds=seconds,
                     )
                 )
                 by.wait_for_quiet()
@@ -148,6 +163,14 @@ def measure(config: BenchConfig) -> dict[str, Any]:
             "conditions": by.conditions() | others.found(),
         }
         return found | {"doubt": doubt(found)}
+
+
+def default_seconds(frames: int) -> float:
+    """Return the seconds of a measurement by the frames of a dataset.
+
+    Few frames are decoded many times within a second, and more time repeats the same work.
+    """
+    return min(5.0, max(1.0, 5.0 * frames / 10_000))
 
 
 def _facts(trial: "Trial") -> dict[str, Any]:
@@ -213,5 +236,6 @@ def format_figures(found: dict[str, Any]) -> str:
         f"measured      {at['date']} UTC, {at['cpu']}, {at['cores']} cores, load average "
         + ", ".join(f"{value:.1f}" for value in at["load_average"])
         + ("" if at["loops"] == "compiled" else f"; decoding in {at['loops']}"),
+        f"terms         {GLOSSARY}",
     ]  # fmt: skip
     return "\n".join(lines)

@@ -39,7 +39,7 @@ def render(tables: Sequence["Table"], comparison: "Comparison", config: "Explain
             f" All images take {_gigabytes(decoded)} decoded: a loader with that much memory (4GB by default) keeps "
             "them, and each rank decodes an image once per run."
         )
-    return "\n".join([*lines, fill(notes, 118)])
+    return "\n".join([*lines, fill(f"{notes} Terms: docs/glossary.md.", 118)])
 
 
 def _gigabytes(size: int) -> str:
