@@ -11,9 +11,14 @@ nox.options.sessions = ["lerobot", "onnx"]
 
 @nox.session(python="3.12")
 def lerobot(session: nox.Session) -> None:
-    """Test our loader in their trainers."""
+    """Test their policies in our trainer, and our loader in their trainers."""
     session.install(
-        "lerobot[dataset,training]==0.6.1", "transformers==5.5.4", "-e", ".[train]", "pytest", "pytest-timeout"
+        "lerobot[dataset,training,diffusion]==0.6.1",
+        "transformers==5.5.4",
+        "-e",
+        ".[train]",
+        "pytest",
+        "pytest-timeout",
     )
     session.install("hypothesis", "scipy", "huggingface_hub")
     session.env["HF_HUB_OFFLINE"] = "1"

@@ -22,7 +22,7 @@ EXTRAS = {
     "jax-weights": ("tensorstore",),
     "serve": ("websockets", "msgpack"),
     "rerun": ("rerun",),
-    "lerobot": ("lerobot",),
+    "lerobot": ("lerobot", "diffusers"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
 }
 """Extra -> modules that it installs, without those of the extras that it includes."""

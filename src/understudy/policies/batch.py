@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import PROMPT_METADATA, TASK
+from understudy.batch_keys import ACTION, PROMPT_METADATA, TASK
 from understudy.prompt_metadata import add_metadata
 
 
@@ -32,11 +32,23 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> Non
         raise ValueError(f"{name} has shape {got}, expected ({wanted})")
 
 
+def from_present(batch: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """Return a batch whose actions begin at the present: without those before it that a policy trains on."""
+    keys = [key for key in (ACTION, f"{ACTION}_is_pad") if key in batch and config.past_actions]
+    return {**batch, **{key: batch[key][:, config.past_actions :] for key in keys}}
+
+
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor to `device` without waiting for the work queued there."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)  # from pageable memory the copy would wait
     return tensor.to(device)
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Return whether a tensor has values; in a plan, which runs a network on shapes alone, it has none."""
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    return fake is None or not isinstance(tensor, fake.FakeTensor)
 
 
 @contextmanager

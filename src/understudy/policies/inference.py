@@ -19,7 +19,7 @@ from understudy.policies import policy_folder
 from understudy.policies.acting.contract_reaction import Reaction, compare_weights, plain, react
 from understudy.policies.acting.prepared import Prepared, executing_actions, predict
 from understudy.policies.draws import Draws, generate_draws
-from understudy.policies.observation_history import ObservationHistory
+from understudy.policies.observation_history import ObservationHistory, seen_times, step_rate
 from understudy.policies.policy import Policy, build_saved
 from understudy.prompt_metadata import observed_metadata
 
@@ -367,9 +367,9 @@ class RobotPolicy:
 
     def _windows(self) -> dict[str, tuple[float, ...]]:
         """Times of each key of which the policy sees the past."""
-        config = self.policy.config
-        found = dict.fromkeys(config.cameras if config.image_times else (), config.image_times)
-        return found | ({STATE: config.state_times} if config.state_times else {})
+        image_times, state_times = seen_times(self.policy.config, self.metadata.get("fps"))
+        found = dict.fromkeys(self.policy.config.cameras if image_times else (), image_times)
+        return found | ({STATE: state_times} if state_times else {})
 
     def _remember(self, batch: Mapping[str, Any], time: float | None) -> list[ObservationHistory]:
         """Return the history of each row with a batch added. Those of the policy stay as they are."""
@@ -377,8 +377,9 @@ class RobotPolicy:
         if self._histories is None:
             raise ValueError("the policy sees past observations; call reset() at the start of each episode")
         kept = {key: times for key, times in self._windows().items() if f"{key}_is_missing" not in batch}
+        fps = step_rate(self.policy.config, self.metadata.get("fps"), time)
         found = [history.copy() for history in self._histories]
-        found = found or [ObservationHistory(kept, self.metadata.get("fps")) for _ in range(rows)]
+        found = found or [ObservationHistory(kept, fps) for _ in range(rows)]
         if len(found) != rows:
             raise ValueError(f"{rows} observations after {len(found)}; call reset() to change their number")
         for row, history in enumerate(found):

@@ -37,7 +37,8 @@ BUILT_IN = {
     "flow": "understudy.policies.flow.config:FLOW",
     "pi05": "understudy.policies.pi05.config:PI05",
     "pi0": "understudy.policies.pi05.config:PI0",
-    "lerobot-act": "understudy.policies.lerobot.config:LEROBOT_ACT",
+    "lerobot-act": "understudy.policies.lerobot.act_config:LEROBOT_ACT",
+    "lerobot-diffusion": "understudy.policies.lerobot.diffusion_config:LEROBOT_DIFFUSION",
     "world_action": "understudy.policies.world_action.config:WORLD_ACTION",
 }
 """Types of this package, in the form of entry points."""
@@ -121,6 +122,16 @@ class PolicySettings:
     def state_times(self) -> tuple[float, ...]:
         """Times of the states that the policy sees, as `image_times`."""
         return ()
+
+    @property
+    def past_steps(self) -> int:
+        """Control steps before the present whose images and states the policy sees, in place of `image_times`."""
+        return 0
+
+    @property
+    def past_actions(self) -> int:
+        """Actions before the present that training reads: `action` of a batch is [B, past_actions + T, A]."""
+        return 0
 
     @property
     def lora_targets(self) -> tuple[str, ...]:
@@ -341,7 +352,7 @@ def type_names() -> list[str]:
 def stored_type(stored: Mapping[str, Any]) -> str:
     """Return the `type` of a stored config; `flow` where there is none, as in records of earlier releases.
 
-    A folder of LeRobot's ACT has the type `act`, which is our `lerobot-act`.
+    LeRobot's folders have its own types: `act` is our `lerobot-act`.
 
     Raises:
         ValueError: it is no name.

@@ -28,7 +28,7 @@ class Actor(Protocol):
 
     @property
     def config(self) -> Any:
-        """Has `chunk` (T), `action_dim` (A), and `image_times` and `state_times` where the policy sees the past."""
+        """Has `chunk` (T), `action_dim` (A), and the past that the policy sees (`observation_history.seen_times`)."""
         ...
 
     def random_spec(self, use: "Use") -> "Mapping[str, RandomSpec]":
@@ -97,6 +97,7 @@ def rollout(
     import numpy as np
 
     from understudy.policies.draws import make_draws
+    from understudy.policies.observation_history import seen_times
     from understudy.progress import Progress
 
     chunk, width = policy.config.chunk, policy.config.action_dim
@@ -111,7 +112,7 @@ def rollout(
         raise ValueError(f"the policy's actions have {moved} numbers, those of {world.name} {action[0]}")
 
     adapter = wired or _own(world)
-    image_times, state_times = (getattr(policy.config, name, ()) for name in ("image_times", "state_times"))
+    image_times, state_times = seen_times(policy.config, world.fps)
     windows = adapter.windows(image_times, state_times)
     waiting = iter(range(episodes))
 

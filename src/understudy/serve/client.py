@@ -97,7 +97,9 @@ class RemotePolicy:
             self._connect(clock.monotonic() + timeout_s)
         reach = max((-min(times) for times in self.metadata.get("history", {}).values()), default=None)
         if reach is not None:
-            self._past = PastObservations(reach, self.metadata.get("fps"))
+            # Without a frame rate the times of a history of steps are in steps.
+            fps = self.metadata.get("fps") or (1.0 if self.metadata.get("past_steps") else None)
+            self._past = PastObservations(reach, fps)
 
     # -- the methods of the local policy --------------------------------------------------------------------------
 

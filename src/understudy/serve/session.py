@@ -14,6 +14,7 @@ from understudy.policies.acting.contract_reaction import Reaction
 from understudy.policies.acting.prepared import Prepared
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
+from understudy.policies.observation_history import seen_times
 from understudy.serve.coding import MessageError
 from understudy.serve.protocol import VERSION, Request, past_times
 
@@ -61,8 +62,7 @@ class Session:
     @property
     def sees_past(self) -> bool:
         """Whether the policy needs past observations."""
-        config = self.robot.config
-        return bool(getattr(config, "image_times", ()) or getattr(config, "state_times", ()))
+        return any(seen_times(self.robot.config, None))
 
     def reset(self) -> None:
         """Start an episode."""
@@ -211,8 +211,8 @@ def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[s
         cameras |= {key: (*camera.size, 3) for key, camera in facts.cameras.items() if camera.size[0]}
         names = {key: camera.key for key, camera in facts.cameras.items()}
         names |= {STATE: facts.state.key} if facts.state is not None else {}
-    windows = dict.fromkeys(config.cameras, getattr(config, "image_times", ()))
-    windows |= {STATE: getattr(config, "state_times", ())}
+    image_times, state_times = seen_times(config, robot.metadata.get("fps"))
+    windows = {**dict.fromkeys(config.cameras, image_times), STATE: state_times}
     return {
         "protocol": VERSION,
         "policy": name,
@@ -227,6 +227,7 @@ def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[s
         "fps": robot.metadata.get("fps"),
         "heads": list(policy.norm_heads),
         "head": policy.norm_heads[robot.head],
+        "past_steps": int(getattr(config, "past_steps", 0)),
         "history": {key: list(times) for key, times in windows.items() if times},
         "contract": reaction if facts is not None else "off",
         "instructions": list(facts.tasks[:100]) if facts is not None else [],

@@ -1,5 +1,7 @@
 """LeRobot's ACT through our trainer: LeRobot's losses on the same batches, exact resume, folders both ways."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +13,31 @@ pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")
 
 import understudy as us
 from support.datasets import Spec, write_dataset
-from support.lerobot_act import CAMERA, NORMALIZATION, SMALL, config
-from support.runs import same_run, series, tiny_config
-from understudy.config.train import CheckpointConfig, EmaConfig, OptimConfig, ScheduleConfig, ValConfig
+from support.lerobot_policies import (
+    CAMERA,
+    MOVING,
+    SMALL,
+    Recorder,
+    batch_of,
+    config,
+    run_config,
+    their_losses,
+)
+from support.runs import same_run, series
+from understudy.config.train import CheckpointConfig
 from understudy.policies.draws import make_draws
 from understudy.policies.lerobot.act import LerobotAct
-from understudy.policies.lerobot.config import LerobotActSettings
+from understudy.policies.lerobot.act_config import LerobotActSettings
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
 
-
-def batch(count: int, seed: int = 0) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        CAMERA: torch.randint(0, 256, (count, 3, 32, 40), dtype=torch.uint8, generator=generator),
-        "observation.state": torch.randn(count, 3, generator=generator),
-        "task": ["lift"] * count,
-        "action": torch.randn(count, 4, 2, generator=generator),
-        "action_is_pad": torch.arange(4) >= 4 - torch.arange(count)[:, None] % 3,
-    }
+batch = batch_of
 
 
 def policy(**changes: Any) -> LerobotAct:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return LerobotAct(
-            config(**changes), NORMALIZATION | {"action": {"offset": [[1.0, 2.0]], "spread": [[0.5, 3.0]]}}
-        )
+        return LerobotAct(config(**changes), MOVING)
 
 
 def draws(own: LerobotAct, count: int) -> dict[str, torch.Tensor]:
@@ -80,21 +80,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def act_config(data: Path, out: Path, **changes: Any) -> Any:
-    base = tiny_config(data, out)
-    settings = {
-        "policy": LerobotActSettings(**(SMALL | {"image_size": (32, 32), "dropout": 0.1})),
-        "optim": OptimConfig(
-            lr=1e-4, beta2=0.999, weight_decay_of={"*": 1e-4}, grad_clip_norm=10.0, ema=EmaConfig(0.0)
-        ),
-        "schedule": ScheduleConfig(kind="constant", warmup_steps=0),
-        "steps": 4,
-        "checkpoint": CheckpointConfig(every=2),
-        "val": ValConfig(every=2),
-    }
-    from dataclasses import replace
-
-    return replace(base, augment=type(base.augment)(), **{**settings, **changes})
+def act_config(data: Path, out: Path, dropout: float = 0.1, **changes: Any) -> Any:
+    settings = LerobotActSettings(**(SMALL | {"image_size": (32, 32), "dropout": dropout}))
+    return run_config(data, out, settings, **changes)
 
 
 @pytest.mark.slow
@@ -102,63 +90,24 @@ def test_series_of_losses_is_that_of_lerobots_trainer(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Same batches, first weights and latent noise; dropout 0. LeRobot's processor, policy, optimizer and step."""
-    from accelerate import Accelerator
     from lerobot.policies.act.modeling_act import ACTPolicy
-    from lerobot.scripts.lerobot_train import update_policy
-    from lerobot.utils.logging_utils import AverageMeter, MetricsTracker
 
-    settings = LerobotActSettings(**(SMALL | {"image_size": (32, 32), "dropout": 0.0}))
-    ours = act_config(data, tmp_path / "run", policy=settings)
-    seen: list[dict[str, Any]] = []
-    noises: list[torch.Tensor] = []
-    first: dict[str, Any] = {}
-    losses = LerobotAct.losses
-
-    def noted(self: LerobotAct, batch: Any, draws: Any, *args: Any, **kwargs: Any) -> Any:
-        if "latent" in draws:
-            if not first:
-                first["weights"] = {name: value.clone() for name, value in self.state_dict().items()}
-            seen.append(
-                {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
-            )
-            noises.append(draws["latent"].clone())
-        return losses(self, batch, draws, *args, **kwargs)
-
-    monkeypatch.setattr(LerobotAct, "losses", noted)
-    assert run.train(ours) == run.DONE
-    monkeypatch.setattr(LerobotAct, "losses", losses)
+    with monkeypatch.context() as patch:
+        seen = Recorder(patch, LerobotAct, "latent")
+        assert run.train(act_config(data, tmp_path / "run", dropout=0.0)) == run.DONE
     export(ExportConfig(run=str(tmp_path / "run"), format="lerobot", output_dir=str(tmp_path / "theirs")))
-
     theirs = ACTPolicy.from_pretrained(tmp_path / "theirs")  # a folder of ours loads in LeRobot
     trained = {name: value.clone() for name, value in theirs.state_dict().items()}
-    theirs.load_state_dict(first["weights"])
+    theirs.load_state_dict(seen.weights)
     theirs.train()
-    from lerobot.processor import PolicyProcessorPipeline
-    from lerobot.processor.converters import batch_to_transition, transition_to_batch
 
-    before = PolicyProcessorPipeline.from_pretrained(
-        tmp_path / "theirs",
-        "policy_preprocessor.json",
-        to_transition=batch_to_transition,
-        to_output=transition_to_batch,
-    )
-    optimizer = torch.optim.AdamW(theirs.get_optim_params(), lr=1e-4, weight_decay=1e-4)
-    for group in optimizer.param_groups:
-        group["lr"] = 1e-4
-    accelerator = Accelerator(cpu=True)
-    tracker = MetricsTracker(4, 51, 6, {n: AverageMeter(n) for n in ("loss", "grad_norm", "lr", "update_s")})
-    wanted = []
-    for own, noise in zip(seen, noises, strict=True):
-        images = {key: value for key, value in own.items() if key in theirs.config.image_features}
-        # LeRobot resizes no images: it gets those that the network of ours sees.
-        images = {
-            k: torch.nn.functional.interpolate(v.float() / 255, size=(32, 32), mode="area") for k, v in images.items()
-        }
-        data_of = {**own, **images}
+    @contextmanager
+    def drawn(draws: dict[str, torch.Tensor]) -> Iterator[None]:
         with monkeypatch.context() as patch:
-            patch.setattr(torch, "randn_like", lambda like, noise=noise: noise)
-            tracker, _ = update_policy(tracker, theirs, before(data_of), optimizer, 10.0, accelerator=accelerator)
-        wanted.append(tracker.loss.val)
+            patch.setattr(torch, "randn_like", lambda like: draws["latent"])
+            yield
+
+    wanted = their_losses(theirs, tmp_path / "theirs", seen, drawn, (32, 32))
     found = [record["loss"] for record in series(tmp_path / "run")]
     assert np.abs(np.subtract(found, wanted)).max() < 1e-5
     assert len(found) == 4

@@ -9,14 +9,28 @@ import numpy as np
 import pytest
 import torch
 
-from support.lerobot_act import NORMALIZATION, SMALL, config
+from support.datasets import Spec, write_dataset
+from support.lerobot_policies import (
+    CAMERA,
+    NORMALIZATION,
+    SMALL,
+    SMALL_DIFFUSION,
+    batch_of,
+    config,
+    diffusion_config,
+    run_config,
+)
 from support.refusals import refused
 from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError
 from understudy.policies import folder_formats, policy_folder
+from understudy.policies.batch import from_present
 from understudy.policies.folder_formats import describe_folder, save_folder
-from understudy.policies.lerobot.config import LerobotActSettings
+from understudy.policies.lerobot.act_config import LerobotActSettings
+from understudy.policies.lerobot.diffusion_config import LerobotDiffusionSettings
+from understudy.policies.observation_history import seen_times, step_rate
 from understudy.policies.registry import policy_type, stored_type
+from understudy.train.data.run_data import compute_normalization, open_data
 
 
 @pytest.mark.parametrize(
@@ -29,19 +43,48 @@ def test_wrong_settings_are_named(change: dict[str, Any]) -> None:
     assert LerobotActSettings(**SMALL).problems() == []
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"horizon": 10}, {"down_dims": (8, 18)}, {"down_dims": (20, 20)}, {"n_action_steps": 8}, {"kernel_size": 4},
+        {"crop_shape": (33, 32)}, {"crop_ratio": 0.0}, {"num_inference_steps": 11}, {"resize_shape": (0, 4)},
+        {"diffusion_step_embed_dim": 7}, {"n_obs_steps": 0},
+    ],
+)  # fmt: skip
+def test_wrong_settings_of_diffusion_are_named(change: dict[str, Any]) -> None:
+    problems = LerobotDiffusionSettings(**(SMALL_DIFFUSION | change)).problems()
+    assert any(line.partition(":")[0] in change for line in problems)
+    assert LerobotDiffusionSettings(**SMALL_DIFFUSION).problems() == []
+
+
+def test_chunk_is_the_horizon_from_the_present_on() -> None:
+    assert LerobotDiffusionSettings().stored_chunk() == 63  # horizon 64, two observations
+    with refused("chunk", "horizon", 7, 8, kind=ValueError):
+        diffusion_config(chunk=8)
+
+
+@pytest.mark.parametrize("make", [config, diffusion_config])
 @pytest.mark.parametrize(("change", "field"), [({"compute": "bfloat16"}, "compute"), ({"cameras": ()}, "cameras")])
-def test_facts_that_the_network_cannot_take_are_named(change: dict[str, Any], field: str) -> None:
-    assert [line.partition(":")[0] for line in config(**change).fact_problems()] == [field]
-    assert config().fact_problems() == []
+def test_facts_that_the_network_cannot_take_are_named(make: Any, change: dict[str, Any], field: str) -> None:
+    with refused(field, kind=ValueError):
+        make(**change)
+    assert make().fact_problems() == []
 
 
-def test_exported_folder_is_read_back(tmp_path: Path) -> None:
-    folder = describe_folder("lerobot", config(dropout=0.0), NORMALIZATION, {})
-    save_folder(tmp_path / "act", folder, {"model.action_head.weight": torch.ones(2, 16)})
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        ("act", config(dropout=0.0)),
+        ("diffusion", diffusion_config(n_obs_steps=3, resize_shape=(64, 80), crop_ratio=0.5, num_inference_steps=4)),
+    ],
+)
+def test_exported_folder_is_read_back(tmp_path: Path, kind: str, own: Any) -> None:
+    folder = describe_folder("lerobot", own, NORMALIZATION, {})
+    save_folder(tmp_path / "act", folder, {"a": torch.ones(2, 16)})
     stored = json.loads((tmp_path / "act" / "config.json").read_text())
-    assert stored["type"] == "act"
+    assert stored["type"] == kind
     saved = policy_folder.load(tmp_path / "act")
-    assert saved.config == config(dropout=0.0)
+    assert saved.config == own
     assert saved.normalization["action"]["offset"] == [[1.0, 2.0]]
     assert np.allclose(saved.normalization["action"]["spread"], [[0.5, 0.0]], atol=1e-7)
     assert saved.normalization["observation.state"]["spread"] == [[1.0, 2.0, 1.0]]
@@ -83,9 +126,49 @@ def test_policies_without_an_equal_are_not_exported() -> None:
             folder_formats.describe_folder("lerobot", config(), normalization, {})
 
 
-def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_reads_the_actions_and_observations_before_the_present(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "set", Spec(lengths=(9, 7, 11, 8), gop=4, foreign=False))
+    config = run_config(
+        tmp_path / "set", tmp_path / "run", LerobotDiffusionSettings(**SMALL_DIFFUSION | {"n_obs_steps": 3})
+    )
+    data = open_data(config)
+    part = data.training[0]
+    assert list(part.offsets["action"]) == list(range(-2, 6))
+    assert list(part.offsets[CAMERA]) == list(part.offsets["observation.state"]) == [-2, -1, 0]
+    assert data.policy_config(config).chunk == 6
+    rows = part.batch(part.segments[0, [0, 0]], [0, 6])
+    actions = np.concatenate(
+        [part.batch([part.segments[0, 0]], [n])["action"][:, 2] for n in range(7)]
+    )  # the present's
+    wanted = [np.clip(np.arange(frame - 2, frame + 6), 0, 100) for frame in (0, 6)]
+    assert np.array_equal(rows["action"][0, :7], actions[wanted[0][:7]])
+    assert rows["action_is_pad"][0, :3].tolist() == [True, True, False]
+    assert np.array_equal(rows["action"][1, :3], actions[wanted[1][:3]])
+    assert compute_normalization(data, "min_max")["action"]["offset"]
+
+
+def test_actions_from_the_present_on() -> None:
+    batch = batch_of(2, slots=8)
+    found = from_present(batch, diffusion_config(n_obs_steps=3))
+    assert torch.equal(found["action"], batch["action"][:, 2:])
+    assert torch.equal(found["action_is_pad"], batch["action_is_pad"][:, 2:])
+    assert from_present(batch, config())["action"].shape == batch["action"].shape
+
+
+def test_past_steps_are_times_at_a_frame_rate() -> None:
+    own = diffusion_config(n_obs_steps=3)
+    assert seen_times(own, 10) == ((-0.2, -0.1, 0.0),) * 2
+    assert seen_times(own, None) == ((-2.0, -1.0, 0.0),) * 2
+    assert (step_rate(own, 10, 0.5), step_rate(own, None, None), step_rate(config(), None, 0.5)) == (10, 1.0, None)
+    with refused("time", 0.5, kind=ValueError):
+        step_rate(own, None, 0.5)
+    assert seen_times(config(), 10) == ((), ())
+
+
+@pytest.mark.parametrize("make", [config, diffusion_config])
+def test_missing_package_is_named(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "lerobot"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lerobot", None)
     with refused("lerobot", kind=MissingExtraError):
-        policy_type("lerobot-act").build(config(), NORMALIZATION)
+        policy_type(make().type).build(make(), NORMALIZATION)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from support.ranks import in_ranks
+from support.refusals import refused
 from support.runs import tiny_config, tiny_dataset
 from understudy.cli.main import main
 from understudy.config.train import EmaConfig, OptimConfig, ParallelConfig, TrainConfig
@@ -28,6 +29,7 @@ from understudy.errors import ConfigError
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.config import FlowSettings
+from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.pi05.sizes import Sizes
 from understudy.train.data.run_data import choose_normalization, open_data
@@ -362,6 +364,18 @@ def test_plan_command_prints_and_fails_where_the_card_is_too_small(
     assert main([*words[:-1], "--gpu-memory", "1GB", "--world-size", "2"]) == 0
     assert "largest micro-batch" in capsys.readouterr().out
     assert main([*words, "--gpu-memory", "much"]) == 2
+
+
+def test_plan_of_losses_that_read_values_is_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = FlowPolicy.losses
+
+    def read(policy: FlowPolicy, batch: Any, draws: Any, *args: Any, **kwargs: Any) -> Any:
+        draws["flow time"].max().item()
+        return losses(policy, batch, draws, *args, **kwargs)
+
+    monkeypatch.setattr(FlowPolicy, "losses", read)
+    with refused("policy.type", "flow", kind=ConfigError):
+        plan(tiny_config(data, data / "none"), device="cpu")
 
 
 @pytest.mark.slow

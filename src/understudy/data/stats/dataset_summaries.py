@@ -68,7 +68,7 @@ def summarize(
     Args:
         data: the source; its segments give the frames.
         delta: dimensions of the action that are differences to the state.
-        chunk: frames of the action's window.
+        chunk: frames of the action's window from the present on.
         strides: stride of the sampled rows, by each of the three keys (see `Summary`).
         progress: receives the number of frames done since the last call.
 
@@ -81,7 +81,7 @@ def summarize(
     builders = {key: SummaryBuilder(total, strides[key]) for key, total in totals.items()}
     rows = Rows(data.catalog, keys, LOADED_BYTES)
     # Windows reach beyond the samples of a segment: those frames are targets or past states, and must be finite, too.
-    reached = {ACTION: (0, chunk - 1), STATE: data.reach_of(STATE)}
+    reached = {ACTION: (data.reach_of(ACTION)[0], chunk - 1), STATE: data.reach_of(STATE)}
     for (episode, start, stop), bound in zip(data.segments.tolist(), data.window_stops.tolist()):
         row = data.catalog.episodes.rows_of(np.array([episode]))
         firsts = {key: max(0, start - reached[key][0]) for key in keys}

@@ -5,25 +5,23 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.optional_packages import optional_imports
-from understudy.policies.batch import check_shape, value_of
-from understudy.policies.common.normalizer import Normalizer, state_now
+from understudy.policies.batch import check_shape, has_values, value_of
+from understudy.policies.common.normalizer import state_now
 from understudy.policies.common.task_modes import POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.lerobot.config import LerobotActConfig
+from understudy.policies.lerobot.act_config import LerobotActConfig
+from understudy.policies.lerobot.adapter import LerobotPolicy, their_config
 from understudy.policies.lerobot.given_noise import GivenNoise
 from understudy.policies.losses import Loss, valid_elements
-from understudy.policies.policy import Policy
 
 L1, KL = "l1", "kl"
-_EPS = 1e-8  # LeRobot adds it to deviations
 
 
-class LerobotAct(Policy):
+class LerobotAct(LerobotPolicy):
     """LeRobot's ACT. `LerobotAct(config, normalization)` has fresh weights from torch's generator.
 
     `model` is the network, with LeRobot's names of parameters. Training draws the latent variable and the dropout from
@@ -31,8 +29,6 @@ class LerobotAct(Policy):
     """
 
     config: LerobotActConfig
-    image_mean: Tensor
-    image_std: Tensor
 
     def __init__(self, config: LerobotActConfig, normalization: Mapping[str, Any]) -> None:
         """Build the network.
@@ -44,40 +40,12 @@ class LerobotAct(Policy):
         Raises:
             MissingExtraError: lerobot is not installed. ValueError: the normalization does not fit the config.
         """
-        super().__init__()
+        super().__init__(config, normalization)
         with optional_imports():
-            from lerobot.configs.types import FeatureType, PolicyFeature
             from lerobot.policies.act.configuration_act import ACTConfig
             from lerobot.policies.act.modeling_act import ACT
 
-        self.config = config
-        self.normalizer = Normalizer(normalization, {ACTION: config.action_dim, STATE: config.state_dim})
-        visual = {key: PolicyFeature(FeatureType.VISUAL, (3, *config.image_size)) for key in config.cameras}
-        state = {STATE: PolicyFeature(FeatureType.STATE, (config.state_dim,))}
-        theirs = ACTConfig(
-            input_features={**visual, **state},
-            output_features={ACTION: PolicyFeature(FeatureType.ACTION, (config.action_dim,))},
-            chunk_size=config.chunk,
-            n_action_steps=config.chunk,
-            pretrained_backbone_weights=None,
-            device="cpu",
-            vision_backbone=config.vision_backbone,
-            replace_final_stride_with_dilation=config.replace_final_stride_with_dilation,
-            pre_norm=config.pre_norm,
-            dim_model=config.dim_model,
-            n_heads=config.n_heads,
-            dim_feedforward=config.dim_feedforward,
-            feedforward_activation=config.feedforward_activation,
-            n_encoder_layers=config.n_encoder_layers,
-            n_decoder_layers=config.n_decoder_layers,
-            use_vae=config.use_vae,
-            latent_dim=config.latent_dim,
-            n_vae_encoder_layers=config.n_vae_encoder_layers,
-            dropout=config.dropout,
-        )
-        self.model = ACT(theirs)
-        for name, values in (("mean", config.image_mean), ("std", config.image_std)):
-            self.register_buffer(f"image_{name}", torch.tensor(values).view(3, 1, 1), persistent=False)
+        self.model = ACT(their_config(ACTConfig, config))
 
     @property
     def loss_terms(self) -> tuple[str, ...]:
@@ -135,16 +103,7 @@ class LerobotAct(Policy):
 
     def _inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Inputs of the network: normalized images and state."""
-        images = []
-        for key in self.config.cameras:
-            image = value_of(batch, key)
-            check_shape(key, image, (None, 3, None, None))
-            if image.dtype != torch.uint8:
-                raise ValueError(f"{key} is {image.dtype}, images are uint8")
-            pixels = image.float() / 255
-            if tuple(pixels.shape[-2:]) != tuple(self.config.image_size):
-                pixels = F.interpolate(pixels, size=self.config.image_size, mode="area")
-            images.append((pixels - self.image_mean) / (self.image_std + _EPS))
+        images = [self.normal_images(batch, camera) for camera in self.config.cameras]
         state = self.normalizer.states(batch, state_now(batch))
         return {"observation.images": images, STATE: state}
 
@@ -158,7 +117,8 @@ class LerobotAct(Policy):
             return
         devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(int(float(seed[0, 0]) * 2**24))  # of the first sample: the same after a restart
+            # Of the first sample: the same after a restart.
+            torch.manual_seed(int(float(seed[0, 0]) * 2**24) if has_values(seed) else 0)
             if self.config.use_vae:
                 with GivenNoise(draws["latent"]):
                     yield True

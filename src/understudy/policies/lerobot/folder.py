@@ -1,11 +1,11 @@
-"""LeRobot's folder of an ACT policy: read as one of ours, and described for the export. No torch.
+"""LeRobot's folder of a policy: read as one of ours, and described for the export. No torch.
 
-    config.json                        fields of `ACTConfig`
+    config.json                        fields of LeRobot's config
     model.safetensors                  the network, under LeRobot's names
     policy_preprocessor.json           normalization of images, state and action, with its safetensors file
     policy_postprocessor.json          its inverse
 
-The processors normalize by MEAN_STD with the policy's own offset and spread: (x - mean) / (std + eps).
+The processors that we write normalize by MEAN_STD with the policy's own offset and spread: (x - mean) / (std + eps).
 """
 
 from collections.abc import Mapping
@@ -18,32 +18,18 @@ from safetensors.numpy import load_file, save
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
 from understudy.policies.folder_formats import ForeignFolder
-from understudy.policies.lerobot.config import LerobotActConfig, LerobotActSettings
+from understudy.policies.lerobot.settings import LerobotConfig, LerobotSettings
 from understudy.policies.pi05.formats.robot import to_json
 from understudy.policies.pi05.weights.lerobot_normalization import LEROBOT, LEROBOT_OUT, read_lerobot
 from understudy.policies.pi05.weights.stored_figures import read_object
+from understudy.policies.registry import policy_type, stored_type
 
-LEROBOT_TYPE, VISUAL = "act", "VISUAL"
+VISUAL = "VISUAL"
 EPS = 1e-8
+IDENTITY = {"image_mean": [0.0] * 3, "image_std": [1.0 - EPS] * 3}
+"""Colors as they are."""
 Step = tuple[str, dict[str, Any]]
 """Registered name of a processor's step, and its config."""
-OWN = (
-    "vision_backbone",
-    "replace_final_stride_with_dilation",
-    "pre_norm",
-    "dim_model",
-    "n_heads",
-    "dim_feedforward",
-    "feedforward_activation",
-    "n_encoder_layers",
-    "n_decoder_layers",
-    "use_vae",
-    "latent_dim",
-    "n_vae_encoder_layers",
-    "dropout",
-    "kl_weight",
-)
-"""Fields of both configs."""
 
 
 def read_folder(
@@ -62,30 +48,28 @@ def read_folder(
         ValueError: LeRobot's policy has inputs or a normalization that ours lacks, by name.
         ConfigError: the processors are missing or damaged.
     """
-    if "input_features" not in stored or stored.get("type") != LEROBOT_TYPE:
+    if "input_features" not in stored:
         return None
-    inputs, outputs = (_features(stored, name) for name in ("input_features", "output_features"))
-    cameras = {key: shape for key, (kind, shape) in inputs.items() if kind == VISUAL}
+    kind: Any = policy_type(stored_type(stored)).settings
+    if not issubclass(kind, LerobotSettings):
+        return None
+    name = kind.type
+    inputs, outputs = (_features(stored, key) for key in ("input_features", "output_features"))
+    cameras = {key: shape for key, (feature, shape) in inputs.items() if feature == VISUAL}
     if unknown := sorted(set(inputs) - set(cameras) - {STATE}) + sorted(set(outputs) - {ACTION}):
-        raise ValueError(f"input_features: {unknown[0]}: lerobot-act has cameras and {STATE} alone")
+        raise ValueError(f"input_features: {unknown[0]}: {name} has cameras and {STATE} alone")
     sizes = {tuple(shape[1:]) for shape in cameras.values()}
     if len(sizes) != 1 or STATE not in inputs or ACTION not in outputs:
-        raise ValueError(
-            f"input_features: cameras of the sizes {sorted(sizes)}: lerobot-act needs one size, and a state"
-        )
-    if stored.get("n_obs_steps", 1) != 1 or stored.get("temporal_ensemble_coeff") is not None:
-        raise ValueError("n_obs_steps, temporal_ensemble_coeff: lerobot-act has one observation and no ensemble")
+        raise ValueError(f"input_features: cameras of the sizes {sorted(sizes)}: {name} needs one size, and a state")
     found = {
-        "type": LerobotActSettings.type,
+        "type": name,
         "cameras": list(cameras),
         "image_size": list(sizes.pop()),
         "state_dim": inputs[STATE][1][0],
         "action_dim": outputs[ACTION][1][0],
-        "chunk": stored.get("chunk_size", 100),
-        **{name: stored[name] for name in OWN if name in stored},
+        **{field: stored[field] for field in kind.shared_fields() if field in stored},
     }
-    found["replace_final_stride_with_dilation"] = bool(found.get("replace_final_stride_with_dilation", False))
-    found |= _image_figures(folder, list(cameras))
+    found |= kind.read_stored(stored, _image_figures(folder, list(cameras), name))
     if normalization is None:
         maps = read_lerobot(folder).maps
         if missing := [key for key in (STATE, ACTION) if key not in maps]:
@@ -101,7 +85,7 @@ def _features(stored: Mapping[str, Any], name: str) -> dict[str, tuple[str, list
     return {str(key): (str(own["type"]), [int(side) for side in own["shape"]]) for key, own in features.items()}
 
 
-def _image_figures(folder: Path, cameras: list[str]) -> dict[str, list[float]]:
+def _image_figures(folder: Path, cameras: list[str], name: str) -> dict[str, list[float]]:
     """Mean and deviation of the colors, the same for all cameras.
 
     Raises:
@@ -113,22 +97,21 @@ def _image_figures(folder: Path, cameras: list[str]) -> dict[str, list[float]]:
         raise ConfigError(f"{path}: has {len(steps)} steps normalizer_processor; expected one")
     mode = steps[0]["config"].get("norm_map", {}).get(VISUAL, "IDENTITY")
     figures = load_file(folder / Path(str(steps[0]["state_file"])).name) if steps[0].get("state_file") else {}
-    identity = {"image_mean": [0.0] * 3, "image_std": [1.0 - EPS] * 3}
     if mode == "IDENTITY" or not any(f"{camera}.mean" in figures for camera in cameras):
-        return identity
+        return IDENTITY
     if mode != "MEAN_STD":
-        raise ValueError(f"normalization_mapping: {VISUAL}: {mode}: lerobot-act normalizes images by MEAN_STD")
+        raise ValueError(f"normalization_mapping: {VISUAL}: {mode}: {name} normalizes images by MEAN_STD")
     found = {}
-    for name, own in (("image_mean", "mean"), ("image_std", "std")):
+    for field, own in (("image_mean", "mean"), ("image_std", "std")):
         values = {tuple(np.asarray(figures[f"{camera}.{own}"]).reshape(-1).tolist()) for camera in cameras}
         if len(values) != 1:
-            raise ValueError(f"{path}: the {own} of the cameras differ; lerobot-act has the same for all cameras")
-        found[name] = [float(str(np.float32(value))) for value in values.pop()]  # 0.485, not 0.48500001
+            raise ValueError(f"{path}: the {own} of the cameras differ; {name} has the same for all cameras")
+        found[field] = [float(str(np.float32(value))) for value in values.pop()]  # 0.485, not 0.48500001
     return found
 
 
 def describe_folder(
-    config: LerobotActConfig, normalization: Mapping[str, Any], robot_facts: Mapping[str, Any], head: int, dtype: str
+    config: LerobotConfig, normalization: Mapping[str, Any], robot_facts: Mapping[str, Any], head: int, dtype: str
 ) -> ForeignFolder:
     """Describe a policy as LeRobot's folder; see `folder_formats.describe_folder`.
 
@@ -136,9 +119,9 @@ def describe_folder(
         ConfigError: actions are differences to the state, or the robot is narrower than the network.
     """
     if dtype != "fp32":
-        raise ConfigError(f"dtype: {dtype}: LeRobot's ACT is float32; leave it out")
+        raise ConfigError(f"dtype: {dtype}: {config.type} is float32; leave it out")
     if np.any(normalization.get("delta", [[False]])[head]):
-        raise ConfigError("format: lerobot: actions are learnt as differences to the state, which LeRobot's ACT lacks")
+        raise ConfigError("format: lerobot: actions are learnt as differences to the state, which LeRobot lacks")
     widths = {ACTION: config.action_dim, STATE: config.state_dim}
     for key, width in widths.items():
         own = normalization.get("dims", {}).get(key, [width] * (head + 1))[head]
@@ -147,25 +130,28 @@ def describe_folder(
     cameras = {key: {"type": VISUAL, "shape": [3, *config.image_size]} for key in config.cameras}
     state, action = ({"type": kind, "shape": [widths[key]]} for key, kind in ((STATE, "STATE"), (ACTION, "ACTION")))
     features = {**cameras, STATE: state, ACTION: action}
+    colors = "MEAN_STD" if hasattr(config, "image_mean") else "IDENTITY"
+    modes = {VISUAL: colors, "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
+    settings: Any = policy_type(config.type).settings
     about = {
-        "type": LEROBOT_TYPE,
-        "n_obs_steps": 1,
+        "type": settings.THEIR_TYPE,
         "input_features": {**cameras, STATE: state},
         "output_features": {ACTION: action},
-        "normalization_mapping": dict.fromkeys((VISUAL, "STATE", "ACTION"), "MEAN_STD"),
-        "chunk_size": config.chunk,
-        "n_action_steps": config.chunk,
-        "pretrained_backbone_weights": None,
-        "device": "cpu",
-        **{name: getattr(config, name) for name in OWN},
+        "normalization_mapping": modes,
+        **config.their_fields(),
+        **{name: getattr(config, name) for name in settings.shared_fields()},
     }
-    files = {"config.json": to_json(about)} | _processors(config, normalization, features, head)
+    files = {"config.json": to_json(about)} | _processors(config, normalization, features, head, modes)
     notes = [f"image_size: LeRobot resizes no images: send {config.image_size[0]} x {config.image_size[1]}"]
     return ForeignFolder(files, lambda name: [name], {}, notes)
 
 
 def _processors(
-    config: LerobotActConfig, normalization: Mapping[str, Any], features: Mapping[str, Any], head: int
+    config: LerobotConfig,
+    normalization: Mapping[str, Any],
+    features: Mapping[str, Any],
+    head: int,
+    modes: Mapping[str, str],
 ) -> dict[str, bytes]:
     """Both processor files, and the file of statistics of each."""
     figures: dict[str, np.ndarray] = {}
@@ -175,10 +161,10 @@ def _processors(
         # A constant state must stay finite where it varies after all; a constant action has its constant in reverse.
         std = np.where(spread == 0, np.float32(1), spread) if key == STATE else spread
         figures |= {f"{key}.mean": offset.astype(np.float32), f"{key}.std": std.astype(np.float32)}
-    for camera in config.cameras:
-        for name, values in (("mean", config.image_mean), ("std", config.image_std)):
+    for camera in config.cameras if modes[VISUAL] != "IDENTITY" else ():
+        for name, values in (("mean", config.image_mean), ("std", config.image_std)):  # type: ignore[attr-defined]
             figures[f"{camera}.{name}"] = np.asarray(values, np.float32).reshape(3, 1, 1)
-    normal = {"eps": EPS, "norm_map": dict.fromkeys((VISUAL, "STATE", "ACTION"), "MEAN_STD")}
+    normal = {"eps": EPS, "norm_map": dict(modes)}
     device: Step = ("device_processor", {"device": "cpu", "float_dtype": None})
     before: list[Step] = [
         ("rename_observations_processor", {"rename_map": {}}),

@@ -303,7 +303,7 @@ def compute_normalization(data: RunData, mode: Mode, cache: Path | None = None) 
     if wrong:
         raise _join_errors(wrong, len(data.names))
     members = [replace(member, recorded=own) for member, own in zip(head_members(data), found, strict=True)]
-    chunk = data.training[0].windows[ACTION]
+    chunk = data.training[0].reach_of(ACTION)[1] + 1
     return normalize_heads(members, mode, chunk, cache, [other for other in data.validation if other is not None])
 
 

@@ -19,6 +19,7 @@ from understudy.data.selection.select import split_episodes
 from understudy.data.selection.where import matching_rows
 from understudy.data.stats.norm_heads import head_name
 from understudy.errors import DatasetError
+from understudy.policies.observation_history import seen_times
 from understudy.train.data.incomplete_episodes import skip_incomplete
 from understudy.video.resize import ImageSize, Resize
 
@@ -177,9 +178,11 @@ def split_source(
         what = f"mode: future states are trained, which needs {STATE!r}, and there is none"
         raise DatasetError(what, where=catalog.root, fix="set `state` to its key, or mode to policy")
     steps = [i / catalog.fps for i in range(config.data.actions_per_chunk + 1)]
-    windows = {ACTION: steps[:-1]} | ({STATE: steps} if config.learns_dynamics() else {})
-    windows |= {camera: list(config.policy.image_times) for camera in cameras if config.policy.image_times}
-    windows |= {STATE: list(config.policy.state_times)} if config.policy.state_times and STATE in source.keys else {}
+    before = [-i / catalog.fps for i in range(config.policy.past_actions, 0, -1)]
+    windows = {ACTION: [*before, *steps[:-1]]} | ({STATE: steps} if config.learns_dynamics() else {})
+    image_times, state_times = seen_times(config.policy, catalog.fps)
+    windows |= {camera: list(image_times) for camera in cameras if image_times}
+    windows |= {STATE: list(state_times)} if state_times and STATE in source.keys else {}
     if config.learns_dynamics() and (ahead := config.policy.images_ahead(config.data.actions_per_chunk)):
         windows |= {camera: [0.0, *(steps[frames] for frames in ahead)] for camera in cameras}
     options: dict[str, Any] = {

@@ -112,14 +112,21 @@ def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", limit: 
         limit: bytes of memory of a card; None: unknown.
 
     Raises:
-        ConfigError: settings that the policy or the mesh cannot serve. DatasetError: the dataset cannot be used.
+        ConfigError: settings that the policy or the mesh cannot serve, or losses that read values of tensors.
+        DatasetError: the dataset cannot be used.
     """
     config = with_local_files(config).resolved()
     data = open_data(config)
     normalization = choose_normalization(config, data)
     config = with_known_base(config, data, normalization)
     sample = one_sample(config, data)
-    return plan_for(config, data, normalization, sample, world_size, device, limit)
+    try:
+        return plan_for(config, data, normalization, sample, world_size, device, limit)
+    except NEEDS_VALUES as error:
+        raise ConfigError(
+            f"policy.type: {config.policy.type}: its losses read values of tensors, and a plan has shapes alone: "
+            "measure the memory with `understudy profile`"
+        ) from error
 
 
 def plan_for(

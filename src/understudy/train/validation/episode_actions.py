@@ -14,6 +14,7 @@ import torch
 from understudy.batch_keys import ACTION, MODE
 from understudy.errors import ConfigError
 from understudy.load.validation.validation_data import UNREADABLE, ValidationData
+from understudy.policies.batch import from_present
 from understudy.policies.common.task_modes import FLOW, MODES, POLICY, TRAINS
 from understudy.train.optimizer_step import batch_to_device
 from understudy.train.state import TrainState
@@ -79,7 +80,7 @@ class EpisodeActions:
                 unreadable = batch.pop(UNREADABLE)
                 if self._mode != POLICY:
                     batch[MODE] = torch.full((span.stop - span.start,), MODES.index(self._mode))
-                here = batch_to_device(batch, state.mesh.device)
+                here = from_present(batch_to_device(batch, state.mesh.device), policy.config)
                 proposed = predict_actions(policy, here, part.identity(span), state.config.seed, self._mode)
                 for row in range(span.stop - span.start):
                     if row in unreadable:

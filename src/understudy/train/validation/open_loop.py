@@ -15,7 +15,7 @@ from torch import Tensor
 
 from understudy.batch_keys import ACTION
 from understudy.load.validation.validation_data import ValidationData
-from understudy.policies.batch import to_device
+from understudy.policies.batch import from_present, to_device
 from understudy.policies.common.affine import of_head
 from understudy.policies.draws import make_draws
 from understudy.policies.policy import Policy
@@ -50,7 +50,7 @@ class OpenLoop:
         first, last = np.searchsorted(self._chosen, [part.start, part.stop])
         chosen = self._chosen[first:last] - part.start
         some = torch.from_numpy(chosen if len(chosen) else np.zeros(1, np.int64))
-        here = {key: _rows(value, some) for key, value in batch.items()}
+        here = from_present({key: _rows(value, some) for key, value in batch.items()}, policy.config)
         recorded = here[ACTION]
         proposed = predict_actions(policy, here, self._held.identity(part)[some], self._seed, self._mode)
         if not len(chosen):
