@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -119,7 +120,7 @@ def check(each: Environment, wheel: Path, reference: dict[str, Any], args: argpa
     report(f"{each.name}: pytest {args.pytest}")
     junit = PLACE / f"{each.name}.xml"
     junit.unlink(missing_ok=True)
-    command = [str(python), "-m", "pytest", "-q", f"--junitxml={junit}", *args.pytest.split()]
+    command = [str(python), "-m", "pytest", "-q", f"--junitxml={junit}", *shlex.split(args.pytest)]
     site = run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
     variables = dict.fromkeys(each.site_variables, site)
     status = subprocess.run(command, cwd=ROOT, env=bare() | variables).returncode
