@@ -132,6 +132,13 @@ print(json.dumps(printed))
 """
 
 
+def test_one_command_installs_all_that_a_command_needs() -> None:
+    """Otherwise the next call would fail for the next extra."""
+    calls = [["serve", "x"], ["demo"], ["report", "x"], ["train"]]
+    hints = [re.findall(r"understudy\[([\w,]+)\]", printed) for _, printed in without(ALL, CALLS, json.dumps(calls))]
+    assert hints == [["train,serve"], ["demo"], ["report"], ["train"]]
+
+
 @pytest.mark.parametrize("missing", ["pydantic", "annotated_types", "tyro", "yaml", "tqdm"])
 def test_every_command_names_the_missing_extra(missing: str) -> None:
     calls = [command.split() for command in COMMANDS] + [["train", "--help"]]

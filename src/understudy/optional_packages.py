@@ -34,11 +34,12 @@ class MissingExtraError(UnderstudyError, ModuleNotFoundError):
     """An optional package is not installed; the message is one line with the pip command that installs it."""
 
 
-def require(extra: str) -> None:
-    """Raise MissingExtraError unless all modules of `extra` are installed. Imports none of them."""
-    missing = next(filter(_is_missing, _modules(extra)), None)
-    if missing is not None:
-        raise _error(missing, extra)
+def require(*extras: str) -> None:
+    """Raise MissingExtraError, with one command for all, unless all modules of `extras` are installed. Imports none."""
+    lacking = [extra for extra in extras if not is_installed(extra)]
+    if lacking:
+        named = [extra for extra in lacking if not any(extra in _included(other) for other in lacking)]
+        raise _error(next(filter(_is_missing, _modules(lacking[0]))), ",".join(dict.fromkeys(named)))
 
 
 def is_installed(extra: str) -> bool:
@@ -72,6 +73,10 @@ def _error(module: str, extra: str) -> MissingExtraError:
 
 def _modules(extra: str) -> list[str]:
     return [*EXTRAS[extra], *(module for other in INCLUDES.get(extra, ()) for module in _modules(other))]
+
+
+def _included(extra: str) -> set[str]:
+    return {name for other in INCLUDES.get(extra, ()) for name in (other, *_included(other))}
 
 
 def _is_missing(module: str) -> bool:

@@ -248,8 +248,7 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
 
     try:
         command = COMMANDS[name]
-        for extra in ("train", command.extra):  # settings need the first
-            require(extra)
+        require("train", command.extra)  # settings need the first
         resolve("progress:show_log")()
         if os.environ.get("UNDERSTUDY_NATIVE"):  # the check imports PyAV, which help must not
             resolve("video.native.loops:check_native_mode")()
