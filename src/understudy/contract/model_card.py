@@ -45,6 +45,8 @@ def make_card(config: Mapping[str, Any], weights: int, contract: Mapping[str, An
     ]
     if data := provenance.get("datasets"):
         parts += ["## Data", "\n".join(f"* {name}" for name in data)]
+    if most := config.get("max_delay"):
+        parts += ["## Delay", f"Trained to continue chunks that arrive up to {most} actions late (`max_delay`)."]
     if figures := provenance.get("figures"):
         rows = [f"| {name} | {value:.6g} |" for name, value in figures.items()]
         parts += ["## Figures", "\n".join(["| on validation episodes | |", "|---|---|", *rows])]

@@ -251,7 +251,7 @@ class RobotPolicy:
                 most T actions. Its first action is the one at the time of the observation. None: a chunk of its own.
             delay: actions of `previous` that the robot executes before it gets the new chunk.
             horizon: actions of `previous` that guide the new chunk, at least `delay`. None: the first `delay` actions
-                are given, which needs a policy trained for it (pi05: `max_delay`).
+                are given, which needs a policy trained for it (`policy.max_delay`).
 
         Returns:
             float32 [T, A], or [B, T, A] of a batch, in the robot's units, not clipped. The first action belongs to the

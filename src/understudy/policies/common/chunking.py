@@ -26,6 +26,11 @@ MAX_GUIDANCE = 5.0
 """Largest factor of the guidance, which is infinite at pure noise (the paper's beta)."""
 
 
+def given_actions(delay: Tensor, length: int) -> Tensor:
+    """Mark the leading actions that each sample is given, bool [B, length]; `delay` is int64 [B], their number."""
+    return torch.arange(length, device=delay.device) < delay[:, None]
+
+
 def sample_given(field: Field, noise: Tensor, chunk: Tensor, delay: int, steps: int = 10) -> Tensor:
     """Sample actions behind given ones.
 
@@ -40,7 +45,7 @@ def sample_given(field: Field, noise: Tensor, chunk: Tensor, delay: int, steps: 
         float32 [B, T, dim], with the given actions equal to the bit.
     """
     _check(noise, delay, steps)
-    given = (torch.arange(noise.shape[1], device=noise.device) < delay)[None, :, None]  # [1, T, 1]
+    given = given_actions(torch.full((1,), delay, device=noise.device), noise.shape[1])[..., None]  # [1, T, 1]
     chunk = torch.where(given, chunk, 0.0)
     x = torch.where(given, chunk, noise)
     for k in range(steps):

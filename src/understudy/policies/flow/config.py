@@ -39,12 +39,17 @@ class FlowSettings(EncoderSettings):
     """Residual layers of the action network."""
     noise_samples: int = 4
     """Noises and flow times per sample and step; they share one pass over the images, which is most of the cost."""
+    max_delay: int = 0
+    """Largest number of leading actions that a training sample is given, uniform from 0. The policy learns to continue
+    a chunk that is still being executed (training-time real-time chunking). 0: none."""
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
         found = super().problems()
         if self.width % 8:
             found.append(f"width: {self.width}: must be a multiple of 8")
+        if self.max_delay < 0:
+            found.append(f"max_delay: {self.max_delay}: must be 0 or more")
         return found
 
 
@@ -58,7 +63,12 @@ class FlowPolicyConfig(FlowSettings, PolicyConfig):
         return self.action_dim + (self.state_dim if self.future else 0)
 
     def __post_init__(self) -> None:
-        if found := [*self.fact_problems(), *self.problems()]:
+        found = [*self.fact_problems(), *self.problems()]
+        if self.max_delay >= self.chunk:
+            found.append(f"max_delay: {self.max_delay}: must be below the chunk of {self.chunk} actions")
+        if self.max_delay and self.future:
+            found.append(f"max_delay: {self.max_delay}: must be 0 in modes that predict states")
+        if found:
             raise ValueError("; ".join(found))
 
 

@@ -12,7 +12,7 @@ dynamics (`policies/common/task_modes.py`), as in Zhu et al. 2025, "Unified Worl
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,40 +20,26 @@ from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION, MODE, STATE
 from understudy.policies.batch import check_shape, prompts_of, value_of
+from understudy.policies.common.chunking import given_actions
 from understudy.policies.common.encoders.image import ImageEncoder
 from understudy.policies.common.encoders.text import TextEncoder, text_room
-from understudy.policies.common.flow_matching import euler, noisy_actions, spread_times, velocity
+from understudy.policies.common.flow_matching import delays, euler, spread_times, velocity
 from understudy.policies.common.layers import Layer, Linear, layer_norm, sinusoids, zero_init
 from understudy.policies.common.normalizer import Normalizer, blanked, state_now
 from understudy.policies.common.task_modes import DYNAMICS, FLOW, FORWARD, MODES, POLICY, TRAINS
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.flow.config import FlowPolicyConfig
-from understudy.policies.flow.guided import Integrate, guide
+from understudy.policies.flow.continuation import Integrate, make_integration
+from understudy.policies.flow.streams import KEY_OF, Stream, samples_given, uncounted
 from understudy.policies.imagined import Imagined
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
 from understudy.policies.policy import Policy
-
-KEY_OF = {FLOW: ACTION, DYNAMICS: STATE}
-"""Key of a batch that each loss term predicts."""
 
 TOKENS = "task_tokens"
 """Key of a batch with `byte_tokens` [B, L] in place of the instructions, for graphs."""
 
 VALIDATION_DRAWS = 8
 """Noises and flow times per sample of a validation."""
-
-
-class _Stream(NamedTuple):
-    """Target of one loss term: the chunk of actions, or the states that follow."""
-
-    clean: Tensor
-    """float32 [B, T, dim], normalized, 0 in padded slots and dimensions."""
-    is_pad: Tensor
-    """bool [B, T]."""
-    dim_is_pad: Tensor | None
-    """bool [B, dim]."""
-    given: Tensor | None
-    """bool [B], True where the sample's mode gives the target as an input; None: nowhere."""
 
 
 class FlowPolicy(Policy):
@@ -96,6 +82,7 @@ class FlowPolicy(Policy):
         self.in_proj = Linear(config.chunk * config.noise_dim, width)
         self.layers = nn.ModuleList(Layer(width) for _ in range(config.layers))
         self.out_proj = zero_init(Linear(width, config.chunk * config.noise_dim))
+        self.delay = Linear(64, width) if config.max_delay else None
 
     @property
     def loss_terms(self) -> tuple[str, ...]:
@@ -128,7 +115,8 @@ class FlowPolicy(Policy):
         """Noise and flow time of D draws per sample, one time per stratum; to act one noise.
 
         With a future its noise and times are independent of the actions'. Both streams have one time per stratum, and
-        "future stratum" is the random pairing of the two.
+        "future stratum" is the random pairing of the two. With `max_delay`, training also draws the number of given
+        actions.
         """
         config, draws = self.config, VALIDATION_DRAWS if use == "validation" else self.config.noise_samples
         if use == "act":
@@ -143,13 +131,16 @@ class FlowPolicy(Policy):
                 "future time": RandomSpec("uniform", (draws,), spread_times),
                 "future stratum": RandomSpec("uniform", (draws,), partial(torch.argsort, dim=1)),
             }
+        if config.max_delay and use == "train":
+            spec["flow delay"] = RandomSpec("uniform", (), partial(delays, most=config.max_delay))
         return spec
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample per loss term, int64 [B]."""
+        delay = draws.get("flow delay")
         return {
             term: valid_elements(
-                _uncounted(self._is_pad(batch, term), self._given(batch, term)),
+                uncounted(self._is_pad(batch, term), self._given(batch, term), self._first(delay, term)),
                 draws["flow time"].shape[1],
                 self._width(term),
                 self.normalizer.dim_is_pad(KEY_OF[term], batch),
@@ -165,7 +156,7 @@ class FlowPolicy(Policy):
         if self.config.future:
             noise = torch.cat([noise, draws["future noise"]], dim=3)
             time = torch.stack([time, draws["future time"].gather(1, draws["future stratum"])], dim=2)
-        return self.flow_losses(batch, noise, time, terms, detail)
+        return self.flow_losses(batch, noise, time, terms, detail, draws.get("flow delay"))
 
     def flow_losses(
         self,
@@ -174,6 +165,7 @@ class FlowPolicy(Policy):
         time: Tensor,
         terms: Collection[str] | None = None,
         detail: bool = False,
+        delay: Tensor | None = None,
     ) -> dict[str, Loss]:
         """Flow-matching loss per sample at given noise and flow times.
 
@@ -185,6 +177,7 @@ class FlowPolicy(Policy):
                 and of the states.
             terms: loss terms to compute, of `loss_terms`; None: all.
             detail: also by draw and dimension; the rest is equal to the bit.
+            delay: int64 [B], leading actions that a sample is given and that count nothing; None: none (`max_delay`).
 
         Returns:
             {"flow": Loss, "dynamics": Loss}, the second with a future: mean squared velocity error in normalized units
@@ -196,7 +189,7 @@ class FlowPolicy(Policy):
         wanted = [term for term in self._streams if terms is None or term in terms]
         if not wanted:
             return {}
-        streams = [self._stream(batch, term) for term in self._streams]
+        streams = [self._stream(batch, term, delay) for term in self._streams]
         check_shape("noise", noise, (len(streams[0].clean), None, self.config.chunk, self.config.noise_dim))
         check_shape("time", time, (*noise.shape[:2], *((len(streams),) if len(streams) > 1 else ())))
         noises, drawn = self._split(noise), time.view(*noise.shape[:2], -1).unbind(dim=2)  # one per stream
@@ -205,12 +198,13 @@ class FlowPolicy(Policy):
         for number, (stream, own) in enumerate(zip(streams, noises)):
             if stream.given is not None:
                 times[number] = torch.where(stream.given[:, None], 0.0, times[number])
-            clean = stream.clean[:, None].expand_as(own)  # [B, D, T, dim]
-            points.append(blanked(noisy_actions(clean, own, times[number]), stream.dim_is_pad))
-            targets.append(velocity(clean, own))
-        predicted = self._velocity(torch.cat(points, dim=3), torch.stack(times, dim=2), self._condition(batch))
+            points.append(blanked(stream.points(own, times[number]), stream.dim_is_pad))
+            targets.append(velocity(stream.clean[:, None].expand_as(own), own))  # [B, D, T, dim]
+        predicted = self._velocity(
+            torch.cat(points, dim=3), torch.stack(times, dim=2), self._condition(batch, 0 if delay is None else delay)
+        )
         found = {
-            term: masked_squared_error(each, target, _uncounted(s.is_pad, s.given), s.dim_is_pad, detail)
+            term: masked_squared_error(each, target, uncounted(s.is_pad, s.given, s.first), s.dim_is_pad, detail)
             for term, each, target, s in zip(self._streams, self._split(predicted), targets, streams)
             if term in wanted
         }
@@ -229,9 +223,10 @@ class FlowPolicy(Policy):
         self, batch: Mapping[str, Any], draws: Draws, executing: Tensor, delay: int, steps: int = 10,
         horizon: int | None = None,
     ) -> Tensor:  # fmt: skip
-        """Sample actions that the chunk in execution guides; see `Policy.continue_chunk`. It needs a `horizon`."""
-        guided = guide(self.config, self.normalizer, batch, executing, delay, horizon)
-        found = self._sample(batch, draws["noise"], steps, POLICY, FLOW, guided)[FLOW]
+        """Sample actions that continue the chunk in execution; see `Policy.continue_chunk`."""
+        integrate = make_integration(self.config, self.normalizer, batch, executing, delay, horizon)
+        given = delay if horizon is None else 0
+        found = self._sample(batch, draws["noise"], steps, POLICY, FLOW, integrate, given)[FLOW]
         return self.normalizer.robot_actions(found, batch)
 
     @torch.no_grad()
@@ -278,7 +273,7 @@ class FlowPolicy(Policy):
         """Names of the streams that are found from noise side by side, by their loss terms."""
         return (FLOW, DYNAMICS) if self.config.future else (FLOW,)
 
-    def _stream(self, batch: Mapping[str, Any], term: str) -> _Stream:
+    def _stream(self, batch: Mapping[str, Any], term: str, delay: Tensor | None = None) -> Stream:
         """Target of `term` in a batch for training.
 
         Values in padded slots must not matter, and x_t at a padded slot is an input of the network. So the values are
@@ -286,7 +281,12 @@ class FlowPolicy(Policy):
         """
         clean, is_pad = self._values(batch, term), self._is_pad(batch, term)
         clean = torch.where(is_pad[..., None], torch.zeros_like(clean), clean)
-        return _Stream(clean, is_pad, self.normalizer.dim_is_pad(KEY_OF[term], batch), self._given(batch, term))
+        dims, given = self.normalizer.dim_is_pad(KEY_OF[term], batch), self._given(batch, term)
+        return Stream(clean, is_pad, dims, given, self._first(delay, term))
+
+    def _first(self, delay: Tensor | None, term: str) -> Tensor | None:
+        """Leading actions that each sample is given, bool [B, T]; None: none."""
+        return None if delay is None or term != FLOW else given_actions(delay, self.config.chunk)
 
     def _values(self, batch: Mapping[str, Any], term: str) -> Tensor:
         """The batch's actions, or the states behind them: normalized, float32 [B, T, dim]."""
@@ -310,14 +310,10 @@ class FlowPolicy(Policy):
             return None
         if not self.config.future:
             raise ValueError(f"the batch has {MODE!r}; a policy without a future is trained in mode {POLICY!r} only")
-        given = torch.zeros_like(batch[MODE], dtype=torch.bool)
-        for number, mode in enumerate(MODES):
-            if term not in TRAINS[mode]:
-                given = given | (batch[MODE] == number)
-        return given
+        return samples_given(batch[MODE], term)
 
-    def _condition(self, batch: Mapping[str, Any]) -> Tensor:
-        """Condition of the action network from images, state and instruction: [B, width]."""
+    def _condition(self, batch: Mapping[str, Any], delay: Tensor | int = 0) -> Tensor:
+        """Condition of the action network from images, state, instruction and number of given actions: [B, width]."""
         dtype = getattr(torch, self.config.compute)
         text_emb = self.text(batch[TOKENS] if TOKENS in batch else prompts_of(batch), dtype)  # [B, width]
         parts = [text_emb]
@@ -336,8 +332,11 @@ class FlowPolicy(Policy):
             slots = (1 + self.config.chunk,) if self.config.future and state.ndim == 3 else ()
             check_shape(STATE, state, (text_emb.shape[0], *slots, self.config.state_dim))
             parts.append(self.normalizer.states(batch, state_now(batch)))
-        fused = self.fuse(torch.cat([part.to(dtype) for part in parts], dim=1))
-        return self.fuse2(F.gelu(fused))
+        fused = self.fuse2(F.gelu(self.fuse(torch.cat([part.to(dtype) for part in parts], dim=1))))
+        if self.delay is None:
+            return fused
+        share = torch.zeros_like(fused[:, 0], dtype=torch.float32) + delay / self.config.chunk
+        return fused + self.delay(sinusoids(share, 64).to(dtype))
 
     def _velocity(self, x: Tensor, time: Tensor, condition: Tensor) -> Tensor:
         """Predict the velocity of D points per sample, in the shape of x.
@@ -352,7 +351,14 @@ class FlowPolicy(Policy):
         return self.out_proj(layer_norm(h)).float().view(x.shape)
 
     def _sample(
-        self, batch: Mapping[str, Any], noise: Tensor, steps: int, mode: str, term: str, integrate: Integrate = euler
+        self,
+        batch: Mapping[str, Any],
+        noise: Tensor,
+        steps: int,
+        mode: str,
+        term: str,
+        integrate: Integrate = euler,
+        delay: int = 0,
     ) -> dict[str, Tensor]:
         """Sample `term` and the other streams from noise [B, T, A + S] in `mode`: normalized, [B, T, dim] each."""
         if mode not in self.modes or term not in self._streams or term not in TRAINS[mode]:
@@ -360,7 +366,7 @@ class FlowPolicy(Policy):
             reason = f"mode {mode!r} does not lead to {'actions' if term == FLOW else 'states'} with this policy"
             raise ValueError(f"{reason}: use {' or '.join(able) or 'a policy with a future'}")
         check_shape("noise", noise, (None, self.config.chunk, self.config.noise_dim))
-        condition = self._condition(batch)
+        condition = self._condition(batch, delay)
         check_shape("noise", noise, (condition.shape[0], self.config.chunk, self.config.noise_dim))
         pads = {each: self.normalizer.dim_is_pad(KEY_OF[each], batch) for each in self._streams}
         start = [
@@ -392,8 +398,3 @@ class FlowPolicy(Policy):
     def _split(self, x: Tensor) -> tuple[Tensor, ...]:
         """[..., A + S] -> of each stream, [..., dim]."""
         return x.split([self._width(term) for term in self._streams], dim=-1)
-
-
-def _uncounted(is_pad: Tensor, given: Tensor | None) -> Tensor:
-    """Slots that count nothing, bool [B, T]: slots without a target, and all slots of a given target."""
-    return is_pad if given is None else is_pad | given[:, None]

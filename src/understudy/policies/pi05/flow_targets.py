@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION
 from understudy.policies.batch import check_shape, value_of
+from understudy.policies.common.chunking import given_actions
 from understudy.policies.common.flow_matching import noisy_actions, velocity
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.draws import Draws
@@ -30,10 +31,7 @@ def unlearnt_actions(batch: Mapping[str, Any], draws: Draws, chunk: int) -> Tens
 
 def _given_actions(draws: Draws, chunk: int) -> Tensor | None:
     """Actions that the sample is given without noise, bool [B, T]; None: none."""
-    if "flow delay" not in draws:
-        return None
-    delay = draws["flow delay"]
-    return torch.arange(chunk, device=delay.device) < delay[:, None]
+    return given_actions(draws["flow delay"], chunk) if "flow delay" in draws else None
 
 
 def noisy_chunks(

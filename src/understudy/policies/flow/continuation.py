@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION
-from understudy.policies.common.chunking import Field, sample_guided
+from understudy.policies.common.chunking import Field, sample_given, sample_guided
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.flow.config import FlowPolicyConfig
 
@@ -15,7 +15,7 @@ Integrate = Callable[[Field, Tensor, int], Tensor]
 """(velocity field, noise [B, T, dim], steps) -> [B, T, dim]."""
 
 
-def guide(
+def make_integration(
     config: FlowPolicyConfig,
     normalizer: Normalizer,
     batch: Mapping[str, Any],
@@ -23,26 +23,34 @@ def guide(
     delay: int,
     horizon: int | None,
 ) -> Integrate:
-    """Return the integration that actions in execution guide; arguments of `Policy.continue_chunk`.
+    """Return the integration that continues the actions in execution; arguments of `Policy.continue_chunk`.
 
     Raises:
-        ValueError: no horizon, a policy with a future, or numbers beyond `executing`.
+        ValueError: a policy with a future, numbers beyond `executing`, or a `delay` above `max_delay` without a
+            horizon.
     """
     known = executing.shape[1]
-    if config.future or horizon is None:
-        reason = "a flow policy with a future cannot continue a chunk" if config.future else "horizon is None"
-        raise ValueError(f"{reason}; a flow policy is guided by the actions up to a horizon alone")
-    if not 0 <= delay <= horizon <= known:
+    if config.future:
+        raise ValueError("a flow policy with a future cannot continue a chunk; call act without previous")
+    if not 0 <= delay <= known or (horizon is not None and not delay <= horizon <= known):
         raise ValueError(
             f"delay is {delay}, horizon {horizon}; give 0 <= delay <= horizon <= {known}, the actions in execution"
+        )
+    if horizon is None and delay > config.max_delay:
+        raise ValueError(
+            f"delay={delay}: the policy was trained with up to {config.max_delay} given actions (max_delay); give "
+            "a horizon, which guides any policy"
         )
     rest = nn.functional.pad(executing.float(), (0, 0, 0, config.chunk - known))
     chunk = normalizer.actions({**batch, ACTION: rest})
     padded = normalizer.dim_is_pad(ACTION, batch)
-    dims = None if padded is None else ~padded[:, None]
 
     def integrate(field: Field, noise: Tensor, steps: int) -> Tensor:
         with torch.no_grad():
+            if horizon is None:
+                # The field has one time per sample. The last action is never given, so its time is that of the sample.
+                return sample_given(lambda x, time: field(x, time[:, -1]), noise, chunk, delay, steps)
+            dims = None if padded is None else ~padded[:, None]
             return sample_guided(field, noise, chunk, delay, horizon, steps, dims=dims)
 
     return integrate
