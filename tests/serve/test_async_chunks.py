@@ -2,6 +2,7 @@
 
 import threading
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +14,12 @@ import torch
 
 import understudy as us
 from support.arm import arm_observations, write_arm_policy
-from support.refusals import refused
+from support.refusals import refused, warned
+from understudy.policies.acting.prepared import predict
+from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.policy import Policy
+from understudy.serve.async_chunks import DelayWarning
 from understudy.serve.session import describe_policy
 
 AsyncChunks = us.AsyncChunks
@@ -162,6 +166,85 @@ def test_settings_that_a_chunk_cannot_hold_are_refused() -> None:
         AsyncChunks(Counting(), compensation="trained")
 
 
+class Given(Counting):
+    """As `Counting`; it was trained for delays up to 2."""
+
+    metadata = {"max_delay": 2}  # noqa: RUF012 (read only)
+
+
+def test_the_executed_actions_are_given_to_a_policy_trained_for_it() -> None:
+    policy = Given()
+    with AsyncChunks(policy, execute=4, compensation="trained", delay=2) as chunks:
+        assert drive(chunks, 9)[6:8] == [1006, 1007]
+        wait_for(policy, 9)
+    first, second, third = policy.asked
+    assert "previous" not in first
+    assert [(each["previous"][:, 0].tolist(), each["delay"]) for each in (second, third)] == [
+        ([4, 5, 6, 7], 2),
+        ([1008, 1009, 1010, 1011], 2),
+    ]
+    assert not {"horizon"} & {*second, *third}
+
+
+def test_a_delay_that_the_policy_was_not_trained_for_is_refused(tmp_path: Path) -> None:
+    robot = us.load_policy(write_arm_policy(tmp_path / "policy", max_delay=2), head="arm", contract="off")
+    remote = SimpleNamespace(chunk=16, metadata=describe_policy(robot, "arm", "off"))
+    for policy in (robot, remote, Given()):
+        AsyncChunks(policy, execute=4, compensation="trained", delay=2).close()  # type: ignore[arg-type]
+        AsyncChunks(policy, execute=4, compensation="guided", delay=3).close()  # type: ignore[arg-type]
+        with refused("delay", 3, 2, "max_delay", "trained", kind=ValueError):
+            AsyncChunks(policy, execute=4, compensation="trained", delay=3)  # type: ignore[arg-type]
+
+
+def test_a_chunk_later_than_in_training_warns_once_in_an_episode() -> None:
+    policy = Given()
+
+    def play(chunks: us.AsyncChunks, delay: int) -> None:
+        """An episode with two chunks that arrive `delay` actions late."""
+        chunks.reset()
+        drive(chunks, 2)
+        for first in (2, 2 + delay):
+            policy.may_answer.clear()
+            drive(chunks, delay, first)
+            policy.may_answer.set()
+            wait_for(policy, first + delay)
+        drive(chunks, 1, 2 + 2 * delay)
+        assert list(chunks.delays)[-2:] == [delay, delay]
+
+    with AsyncChunks(policy, execute=2, compensation="trained") as chunks:
+        for _ in range(2):
+            with warned(3, 2, "max_delay", kind=DelayWarning) as seen:
+                play(chunks, 3)
+            assert len(seen) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            play(chunks, 2)
+    with AsyncChunks(policy, execute=2, compensation="guided") as chunks, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        play(chunks, 3)
+
+
+def test_a_server_gives_the_chunks_of_a_flow_policy_up_to_its_delay(tmp_path: Path) -> None:
+    pytest.importorskip("websockets", reason="needs the extra serve")
+    pytest.importorskip("msgpack", reason="needs the extra serve")
+    from support.serving import outcomes, served
+    from understudy.serve.protocol import Noise
+
+    folder, seen = write_arm_policy(tmp_path / "policy", max_delay=2), arm_observations(1)[0]
+    robot = us.load_policy(folder, head="arm")
+    robot.reset()
+    draws = make_draws(robot.policy.random_spec("act"), 4, np.array([7]), "rollout")
+    rest = np.full((5, 7), 0.25, np.float32)
+    expected = predict(robot.policy, [robot.prepare(seen, draws=draws, previous=rest, delay=2)])[0]
+    with served(folder) as server, us.RemotePolicy(server.address) as policy:
+        assert policy.metadata["max_delay"] == 2
+        assert np.array_equal(policy.act(seen, previous=rest, delay=2, noise=Noise(4, 7)), expected)
+        with refused("delay=3", 2, "max_delay", kind=ValueError):
+            policy.act(seen, previous=rest, delay=3)
+        assert policy.act(seen, previous=rest, delay=3, horizon=4).shape == (16, 7)
+        assert outcomes(server) == {"ok": 2, "value": 1}
+
+
 def test_without_a_delay_the_actions_are_those_of_the_policy_to_the_bit(tmp_path: Path) -> None:
     robot = us.load_policy(write_arm_policy(tmp_path / "policy"), head="arm", contract="strict")
     seen = arm_observations(9)
@@ -235,9 +318,6 @@ def test_a_server_and_a_local_policy_give_the_same_chunks(
             remembering.observe(observation)
 
         def act(self, observation: Mapping[str, Any], **options: Any) -> np.ndarray:
-            from understudy.policies.acting.prepared import predict
-            from understudy.policies.draws import make_draws
-
             draws = make_draws(remembering.policy.random_spec("act"), 4, np.array([self.step]), "rollout")
             prepared = remembering.prepare(observation, draws=draws, **options)
             remembering.accept(prepared)

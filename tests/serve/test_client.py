@@ -172,9 +172,10 @@ def test_a_server_that_ends_each_connection_is_not_flooded(
 def test_another_policy_behind_the_address_is_refused(folder: Path, tmp_path: Path, seen: list[Observation]) -> None:
     with served(folder) as server:
         policy, port = RemotePolicy(server.address), server.port
-    other = write_arm_policy(tmp_path / "other", chunk=8)
-    with served(other, port=port), refused(kind=RemoteError):
-        policy.act(seen[0])
+    for number, change in enumerate(({"chunk": 8}, {"max_delay": 2})):
+        other = write_arm_policy(tmp_path / str(number), **change)
+        with served(other, port=port), refused(kind=RemoteError):
+            policy.act(seen[0])
 
 
 # -- policies with a history ------------------------------------------------------------------------------------------

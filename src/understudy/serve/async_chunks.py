@@ -6,12 +6,13 @@ then its first actions belong to the past. The compensations differ in their use
     skip      The actions of the past are left out. The others may not fit to those that were executed meanwhile.
     guided    The rest of the chunk in execution also guides the new one, which then continues it (real-time chunking;
               `RobotPolicy.act` with `previous`, `delay` and `horizon`).
-    trained   The executed actions are given to a policy that was trained for it (pi05: `max_delay`).
+    trained   The executed actions are given to a policy that was trained for it, up to its `max_delay` (pi05, flow).
     ensemble  As skip, and each action is a mean over all chunks that have one for its step (Zhao et al. 2023, "Learning
               Fine-Grained Bimanual Manipulation with Low-Cost Hardware").
     none      The chunk is executed from its first action on, as if it had not been late. For comparison.
 """
 
+import warnings
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +24,10 @@ import numpy as np
 
 Compensation = Literal["skip", "guided", "trained", "ensemble", "none"]
 _RECENT = 10  # delays whose largest one is expected next
+
+
+class DelayWarning(UserWarning):
+    """A chunk arrived later than the policy was trained for."""
 
 
 class ChunkPolicy(Protocol):
@@ -90,14 +95,15 @@ class AsyncChunks:
             policy: local or remote; no other may use it meanwhile.
             execute: control steps from one request to the next; None: half a chunk. A chunk that takes longer delays
                 the next request.
-            compensation: see the module.
+            compensation: see the module. With "trained", a chunk whose measured delay is above the policy's `max_delay`
+                raises a `DelayWarning`, once in an episode.
             delay: actions after which each chunk is used, whether it arrives earlier or not; a late one is waited for.
                 Results are then reproducible, as in a simulation. None: each chunk is used when it arrives.
             decay: of the weights of an ensemble: exp(-decay * i) of the i-th oldest chunk.
 
         Raises:
-            ValueError: an unknown compensation, or one that the policy cannot follow; or a chunk has fewer actions than
-                `execute` and `delay` need.
+            ValueError: an unknown compensation, or one that the policy cannot follow; `delay` is above the policy's
+                `max_delay` with "trained"; or a chunk has fewer actions than `execute` and `delay` need.
         """
         config = getattr(policy, "config", None)
         self.chunk = int(config.chunk if config is not None else policy.chunk)  # type: ignore[attr-defined]
@@ -116,6 +122,11 @@ class AsyncChunks:
         self._most_given = _max_delay(policy)
         if compensation == "trained" and not self._most_given:
             raise ValueError("compensation='trained': the policy was not trained for it (policy.max_delay); use 'skip'")
+        if compensation == "trained" and delay is not None and delay > self._most_given:
+            raise ValueError(
+                f"delay is {delay}, compensation='trained': the policy was trained for delays up to "
+                f"{self._most_given} (policy.max_delay); give a smaller delay, or use 'guided'"
+            )
         if compensation == "guided" and not _continues_chunks(policy):
             raise ValueError("compensation='guided': a policy of this type cannot continue a chunk; use 'skip'")
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="understudy-chunks")
@@ -125,6 +136,7 @@ class AsyncChunks:
     def _clear(self) -> None:
         self.stalls = 0
         self._step = 0
+        self._warned = False
         self._chunks: list[_Chunk] = []
         self._asked: _Asked | None = None
         self._observed: deque[Future[None]] = deque()
@@ -213,11 +225,23 @@ class AsyncChunks:
         actions = asked.future.result()
         if self._chunks:
             self.delays.append(step - asked.step)
+            self._warn_if_late(step - asked.step)
             if (report := getattr(self._policy, "report_delay", None)) is not None:
                 report(step - asked.step)
         start = step if self._compensation == "none" else asked.step
         self._chunks = [chunk for chunk in self._chunks if chunk.has(step)] if self._compensation == "ensemble" else []
         self._chunks.append(_Chunk(asked.step, start, actions))
+
+    def _warn_if_late(self, delay: int) -> None:
+        if self._compensation != "trained" or self._warned or delay <= self._most_given:
+            return
+        self._warned = True
+        text = (
+            f"a chunk arrived {delay} actions late; the policy was trained for delays up to {self._most_given} "
+            "(policy.max_delay), so this chunk may not continue the executed actions; use 'guided', a faster device "
+            "or slower control steps"
+        )
+        warnings.warn(text, DelayWarning, stacklevel=4)
 
     def _action(self, step: int) -> np.ndarray:
         # `_receive` has waited where no chunk had this step, and a chunk is asked for before the last one ends.

@@ -379,7 +379,8 @@ class RemotePolicy:
 
 
 def _identity(metadata: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(repr(metadata.get(key)) for key in ("chunk", "action_dim", "head", "history", "cameras", "state_dim"))
+    keys = ("chunk", "action_dim", "head", "history", "cameras", "state_dim")
+    return (*(repr(metadata.get(key)) for key in keys), metadata.get("max_delay") or 0)
 
 
 def _is_names(value: Any) -> bool:
