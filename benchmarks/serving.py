@@ -1,6 +1,7 @@
 """The policy server under load, faults and restarts; and closed-loop success against the delay of chunks.
 
-    python benchmarks/serving.py [--json] [--requests 10000] [--robots 8] [--run RUN] [--episodes 30] [--figure FILE]
+    python benchmarks/serving.py [--json] [--requests 10000] [--robots 8] [--delays] [--cache DIR]
+        [--episodes 30] [--figure FILE]
 
 A tiny policy of seven joints and two cameras of 96 x 128 pixels is served by `understudy serve` in a process of its
 own. Robots in threads of this process send observations and compare each chunk with the local policy's. One request
@@ -13,10 +14,12 @@ silence, or a request whose robot vanishes. Figures:
     p50_ms, p99_ms        of a request, seen by the robot: {"1": one robot, "8": as many as `--robots`}
     restart_*             the server is killed with SIGKILL under load and started again: requests, wrong, longest
     mistakes_*            of `tests/support/mistakes.py`: planted, named by kind and key, and lines about a sound robot
-    bit_equal_at_delay_0  `AsyncChunks` over the websocket against `rollout`, with RUN's policy, three episodes
-    success_by_delay      {compensation: {delay: successes}} of `--episodes` on the table (`serving_delay.py`)
+    bit_equal_at_delay_0  `AsyncChunks` over the websocket against `rollout`, three episodes
+    success_by_delay      {row: {delay: successes}} of `--episodes` on the table (`serving_delay.py`)
+    interval_by_delay     {row: {delay: [low, high]}} in percent: Wilson's intervals of 95 %
 
-The last two need `--run`: a run on the table whose chunks have 12 actions or more.
+The last three need `--delays`, which trains two policies first (8 CPU minutes) and keeps them in `--cache`, with the
+outcomes of their scenes. Remove that folder to make all of it again.
 """
 
 import argparse
@@ -250,7 +253,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--robots", type=int, default=8)
-    parser.add_argument("--run", type=Path, help="a run on the table, for the delays")
+    parser.add_argument("--delays", action="store_true", help="train on the table, and play with delays")
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "understudy-benchmark" / "delays")
     parser.add_argument("--episodes", type=int, default=30)
     parser.add_argument("--figure", type=Path, help="draw success against delay")
     chosen = parser.parse_args()
@@ -263,11 +267,13 @@ def main() -> None:
             found |= load(folder, expected, chosen.requests, chosen.robots)
             found |= restart(folder, expected, max(200, chosen.requests // 10), chosen.robots)
             found |= mistakes(folder)
-    if chosen.run is not None:
-        from serving_delay import bit_equal_at_delay_0, draw, success_by_delay
+    if chosen.delays:
+        from serving_delay import bit_equal_at_delay_0, draw, intervals, success_by_delay
 
-        found["bit_equal_at_delay_0"] = bit_equal_at_delay_0(chosen.run)
-        found["success_by_delay"] = success_by_delay(chosen.run, chosen.episodes)
+        chosen.cache.mkdir(parents=True, exist_ok=True)
+        found["success_by_delay"] = success_by_delay(chosen.cache, chosen.episodes)
+        found["interval_by_delay"] = intervals(found["success_by_delay"], chosen.episodes)
+        found["bit_equal_at_delay_0"] = bit_equal_at_delay_0(chosen.cache / "plain")
         if chosen.figure is not None:
             draw(found["success_by_delay"], chosen.episodes, chosen.figure)
     if chosen.json:
