@@ -76,6 +76,20 @@ def test_a_recorded_episode_has_no_mismatch(trained: Path, data: Path) -> None:
         assert policy.act(observation).shape == (3, policy.action_dim)
 
 
+def test_strict_names_a_missing_input_as_a_difference(trained: Path, data: Path) -> None:
+    seen = observations(data)[0]
+    policy, lenient = us.load_policy(trained, contract="strict"), us.load_policy(trained, contract="off")
+    for key in seen:
+        lacking = {other: value for other, value in seen.items() if other != key}
+        for call in (policy.act, policy.select_action):
+            policy.reset()
+            with refused(key, kind=ContractError) as caught:
+                call(lacking)
+            assert [(mismatch.kind, mismatch.key) for mismatch in caught.value.mismatches] == [("missing key", key)]
+        with refused(key, kind=ValueError):
+            lenient.act(lacking)
+
+
 def test_strict_refuses_warn_warns_and_off_is_silent(trained: Path, data: Path) -> None:
     seen = observations(data)
     wrong = [{**each, "task": "dance"} for each in seen]

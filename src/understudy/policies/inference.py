@@ -16,7 +16,7 @@ from understudy.contract.facts import InputContract, RobotFacts, read_contract
 from understudy.contract.mismatch import Mismatch
 from understudy.contract.observed import ObservationCheck
 from understudy.policies import policy_folder
-from understudy.policies.acting.contract_reaction import Reaction, compare_weights, plain, react
+from understudy.policies.acting.contract_reaction import Reaction, compare_weights, explained, plain, react
 from understudy.policies.acting.prepared import Prepared, executing_actions, predict
 from understudy.policies.draws import Draws, generate_draws
 from understudy.policies.observation_history import ObservationHistory, seen_times, step_rate
@@ -162,7 +162,7 @@ class RobotPolicy:
             The differences that this observation adds; each is also a warning, where the policy was loaded so.
 
         Raises:
-            ContractError: there are differences, and the policy was loaded with `contract="strict"`.
+            ContractError: there are differences, with `contract="strict"`.
         """
         if self.contract is None or self.facts is None or self._reaction == "off":
             return []
@@ -261,8 +261,7 @@ class RobotPolicy:
             ValueError: a missing key, a wrong shape or dtype, a state that is not finite, by name; `delay` or `horizon`
                 without `previous`; the policy cannot continue chunks, or not with this `delay` and `horizon`; with a
                 history, no `reset` before, or a `time` that does not follow the last one.
-            ContractError: the observation differs from those of training, and the policy was loaded with
-                `contract="strict"`.
+            ContractError: the observation differs from those of training, with `contract="strict"`.
         """
         prepared = self.prepare(
             observation, time=time, steps=steps, generator=generator, previous=previous, delay=delay, horizon=horizon
@@ -291,7 +290,8 @@ class RobotPolicy:
         policy = self.policy
         if previous is None and (delay or horizon is not None):
             raise ValueError(f"delay is {delay}, horizon {horizon}, which need previous; give the actions in execution")
-        batch = self._read(observation)
+        with explained(self._reaction, lambda: self.check(observation, time=time)):
+            batch = self._read(observation)
         self.check(observation, time=time)
         rows, single = len(batch[TASK]), isinstance(observation[TASK], str)
         executing = None

@@ -2,7 +2,8 @@
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,22 @@ def react(reaction: Reaction, found: Sequence[Mismatch]) -> None:
         raise ContractError(found)
     for mismatch in found if reaction == "warn" else ():
         warnings.warn(str(mismatch), ContractWarning, stacklevel=3)
+
+
+@contextmanager
+def explained(reaction: Reaction, compare: Callable[[], object]) -> Iterator[None]:
+    """Compare an observation that the block refuses with training, where the reaction is strict.
+
+    Raises:
+        ContractError: of `compare`, in place of the block's error.
+    """
+    try:
+        yield
+    except (ValueError, TypeError):
+        if reaction == "strict":
+            with suppress(IndexError):  # of a batch with too few rows
+                compare()
+        raise
 
 
 def compare_weights(folder: Path, files: TensorReader) -> list[Mismatch]:
