@@ -1,10 +1,11 @@
 """`RemotePolicy`: without torch, past restarts of the server, and with the history of the local policy."""
 
 import json
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 pytest.importorskip("websockets", reason="needs the extra serve")
 pytest.importorskip("msgpack", reason="needs the extra serve")
 
-from support.arm import NAMES, Observation, arm_observations, write_arm_policy
+from support.arm import NAMES, Observation, write_arm_policy
 from support.refusals import refused, warned
 from support.serving import outcomes, served
 from understudy.config.serve import ServeConfig
@@ -22,28 +23,12 @@ from understudy.contract.declared import Declaration
 from understudy.contract.mismatch import ContractError, ContractWarning
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
+from understudy.serve import dial
 from understudy.serve.client import RemotePolicy
 from understudy.serve.coding import MessageError
 from understudy.serve.past import PastObservations
 from understudy.serve.protocol import DeadlineError, RemoteError
 from understudy.serve.server import PolicyServer, running_server
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_arm_policy(tmp_path_factory.mktemp("client") / "policy")
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[PolicyServer]:
-    with served(folder) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def seen() -> list[Observation]:
-    return arm_observations(6)
-
 
 CODE = """
 import json, sys
@@ -131,6 +116,27 @@ def test_a_missing_server_is_waited_for_and_then_named(folder: Path, seen: list[
     with served(folder, seed=3, port=port):
         thread.join(20)
     assert found[0].shape == (16, 7)
+
+
+def test_a_long_wait_is_logged_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def waits() -> list[str]:
+        return [str(record.args) for record in caplog.records if "ws://" in str(record.args)]
+
+    with served(folder) as server:
+        caplog.clear()
+        RemotePolicy(server.address).close()
+    monkeypatch.setattr(dial, "PATIENCE_S", 0.1)
+    time.sleep(0.2)
+    assert waits() == []
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
+        for port in (9, silent.getsockname()[1]):
+            caplog.clear()
+            with refused("0.4", kind=DeadlineError):
+                RemotePolicy(f"ws://127.0.0.1:{port}", timeout_s=0.4)
+            assert len(waits()) == 1
+            assert f"127.0.0.1:{port}" in waits()[0]
 
 
 def test_a_restarted_server_is_found_again(folder: Path, seen: list[Observation]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import understudy as us
-from support.arm import NAMES, write_arm_policy
+from support.arm import NAMES
 from support.refusals import refused
 from understudy.contract.declared import Declaration
 from understudy.contract.mismatch import ContractError
@@ -17,11 +17,6 @@ pytest.importorskip("msgpack", reason="needs the extra serve")
 from support.mistakes import MISTAKES, half_loaded, named, sound
 from support.serving import served
 from understudy.serve.server import PolicyServer
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_arm_policy(tmp_path_factory.mktemp("mistakes") / "policy")
 
 
 @pytest.fixture(scope="module", params=["warn", "strict"])

@@ -22,7 +22,7 @@ from understudy.credentials import redact
 from understudy.optional_packages import optional_imports
 from understudy.serve.access import read_token
 from understudy.serve.coding import MessageError, decode, encode
-from understudy.serve.dial import FAILURES, check_address, dial, hang_up
+from understudy.serve.dial import FAILURES, announced, check_address, dial, hang_up
 from understudy.serve.past import PastObservations
 from understudy.serve.protocol import CONTROL, ERROR, DeadlineError, Noise, RemoteError, read_mismatches, rebuild_error
 
@@ -330,6 +330,10 @@ class RemotePolicy:
         Raises:
             DeadlineError: no server is there. RemoteError: it refuses the robot.
         """
+        with announced(self._name, end):
+            return self._dial_until(end)
+
+    def _dial_until(self, end: float) -> ClientConnection:
         pause = _FIRST_PAUSE_S
         while True:
             try:

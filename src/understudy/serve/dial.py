@@ -1,6 +1,11 @@
 """One connection of a client: the handshake, and errors that another attempt cannot mend."""
 
+import logging
 import ssl as tls
+import threading
+import time as clock
+from collections.abc import Iterator
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from understudy.credentials import redact
@@ -14,6 +19,27 @@ with optional_imports():
 
 FAILURES = (OSError, WebSocketException)
 """Errors of a connection that another one may not have."""
+LOG = logging.getLogger("understudy.serve")
+PATIENCE_S = 2.0
+"""Seconds without a server after which the log names it."""
+
+
+@contextmanager
+def announced(name: str, end: float) -> Iterator[None]:
+    """Log once that the block waits for a server, if it takes longer than `PATIENCE_S`.
+
+    Args:
+        name: address of the server.
+        end: `time.monotonic` at which the block gives up.
+    """
+    left = end - clock.monotonic() - PATIENCE_S
+    timer = threading.Timer(PATIENCE_S, LOG.warning, ("waiting for %s, up to %.0f s more", name, left))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def dial(url: str, token: str | None, ssl: tls.SSLContext | None, max_size: int, timeout: float) -> ClientConnection:
