@@ -22,7 +22,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 import understudy as us
-from support.arm import Observation, arm_observations, write_arm_policy
+from support.arm import Observation, arm_observations
 from support.refusals import refused
 from support.serving import outcomes, served
 from understudy.policies.draws import make_draws
@@ -30,22 +30,6 @@ from understudy.serve.client import RemotePolicy
 from understudy.serve.coding import decode, encode
 from understudy.serve.protocol import DeadlineError, Noise, RemoteError
 from understudy.serve.server import PolicyServer
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_arm_policy(tmp_path_factory.mktemp("server") / "policy")
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[PolicyServer]:
-    with served(folder) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def seen() -> list[Observation]:
-    return arm_observations(6)
 
 
 def expected(folder: Path, observation: Observation, seed: int, position: int) -> np.ndarray:
@@ -349,19 +333,45 @@ def test_a_closed_server_leaves_no_connection(folder: Path, seen: list[Observati
         socket.create_connection(("127.0.0.1", server.port), 1)
 
 
-def test_tls(folder: Path, tmp_path: Path, seen: list[Observation]) -> None:
+@pytest.fixture
+def certificate(tmp_path: Path) -> dict[str, str]:
+    """Settings of a server with a certificate of its own for 127.0.0.1."""
     command = "req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=localhost"
     try:
         arguments = ["openssl", *command.split(), "-addext", "subjectAltName=IP:127.0.0.1"]
         subprocess.run(arguments, cwd=tmp_path, check=True, capture_output=True)
     except FileNotFoundError:
         pytest.skip("makes a certificate with openssl, which is not installed")
-    with served(folder, tls_cert=str(tmp_path / "cert.pem"), tls_key=str(tmp_path / "key.pem")) as server:
+    return {"tls_cert": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem")}
+
+
+def test_connections_are_limited_before_the_handshake_of_tls(folder: Path, certificate: dict[str, str]) -> None:
+    context = ssl.create_default_context(cafile=certificate["tls_cert"])
+    reason = 'reason="unfinished handshakes"'
+    with served(folder, max_connections=2, open_timeout_s=1, **certificate) as server:  # type: ignore[arg-type]
+        for _ in range(3):  # ended ones leave no trace
+            for one in [socket.create_connection(("127.0.0.1", server.port)) for _ in range(15)]:
+                one.close()
+            RemotePolicy(server.address, ssl=context).close()
+        assert server.metrics.value("understudy_refused_connections_total", reason) == 0
+        silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(30)]
+        started = time.monotonic()
+        for one in silent:
+            one.settimeout(5)
+        assert all(one.recv(1) == b"" for one in silent[20:])
+        assert time.monotonic() - started < 0.5  # at once: there is no room
+        assert server.metrics.value("understudy_refused_connections_total", reason) in (10, 11)
+        assert all(one.recv(1) == b"" for one in silent[:20])  # the others have a second
+        RemotePolicy(server.address, ssl=context).close()
+
+
+def test_tls(folder: Path, certificate: dict[str, str], seen: list[Observation]) -> None:
+    with served(folder, **certificate) as server:
         assert server.address.startswith("wss://")
         with refused(kind=RemoteError) as caught:
             RemotePolicy(server.address, timeout_s=5)
         assert caught.value.fault == "refused"
-        with RemotePolicy(server.address, ssl=ssl.create_default_context(cafile=tmp_path / "cert.pem")) as policy:
+        with RemotePolicy(server.address, ssl=ssl.create_default_context(cafile=certificate["tls_cert"])) as policy:
             assert policy.act(seen[0]).shape == (16, 7)
 
 

@@ -1,6 +1,6 @@
 """The server: connections over websockets, `/healthz` and `/metrics`.
 
-The event loop reads and writes; the policy computes in the thread of `batcher`. A connection has one request at a time.
+The event loop reads and writes; `engine` computes. A connection has one request at a time.
 """
 
 import asyncio
@@ -13,29 +13,19 @@ from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from understudy.contract.mismatch import ContractError, Mismatch
 from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
 from understudy.policies.inference import RobotPolicy
 from understudy.serve.access import is_authorized, is_loopback, is_own_host, read_token
-from understudy.serve.batcher import Answer, Batcher, Job
 from understudy.serve.coding import MessageError, decode, encode
-from understudy.serve.metrics import ACTIONS, Metrics
-from understudy.serve.protocol import (
-    CONTROL,
-    ERROR,
-    DeadlineError,
-    RemoteError,
-    Request,
-    describe_error,
-    describe_mismatch,
-    read_request,
-)
+from understudy.serve.connection_limit import limited_connections
+from understudy.serve.engine import GRACE_S, Engine, RobotGoneError
+from understudy.serve.protocol import CONTROL, ERROR, describe_mismatch, read_request
 from understudy.serve.session import Session, describe_policy
 from understudy.serve.warm_up import warm_up
 
 with optional_imports():
-    from websockets.asyncio.server import Server, ServerConnection, serve
+    from websockets.asyncio.server import ServerConnection, serve
     from websockets.exceptions import ConnectionClosed
     from websockets.http11 import Request as HttpRequest
     from websockets.http11 import Response
@@ -44,8 +34,6 @@ if TYPE_CHECKING:
     from understudy.config.serve import ServeConfig
 
 LOG = logging.getLogger("understudy.serve")
-GRACE_S = 5.0
-"""Seconds in which answers may be finished after SIGTERM."""
 _MOST_FAULTS = 20  # malformed messages of a connection, one after the other
 
 
@@ -62,7 +50,8 @@ class PolicyServer:
 
     def __init__(self, robot: RobotPolicy, options: "ServeConfig") -> None:
         self.robot, self.options = robot, options
-        self.metrics = Metrics()
+        self._engine = Engine(robot, options)
+        self.metrics = self._engine.metrics
         self._most_bytes = int(options.max_message_mb * 1e6)
         self.metadata = describe_policy(robot, options.policy, options.contract)
         self.metadata["max_message_bytes"] = self._most_bytes
@@ -70,16 +59,16 @@ class PolicyServer:
         """Port that it listens on, once it does."""
         self._token = read_token(options.token_file)
         self._tls = _tls(options)
-        self._ready = self._closing = False
-        self._started = self._busy = self._open = self._connected = 0
-        self._batcher: Batcher | None = None
-        self._server: Server | None = None
 
     @property
     def address(self) -> str:
         """Address for clients."""
+        return f"{'wss' if self._tls else 'ws'}://{self._host}:{self.port}"
+
+    @property
+    def _host(self) -> str:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.options.host, self.options.host)
-        return f"{'wss' if self._tls else 'ws'}://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return f"[{host}]" if ":" in host else host
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop` is set; then answers in work are finished for up to `GRACE_S`.
@@ -91,57 +80,48 @@ class PolicyServer:
         Raises:
             OSError: the address cannot be used.
         """
-        options = self.options
-        self._batcher = Batcher(self.robot.policy, options.max_batch, options.max_queue, self.metrics)
+        options, engine = self.options, self._engine
+        engine.start()
         try:
-            async with serve(
-                self._serve,
-                options.host,
-                options.port,
-                ssl=self._tls,
-                process_request=self._process_request,
-                create_connection=_counted(self),
-                origins=[None],  # a browser names its page
-                compression=None,
-                open_timeout=options.open_timeout_s,
-                close_timeout=options.open_timeout_s,
-                max_size=self._most_bytes,
-                max_queue=1,
-                logger=logging.getLogger("understudy.serve.connection"),
-                server_header=None,
-                **self._of_tls(),
-            ) as server:
-                self._server = server
+            async with (
+                serve(
+                    self._serve,
+                    options.host,
+                    options.port,
+                    ssl=self._tls,
+                    process_request=self._process_request,
+                    create_connection=limited_connections(2 * options.max_connections + 16, self.metrics),
+                    origins=[None],  # a browser names its page
+                    compression=None,
+                    open_timeout=options.open_timeout_s,
+                    close_timeout=options.open_timeout_s,
+                    max_size=self._most_bytes,
+                    max_queue=1,
+                    logger=logging.getLogger("understudy.serve.connection"),
+                    server_header=None,
+                    **self._of_tls(),
+                ) as server,
+            ):
                 self.port = next(iter(server.sockets)).getsockname()[1]
                 await asyncio.to_thread(warm_up, self.robot, options.max_batch, options.warm_up)
-                self._ready = True
+                engine.ready.set()
                 ready()
                 await stop.wait()
-                self._closing = True
+                engine.closing = True
                 end = time.monotonic() + GRACE_S
-                while self._busy and time.monotonic() < end:
+                while engine.busy and time.monotonic() < end:
                     await asyncio.sleep(0.01)
         finally:
-            self._closing = True
-            batcher = self._batcher
-            await asyncio.to_thread(batcher.close, GRACE_S)
+            await asyncio.to_thread(engine.close)
 
     # -- connections ----------------------------------------------------------------------------------------------
 
+    @property
+    def _is_open(self) -> bool:
+        return self._engine.ready.is_set() and not self._engine.closing
+
     def _of_tls(self) -> dict[str, Any]:
         return {"ssl_handshake_timeout": self.options.open_timeout_s} if self._tls else {}
-
-    def open_one(self) -> bool:
-        """Count a connection from its start, before any handshake; return whether there may be one more."""
-        self._open += 1
-        if self._open <= 2 * self.options.max_connections + 16:
-            return True
-        self.metrics.count("understudy_refused_connections_total", 'reason="unfinished handshakes"')
-        return False
-
-    def close_one(self) -> None:
-        """Count the end of a connection."""
-        self._open -= 1
 
     def _process_request(self, connection: ServerConnection, request: HttpRequest) -> Response | None:
         """Answer an HTTP request; None: it continues as a websocket."""
@@ -151,23 +131,22 @@ class PolicyServer:
         if len(hosts) != 1 or not is_own_host(hosts[0], self.options.host):
             return self._refuse(connection, HTTPStatus.FORBIDDEN, "this server has no such name", "host")
         if path == "/healthz":
-            status = HTTPStatus.OK if self._ready and not self._closing else HTTPStatus.SERVICE_UNAVAILABLE
+            status = HTTPStatus.OK if self._is_open else HTTPStatus.SERVICE_UNAVAILABLE
             return connection.respond(status, "ok\n" if status == HTTPStatus.OK else "not ready\n")
         given = headers.get_all("Authorization")
         if not is_authorized(given[0] if len(given) == 1 else None, self._token):
             text = "a token is needed: Authorization: Bearer TOKEN"
             return self._refuse(connection, HTTPStatus.UNAUTHORIZED, text, "token")
         if path == "/metrics":
-            waiting = len(self._batcher) if self._batcher is not None else 0
-            gauges = {"understudy_connections": self._connected, "understudy_queue": waiting}
+            gauges = {"understudy_connections": self._engine.connected, "understudy_queue": self._engine.waiting}
             response = connection.respond(HTTPStatus.OK, self.metrics.text(gauges))
             del response.headers["Content-Type"]
             response.headers["Content-Type"] = "text/plain; version=0.0.4; charset=utf-8"
             return response
-        if self._closing or not self._ready:
+        if not self._is_open:
             return self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE, "the server is not ready", "not ready")
-        if self._connected >= self.options.max_connections:
-            text = f"{self._connected} robots are connected, the most that may (max_connections)"
+        if self._engine.connected >= self.options.max_connections:
+            text = f"{self._engine.connected} robots are connected, the most that may (max_connections)"
             return self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE, text, "full")
         return None
 
@@ -177,30 +156,28 @@ class PolicyServer:
 
     async def _serve(self, connection: ServerConnection) -> None:
         """Serve one robot until it leaves."""
-        if self._connected >= self.options.max_connections:
+        if self._engine.connected >= self.options.max_connections:
             await connection.close(1013, "too many robots")
             return
-        self._connected += 1
-        number, self._started = self._started, self._started + 1
+        self._engine.connected += 1
+        number, session = self._engine.open_session()
         robot = f"robot {number} at {_peer(connection)}"
         LOG.info("%s connected", robot)
-        seed = None if self.options.seed < 0 else (self.options.seed + number) % (1 << 63)
-        session = Session(self.robot, self.options.contract, seed)
         closed = asyncio.ensure_future(connection.wait_closed())
         faults = 0
         try:
             await self._send(connection, self.metadata)
             while True:
                 data = await connection.recv()
-                self._busy += 1
+                self._engine.busy += 1
                 try:
                     outcome, reply = await self._answer(session, data, closed, robot)
-                    self._count("understudy_requests_total", outcome)
+                    self._engine.count(outcome)
                     if reply is None:
                         return
                     await self._send(connection, reply)
                 finally:
-                    self._busy -= 1
+                    self._engine.busy -= 1
                 faults = faults + 1 if outcome == "message" else 0
                 if faults >= _MOST_FAULTS:
                     await connection.close(1007, f"{faults} malformed messages, one after the other")
@@ -208,7 +185,7 @@ class PolicyServer:
         except ConnectionClosed as error:
             LOG.info("%s left: %s", robot, error)
         finally:
-            self._connected -= 1
+            self._engine.connected -= 1
             closed.cancel()
 
     async def _send(self, connection: ServerConnection, reply: Any) -> None:
@@ -232,103 +209,24 @@ class PolicyServer:
             message = decode(data)
             own_client = isinstance(message, dict) and CONTROL in message
             request, observation = read_request(message)
-            answer = await self._compute(session, request, observation, closed)
-        except _RobotGoneError:
+            answer = await self._engine.compute(session, request, observation, robot, since, closed)
+        except RobotGoneError:
             return "vanished", None
         except Exception as error:
-            return self._fail(session.explain(error), own_client, robot)
-        wall = time.monotonic() - since
+            described = self._engine.describe(session.explain(error), robot)
+            return str(described["fault"]), {ERROR: described} if own_client else described["message"]
         if answer.ready is None:
-            self._report(answer.value, robot)
             return "ok", {"mismatches": list(map(describe_mismatch, answer.value))}
-        session.accept(answer.ready)
-        self._report(answer.ready.found, robot)
-        for stage, seconds in (("wall", wall), ("queue", answer.queue_s), ("compute", answer.compute_s)):
-            self.metrics.observe("understudy_request_seconds", seconds, f'stage="{stage}"')
-        if request.executed is not None:
-            self.metrics.observe("understudy_delay_actions", request.executed, bounds=ACTIONS)
         return "ok", {
             "actions": answer.actions,
             "mismatches": list(map(describe_mismatch, answer.ready.found)),
             "server_timing": {
                 "infer_ms": 1000 * answer.compute_s,
                 "queue_ms": 1000 * answer.queue_s,
-                "total_ms": 1000 * wall,
+                "total_ms": 1000 * (time.monotonic() - since),
                 "robots": answer.robots,
             },
         }
-
-    async def _compute(
-        self, session: Session, request: Request, observation: dict[str, Any], closed: "asyncio.Future[None]"
-    ) -> Answer:
-        """Have the thread of the passes compute a request.
-
-        Raises:
-            DeadlineError: it takes longer than it may. RobotGone: the robot vanished. Others: see `Session`.
-        """
-
-        def prepare() -> Any:
-            if request.op == "reset":
-                session.reset()
-                return []
-            return session.hello(request) if request.op == "hello" else session.prepare(request, observation)
-
-        if self._closing:
-            raise RemoteError("the server ends; connect again later", "closing")
-        assert self._batcher is not None
-        seconds = min(self.options.deadline_s, request.deadline_s or self.options.deadline_s)
-        job = Job(prepare, time.monotonic() + seconds)
-        self._batcher.submit(job)
-        future = asyncio.wrap_future(job.future)
-        either: set[asyncio.Future[Any]] = {future, closed}
-        await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if future.done():
-            return future.result()
-        future.cancel()
-        if closed.done():
-            raise _RobotGoneError
-        raise DeadlineError(f"no chunk within {seconds:g} s, the deadline of the request", "deadline")
-
-    def _fail(self, error: Exception, own_client: bool, robot: str) -> tuple[str, Any]:
-        if isinstance(error, TypeError):  # of numpy or torch, for values of another kind
-            error = ValueError(f"the observation cannot be read: {error}")
-        described = describe_error(error)
-        if described["fault"] == "server":
-            LOG.error("%s: a fault of the server", robot, exc_info=error)
-        elif isinstance(error, ContractError):
-            self._report(error.mismatches, robot)
-        else:
-            LOG.warning("%s: %s: %s", robot, described["fault"], described["message"])
-        return str(described["fault"]), {ERROR: described} if own_client else described["message"]
-
-    def _report(self, found: "tuple[Mismatch, ...] | list[Mismatch]", robot: str) -> None:
-        for mismatch in found:
-            LOG.warning("%s: %s", robot, mismatch)
-            self.metrics.count("understudy_mismatches_total", f'kind="{mismatch.kind}"')
-
-    def _count(self, name: str, outcome: str) -> None:
-        self.metrics.count(name, f'outcome="{outcome}"')
-
-
-class _RobotGoneError(Exception):
-    pass
-
-
-def _counted(server: PolicyServer) -> type[ServerConnection]:
-    """Class of connections that the server counts before their handshakes."""
-
-    class Counted(ServerConnection):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)
-            if not server.open_one():
-                assert isinstance(transport, asyncio.WriteTransport)
-                transport.abort()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            server.close_one()
-            super().connection_lost(exc)
-
-    return Counted
 
 
 def _peer(connection: ServerConnection) -> str:
