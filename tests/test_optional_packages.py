@@ -219,6 +219,14 @@ print(json.dumps(printed))
 
 
 @pytest.mark.slow
+def test_serve_names_the_extra_of_its_second_service(data: Path) -> None:
+    call = ["serve", str(data), "--lerobot-port", "0"]
+    [[code, printed]] = without({"grpc"}, CALLS, json.dumps([call]))
+    assert code == 2
+    assert printed.count("\n") == 1
+    assert "understudy[serve-lerobot]" in printed
+
+
 def test_missing_package_of_no_extra_keeps_its_traceback() -> None:
     """A failing import of our own is a bug, not a missing extra."""
     code = (
@@ -238,7 +246,7 @@ tool.record = broken
 def test_extras_match_pyproject() -> None:
     declared = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     optional = declared["optional-dependencies"]
-    spelt = {"annotated_types": "annotated-types", "yaml": "pyyaml", "rerun": "rerun-sdk"}
+    spelt = {"annotated_types": "annotated-types", "yaml": "pyyaml", "rerun": "rerun-sdk", "grpc": "grpcio"}
     for extra, modules in EXTRAS.items():
         packages = {re.split(r"[<>=\[;]", wanted)[0] for wanted in optional[extra]}
         assert {spelt.get(module, module) for module in modules} <= packages

@@ -21,12 +21,20 @@ EXTRAS = {
     "pi05": ("sentencepiece", "tokenizers"),
     "jax-weights": ("tensorstore",),
     "serve": ("websockets", "msgpack"),
+    "serve-lerobot": ("grpc",),
     "rerun": ("rerun",),
     "lerobot": ("lerobot", "diffusers"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
 }
 """Extra -> modules that it installs, without those of the extras that it includes."""
-INCLUDES = {"report": ("train",), "demo": ("report",), "sim": ("demo",), "hub": ("remote",), "s3": ("remote",)}
+INCLUDES = {
+    "report": ("train",),
+    "demo": ("report",),
+    "sim": ("demo",),
+    "hub": ("remote",),
+    "s3": ("remote",),
+    "serve-lerobot": ("serve",),
+}
 """Extra -> other extras that it includes."""
 
 

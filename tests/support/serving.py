@@ -21,6 +21,18 @@ def served(folder: Path, *, head: str | None = "arm", **settings: Any) -> Iterat
 
 def outcomes(server: PolicyServer) -> dict[str, int]:
     """Requests of a server by outcome."""
-    names = ("ok", "contract", "value", "message", "busy", "deadline", "closing", "server", "vanished")
+    names = (
+        "ok",
+        "contract",
+        "value",
+        "message",
+        "busy",
+        "deadline",
+        "closing",
+        "server",
+        "vanished",
+        "refused",
+        "token",
+    )
     found = {name: int(server.metrics.value("understudy_requests_total", f'outcome="{name}"')) for name in names}
     return {name: count for name, count in found.items() if count}

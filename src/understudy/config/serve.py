@@ -8,7 +8,7 @@ from understudy.config.declare import Ge, Gt, Interval, Positional
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """Serve a policy to robots over a websocket; clients of openpi can use it unchanged."""
+    """Serve a policy to robots over a websocket; clients of openpi and of LeRobot can use it unchanged."""
 
     policy: Positional[str] = ""
     """Folder of `understudy export`, or a run directory."""
@@ -16,6 +16,9 @@ class ServeConfig:
     """Address to listen on; the default is reachable from this machine alone. 0.0.0.0: from everywhere."""
     port: Annotated[int, Interval(ge=0, le=65535)] = 8000
     """Port; 0 chooses a free one."""
+    lerobot_port: Annotated[int, Interval(ge=-1, le=65535)] = -1
+    """Port of a second service for LeRobot's `robot_client` (gRPC), whose default is 8080; -1: none, 0: a free one. Its
+    client can neither encrypt nor send a token. Needs the extra serve-lerobot."""
     head: str = ""
     """Norm head of the robots; needed where the policy has several."""
     contract: Literal["warn", "strict", "off"] = "warn"
@@ -55,4 +58,8 @@ class ServeConfig:
         found = [] if self.policy else ["policy: required, the folder of a policy: understudy serve POLICY"]
         if self.tls_key and not self.tls_cert:
             found.append("tls_key: needs tls_cert, the certificate of this key")
+        if self.lerobot_port >= 0 and self.tls_cert:
+            found.append("lerobot_port: LeRobot's client cannot encrypt; serve it without tls_cert, through `ssh -L`")
+        if self.lerobot_port > 0 and self.lerobot_port == self.port:
+            found.append(f"lerobot_port: {self.lerobot_port} is the port of the websocket; give another one")
         return found

@@ -5,6 +5,7 @@ b"dtype"}. Nothing in a message can run code: dtypes of objects are refused.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -62,18 +63,12 @@ def _pack(value: Any) -> Any:
 
 def _unpack(value: dict[Any, Any]) -> Any:
     if b"__ndarray__" in value:
-        dtype, shape, data = _dtype(value), value.get(b"shape"), value.get(b"data")
-        if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
+        shape = value.get(b"shape")
+        if not isinstance(shape, list):
             raise MessageError(f"an array has the shape {str(shape)[:80]}; it must be a list of sizes")
-        if not isinstance(data, bytes) or math.prod(shape) * dtype.itemsize != len(data):
-            size = len(data) if isinstance(data, bytes) else type(data).__name__
-            raise MessageError(f"an array {dtype} {tuple(shape)} has {size} bytes of data; they must fit")
-        if not data:
-            return np.empty(shape, dtype.newbyteorder("="))
-        found = np.frombuffer(data, dtype).reshape(shape)
-        return found if dtype.isnative else found.astype(dtype.newbyteorder("="))
+        return build_array(value.get(b"dtype"), shape, value.get(b"data"))
     if b"__npgeneric__" in value:
-        data, dtype = value.get(b"data"), _dtype(value)
+        data, dtype = value.get(b"data"), _dtype(value.get(b"dtype"))
         if not isinstance(data, bool | int | float | str | bytes):
             raise MessageError(f"a number has a {type(data).__name__} as its value")
         try:
@@ -83,8 +78,30 @@ def _unpack(value: dict[Any, Any]) -> Any:
     return value
 
 
-def _dtype(value: dict[Any, Any]) -> np.dtype[Any]:
-    name = value.get(b"dtype")
+def build_array(name: Any, shape: Sequence[Any], data: Any) -> np.ndarray:
+    """Return the array of a message, in the byte order of this machine; it cannot be written to.
+
+    Args:
+        name: its dtype.
+        shape: its sizes.
+        data: its bytes, the last dimension first.
+
+    Raises:
+        MessageError: `name` is no dtype of `KINDS`, or sizes and bytes do not fit.
+    """
+    dtype = _dtype(name)
+    if len(shape) > 32 or not all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
+        raise MessageError(f"an array has a shape of {len(shape)} sizes; it must have at most 32, from 0 to 2^40")
+    if not isinstance(data, bytes) or math.prod(shape) * dtype.itemsize != len(data):
+        size = len(data) if isinstance(data, bytes) else type(data).__name__
+        raise MessageError(f"an array {dtype} {str(tuple(shape))[:80]} has {size} bytes of data; they must fit")
+    if not data:
+        return np.empty(shape, dtype.newbyteorder("="))
+    found = np.frombuffer(data, dtype).reshape(shape)
+    return found if dtype.isnative else found.astype(dtype.newbyteorder("="))
+
+
+def _dtype(name: Any) -> np.dtype[Any]:
     try:
         dtype = np.dtype(name) if isinstance(name, str) else None
     except (TypeError, ValueError):

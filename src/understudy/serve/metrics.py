@@ -16,6 +16,7 @@ HELP = {
     "understudy_queue": "gauge, waiting requests",
     "understudy_request_seconds": "histogram, seconds of a request by stage: wall, queue, compute",
     "understudy_batch_robots": "histogram, robots that shared a pass",
+    "understudy_skipped_observations_total": "counter, observations of LeRobot's clients without a pass, by reason",
     "understudy_delay_actions": "histogram, actions that robots executed while they waited for a chunk",
 }
 

@@ -9,7 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -32,20 +32,21 @@ with optional_imports():
 
 if TYPE_CHECKING:
     from understudy.config.serve import ServeConfig
+    from understudy.serve.lerobot.service import LeRobotService
 
 LOG = logging.getLogger("understudy.serve")
 _MOST_FAULTS = 20  # malformed messages of a connection, one after the other
 
 
 class PolicyServer:
-    """A policy behind a websocket.
+    """A policy behind a websocket, and on request behind LeRobot's gRPC service.
 
     Args:
         robot: the policy; its own state is not used.
         options: settings; `policy` is the name in the metadata.
 
     Raises:
-        ConfigError: a certificate or a token cannot be read.
+        ConfigError: a certificate or a token cannot be read, or LeRobot's clients cannot drive this policy.
     """
 
     def __init__(self, robot: RobotPolicy, options: "ServeConfig") -> None:
@@ -59,11 +60,21 @@ class PolicyServer:
         """Port that it listens on, once it does."""
         self._token = read_token(options.token_file)
         self._tls = _tls(options)
+        self._lerobot: LeRobotService | None = None
+        if options.lerobot_port >= 0:
+            from understudy.serve.lerobot import service
+
+            self._lerobot = service.LeRobotService(self._engine, self._token)
 
     @property
     def address(self) -> str:
         """Address for clients."""
         return f"{'wss' if self._tls else 'ws'}://{self._host}:{self.port}"
+
+    @property
+    def lerobot_address(self) -> str | None:
+        """Address for LeRobot's clients, HOST:PORT; None: they are not served."""
+        return f"{self._host}:{self._lerobot.port}" if self._lerobot is not None else None
 
     @property
     def _host(self) -> str:
@@ -101,6 +112,7 @@ class PolicyServer:
                     server_header=None,
                     **self._of_tls(),
                 ) as server,
+                self._lerobot if self._lerobot is not None else nullcontext(),
             ):
                 self.port = next(iter(server.sockets)).getsockname()[1]
                 await asyncio.to_thread(warm_up, self.robot, options.max_batch, options.warm_up)

@@ -113,6 +113,7 @@ EXAMPLES = {
     "serve": (
         "understudy serve runs/table",
         "understudy serve runs/table/policy --contract strict --host 0.0.0.0 --token-file token.txt",
+        "understudy serve runs/table --lerobot-port 8080",
     ),
     "replay": ("understudy replay runs/table", "understudy replay runs/table --episode 12 --contract strict --json"),
     "edit": (

@@ -1,4 +1,4 @@
-"""`understudy serve POLICY`: a policy for robots, over a websocket."""
+"""`understudy serve POLICY`: a policy for robots, over a websocket, and over gRPC for LeRobot's client."""
 
 import asyncio
 import logging
@@ -10,6 +10,10 @@ from understudy.config.serve import ServeConfig
 
 def serve(config: ServeConfig) -> int:
     """Serve until SIGTERM or SIGINT; the first line on stdout is the address."""
+    from understudy.optional_packages import require
+
+    if config.lerobot_port >= 0:
+        require("serve-lerobot")
     import torch
 
     from understudy.errors import ConfigError
@@ -37,13 +41,20 @@ def serve(config: ServeConfig) -> int:
     server = PolicyServer(robot, config)
     if line := warn_if_open(config, read_token(config.token_file)):
         warnings.warn(line, stacklevel=1)
+    if config.lerobot_port >= 0 and read_token(config.token_file) is not None:
+        warnings.warn("LeRobot's robot_client sends no token, so it is refused; serve it without one", stacklevel=1)
+
+    def announce() -> None:
+        others = " and every other address of this machine" if config.host in ("0.0.0.0", "::", "") else ""
+        print(f"serving {config.policy} at {server.address}{others}", flush=True)
+        if server.lerobot_address is not None:
+            print(f"serving LeRobot's robot_client: --server_address={server.lerobot_address}", flush=True)
 
     async def run() -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        others = " and every other address of this machine" if config.host in ("0.0.0.0", "::", "") else ""
-        await server.run(stop, lambda: print(f"serving {config.policy} at {server.address}{others}", flush=True))
+        await server.run(stop, announce)
 
     asyncio.run(run())
     return 0

@@ -1,0 +1,202 @@
+"""Messages of LeRobot's client and server: observations, policy instructions, and chunks of actions."""
+
+import struct
+from dataclasses import dataclass, field
+from math import isfinite
+from pickle import (
+    APPENDS,
+    BINBYTES,
+    BINFLOAT,
+    BINGET,
+    BINPERSID,
+    BINPUT,
+    BINUNICODE,
+    BUILD,
+    EMPTY_DICT,
+    EMPTY_LIST,
+    EMPTY_TUPLE,
+    GLOBAL,
+    LONG1,
+    MARK,
+    NEWFALSE,
+    NEWOBJ,
+    NONE,
+    PROTO,
+    REDUCE,
+    SETITEMS,
+    STOP,
+    TUPLE,
+    TUPLE1,
+    dumps,
+)
+from typing import Any
+
+import numpy as np
+
+from understudy.serve.coding import MessageError
+from understudy.serve.lerobot import arrays
+from understudy.serve.lerobot.pickled import Built, read_pickle
+
+MODULES = ("lerobot.async_inference.helpers", "lerobot.scripts.server.helpers")
+"""Modules of the messages: since LeRobot 0.4, and before."""
+_MAGIC, _FORMAT = 0x1950A86A20F9469CFC6C, 1001
+"""First values of a file of `torch.save`."""
+_OBSERVATIONS = {f"{module} TimedObservation": module for module in MODULES}
+_INSTRUCTIONS = {f"{module} RemotePolicyConfig" for module in MODULES}
+
+
+@dataclass(frozen=True)
+class Observation:
+    """`TimedObservation`: the values of a robot at a moment.
+
+    Attributes:
+        timestamp: seconds since 1970 of the robot's clock.
+        timestep: number of the latest executed action, 0 before the first.
+        must_go: whether the robot has no action left, so that the observation must not be skipped.
+        values: numbers by joint, images uint8 [H, W, 3] by camera, and `task`.
+        module: Python module of the robot's messages.
+    """
+
+    timestamp: float
+    timestep: int
+    must_go: bool
+    values: dict[str, float | np.ndarray | str]
+    module: str = MODULES[0]
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """`RemotePolicyConfig`: the policy that a robot expects, and the features of its observations.
+
+    Attributes:
+        policy_type: type of the policy.
+        name: its folder or its name on the hub.
+        features: by key of a dataset, dicts of `dtype`, `shape` and `names`; not checked yet.
+        actions_per_chunk: most actions of an answer.
+        rename_map: key of an observation -> key of the policy.
+    """
+
+    policy_type: str
+    name: str
+    features: dict[str, Any]
+    actions_per_chunk: int
+    rename_map: dict[str, str] = field(default_factory=dict)
+
+
+def read_observation(data: bytes) -> Observation:
+    """Read a pickled `TimedObservation`.
+
+    Raises:
+        MessageError: it is another object, or a value is no number, array or text.
+    """
+    built = read_pickle(data, arrays.NAMES | _OBSERVATIONS.keys())
+    fields = _fields(built, _OBSERVATIONS)
+    timestamp, timestep = fields.get("timestamp"), fields.get("timestep")
+    values = fields.get("observation")
+    if not isinstance(timestamp, int | float) or not isfinite(timestamp):
+        raise MessageError("the observation has no timestamp in seconds")
+    if type(timestep) is not int or abs(timestep) >= 1 << 53:
+        raise MessageError("the observation has no timestep that is an integer")
+    if not isinstance(values, dict):
+        raise MessageError("the observation has no dict of values by name")
+    plain = {key: _plain(key, value) for key, value in values.items()}
+    return Observation(float(timestamp), timestep, fields.get("must_go") is True, plain, _OBSERVATIONS[built.name])
+
+
+def read_instructions(data: bytes) -> Instructions:
+    """Read a pickled `RemotePolicyConfig`.
+
+    Raises:
+        MessageError: it is another object, or a field has another type.
+    """
+    fields = _fields(read_pickle(data, _INSTRUCTIONS), _INSTRUCTIONS)
+    wanted = {"policy_type": str, "pretrained_name_or_path": str, "lerobot_features": dict, "actions_per_chunk": int}
+    for key, kind in wanted.items():
+        if type(fields.get(key)) is not kind:
+            raise MessageError(f"{key} is a {type(fields.get(key)).__name__}; it must be a {kind.__name__}")
+    renamed = fields.get("rename_map", {})
+    if not isinstance(renamed, dict) or not all(isinstance(key, str) for key in renamed.values()):
+        raise MessageError("rename_map must be a dict of keys by key")
+    if not 1 <= fields["actions_per_chunk"] < 1 << 31:
+        raise MessageError("actions_per_chunk must be a positive number")
+    names = fields["policy_type"], fields["pretrained_name_or_path"]
+    return Instructions(*names, fields["lerobot_features"], fields["actions_per_chunk"], renamed)
+
+
+def _fields(built: Any, names: Any) -> dict[str, Any]:
+    """State of an object of one of the classes."""
+    if not isinstance(built, Built) or built.name not in names or built.args or not isinstance(built.state, dict):
+        wanted = next(iter(names)).rpartition(" ")[2]
+        raise MessageError(f"the pickle is no {wanted}")
+    return built.state
+
+
+def _plain(key: str, value: Any) -> float | np.ndarray | str:
+    if isinstance(value, Built):
+        value = arrays.read_array(value)
+        return float(value) if value.ndim == 0 and value.dtype.kind in "biuf" else value
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | int | float):
+        try:
+            return float(value)
+        except OverflowError:
+            raise MessageError(f"{key[:80]} is a number beyond all floats") from None
+    raise MessageError(f"{key[:80]} is a {type(value).__name__}; a robot sends numbers, arrays and texts")
+
+
+def write_actions(actions: np.ndarray, timestamp: float, timestep: int, seconds: float, module: str) -> bytes:
+    """Return the pickle of a list of `TimedAction`, whose tensors share a storage. It is written without LeRobot.
+
+    Args:
+        actions: float32 [T, A], at least one.
+        timestamp: of the first one.
+        timestep: of the first one.
+        seconds: between two actions.
+        module: of `TimedAction` on the robot.
+    """
+    rows, width = actions.shape
+    storage = _call("torch.storage _load_from_bytes", BINBYTES + _sized(_storage(actions)) + TUPLE1)
+    parts = [PROTO + b"\x03" + EMPTY_LIST + MARK]
+    for row in range(rows):
+        first = storage + BINPUT + b"\0" if row == 0 else BINGET + b"\0"
+        hooks = _call("collections OrderedDict", EMPTY_TUPLE)
+        view = _integer(row * width) + _integer(width) + TUPLE1 + _integer(1) + TUPLE1 + NEWFALSE + hooks
+        tensor = _call("torch._utils _rebuild_tensor_v2", MARK + first + view + TUPLE)
+        own = _text("timestamp") + BINFLOAT + struct.pack(">d", timestamp + row * seconds)
+        own += _text("timestep") + _integer(timestep + row) + _text("action") + tensor
+        parts.append(
+            _global(f"{module} TimedAction") + EMPTY_TUPLE + NEWOBJ + EMPTY_DICT + MARK + own + SETITEMS + BUILD
+        )
+    return b"".join([*parts, APPENDS + STOP])
+
+
+def _storage(actions: np.ndarray) -> bytes:
+    """A storage of float32, as `torch.save` wrote it before it wrote archives: five pickles, then the numbers."""
+    sizes = {"short": 2, "int": 4, "long": 4}
+    system = {"protocol_version": _FORMAT, "little_endian": True, "type_sizes": sizes}
+    name = MARK + _text("storage") + _global("torch FloatStorage") + _text("0") + _text("cpu") + _integer(actions.size)
+    found = PROTO + b"\x02" + name + NONE + TUPLE + BINPERSID + STOP
+    pickles = [*(dumps(value, 2) for value in (_MAGIC, _FORMAT, system)), found, dumps(["0"], 2)]
+    return b"".join([*pickles, struct.pack("<q", actions.size), actions.astype("<f4").tobytes()])
+
+
+def _global(name: str) -> bytes:
+    return GLOBAL + name.replace(" ", "\n").encode() + b"\n"
+
+
+def _call(name: str, args: bytes) -> bytes:
+    return _global(name) + args + REDUCE
+
+
+def _sized(data: bytes) -> bytes:
+    return struct.pack("<I", len(data)) + data
+
+
+def _text(value: str) -> bytes:
+    return BINUNICODE + _sized(value.encode())
+
+
+def _integer(value: int) -> bytes:
+    data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    return LONG1 + bytes([len(data)]) + data
