@@ -2,11 +2,12 @@
 
 nox -s lerobot    LeRobot and transformers from the package index, and the tests that need them
 nox -s onnx       ONNX and its runtime
+nox -s ray        Ray, and the recipe that trains in its workers
 """
 
 import nox
 
-nox.options.sessions = ["lerobot", "onnx"]
+nox.options.sessions = ["lerobot", "onnx", "ray"]
 
 
 @nox.session(python="3.12")
@@ -30,3 +31,11 @@ def onnx(session: nox.Session) -> None:
     """Test graphs in the format of ONNX."""
     session.install("-e", ".[train,onnx]", "pytest", "pytest-timeout", "hypothesis", "scipy")
     session.run("pytest", "-rs", "tests/policies/graph", *session.posargs)
+
+
+@nox.session(python="3.12")
+def ray(session: nox.Session) -> None:
+    """Test the recipe for Ray Train on a cluster of two hosts' processes."""
+    session.install("ray[default,train]==2.60.0", "-e", ".[train]", "pytest", "pytest-timeout")
+    session.env["OMP_NUM_THREADS"] = "1"
+    session.run("pytest", "-rs", "tests/test_recipe_ray.py", *session.posargs)

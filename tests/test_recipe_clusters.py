@@ -16,7 +16,7 @@ from understudy.distributed.launch import Hosts, read_hosts
 from understudy.distributed.mesh import mesh_shape
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "recipes" / name / "README.md" for name in ("kubernetes", "skypilot")]
+PAGES = [ROOT / "recipes" / name / "README.md" for name in ("kubernetes", "skypilot", "ray")]
 SETTINGS = ROOT / "recipes/kubernetes/settings.yaml"
 
 
