@@ -8,7 +8,7 @@ import yaml
 import understudy as us
 from support.policies import policy
 from support.runs import tiny_config, tiny_dataset
-from understudy.contract.model_card import is_unchanged
+from understudy.contract.model_card import is_unchanged, make_card
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
 
@@ -61,3 +61,9 @@ def test_any_change_counts_as_edited(tmp_path: Path, change: object) -> None:
     text = (tmp_path / "policy" / "README.md").read_text()
     assert is_unchanged(text.encode())
     assert not is_unchanged(change(text).encode())  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("step", "shown"), [({}, "From run `r`."), ({"step": 7}, "From run `r` at step 7.")])
+def test_card_of_a_provenance_with_and_without_a_step(step: dict[str, int], shown: str) -> None:
+    card = make_card({"type": "flow"}, 3, {"provenance": {"run": "r", **step}})
+    assert shown in card

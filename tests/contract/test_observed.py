@@ -124,6 +124,43 @@ def test_a_camera_that_rests_with_the_robot_is_no_frozen_camera(contract: InputC
     assert found_in(contract, lambda seen: still({**seen, "joints": rest})) == set()
 
 
+def recordings(seed: int, episodes: int) -> list[np.ndarray]:
+    """States of episodes that begin in different places and move less than that: (40, 7) each."""
+    rng = np.random.default_rng(seed)
+    center, deviation = rng.normal(0, 1, 7), np.exp(rng.normal(-1, 0.7, 7))
+    return [
+        center + deviation * (rng.normal(0, 1.0, 7) + np.cumsum(rng.normal(0, 0.15, (40, 7)), axis=0))
+        for _ in range(episodes)
+    ]
+
+
+def kinds_of(trained: list[np.ndarray], seen: np.ndarray) -> set[str]:
+    """Kinds that are named for the states of an episode, after training on others."""
+    poses = np.concatenate(trained)
+    facts = RobotFacts(
+        30, 16, "arm", "joint", vector("joints", poses), vector("action", poses), {}, TASKS, episodes=len(trained)
+    )
+    check = ObservationCheck(InputContract({"arm": facts}), "arm")
+    return {found.kind for state in seen for found in check.look({"joints": state, "task": TASKS[0]})}
+
+
+@pytest.mark.parametrize("count", [2, 3, 6, 12])
+def test_few_episodes_give_no_false_order(count: int) -> None:
+    for seed in range(12):
+        *trained, one, two = recordings(seed, count + 2)
+        assert "dimension order" not in kinds_of(trained, one) | kinds_of(trained, two)
+
+
+def test_a_planted_order_is_named_after_more_episodes() -> None:
+    named = 0
+    for seed in range(12):
+        *trained, one = recordings(seed, 41)
+        assert "dimension order" not in kinds_of(trained, one)
+        named += "dimension order" in kinds_of(trained, one[:, ::-1])
+        assert kinds_of(trained[:12], one[:, ::-1]) & {"range", "other robot", "normalized", "degrees", "scale"}
+    assert named >= 6
+
+
 def test_times_must_not_decrease(contract: InputContract) -> None:
     assert found_in(contract, lambda seen: seen, time=lambda step: 1.0) == set()
     assert found_in(contract, lambda seen: seen, time=lambda step: -step) == {("time", "")}

@@ -245,6 +245,27 @@ def test_processes_of_a_run_fetch_it_once(hub: WritableHub, tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.parametrize("name", ["../evil.txt", "policy/../../evil.txt", "/evil.txt", "..", "a\\..\\..\\evil.txt"])
+def test_names_outside_the_folder_are_refused(
+    hub: WritableHub, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["push", str(saved(tmp_path / "policy")), "--to", "hf://me/policy"]) == 0
+    hub.repos["models/me/policy"].add({name: b"evil"})
+    asked: list[list[str]] = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **kwargs: asked.append(args))
+    assert main(["pull", "hf://me/policy", "--output-dir", str(tmp_path / "a/copy")]) == WRONG_INPUT
+    assert repr(name) in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+    assert asked == []
+
+
+def test_policy_is_loaded_without_names_outside_its_folder(hub: WritableHub, tmp_path: Path) -> None:
+    assert main(["push", str(saved(tmp_path / "policy")), "--to", "hf://me/policy"]) == 0
+    hub.repos["models/me/policy"].add({"../evil.txt": b"evil", "/evil.txt": b"evil"})
+    assert torch.equal(us.load_policy("hf://me/policy").policy.fuse.weight, policy().fuse.weight)
+    assert not [path for path in hub.downloads if "evil" in path]
+
+
 def test_full_disk_is_no_error_of_the_hub(hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object, **kwargs: object) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

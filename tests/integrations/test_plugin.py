@@ -86,6 +86,27 @@ def test_other_loaders_of_the_script_stay(data: Path) -> None:
     assert list(found.cycle([1, 2])) == [1, 2]
 
 
+def test_wrapped_dataset_is_refused(data: Path) -> None:
+    found: Any = script(data)
+    install(found)
+    dataset, _ = found.make_train_eval_datasets(config())
+    wrapped = SimpleNamespace(dataset=torch.utils.data.Subset(dataset, [0]))
+    for loader in (wrapped, iter([1, 2])):
+        with pytest.raises(ConfigError) as error:
+            found.cycle(loader)
+        assert ("Subset" if loader is wrapped else "list_iterator") in str(error.value)
+
+
+def test_evaluation_loader_stays(data: Path) -> None:
+    found: Any = script(data)
+    make, held = found.make_train_eval_datasets, SimpleNamespace()
+    found.make_train_eval_datasets = lambda config: (make(config)[0], held)
+    install(found)
+    found.make_train_eval_datasets(config())
+    with pytest.raises(TypeError, match="not iterable"):  # LeRobot's own function is called
+        found.cycle(SimpleNamespace(dataset=held))
+
+
 @pytest.mark.parametrize("setting", [{"streaming": True}, {"transforms": True}])
 def test_settings_that_would_be_ignored_are_refused(data: Path, setting: dict[str, bool]) -> None:
     found: Any = script(data)

@@ -83,6 +83,29 @@ def test_check_resume_without_changes_is_silent() -> None:
     assert check_resume("r", config, config, None, HERE) == []
 
 
+def test_check_resume_names_a_mapping_in_another_sequence() -> None:
+    then = TrainConfig(
+        data=DataConfig(root="d", prompt_metadata={"quality": 0.1, "success": 0.2}),
+        optim=OptimConfig(lr_scale={"vision.*": 0.1, "*": 1.0}, weight_decay_of={"vision.*": 0.1, "*": 0.0}),
+    )
+
+    def turned(group: Any, name: str) -> Any:
+        return replace(group, **{name: dict(reversed(getattr(group, name).items()))})
+
+    for name in ("lr_scale", "weight_decay_of"):
+        now = replace(then, optim=turned(then.optim, name))
+        refused_or_named: list[str] = []
+        try:
+            refused_or_named = check_resume("r", then, now, None, HERE)
+        except ConfigError as error:
+            refused_or_named = [str(error)]
+        assert any(f"optim.{name}" in line for line in refused_or_named)
+    with pytest.raises(ConfigError) as error:
+        check_resume("r", then, replace(then, data=turned(then.data, "prompt_metadata")), None, HERE)
+    assert "data.prompt_metadata" in str(error.value)
+    assert check_resume("r", then, then, None, HERE) == []
+
+
 def test_check_resume_refuses_another_run_with_all_reasons(half: Path) -> None:
     config = RunDir(half).settings()
     other = replace(

@@ -126,6 +126,7 @@ class RobotFacts:
         cameras: by standard key; cameras that the robot lacks are not there.
         tasks: instructions of training, at most `MOST_TASKS`.
         tasks_left_out: number of further instructions.
+        episodes: training episodes; 0 if unknown, in contracts of earlier releases.
     """
 
     MOST_TASKS = 1000
@@ -139,6 +140,7 @@ class RobotFacts:
     cameras: Mapping[str, CameraFacts]
     tasks: tuple[str, ...] = ()
     tasks_left_out: int = 0
+    episodes: int = 0
 
     @property
     def input_keys(self) -> set[str]:
@@ -158,6 +160,7 @@ class RobotFacts:
             "cameras": {key: camera.to_json() for key, camera in self.cameras.items()},
             "tasks": list(self.tasks),
             "tasks_left_out": self.tasks_left_out,
+            "episodes": self.episodes,
         }
 
     @classmethod
@@ -173,6 +176,7 @@ class RobotFacts:
             cameras={str(key): CameraFacts.from_json(camera) for key, camera in stored["cameras"].items()},
             tasks=tuple(map(str, stored["tasks"])),
             tasks_left_out=int(stored["tasks_left_out"]),
+            episodes=int(stored.get("episodes", 0)),
         )
 
 

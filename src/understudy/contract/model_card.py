@@ -62,7 +62,8 @@ def make_card(config: Mapping[str, Any], weights: int, contract: Mapping[str, An
 def _origin(provenance: Mapping[str, Any]) -> str:
     if "run" not in provenance:
         return ""
-    return f"From run `{provenance['run']}` at step {provenance['step']}."
+    step = f" at step {provenance['step']}" if "step" in provenance else ""
+    return f"From run `{provenance['run']}`{step}."
 
 
 def _call(contract: Mapping[str, Any] | None) -> str:

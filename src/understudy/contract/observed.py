@@ -7,7 +7,8 @@
 
 Each difference is reported once in an episode. Keys, shapes and dtypes are certain at once. Units, orders and cameras
 are explanations of numbers: they need `LEAST_SEEN` observations, most of them outside the range of training, and one
-explanation that is much better than none. So a new scene or another light is reported as itself.
+explanation that is much better than none. So a new scene or another light is reported as itself. Another order of
+dimensions needs ranges of more than `_FEW_EPISODES` training episodes; with fewer, such numbers are reported by range.
 """
 
 from collections import deque
@@ -31,6 +32,8 @@ _REPEATED = 3  # equal images in a row while the robot moves
 _REPEATED_S = 0.5  # seconds that they last: a camera may be slower than the robot
 _BETTER = 2.0  # nats per number that an explanation gains
 _OUTSIDE = 0.5  # share of the observations outside the range of training from which a dimension needs an explanation
+_FEW_EPISODES = 12  # ranges of so few are narrow: a new scene leaves them, and another order may seem to explain it
+_MOVED_OUTSIDE = 0.2  # share of the exchanged dimensions that must be outside the range of training
 _ASPECT = 0.03  # share by which the aspect ratio of images may differ from that of the recordings
 _STATE, _TASK = "observation.state", "task"
 _OTHERS = ("is_pad", "is_missing")  # ends of keys that are no inputs
@@ -166,7 +169,9 @@ class ObservationCheck:
             if gains[which].sum() > _BETTER * bad[which].sum() > 0:
                 candidates.append((float(gains[which].sum()), _unit_mismatch(unit, values, facts, which & bad)))
         order = best_order(values, facts)
-        if (moved := order != np.arange(facts.width)).any():
+        is_few = 0 < self._facts.episodes <= _FEW_EPISODES
+        moved = order != np.arange(facts.width)
+        if moved.any() and not is_few and bad[moved].mean() >= _MOVED_OUTSIDE:
             gain = float(log_likelihood(values[:, order], facts).mean(0).sum()) - total
             if gain > _BETTER * bad.sum() and not _outside(values[:, order], facts).any():
                 given = [f"{facts.names[order[i]]} in place of {facts.names[i]}" for i in np.flatnonzero(moved)]

@@ -9,8 +9,9 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from understudy.atomic import sync, write_text
@@ -22,6 +23,8 @@ ORIGIN = ".understudy-hub.json"
 """File of a pulled folder: the id and the commit that it was fetched from."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 """Patterns of files that may execute code when they are read; a policy needs none of them."""
+_OUTSIDE = ("/*", "..", "../*", "*/../*", "*/..", "*\\*", "?:*")
+"""Patterns of names that leave the folder into which they are fetched. Not every huggingface_hub refuses them."""
 _CHECKPOINTS = "checkpoints/*"  # of a run: several times as large as its policy
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PART = ".understudy-pull"
@@ -31,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 def fetch_model(wanted: HubId) -> Path:
     """Fetch a model repository into the cache of huggingface_hub, without pickles and checkpoints of runs.
+
+    Files whose names leave the folder are left out, too.
 
     Returns:
         The folder in the cache. Its name is the commit.
@@ -42,7 +47,7 @@ def fetch_model(wanted: HubId) -> Path:
     require("hub")
     from huggingface_hub import snapshot_download
 
-    left_out = [*PICKLES, _CHECKPOINTS]
+    left_out = [*PICKLES, *_OUTSIDE, _CHECKPOINTS]
     with hub_errors(str(wanted), "cannot be fetched from the hub"):
         return Path(snapshot_download(wanted.name, revision=wanted.revision, ignore_patterns=left_out))
 
@@ -69,6 +74,7 @@ def pull(wanted: HubId, target: Path) -> Path:
 
     with hub_errors(str(wanted), "cannot be found on the hub"):
         info = HfApi().repo_info(wanted.name, revision=wanted.revision, repo_type=wanted.kind)
+    _check_names(wanted, [file.rfilename for file in info.siblings])
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}{_PART}")
     with _locked(part, target):
@@ -109,6 +115,17 @@ def _check_absent(target: Path, wanted: HubId) -> None:
             f"output_dir: {target}: exists, was not fetched from {wanted}, and is not replaced; name a folder that "
             f"does not exist yet: understudy pull {wanted} --output-dir FOLDER"
         )
+
+
+def _check_names(wanted: HubId, names: Iterable[str]) -> None:
+    """Refuse names that leave the folder into which they are fetched.
+
+    Raises:
+        ConfigError: names the first one.
+    """
+    for name in names:
+        if any(fnmatchcase(name, pattern) for pattern in _OUTSIDE):
+            raise ConfigError(f"{wanted}: holds a file named {name!r}, which is outside its folder; nothing is fetched")
 
 
 def _remove_others(part: Path, names: set[str]) -> None:

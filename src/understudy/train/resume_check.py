@@ -35,6 +35,7 @@ def check_resume(
     if len(then.data.sources) != len(now.data.sources):
         changed = {path: values for path, values in changed.items() if not path.startswith("data.sources")}
         changed["data.sources"] = f"{len(then.data.sources)} sources", f"{len(now.data.sources)} sources"
+    changed |= _reordered(then, now)
     refused, lines = [], []
     for path, (old, new) in changed.items():
         found = marker(now, path)
@@ -73,6 +74,23 @@ def check_resume(
             if version != here["versions"][name]:
                 lines.append(f"{name}: {version} -> {here['versions'][name]}: versions may round differently")
     return lines
+
+
+def _reordered(then: TrainConfig, now: TrainConfig) -> dict[str, tuple[str, str]]:
+    """Return path -> (old, new) sequence of the names of each mapping whose sequence alone differs.
+
+    The sequence is that of the fields in a prompt, and of patterns of which the first match counts.
+    """
+    mappings = {
+        "data.prompt_metadata": (then.data.prompt_metadata, now.data.prompt_metadata),
+        "optim.lr_scale": (then.optim.lr_scale, now.optim.lr_scale),
+        "optim.weight_decay_of": (then.optim.weight_decay_of, now.optim.weight_decay_of),
+    }
+    return {
+        path: (", ".join(old), ", ".join(new))
+        for path, (old, new) in mappings.items()
+        if list(old) != list(new) and set(old) == set(new)
+    }
 
 
 def _describe_learning_rate(then: TrainConfig, now: TrainConfig, done: int) -> list[str]:

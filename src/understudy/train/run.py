@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from understudy.atomic import write_text
-from understudy.config.schema import differences, plain, without_credentials
+from understudy.config.schema import dump_yaml, plain, without_credentials
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.credentials import CREDENTIALS_HINT, has_credentials
 from understudy.distributed.mesh import Mesh, join_mesh
@@ -106,7 +106,7 @@ def resume(config: TrainConfig) -> int:
         with mesh.together():
             then, data = _check_changes(run, config, mesh)
             validation = open_validation(config, data)
-            edited = bool(differences(run.settings(), config))
+            edited = dump_yaml(run.settings()) != dump_yaml(config)  # also the sequence of a mapping
             before = run.config.read_text(encoding="utf-8")
         if edited:
             mesh.first(lambda: run.write_settings(config))

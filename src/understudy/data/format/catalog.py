@@ -103,7 +103,7 @@ class Catalog:
         if files.is_local and not files.exists(INFO):
             missing = "there is no meta/info.json" if files.exists("") else "there is no such folder"
             fix = "give the folder of a LeRobot dataset, which holds meta/"
-            if isinstance(root, str) and _HUB_ID.fullmatch(root) and not files.exists(""):
+            if isinstance(root, str) and _HUB_ID.fullmatch(root):
                 fix += f", or hf://datasets/{root} for a dataset on the hub"
             raise DatasetError(missing, where=files.root, fix=fix)
         try:

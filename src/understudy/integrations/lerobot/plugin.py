@@ -24,12 +24,16 @@ class _Run:
     Attributes:
         config: LeRobot's settings.
         dataset: LeRobot's training dataset.
+        eval_dataset: LeRobot's evaluation dataset, if any.
+        is_replaced: whether this loader took the place of the training loader.
         sampler: arguments of LeRobot's sampler.
         position: first position; more than 0 on resume.
     """
 
     config: Any = None
     dataset: Any = None
+    eval_dataset: Any = None
+    is_replaced: bool = False
     sampler: dict[str, Any] = field(default_factory=dict)
     position: int = 0
 
@@ -67,7 +71,7 @@ def install(script: ModuleType) -> None:
         _check_config(config)
         found = make(config)
         _check_dataset(found[0])
-        run.config, run.dataset = config, found[0]
+        run.config, run.dataset, run.eval_dataset = config, *found
         return found
 
     def make_sampler(*args: Any, **kwargs: Any) -> Any:
@@ -79,8 +83,13 @@ def install(script: ModuleType) -> None:
         return state(step, num_frames, batch_size, num_processes)
 
     def cycle_batches(batches: Any) -> Iterator[Any]:
-        is_ours = run.dataset is not None and getattr(batches, "dataset", None) is run.dataset
-        return _batches(run) if is_ours else cycle(batches)
+        dataset = getattr(batches, "dataset", None)
+        if run.dataset is not None and dataset is run.dataset:
+            run.is_replaced = True
+            return _batches(run)
+        if not run.is_replaced and (run.eval_dataset is None or dataset is not run.eval_dataset):
+            raise ConfigError(_describe_wrapped(batches, dataset))
+        return cycle(batches)
 
     replaced: dict[str, Callable[..., Any]] = dict(
         zip(_NEEDED[:-1], (make_datasets, make_sampler, sampler_state, cycle_batches), strict=True)
@@ -88,6 +97,15 @@ def install(script: ModuleType) -> None:
     for name, function in replaced.items():
         setattr(script, name, function)
     logger.info("understudy loads the batches of lerobot-train")
+
+
+def _describe_wrapped(batches: Any, dataset: Any) -> str:
+    """Return the message about a training loader that is not of the dataset that LeRobot made."""
+    found = f"a {type(dataset).__name__}" if dataset is not None else f"in a {type(batches).__name__} without a dataset"
+    return (
+        f"the training dataset is {found}, not the LeRobotDataset of make_train_eval_datasets: the plugin cannot load "
+        "it, and LeRobot's own loader would; pass the dataset to the DataLoader as it is, or leave out the plugin"
+    )
 
 
 def _batches(run: _Run) -> Iterator[dict[str, Any]]:

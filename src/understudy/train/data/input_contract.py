@@ -20,6 +20,7 @@ from understudy.contract.camera_print import CameraPrint, shrink
 from understudy.contract.facts import CameraFacts, InputContract, RobotFacts, VectorFacts
 from understudy.credentials import redact
 from understudy.data.dataset import EpisodeDataset
+from understudy.data.selection.distinct import distinct
 from understudy.data.stats.norm_heads import compute_statistics
 from understudy.data.stats.normalization import Statistics
 from understudy.errors import DatasetError
@@ -137,6 +138,7 @@ def _robot(
         cameras=cameras,
         tasks=tuple(tasks[: RobotFacts.MOST_TASKS]),
         tasks_left_out=max(0, len(tasks) - RobotFacts.MOST_TASKS),
+        episodes=sum(len(distinct(data.training[n].segments[:, 0])) for n in members),
     )
 
 
