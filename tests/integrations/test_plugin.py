@@ -103,7 +103,7 @@ def test_evaluation_loader_stays(data: Path) -> None:
     found.make_train_eval_datasets = lambda config: (make(config)[0], held)
     install(found)
     found.make_train_eval_datasets(config())
-    with pytest.raises(TypeError, match="not iterable"):  # LeRobot's own function is called
+    with pytest.raises(TypeError):  # it has no batches: LeRobot's own function is called
         found.cycle(SimpleNamespace(dataset=held))
 
 

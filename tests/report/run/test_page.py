@@ -17,7 +17,7 @@ from support.runs import series, tiny_config, tiny_dataset
 from understudy.errors import ConfigError
 from understudy.report import charts
 from understudy.report.run.page import write_report
-from understudy.report.run.step import render_step
+from understudy.report.run.step import render_sources, render_step
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.profiling.profile import Profile, RankProfile, combine, step_settings
@@ -31,6 +31,23 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tiny_dataset(root / "dataset")
     run.train(tiny_config(data, root / "run"))
     return root / "run"
+
+
+def test_throughput_of_each_source_is_its_share_of_the_order() -> None:
+    names, frames = ("a", "b<", "c"), (300, 100, 50)
+    order: dict[str, Any] = {"sources": [{"name": n, "frames": f} for n, f in zip(names, frames)]}
+    order["schedule"] = [{"position": 0, "slots": [1, 1, 1]}, {"position": 64, "slots": [3, 1]}]
+    speed = [{"samples_per_s": rate} for rate in (10.0, 40.0, 80.0)]
+    rows = re.findall(r"<tr><td[^>]*>(.*?)</td></tr>", render_sources(order, speed))
+    cells = [re.split(r"</td><td[^>]*>", row) for row in rows]
+    assert cells == [
+        ["a", "75.00%", "30.0", "300", "0:00:10"],
+        ["b&lt;", "25.00%", "10.0", "100", "0:00:10"],
+        ["c", "0.00%", "0.0", "50", "never"],
+    ]
+    assert render_sources(order, []) == ""
+    single = {"sources": order["sources"][:1], "schedule": [{"position": 0, "slots": [1]}]}
+    assert render_sources(single, speed) == ""
 
 
 def html_of(root: Path) -> str:

@@ -71,7 +71,7 @@ def install(script: ModuleType) -> None:
         _check_config(config)
         found = make(config)
         _check_dataset(found[0])
-        run.config, run.dataset, run.eval_dataset = config, *found
+        run.config, run.dataset, run.eval_dataset = config, found[0], found[1]
         return found
 
     def make_sampler(*args: Any, **kwargs: Any) -> Any:

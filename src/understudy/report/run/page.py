@@ -35,7 +35,7 @@ def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 
     from understudy.report import html
     from understudy.report.run.imagined import render_imagined
     from understudy.report.run.rollouts import read_results, render_during_training, render_result
-    from understudy.report.run.step import render_step
+    from understudy.report.run.step import render_sources, render_step
     from understudy.report.run.validation import render_validation
     from understudy.report.run.worst_episodes import render_worst_episodes
     from understudy.train.checkpoint import checkpoint
@@ -50,9 +50,11 @@ def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 
     records = metrics_file.read(run.metrics)
     kinds = {kind: [r for r in records if r["kind"] == kind] for kind in ("train", "speed", "val", "rollout")}
     latest = checkpoint.find_latest(run.checkpoints)
-    versions: dict[str, str] = {}
+    record, saved = run.read_record(), dict[str, Any]()
     with suppress(CheckpointError):  # a report is useful for a damaged run, too
-        versions = checkpoint.read_state(latest).get("versions", {}) if latest is not None else {}
+        saved = checkpoint.read_state(latest) if latest is not None else {}
+    versions: dict[str, str] = saved.get("versions", {})
+    order = {**record["order"], **({"schedule": saved["schedule"]} if saved.get("schedule") else {})}
     rollouts = read_results(run.rollouts)
     worst = render_worst_episodes(run, kinds["val"], worst_episodes, predict=predict)
     done = kinds["train"][-1]["step"] if kinds["train"] else 0
@@ -64,7 +66,7 @@ def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 
         f"{_text(config.data.root or ', '.join(config.data.names()))}</p>",
         html.tiles(_headlines(kinds, rollouts)),
         html.section("Training", _curves(kinds)),
-        html.section("One step", render_step(config, kinds["speed"], root)),
+        html.section("One step", render_step(config, kinds["speed"], root), render_sources(order, kinds["speed"])),
         html.section("Validation", render_validation(kinds["val"])),
         html.section("Worst validation episodes", worst),
         html.section("Imagined futures", render_imagined(kinds["val"], run.imagined)),
@@ -73,7 +75,7 @@ def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 
             render_during_training(kinds["rollout"]),
             *[render_result(result, run.rollouts) for result in rollouts],
         ),
-        html.section("The first batch", _batch(config, recorded_sources(run.read_record())), note=_BATCH_NOTE),
+        html.section("The first batch", _batch(config, recorded_sources(record)), note=_BATCH_NOTE),
         html.section(
             "Settings",
             _changed_settings(config),

@@ -6,6 +6,7 @@ the memory, predicted and measured, are of `understudy profile` with the folder 
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,30 @@ def render_step(config: TrainConfig, speed: Sequence[Mapping[str, Any]], root: P
     title += f"<p class='soft'>{escape(explain_difference(found))}</p>"
     figures = html.table(["figure", "value"], [[name, value] for value, name in headlines(found)])
     return "".join([recorded, html.card(title, figures), *time_cards(found), memory_cards(found)])
+
+
+def render_sources(order: Mapping[str, Any], speed: Sequence[Mapping[str, Any]]) -> str:
+    """Render the throughput of each source of a mixture: its exact share in the order, of the run's median.
+
+    Args:
+        order: the order, as order.json holds it; its last shares count.
+        speed: records of speed.
+
+    Returns:
+        "" for a single source, and for a run without logged steps.
+    """
+    sources, slots = order["sources"], order["schedule"][-1]["slots"]
+    if len(sources) < 2 or not speed:
+        return ""
+    rate = float(np.median([record["samples_per_s"] for record in speed]))
+    rows = []
+    for number, source in enumerate(sources):  # an entry may list fewer sources; the others do not take part
+        share = slots[number] / sum(slots) if number < len(slots) else 0.0
+        seconds = source["frames"] / (share * rate) if share else None
+        epoch = "never" if seconds is None else str(timedelta(seconds=round(seconds)))
+        rows.append([source["name"], f"{share:.2%}", f"{share * rate:,.1f}", f"{source['frames']:,}", epoch])
+    head = ["source", "share of the samples", "samples per second", "frames of an epoch", "time of an epoch"]
+    return html.card("<h3>Throughput of each source</h3>", html.table(head, rows))
 
 
 def _recorded(config: TrainConfig, speed: Sequence[Mapping[str, Any]]) -> str:
