@@ -31,12 +31,13 @@ def test_given_actions_have_no_noise_and_train_nothing() -> None:
     assert torch.equal(fewer.sum[0], found.sum[0])
 
 
-def test_the_number_of_given_actions_is_uniform_in_training_alone() -> None:
+def test_half_of_the_samples_of_training_alone_are_given_actions() -> None:
     net = policy(max_delay=3)
-    many = make_draws(net.random_spec("train"), 0, torch.arange(400))["flow delay"]
+    many = make_draws(net.random_spec("train"), 0, torch.arange(2400))["flow delay"]
     assert many.dtype == torch.int64
-    assert torch.bincount(many, minlength=4).min() > 60
     assert many.max() == 3
+    expected = torch.tensor([1200, 400, 400, 400])
+    assert (torch.bincount(many) - expected).abs().max() < 80  # more than 3 standard deviations
     for use in ("validation", "act"):
         assert "flow delay" not in net.random_spec(use)  # type: ignore[arg-type]
     assert "flow delay" not in policy().random_spec("train")
@@ -80,7 +81,7 @@ def test_a_trained_policy_continues_what_it_is_given() -> None:
         "action_is_pad": torch.zeros(32, 4, dtype=torch.bool),
     }
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-    for step in range(150):
+    for step in range(200):
         loss = net.losses(data, make_draws(net.random_spec("train"), 0, torch.arange(32) + 32 * step))["flow"]
         optimizer.zero_grad()
         (loss.sum.sum() / loss.count.sum()).backward()
@@ -91,7 +92,7 @@ def test_a_trained_policy_continues_what_it_is_given() -> None:
     assert set(alone.sign().tolist()) == {-1.0, 1.0}  # the noise decides
     for delay in (1, 2):
         found = net.continue_chunk(data, drawn, data["action"], delay)[:, :, 0]
-        assert (found - side[:, None]).abs().max() < 0.5
+        assert (found - side[:, None]).abs().mean() < 0.2
 
 
 def test_numbers_that_it_was_not_trained_for_are_refused() -> None:

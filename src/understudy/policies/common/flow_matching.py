@@ -89,6 +89,11 @@ def delays(uniform: Tensor, most: int) -> Tensor:
     return (uniform * (most + 1)).long().clamp(max=most)
 
 
+def delays_or_none(uniform: Tensor, most: int) -> Tensor:
+    """Map uniform draws [B] to numbers of given actions, int64 [B]: 0 for one half, 1 to `most` for the other."""
+    return torch.where(uniform < 0.5, 0, 1 + ((2 * uniform - 1) * most).long()).clamp(max=most)
+
+
 def time_features(time: Tensor, width: int) -> Tensor:
     """Compute sines and cosines of flow times, [...] -> float32 [..., width], with log-spaced periods.
 

@@ -40,8 +40,9 @@ class FlowSettings(EncoderSettings):
     noise_samples: int = 4
     """Noises and flow times per sample and step; they share one pass over the images, which is most of the cost."""
     max_delay: int = 0
-    """Largest number of leading actions that a training sample is given, uniform from 0. The policy learns to continue
-    a chunk that is still being executed (training-time real-time chunking). 0: none."""
+    """Largest number of leading actions that a training sample is given. Half of the samples get none, the others 1
+    to this number. The policy learns to continue a chunk that is still being executed (training-time real-time
+    chunking). 0: none."""
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""

@@ -23,7 +23,7 @@ from understudy.policies.batch import check_shape, prompts_of, value_of
 from understudy.policies.common.chunking import given_actions
 from understudy.policies.common.encoders.image import ImageEncoder
 from understudy.policies.common.encoders.text import TextEncoder, text_room
-from understudy.policies.common.flow_matching import delays, euler, spread_times, velocity
+from understudy.policies.common.flow_matching import delays_or_none, euler, spread_times, velocity
 from understudy.policies.common.layers import Layer, Linear, layer_norm, sinusoids, zero_init
 from understudy.policies.common.normalizer import Normalizer, blanked, state_now
 from understudy.policies.common.task_modes import DYNAMICS, FLOW, FORWARD, MODES, POLICY, TRAINS
@@ -132,7 +132,7 @@ class FlowPolicy(Policy):
                 "future stratum": RandomSpec("uniform", (draws,), partial(torch.argsort, dim=1)),
             }
         if config.max_delay and use == "train":
-            spec["flow delay"] = RandomSpec("uniform", (), partial(delays, most=config.max_delay))
+            spec["flow delay"] = RandomSpec("uniform", (), partial(delays_or_none, most=config.max_delay))
         return spec
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
