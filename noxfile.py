@@ -36,6 +36,6 @@ def onnx(session: nox.Session) -> None:
 @nox.session(python="3.12")
 def ray(session: nox.Session) -> None:
     """Test the recipe for Ray Train on a cluster of two hosts' processes."""
-    session.install("ray[default,train]==2.60.0", "-e", ".[train]", "pytest", "pytest-timeout")
+    session.install("ray[default,train]==2.60.0", "-e", ".[train]", "pytest", "pytest-timeout", "hypothesis")
     session.env["OMP_NUM_THREADS"] = "1"
     session.run("pytest", "-rs", "tests/test_recipe_ray.py", *session.posargs)
