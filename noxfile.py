@@ -12,18 +12,20 @@ nox.options.sessions = ["lerobot", "onnx", "ray"]
 
 @nox.session(python="3.12")
 def lerobot(session: nox.Session) -> None:
-    """Test their policies in our trainer, and our loader in their trainers."""
+    """Test their policies in our trainer, our loader in their trainers, and their robot client with our server."""
     session.install(
-        "lerobot[dataset,training,diffusion]==0.6.1",
+        "lerobot[dataset,training,diffusion,async]==0.6.1",
         "transformers==5.5.4",
         "-e",
-        ".[train]",
+        ".[train,serve-lerobot]",
         "pytest",
         "pytest-timeout",
     )
     session.install("hypothesis", "scipy", "huggingface_hub")
     session.env["HF_HUB_OFFLINE"] = "1"
-    session.run("pytest", "-rs", "tests/integrations", "tests/policies/lerobot", *session.posargs)
+    session.run(
+        "pytest", "-rs", "tests/integrations", "tests/policies/lerobot", "tests/serve/lerobot", *session.posargs
+    )
 
 
 @nox.session(python="3.12")

@@ -20,6 +20,7 @@ pytest.importorskip("websockets", reason="needs the extra serve")
 pytest.importorskip("grpc", reason="needs the extra serve-lerobot")
 if find_spec("lerobot") is None:
     pytest.skip("lerobot is not installed", allow_module_level=True)
+pytest.importorskip("google.protobuf", reason="needs lerobot[async]")
 
 import understudy as us
 from support.arm import CAMERAS, HEIGHT, NAMES, WIDTH, Observation
@@ -117,12 +118,16 @@ class Arm:
     def performed(self) -> np.ndarray:
         return np.array([json.loads(line) for line in self.file.read_text().splitlines()], np.float32).reshape(-1, 7)
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 120) -> None:
-        end = time.monotonic() + seconds
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 120
         while not condition():
-            assert self.process.poll() is None, self.log.read_text()[-3000:]
             assert time.monotonic() < end, self.log.read_text()[-3000:]
             time.sleep(0.05)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait, and fail where the client ends."""
+        self.wait_until(lambda: condition() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.log.read_text()[-3000:]
 
     def end(self) -> None:
         self.process.kill()
@@ -161,6 +166,7 @@ def test_two_robots_execute_the_actions_of_the_local_policy_to_the_bit(
             wanted = expected(folder, seen[number], 7 + number, count // 15 + 1)
             assert np.array_equal(arm.performed(), wanted[:count])
         assert not server.metrics.value("understudy_mismatches_total", 'kind="dimension order"')
+        one.wait_until(lambda: not server._engine.connected)  # both were killed
         assert set(outcomes(server)) <= {"ok", "vanished"}
 
 

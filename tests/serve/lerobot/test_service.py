@@ -317,6 +317,35 @@ def test_a_vanished_robot_frees_its_place(
     robots[2].channel.close()
 
 
+def test_a_call_that_its_client_gives_up_costs_no_features(
+    folder: Path, seen: list[Observation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "WAIT_S", 30.0)
+    features = {key.replace("front", "top"): value for key, value in FEATURES.items()}
+    renamed = {"observation.images.top": "observation.images.front"}
+    observation = {("top" if key == "front" else key): value for key, value in raw(seen[0]).items()}
+    with served(folder, lerobot_port=0) as server, client(server) as arm:
+        arm.start(lerobot_features=features, rename_map=renamed, actions_per_chunk=5)
+        with failing("DEADLINE_EXCEEDED"):
+            arm.call("GetActions", timeout=0.2)
+        wait_for(lambda: server._engine.connected == 0)
+        arm.send(TimedObservation(0, 0, observation))
+        assert len(arm.actions()) == 5
+        assert server._engine.connected == 1
+
+
+def test_cameras_and_joints_that_the_policy_lacks_are_left_out(folder: Path, seen: list[Observation]) -> None:
+    """A robot of LeRobot sends all that it has. Where a camera is lacking, it may be one of them."""
+    more = FEATURES | {"observation.images.side": FEATURES["observation.images.front"]}
+    observation = raw(seen[0]) | {"side": seen[1]["cam_front"]}
+    with served(folder, lerobot_port=0, contract="strict") as server, client(server) as arm:
+        arm.start(lerobot_features=more)
+        arm.send(TimedObservation(0, 0, observation, True))
+        assert len(arm.actions()) == 16
+        with failing("FAILED_PRECONDITION", "missing key", "cam_front"):
+            arm.start(lerobot_features={key: own for key, own in more.items() if not key.endswith("front")})
+
+
 def test_idle_robots_give_up_their_places(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(folder, lerobot_port=0, max_connections=1) as server, client(server) as one, client(server) as two:
         one.start()

@@ -42,9 +42,33 @@ class Inputs:
             found[key] = _value(values, name, np.ndarray)
         return found
 
+    def without_extras(self, robot: RobotPolicy) -> "Inputs":
+        """Return the inputs that the policy has: a robot of LeRobot sends all of its cameras and joints.
+
+        Where one is lacking, the others stay, since one of them may be it under another name.
+        """
+        wanted = _wanted(robot)
+        if not all(keys & {*self.vectors, *self.images} for keys in wanted):
+            return self
+        known = set().union(*wanted)
+        vectors = {key: names for key, names in self.vectors.items() if key in known}
+        return Inputs(vectors, {key: name for key, name in self.images.items() if key in known})
+
     def declaration(self) -> Declaration:
         """Return the robot's statements about itself."""
         return Declaration(state_names=self.vectors.get(STATE), cameras=tuple(self.images))
+
+
+def _wanted(robot: RobotPolicy) -> list[set[str]]:
+    """Keys of each input of the policy, of which an observation has one."""
+    config, facts = robot.config, robot.facts
+    cameras = robot.metadata.get("cameras", config.cameras)
+    found = [{camera} for camera in config.cameras if camera in cameras] + [{STATE}] * bool(config.state_dim)
+    if facts is not None:
+        names = {key: camera.key for key, camera in facts.cameras.items()}
+        names |= {STATE: facts.state.key} if facts.state is not None else {}
+        found = [{key, names.get(key, key)} for (key,) in found]
+    return found
 
 
 def _value(values: Mapping[str, Any], name: str, kind: type) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any, Self
 
 from understudy.errors import ConfigError
+from understudy.lru import LRUCache
 from understudy.optional_packages import optional_imports
 from understudy.serve.access import is_authorized
 from understudy.serve.coding import MessageError
@@ -33,7 +34,8 @@ WAIT_S = 2.0
 PART_BYTES = 4 << 20
 """Most bytes of a part of an observation. LeRobot's client sends 2 MiB."""
 _FPS = 30  # LeRobot's, for policies of unknown rate
-_IDLE_S = 60.0  # without a call, after which a robot gives up its place
+_IDLE_S = 5.0  # without a call, after which a robot gives up its place to a new one
+_IDLE_CONNECTION_S = 60.0
 _CALLS = 4  # of a robot at the same time
 _MOST_DETAILS = 2000  # letters of an error: gRPC limits headers to 8 kB
 _CODES = {
@@ -77,6 +79,8 @@ class LeRobotService:
         facts = engine.robot.facts
         self._scale = facts.state.spread if facts is not None and facts.state is not None else None
         self._robots: dict[str, Robot] = {}
+        # A call that its client gives up looks like the end of its connection, and so does a pause. Robots may return.
+        self._left: LRUCache[str, Robot] = LRUCache(64, lambda _: 1)
         self._server: Any = None
 
     async def __aenter__(self) -> Self:
@@ -88,7 +92,7 @@ class LeRobotService:
                 ("grpc.max_receive_message_length", min(PART_BYTES, self._most_bytes)),
                 ("grpc.max_concurrent_streams", 4 * _CALLS),
                 ("grpc.server_handshake_timeout_ms", int(1000 * options.open_timeout_s)),
-                ("grpc.max_connection_idle_ms", int(1000 * _IDLE_S)),
+                ("grpc.max_connection_idle_ms", int(1000 * _IDLE_CONNECTION_S)),
                 ("grpc.keepalive_time_ms", 10_000),  # a robot without power sends no end of its connection
                 ("grpc.keepalive_timeout_ms", int(1000 * options.open_timeout_s)),
             ],
@@ -126,6 +130,7 @@ class LeRobotService:
         await self._engine.ready.wait()
         self._check_open()
         self._drop(context.peer())
+        self._left.pop(context.peer())
         self._robot(context)
         return b""
 
@@ -141,7 +146,7 @@ class LeRobotService:
         chunk = self._engine.robot.config.chunk
         if instructions.actions_per_chunk > chunk:
             LOG.info("%s asks for %d actions per chunk; it gets %d", robot.name, instructions.actions_per_chunk, chunk)
-        inputs = read_inputs(instructions)
+        inputs = read_inputs(instructions).without_extras(self._engine.robot)
         request = Request(op="hello", declaration=_statements(inputs.declaration()))
         async with robot.serving:
             await self._engine.compute(robot.session, request, {}, robot.name, time.monotonic())
@@ -200,7 +205,8 @@ class LeRobotService:
                 return await self._chunk(robot)
         except asyncio.CancelledError:
             if self._robots.get(context.peer()) is robot:
-                self._drop(context.peer())
+                robot.mark_failed()
+                self._pause(context.peer())
             raise
 
     async def _chunk(self, robot: Robot) -> bytes:
@@ -263,16 +269,25 @@ class LeRobotService:
         if (robot := self._robots.get(peer)) is None:
             for other, own in list(self._robots.items()):
                 if now - own.seen > _IDLE_S and not own.serving.locked():
-                    self._drop(other)
+                    self._pause(other)
             if self._engine.connected >= (most := self._engine.options.max_connections):
                 self._engine.metrics.count("understudy_refused_connections_total", 'reason="full"')
                 raise RemoteError(f"{most} robots are connected, the most that may (max_connections)", "busy")
-            number, session = self._engine.open_session()
-            robot = self._robots[peer] = Robot(f"robot {number} at {peer}", session, self._scale)
+            robot = self._left.pop(peer) or self._new_robot(peer)
+            self._robots[peer] = robot
             self._engine.connected += 1
             LOG.info("%s connected", robot.name)
         robot.seen = now
         return robot
+
+    def _new_robot(self, peer: str) -> Robot:
+        number, session = self._engine.open_session()
+        return Robot(f"robot {number} at {peer}", session, self._scale)
+
+    def _pause(self, peer: str) -> None:
+        """Free the place of a robot, which gets its features and its noise back if it returns."""
+        self._left.put(peer, self._robots[peer])
+        self._drop(peer)
 
     def _drop(self, peer: str) -> None:
         if (robot := self._robots.pop(peer, None)) is not None:
