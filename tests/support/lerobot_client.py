@@ -120,7 +120,7 @@ class Client:
     """The calls of LeRobot's `RobotClient`, on a connection of its own."""
 
     def __init__(self, address: str, token: str = "") -> None:
-        options = [("grpc.use_local_subchannel_pool", 1)]
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 300)]
         self.channel = grpc.insecure_channel(address, options)
         self._metadata = [("authorization", f"Bearer {token}")] if token else []
 

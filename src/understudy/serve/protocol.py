@@ -29,7 +29,7 @@ class RemoteError(UnderstudyError, OSError):
     """The server did not answer, or failed.
 
     Attributes:
-        fault: one of `Fault`; "lost" where the connection ended.
+        fault: one of `Fault`; "lost" where the connection ended, "refused" or "token" where the server refuses it.
     """
 
     def __init__(self, message: str, fault: str = "server") -> None:

@@ -190,6 +190,14 @@ def test_deep_nesting_ends_no_process(name: str) -> None:
         read_observation(key)
 
 
+def test_keys_are_texts() -> None:
+    """The hash of a deep tuple would recurse."""
+    assert read_pickle(b"\x80\x04}\x8c\x01aK\x02s.", ()) == {"a": 2}
+    for key in (b"K\x01", b")", b"))\x85\x85"):
+        with refused(kind=MessageError):
+            read_pickle(b"\x80\x04}" + key + b"K\x02s.", ())
+
+
 def test_self_references_and_repetition_are_refused() -> None:
     cycle: list[Any] = []
     cycle.append(cycle)

@@ -2,6 +2,9 @@
 
 import logging
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -32,6 +35,8 @@ from understudy.errors import ConfigError
 from understudy.serve.client import RemotePolicy
 from understudy.serve.coding import MessageError
 from understudy.serve.lerobot import service, wire
+from understudy.serve.lerobot.mapping import compare_policy
+from understudy.serve.lerobot.messages import Instructions
 from understudy.serve.server import PolicyServer
 
 
@@ -204,6 +209,25 @@ def test_the_contract_holds(folder: Path, seen: list[Observation], caplog: pytes
             assert word in caplog.text
 
 
+NAMED = [
+    ("act", "user/model", "lerobot-act", "hf://user/model", 0),
+    ("act", "/data/runs/table/", "act", "runs/table", 0),
+    ("pi05", "./runs/table/policy", "pi05", "runs/table", 0),
+    ("world_action", "table", "world-action", "runs/table/policy", 0),
+    ("act", "runs/table", "flow", "runs/table", 1),
+    ("flow", "runs/tables", "flow", "runs/table", 1),
+    ("act", "other/model", "flow", "user/model", 2),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "own", "served_as", "differences"), NAMED)
+def test_names_of_policies_are_compared(kind: str, name: str, own: str, served_as: str, differences: int) -> None:
+    robot: Any = SimpleNamespace(config=SimpleNamespace(type=own))
+    found = compare_policy(Instructions(kind, name, {}, 1), robot, served_as)
+    assert len(found) == differences
+    assert all(repr(name) in line or repr(kind) in line for line in found)
+
+
 def test_renamed_cameras_have_the_keys_of_the_policy(folder: Path, seen: list[Observation]) -> None:
     features = {key.replace("front", "top"): value for key, value in FEATURES.items()}
     renamed = {"observation.images.top": "observation.images.front"}
@@ -234,6 +258,47 @@ def test_a_restarted_server_needs_no_instructions(folder: Path, seen: list[Obser
         ):
             with failing("INVALID_ARGUMENT"):
                 other.send(TimedObservation(0, 0, changed, True))
+
+
+@pytest.mark.slow
+def test_a_killed_server_is_found_again(folder: Path, seen: list[Observation]) -> None:
+    """The command, ended without notice and started again at its port."""
+
+    def start(port: str) -> tuple[subprocess.Popen[str], str]:
+        arguments = [str(folder), "--head", "arm", "--port", "0", "--lerobot-port", port, "--seed", "2"]
+        command = [sys.executable, "-m", "understudy", "serve", *arguments, "--warm-up", "1"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process, process.stdout.readline().strip().rpartition("=")[2]
+
+    process, address = start("0")
+    try:
+        with Client(address) as arm:
+            arm.start()
+            expected = values(arm.act(seen[0]))
+            process.kill()
+            process.wait()
+            with failing("UNAVAILABLE"):
+                arm.send(TimedObservation(0, 0, raw(seen[0])))
+            process, again = start(address.rpartition(":")[2])
+            assert again == address
+            wait_for(lambda: is_answered(arm, seen[0]))
+            assert np.array_equal(values(arm.actions()), expected)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def is_answered(arm: Client, observation: Observation) -> bool:
+    """Send an observation; False where the connection is not made yet."""
+    try:
+        arm.send(TimedObservation(0, 0, raw(observation)))
+    except grpc.RpcError:
+        return False
+    return True
 
 
 def test_an_older_client_gets_the_classes_of_its_module(server: PolicyServer, seen: list[Observation]) -> None:
@@ -327,8 +392,8 @@ def test_a_call_that_its_client_gives_up_costs_no_features(
     with served(folder, lerobot_port=0) as server, client(server) as arm:
         arm.start(lerobot_features=features, rename_map=renamed, actions_per_chunk=5)
         with failing("DEADLINE_EXCEEDED"):
-            arm.call("GetActions", timeout=0.2)
-        wait_for(lambda: server._engine.connected == 0)
+            arm.call("GetActions", timeout=1)
+        time.sleep(0.1)  # its end has reached the server
         arm.send(TimedObservation(0, 0, observation))
         assert len(arm.actions()) == 5
         assert server._engine.connected == 1
