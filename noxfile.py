@@ -14,7 +14,7 @@ nox.options.sessions = ["lerobot", "onnx", "ray"]
 def lerobot(session: nox.Session) -> None:
     """Test their policies in our trainer, our loader in their trainers, and their robot client with our server."""
     session.install(
-        "lerobot[dataset,training,diffusion,async]==0.6.1",
+        "lerobot[dataset,training,diffusion,smolvla,async]==0.6.1",
         "transformers==5.5.4",
         "-e",
         ".[train,serve-lerobot]",

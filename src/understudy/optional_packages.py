@@ -23,7 +23,7 @@ EXTRAS = {
     "serve": ("websockets", "msgpack"),
     "serve-lerobot": ("grpc",),
     "rerun": ("rerun",),
-    "lerobot": ("lerobot", "diffusers"),
+    "lerobot": ("lerobot", "diffusers", "transformers", "num2words"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
 }
 """Extra -> modules that it installs, without those of the extras that it includes."""

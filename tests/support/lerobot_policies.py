@@ -1,6 +1,6 @@
 """Small policies of LeRobot for the tests of the adapters, and LeRobot's own trainer on the batches of a run.
 
-LeRobot itself is imported by `their_losses` alone.
+LeRobot itself is imported by `their_losses` alone, and transformers by `write_vlm`.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from support.runs import tiny_config
 from understudy.config.train import AugmentConfig, CheckpointConfig, EmaConfig, OptimConfig, ScheduleConfig, ValConfig
 from understudy.policies.lerobot.act_config import LerobotActConfig
 from understudy.policies.lerobot.diffusion_config import LerobotDiffusionConfig
+from understudy.policies.lerobot.smolvla_config import LerobotSmolvlaConfig
 from understudy.policies.registry import policy_type
 
 CAMERA = "observation.images.top"
@@ -45,6 +46,14 @@ SMALL_DIFFUSION: dict[str, Any] = {
     "diffusion_step_embed_dim": 8,
     "num_train_timesteps": 10,
 }
+SMALL_SMOLVLA: dict[str, Any] = {
+    "image_size": (32, 40),
+    "resize_imgs_with_padding": (32, 32),
+    "max_state_dim": 5,
+    "max_action_dim": 4,
+    "num_vlm_layers": 2,
+    "num_steps": 3,
+}
 FACTS: dict[str, Any] = {"action_dim": 2, "state_dim": 3, "cameras": (CAMERA,)}
 
 
@@ -60,8 +69,38 @@ def diffusion_config(**changes: Any) -> LerobotDiffusionConfig:
 
 def small_settings(name: str) -> Any:
     """Settings of a small policy of the type `name`."""
-    sizes = {"lerobot-act": SMALL, "lerobot-diffusion": SMALL_DIFFUSION}
+    sizes = {"lerobot-act": SMALL, "lerobot-diffusion": SMALL_DIFFUSION, "lerobot-smolvla": SMALL_SMOLVLA}
     return policy_type(name).settings(**sizes[name])
+
+
+def smolvla_config(vlm: Path | str, **changes: Any) -> LerobotSmolvlaConfig:
+    return LerobotSmolvlaConfig(**(FACTS | SMALL_SMOLVLA | {"vlm_model_name": str(vlm), "chunk": 4} | changes))
+
+
+def write_vlm(folder: Path) -> Path:
+    """Write the files of a tiny SmolVLM, without weights: config, tokenizer of bytes, processor."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, SmolVLMConfig, SmolVLMImageProcessor, SmolVLMProcessor
+    from transformers.models.smolvlm.video_processing_smolvlm import SmolVLMVideoProcessor
+
+    special = ["<|endoftext|>", "<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>"]
+    names = ("fake_image_token", "image_token", "global_image_token", "end_of_utterance_token")
+    words = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    plain = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    ends = dict.fromkeys(("pad_token", "eos_token", "bos_token", "unk_token"), special[0])
+    named = dict(zip(names, special[1:], strict=True))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, extra_special_tokens=named, **ends)
+    text = {
+        "model_type": "llama", "vocab_size": len(words), "hidden_size": 16, "intermediate_size": 16,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0,
+    }  # fmt: skip
+    vision = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 32, "patch_size": 8}
+    config = SmolVLMConfig(text_config=text, vision_config=vision, scale_factor=2, image_token_id=2, pad_token_id=0)
+    config.save_pretrained(folder)
+    SmolVLMProcessor(SmolVLMImageProcessor(), tokenizer, SmolVLMVideoProcessor()).save_pretrained(folder)
+    return folder
 
 
 def batch_of(count: int, slots: int = 4, times: int = 0, seed: int = 0) -> dict[str, Any]:
@@ -117,7 +156,11 @@ class Recorder:
 
 
 def their_losses(
-    policy: Any, folder: Path, seen: Recorder, inside: Callable[[dict[str, torch.Tensor]], Any], size: tuple[int, int]
+    policy: Any,
+    folder: Path,
+    seen: Recorder,
+    inside: Callable[[dict[str, torch.Tensor]], Any],
+    size: tuple[int, int] | None = None,
 ) -> list[float]:
     """Train LeRobot's policy by its own step and processor on recorded batches, and return its losses.
 
@@ -126,7 +169,7 @@ def their_losses(
         folder: with its processors.
         seen: batches and draws.
         inside: draws -> context in which a step is computed.
-        size: height and width to which images are resized: LeRobot resizes none.
+        size: height and width to which images are resized, where LeRobot's policy resizes none itself.
     """
     from accelerate import Accelerator
     from lerobot.processor import PolicyProcessorPipeline
@@ -143,9 +186,10 @@ def their_losses(
     for own, draws in zip(seen.batches, seen.draws, strict=True):
         images: dict[str, torch.Tensor] = {}
         for key in policy.config.image_features:
-            flat = own[key].float().flatten(0, -4) / 255
-            small = torch.nn.functional.interpolate(flat, size=size, mode="area")
-            images[key] = small.view(*own[key].shape[:-2], *size)
+            images[key] = own[key].float() / 255
+            if size is not None:
+                small = torch.nn.functional.interpolate(images[key].flatten(0, -4), size=size, mode="area")
+                images[key] = small.view(*own[key].shape[:-2], *size)
         with inside(draws):
             tracker, _ = update_policy(
                 tracker, policy, before({**own, **images}), optimizer, 10.0, accelerator=accelerator

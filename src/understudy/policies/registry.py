@@ -39,6 +39,7 @@ BUILT_IN = {
     "pi0": "understudy.policies.pi05.config:PI0",
     "lerobot-act": "understudy.policies.lerobot.act_config:LEROBOT_ACT",
     "lerobot-diffusion": "understudy.policies.lerobot.diffusion_config:LEROBOT_DIFFUSION",
+    "lerobot-smolvla": "understudy.policies.lerobot.smolvla_config:LEROBOT_SMOLVLA",
     "world_action": "understudy.policies.world_action.config:WORLD_ACTION",
 }
 """Types of this package, in the form of entry points."""

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from support.lerobot_policies import (
     NORMALIZATION,
     SMALL,
     SMALL_DIFFUSION,
+    SMALL_SMOLVLA,
     batch_of,
     config,
     diffusion_config,
     run_config,
+    smolvla_config,
 )
 from support.refusals import refused
 from understudy.errors import ConfigError
@@ -28,6 +31,7 @@ from understudy.policies.batch import from_present
 from understudy.policies.folder_formats import describe_folder, save_folder
 from understudy.policies.lerobot.act_config import LerobotActSettings
 from understudy.policies.lerobot.diffusion_config import LerobotDiffusionSettings
+from understudy.policies.lerobot.smolvla_config import LerobotSmolvlaSettings
 from understudy.policies.observation_history import seen_times, step_rate
 from understudy.policies.registry import policy_type, stored_type
 from understudy.train.data.run_data import compute_normalization, open_data
@@ -57,13 +61,49 @@ def test_wrong_settings_of_diffusion_are_named(change: dict[str, Any]) -> None:
     assert LerobotDiffusionSettings(**SMALL_DIFFUSION).problems() == []
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_state_dim": 0}, {"vlm_model_name": ""}, {"resize_imgs_with_padding": (0, 4)}, {"num_expert_layers": 3},
+        {"expert_width_multiplier": 0.0}, {"min_period": 5.0}, {"num_steps": 0},
+    ],
+)  # fmt: skip
+def test_wrong_settings_of_smolvla_are_named(change: dict[str, Any]) -> None:
+    problems = LerobotSmolvlaSettings(**(SMALL_SMOLVLA | change)).problems()
+    assert any(line.partition(":")[0] in change for line in problems)
+    assert LerobotSmolvlaSettings(**SMALL_SMOLVLA).problems() == []
+
+
+def test_vectors_wider_than_the_network_are_named() -> None:
+    with refused("action_dim", "policy.max_action_dim", kind=ValueError):
+        smolvla_config("vlm", action_dim=5)
+
+
+def test_folder_of_the_vision_language_model_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vlm").mkdir()
+    assert LerobotSmolvlaSettings(vlm_model_name="vlm").resolved().vlm_model_name == str(tmp_path / "vlm")
+    hub = LerobotSmolvlaSettings()
+    assert hub.resolved() == hub
+
+
+@pytest.mark.parametrize("change", [{"empty_cameras": 1}, {"adapt_to_pi_aloha": True}, {"n_obs_steps": 2}])
+def test_variants_of_smolvla_that_ours_lacks_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = describe_folder("lerobot", smolvla_config("vlm"), NORMALIZATION, {})
+    save_folder(tmp_path / "smolvla", folder, {"a": torch.ones(1)})
+    path = tmp_path / "smolvla" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with refused(next(iter(change)), kind=ValueError):
+        policy_folder.load(tmp_path / "smolvla")
+
+
 def test_chunk_is_the_horizon_from_the_present_on() -> None:
     assert LerobotDiffusionSettings().stored_chunk() == 63  # horizon 64, two observations
     with refused("chunk", "horizon", 7, 8, kind=ValueError):
         diffusion_config(chunk=8)
 
 
-@pytest.mark.parametrize("make", [config, diffusion_config])
+@pytest.mark.parametrize("make", [config, diffusion_config, partial(smolvla_config, "vlm")])
 @pytest.mark.parametrize(("change", "field"), [({"compute": "bfloat16"}, "compute"), ({"cameras": ()}, "cameras")])
 def test_facts_that_the_network_cannot_take_are_named(make: Any, change: dict[str, Any], field: str) -> None:
     with refused(field, kind=ValueError):
@@ -75,6 +115,7 @@ def test_facts_that_the_network_cannot_take_are_named(make: Any, change: dict[st
     ("kind", "own"),
     [
         ("act", config(dropout=0.0)),
+        ("smolvla", smolvla_config("vlm", add_image_special_tokens=True, prefix_length=70)),
         ("diffusion", diffusion_config(n_obs_steps=3, resize_shape=(64, 80), crop_ratio=0.5, num_inference_steps=4)),
     ],
 )
@@ -165,7 +206,7 @@ def test_past_steps_are_times_at_a_frame_rate() -> None:
     assert seen_times(config(), 10) == ((), ())
 
 
-@pytest.mark.parametrize("make", [config, diffusion_config])
+@pytest.mark.parametrize("make", [config, diffusion_config, partial(smolvla_config, "vlm")])
 def test_missing_package_is_named(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "lerobot"]:
         monkeypatch.delitem(sys.modules, name)

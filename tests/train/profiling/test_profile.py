@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.lerobot_policies import small_settings
+from support.lerobot_policies import small_settings, write_vlm
 from support.pi05 import SMALL
 from support.policies import batch, draws, policy
 from support.ranks import in_ranks
@@ -57,6 +57,8 @@ def config_of(name: str, data: Path, out: Path) -> TrainConfig:
     if name.startswith("lerobot-"):
         pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")
         policy = small_settings(name)
+        if name == "lerobot-smolvla":
+            policy = replace(policy, vlm_model_name=str(write_vlm(data.parent / "vlm")))
         return replace(config, policy=policy, data=replace(config.data, chunk_size=policy.stored_chunk() or 3))
     return config
 
@@ -87,6 +89,10 @@ def test_profile_measures_the_trained_step(
     assert found.phases[OTHER].worst >= 0
     memory = found.memory
     count = found.conditions["parameters"]
+    if name == "lerobot-smolvla":  # a part is frozen, and the vision encoder of transformers reads values
+        assert 0 < memory["gradients"] < 4 * count <= memory["parameters"]
+        assert found.predicted is None
+        return
     assert 0.8 * 4 * count < memory["gradients"] <= 4 * count <= memory["parameters"]  # no loss reaches some of pi0.5
     assert memory["average"] == memory["parameters"]
     assert 8 * count <= memory["optimizer state"] <= 8 * count + 4 * 1000  # two moments, and a step count per tensor

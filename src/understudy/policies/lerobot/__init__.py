@@ -8,4 +8,6 @@ act_config        settings and configs of `lerobot-act`
 act               `LerobotAct`
 diffusion_config  settings and configs of `lerobot-diffusion`
 diffusion         `LerobotDiffusion`
+smolvla_config    settings and configs of `lerobot-smolvla`
+smolvla           `LerobotSmolvla`
 """

@@ -1,7 +1,7 @@
 """Parts that the adapters of LeRobot's policies share: their features, normalized images, and draws in the network."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -42,43 +42,43 @@ class LerobotPolicy(Policy):
             if (values := getattr(config, name, None)) is not None:
                 self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
 
-    def images(self, batch: Mapping[str, Any], camera: str) -> Tensor:
-        """Return images of the network's size in 0..1, float32 [B, 3, h, w], or [B, n, 3, h, w] of n times."""
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode. The network keeps that of evaluation, unless `losses` changes it."""
+        super().train(mode)
+        for child in self.children():
+            child.eval()
+        return self
+
+    def pixels(self, batch: Mapping[str, Any], camera: str) -> Tensor:
+        """Return images of the batch in 0..1, float32 [B, 3, H, W], or [B, n, 3, H, W] of n times."""
         image: Tensor = value_of(batch, camera)
         past = getattr(self.config, "past_steps", 0)
         check_shape(camera, image, (None, *([past + 1] if past else []), 3, None, None))
         if image.dtype != torch.uint8:
             raise ValueError(f"{camera} is {image.dtype}, images are uint8")
-        pixels = image.float() / 255
-        if tuple(pixels.shape[-2:]) == tuple(self.config.image_size):
-            return pixels
-        small = F.interpolate(pixels.flatten(0, -4), size=self.config.image_size, mode="area")
-        return small.view(*pixels.shape[:-2], *self.config.image_size)
+        return image.float() / 255
 
     def normal_images(self, batch: Mapping[str, Any], camera: str) -> Tensor:
-        """Return `images` with normalized colors."""
-        return (self.images(batch, camera) - self.image_mean) / (self.image_std + _EPS)
+        """Return images of the size `image_size` with normalized colors, float32."""
+        pixels = self.pixels(batch, camera)
+        if tuple(pixels.shape[-2:]) != tuple(self.config.image_size):
+            small = F.interpolate(pixels.flatten(0, -4), size=self.config.image_size, mode="area")
+            pixels = small.view(*pixels.shape[:-2], *self.config.image_size)
+        return (pixels - self.image_mean) / (self.image_std + _EPS)
 
 
-def their_config(kind: type[Any], config: LerobotConfig, without: tuple[str, ...] = (), **changes: Any) -> Any:
-    """Make the config of a network.
-
-    Args:
-        kind: config class of LeRobot.
-        config: ours.
-        without: settings that the class lacks.
-        changes: fields of the class in place of those of `config`.
-    """
+def their_config(kind: type[Any], config: LerobotConfig) -> Any:
+    """Make the config of a network: of the class `kind` of LeRobot, from ours."""
     with optional_imports():
         from lerobot.configs.types import FeatureType, PolicyFeature
 
     names = policy_type(config.type).settings.shared_fields()  # type: ignore[attr-defined]
-    own = {name: getattr(config, name) for name in names if name not in without}
+    own = {name: getattr(config, name) for name in names}
     return kind(
         input_features={
             **{key: PolicyFeature(FeatureType.VISUAL, (3, *config.image_size)) for key in config.cameras},
             STATE: PolicyFeature(FeatureType.STATE, (config.state_dim,)),
         },
         output_features={ACTION: PolicyFeature(FeatureType.ACTION, (config.action_dim,))},
-        **{**config.their_fields(), **own, **changes},
+        **{**config.their_fields(), **own},
     )

@@ -6,7 +6,7 @@ the present: training reads those actions too (`past_actions`), and `act` return
 
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,12 +66,6 @@ class LerobotDiffusion(LerobotPolicy):
         self._resize = encoders[0].resize
         for encoder in encoders:  # resizing and cropping are ours: each sample has its own crop
             encoder.resize, encoder.do_crop = None, False
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode. The network keeps that of evaluation: training changes no statistics of batches."""
-        super().train(mode)
-        self.diffusion.eval()
-        return self
 
     @property
     def loss_terms(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
 from understudy.policies.folder_formats import ForeignFolder
-from understudy.policies.lerobot.settings import LerobotConfig, LerobotSettings
+from understudy.policies.lerobot.settings import IDENTITY, LerobotConfig, LerobotSettings
 from understudy.policies.pi05.formats.robot import to_json
 from understudy.policies.pi05.weights.lerobot_normalization import LEROBOT, LEROBOT_OUT, read_lerobot
 from understudy.policies.pi05.weights.stored_figures import read_object
@@ -26,8 +26,6 @@ from understudy.policies.registry import policy_type, stored_type
 
 VISUAL = "VISUAL"
 EPS = 1e-8
-IDENTITY = {"image_mean": [0.0] * 3, "image_std": [1.0 - EPS] * 3}
-"""Colors as they are."""
 Step = tuple[str, dict[str, Any]]
 """Registered name of a processor's step, and its config."""
 
@@ -142,7 +140,8 @@ def describe_folder(
         **{name: getattr(config, name) for name in settings.shared_fields()},
     }
     files = {"config.json": to_json(about)} | _processors(config, normalization, features, head, modes)
-    notes = [f"image_size: LeRobot resizes no images: send {config.image_size[0]} x {config.image_size[1]}"]
+    height, width = config.image_size
+    notes = [] if colors == "IDENTITY" else [f"image_size: LeRobot resizes no images: send {height} x {width}"]
     return ForeignFolder(files, lambda name: [name], {}, notes)
 
 
@@ -169,6 +168,7 @@ def _processors(
     before: list[Step] = [
         ("rename_observations_processor", {"rename_map": {}}),
         ("to_batch_processor", {}),
+        *config.their_steps(),
         device,
         ("normalizer_processor", {**normal, "features": dict(features)}),
     ]

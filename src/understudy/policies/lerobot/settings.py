@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 from understudy.policies.registry import PolicyConfig, PolicySettings
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IDENTITY = {"image_mean": [0.0] * 3, "image_std": [1.0 - 1e-8] * 3}
+"""Colors as they are: LeRobot adds 1e-8 to deviations."""
 OURS = {field.name for field in fields(PolicySettings)} | {"image_mean", "image_std"}
 """Settings that LeRobot's configs lack."""
 
@@ -31,7 +33,7 @@ class LerobotSettings(PolicySettings):
 
         Args:
             stored: content of config.json.
-            normalized: `image_mean` and `image_std` of the folder's normalization; identity: 0 and 1.
+            normalized: `image_mean` and `image_std` of the folder's normalization, `IDENTITY` without one.
 
         Raises:
             ValueError: the policy needs something that ours lacks.
@@ -78,6 +80,10 @@ class LerobotConfig(LerobotSettings, PolicyConfig):
     def their_fields(self) -> dict[str, Any]:
         """Return the fields of LeRobot's config that are no settings: windows and the like."""
         raise NotImplementedError
+
+    def their_steps(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return further steps of LeRobot's preprocessor: registered names, and configs."""
+        return []
 
     def fact_problems(self) -> list[str]:
         """List the rules that the facts of the data break, one line each."""
