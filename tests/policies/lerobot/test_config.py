@@ -33,7 +33,7 @@ from understudy.policies.lerobot.act_config import LerobotActSettings
 from understudy.policies.lerobot.diffusion_config import LerobotDiffusionSettings
 from understudy.policies.lerobot.smolvla_config import LerobotSmolvlaSettings
 from understudy.policies.observation_history import seen_times, step_rate
-from understudy.policies.registry import policy_type, stored_type
+from understudy.policies.registry import network_differences, policy_type, stored_type
 from understudy.train.data.run_data import compute_normalization, open_data
 
 
@@ -77,6 +77,13 @@ def test_wrong_settings_of_smolvla_are_named(change: dict[str, Any]) -> None:
 def test_vectors_wider_than_the_network_are_named() -> None:
     with refused("action_dim", "policy.max_action_dim", kind=ValueError):
         smolvla_config("vlm", action_dim=5)
+
+
+def test_a_run_may_start_from_smolvla_with_other_cameras_and_frozen_parts() -> None:
+    changed = {"cameras": (CAMERA, "observation.images.wrist"), "chunk": 7, "train_expert_only": False}
+    assert network_differences(smolvla_config("one"), smolvla_config("two", **changed)) == []
+    different = network_differences(smolvla_config("one"), smolvla_config("one", max_action_dim=6))
+    assert [line.partition(":")[0] for line in different] == ["max_action_dim"]
 
 
 def test_folder_of_the_vision_language_model_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,10 @@ class LerobotSmolvlaSettings(LerobotSettings):
 
     THEIR_TYPE: ClassVar[str] = "smolvla"
     RUN_ONLY: ClassVar[tuple[str, ...]] = (
-        "compute", "image_size", "vlm_model_name", "num_steps", "pad_language_to",
-        "freeze_vision_encoder", "train_expert_only", "train_state_proj",
-    )  # fmt: skip
+        *("compute", "cameras", "chunk", "image_size", "resize_imgs_with_padding"),
+        *("vlm_model_name", "tokenizer_max_length", "pad_language_to", "num_steps"),
+    )
+    AT_START: ClassVar[tuple[str, ...]] = ("freeze_vision_encoder", "train_expert_only", "train_state_proj")
     RESIZE: ClassVar[str] = "understudy.policies.lerobot.smolvla:resize_image"
 
     type: Literal["lerobot-smolvla"] = "lerobot-smolvla"
