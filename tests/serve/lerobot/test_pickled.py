@@ -24,8 +24,9 @@ from support.arm import arm_observations
 from support.lerobot_client import FEATURES, RemotePolicyConfig, TimedObservation, pickled, raw, unpickled
 from support.refusals import refused
 from understudy.serve.coding import MessageError
+from understudy.serve.lerobot.arrays import NAMES, read_array
 from understudy.serve.lerobot.messages import MODULES, read_instructions, read_observation, write_actions
-from understudy.serve.lerobot.pickled import MOST_OPERATIONS, read_pickle
+from understudy.serve.lerobot.pickled import MOST_OPERATIONS, Budget, read_pickle
 
 SENT = pickled(TimedObservation(1.5, 3, raw(arm_observations(1)[0]), True))
 
@@ -263,6 +264,56 @@ def test_forged_tensors_are_refused() -> None:
         loaded = Call(torch.storage._load_from_bytes, storage)
         with refused(kind=MessageError):
             received(Call(torch._utils._rebuild_tensor_v2, loaded, *view, False, OrderedDict()))
+
+
+@pytest.mark.parametrize("storages", [1, 300])
+def test_arrays_that_come_many_times_are_refused_in_little_memory(storages: int) -> None:
+    """A tensor is copied, so that 600 names of one of 1 MB would need 600 MB."""
+    stream = io.BytesIO()
+    torch.save(torch.zeros(1 << 18)._typed_storage(), stream, _use_new_zipfile_serialization=False)
+    saved = stream.getvalue()  # one object in the pickle, however many storages read it
+    loaded = [Call(torch.storage._load_from_bytes, saved) for _ in range(storages)]
+    view = 0, (1 << 18,), (1,), False, OrderedDict()
+    values = {
+        str(number): Call(torch._utils._rebuild_tensor_v2, loaded[number % storages], *view) for number in range(600)
+    }
+    sent = pickled(TimedObservation(1.5, 3, values))
+    assert len(sent) < 2e6
+    tracemalloc.start()
+    try:
+        with refused("arrays", kind=MessageError):
+            read_observation(sent)
+        assert tracemalloc.get_traced_memory()[1] < 5e7
+    finally:
+        tracemalloc.stop()
+
+
+def test_operations_of_storages_count() -> None:
+    """A storage has pickles of its own; read for each tensor, they would outlast the bound of the message."""
+    saved = pickle.dumps([None] * 1000, 2)
+    tensors = {
+        str(number): Call(
+            torch._utils._rebuild_tensor_v2, Call(torch.storage._load_from_bytes, saved), 0, (1,), (1,), False, None
+        )
+        for number in range(4)
+    }
+    budget = Budget(3500, 1 << 20)
+    built = read_pickle(pickled(tensors), NAMES, budget)
+    with refused("damaged", kind=MessageError):
+        read_array(built["0"], budget)
+    read_before = budget.operations
+    for number in ("1", "2"):
+        with refused(kind=MessageError):
+            read_array(built[number], budget)
+    assert budget.operations < read_before - 2000
+    with refused(f"{MOST_OPERATIONS:,}", kind=MessageError):
+        read_array(built["3"], budget)
+
+
+def test_views_of_one_small_tensor_are_read() -> None:
+    whole = torch.arange(300.0)
+    observation = TimedObservation(1.5, 3, {str(number): each for number, each in enumerate(whole)})
+    assert read_observation(pickled(observation)).values["299"] == 299.0
 
 
 @given(st.integers(0, len(SENT) - 1), st.binary(min_size=1, max_size=6), st.integers(0, 40))

@@ -460,9 +460,10 @@ def test_settings_that_cannot_work_are_refused(folder: Path, server: PolicyServe
     assert ServeConfig(policy="p", lerobot_port=8080).problems() == []
 
 
-def test_a_policy_with_a_history_is_refused() -> None:
+@pytest.mark.parametrize("config", [{"image_times": (-0.1, 0.0)}, {"state_times": (-0.1, 0.0)}, {"past_steps": 1}])
+def test_a_policy_with_a_history_is_refused(config: dict[str, Any]) -> None:
     """LeRobot's client sends only some of its observations."""
-    robot = SimpleNamespace(config=SimpleNamespace(image_times=(-0.1, 0.0)))
+    robot = SimpleNamespace(config=SimpleNamespace(**config))
     with refused("lerobot_port", kind=ConfigError):
         service.LeRobotService(SimpleNamespace(robot=robot), None)  # type: ignore[arg-type]
 

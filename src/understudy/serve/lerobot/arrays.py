@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from understudy.serve.coding import MessageError, build_array
-from understudy.serve.lerobot.pickled import PERSISTENT, Built, Name, read_pickle
+from understudy.serve.lerobot.pickled import PERSISTENT, Budget, Built, Name, read_pickle
 
 _RECONSTRUCT = ("numpy._core.multiarray _reconstruct", "numpy.core.multiarray _reconstruct")
 _FROM_BUFFER = ("numpy._core.numeric _frombuffer", "numpy.core.numeric _frombuffer")
@@ -34,8 +34,12 @@ STORAGES = {
 """Storage of a tensor -> dtype of numpy."""
 
 
-def read_array(built: Built) -> np.ndarray:
+def read_array(built: Built, budget: Budget) -> np.ndarray:
     """Return an array, a number of numpy (as an array without dimensions), or a tensor.
+
+    Args:
+        built: the object.
+        budget: of its message.
 
     Raises:
         MessageError: the object is none of them, or its parts do not fit.
@@ -43,17 +47,20 @@ def read_array(built: Built) -> np.ndarray:
     try:
         if built.name in _RECONSTRUCT:
             _, shape, dtype, is_fortran, data = built.state
+            budget.use_array(data)
             return _ordered(_dtype(dtype), shape, data, bool(is_fortran))
         if built.name in _FROM_BUFFER:
             data, dtype, shape, order, *axes = built.args
+            budget.use_array(data)
             found = _ordered(_dtype(dtype), shape, data, order == "F")
             return found.transpose(_integers(axes[0])) if order == "K" else found  # numpy 2.3 and later
         if built.name in _SCALAR:
             dtype, data = built.args
+            budget.use_array(data)
             return build_array(_dtype(dtype), (), data)
         if built.name == _TENSOR:
             storage, offset, shape, stride = built.args[:4]
-            return _tensor(_storage(storage), offset, shape, stride)
+            return _tensor(_storage(storage, budget), offset, shape, stride)
     except MessageError:
         raise
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
@@ -82,13 +89,14 @@ def _integers(value: Any) -> tuple[int, ...]:
     return value
 
 
-def _storage(value: Any) -> np.ndarray:
+def _storage(value: Any, budget: Budget) -> np.ndarray:
     """Numbers of a storage, as `torch.save` wrote them before it wrote archives: five pickles, then the numbers."""
     if not isinstance(value, Built) or value.name != _STORAGE or not isinstance(value.args[0], bytes):
         raise MessageError("a tensor of the pickle has no storage")
+    budget.use_array(value.args[0])
     stream = io.BytesIO(value.args[0])
     names = {*STORAGES, PERSISTENT}
-    _, _, system, found, _ = [read_pickle(stream, names) for _ in range(5)]
+    _, _, system, found, _ = [read_pickle(stream, names, budget) for _ in range(5)]
     if not isinstance(system, dict) or not isinstance(found, Built) or found.name != PERSISTENT:
         raise MessageError("a storage of the pickle has another form")
     _, kind, _, _, count = found.args[0][:5]

@@ -35,12 +35,16 @@ import numpy as np
 
 from understudy.serve.coding import MessageError
 from understudy.serve.lerobot import arrays
-from understudy.serve.lerobot.pickled import Built, read_pickle
+from understudy.serve.lerobot.pickled import Budget, Built, read_pickle
 
 MODULES = ("lerobot.async_inference.helpers", "lerobot.scripts.server.helpers")
 """Modules of the messages: since LeRobot 0.4, and before."""
 _MAGIC, _FORMAT = 0x1950A86A20F9469CFC6C, 1001
 """First values of a file of `torch.save`."""
+_MOST_COPIES = 4
+"""Times that the arrays of a message may have its bytes: a pickle may name the same array again and again."""
+_SMALL_ARRAYS = 1 << 20
+"""Bytes of arrays that every message may have: views of one small tensor are read one by one."""
 _OBSERVATIONS = {f"{module} TimedObservation": module for module in MODULES}
 _INSTRUCTIONS = {f"{module} RemotePolicyConfig" for module in MODULES}
 
@@ -87,9 +91,10 @@ def read_observation(data: bytes) -> Observation:
     """Read a pickled `TimedObservation`.
 
     Raises:
-        MessageError: it is another object, or a value is no number, array or text.
+        MessageError: it is another object, a value is no number, array or text, or the same array comes many times.
     """
-    built = read_pickle(data, arrays.NAMES | _OBSERVATIONS.keys())
+    budget = Budget(array_bytes=_MOST_COPIES * len(data) + _SMALL_ARRAYS)
+    built = read_pickle(data, arrays.NAMES | _OBSERVATIONS.keys(), budget)
     fields = _fields(built, _OBSERVATIONS)
     timestamp, timestep = fields.get("timestamp"), fields.get("timestep")
     values = fields.get("observation")
@@ -99,7 +104,7 @@ def read_observation(data: bytes) -> Observation:
         raise MessageError("the observation has no timestep that is an integer")
     if not isinstance(values, dict):
         raise MessageError("the observation has no dict of values by name")
-    plain = {key: _plain(key, value) for key, value in values.items()}
+    plain = {key: _plain(key, value, budget) for key, value in values.items()}
     return Observation(float(timestamp), timestep, fields.get("must_go") is True, plain, _OBSERVATIONS[built.name])
 
 
@@ -131,9 +136,9 @@ def _fields(built: Any, names: Any) -> dict[str, Any]:
     return built.state
 
 
-def _plain(key: str, value: Any) -> float | np.ndarray | str:
+def _plain(key: str, value: Any, budget: Budget) -> float | np.ndarray | str:
     if isinstance(value, Built):
-        value = arrays.read_array(value)
+        value = arrays.read_array(value, budget)
         return float(value) if value.ndim == 0 and value.dtype.kind in "biuf" else value
     if isinstance(value, str):
         return value

@@ -56,22 +56,48 @@ class Built:
     state: Any = None
 
 
+@dataclass(slots=True)
+class Budget:
+    """Bound on the work of a message. A part of it that is read again counts again.
+
+    Attributes:
+        operations: opcodes that are left, for pickles within pickles too.
+        array_bytes: bytes of arrays that are left.
+    """
+
+    operations: int = MOST_OPERATIONS
+    array_bytes: int = 0
+
+    def use_operation(self) -> None:
+        """Count an opcode. Raises MessageError: there are more than `MOST_OPERATIONS`."""
+        self.operations -= 1
+        if self.operations < 0:
+            raise MessageError(f"the pickle has more than {MOST_OPERATIONS:,} operations, the most that it may have")
+
+    def use_array(self, data: Any) -> None:
+        """Count the bytes of an array. Raises MessageError: the arrays have more than the message."""
+        self.array_bytes -= len(data) if isinstance(data, bytes) else 0
+        if self.array_bytes < 0:
+            raise MessageError("the arrays of the pickle have many times its bytes; send each array once")
+
+
 PERSISTENT = "persistent id"
 """Name of an object by reference, as `torch.save` writes storages."""
 
 
-def read_pickle(data: bytes | io.BytesIO, allowed: Collection[str]) -> Any:
+def read_pickle(data: bytes | io.BytesIO, allowed: Collection[str], budget: Budget | None = None) -> Any:
     """Read a pickle of protocol 2 to 5. A stream is read up to the end of the pickle.
 
     Args:
         data: the pickle.
         allowed: names of classes and functions that it may have, "module name", and `PERSISTENT`.
+        budget: of the whole message; None: the pickle is one.
 
     Raises:
         MessageError: it has another name or an opcode of no plain data, is too long, or is damaged.
     """
     try:
-        return _Machine(allowed).run(data)
+        return _Machine(allowed, budget or Budget()).run(data)
     except MessageError:
         raise
     except Exception as error:  # of pickletools, for damaged arguments
@@ -79,20 +105,17 @@ def read_pickle(data: bytes | io.BytesIO, allowed: Collection[str]) -> Any:
 
 
 class _Machine:
-    def __init__(self, allowed: Collection[str]) -> None:
-        self._allowed = allowed
+    def __init__(self, allowed: Collection[str], budget: Budget) -> None:
+        self._allowed, self._budget = allowed, budget
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
 
     def run(self, data: bytes | io.BytesIO) -> Any:
         stack, memo = self._stack, self._memo
         argument: Any
-        for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        for opcode, argument, _ in pickletools.genops(data):
             name = opcode.name
-            if number >= MOST_OPERATIONS:
-                raise MessageError(
-                    f"the pickle has more than {MOST_OPERATIONS:,} operations, the most that it may have"
-                )
+            self._budget.use_operation()
             if name in _PUSHED:
                 stack.append(bytes(argument) if isinstance(argument, bytearray) else argument)
             elif name == "MEMOIZE":

@@ -15,6 +15,7 @@ from typing import Any, Self
 from understudy.errors import ConfigError
 from understudy.lru import LRUCache
 from understudy.optional_packages import optional_imports
+from understudy.policies.observation_history import seen_times
 from understudy.serve.access import is_authorized
 from understudy.serve.coding import MessageError
 from understudy.serve.engine import GRACE_S, Engine
@@ -67,7 +68,7 @@ class LeRobotService:
 
     def __init__(self, engine: Engine, token: str | None) -> None:
         config = engine.robot.config
-        if getattr(config, "image_times", ()) or getattr(config, "state_times", ()):
+        if any(seen_times(config, None)):
             raise ConfigError(
                 "lerobot_port: the policy sees past observations, and LeRobot's client sends only some of them; "
                 "use us.RemotePolicy for this policy"
