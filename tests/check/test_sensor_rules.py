@@ -125,6 +125,12 @@ def nan(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return times, values
 
 
+def infinite(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    values[77:79, 0] = np.inf
+    times[90:92] = np.inf
+    return times, values
+
+
 def gap(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     keep = np.r_[0:100, 104 : len(times)]
     return times[keep], values[keep]
@@ -139,8 +145,9 @@ def gap(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         (lambda times, values: (times[120:], values[120:]), "sensors.extent", "warning"),
         (stuck, "sensors.constant", "warning"),
         (nan, "sensors.finite", "error"),
+        (infinite, "sensors.finite", "error"),
     ],
-    ids=["backwards", "gap", "short", "late", "constant", "nan"],
+    ids=["backwards", "gap", "short", "late", "constant", "nan", "infinite"],
 )
 def test_faults_of_one_episode(root: Path, change: Any, rule: str, severity: str) -> None:
     found = findings(root, planted(change))

@@ -17,7 +17,7 @@ class EpisodeSamples:
     """Samples of a sensor in one episode, in the sequence of its file.
 
     Attributes:
-        times: float64 (n,), seconds.
+        times: float64 (n,), seconds; NaN where they are not finite.
         steps: float64 (n - 1,), seconds between neighbours.
         bad: number of the first sample with a time or value that is not finite; None without one.
         still: float64 (D,), share of the steps in which each dimension keeps its value; NaN without a step.
@@ -97,6 +97,8 @@ def _runs(ids: np.ndarray) -> list[tuple[int, int]]:
 
 def _describe(times: np.ndarray, values: np.ndarray) -> EpisodeSamples:
     good = np.isfinite(times) & np.isfinite(values).all(axis=1)
+    # The distance of two infinities is unknown, and that to one says nothing about the clock.
+    times, values = (np.where(np.isfinite(own), own, np.nan) for own in (times, values))
     still = np.full(values.shape[1], np.nan)
     if len(values) > 1:
         still = (np.diff(values, axis=0) == 0).mean(axis=0)
