@@ -1,5 +1,8 @@
 """Errors that users see. `UnderstudyError` is the base of all of them."""
 
+from collections.abc import Mapping
+from typing import Any, Self, TypeVar
+
 from understudy.credentials import redact
 
 
@@ -41,8 +44,19 @@ class DatasetError(UnderstudyError, ValueError):
         text = f"{where}: {what}" if where is not None else what
         super().__init__(f"{text} ({fix})" if fix else text)
 
+    def replaced(self, **changes: object) -> Self:
+        """Return the same error with another `where` or `fix`, to raise from this one."""
+        return _rebuild(type(self), self._fields() | changes)
+
+    def _fields(self) -> dict[str, object]:
+        """Arguments that make this error again."""
+        return {"what": self.what, "where": self.where, "fix": self.fix}
+
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.what, self.where, self.fix))
+        return (_rebuild, (type(self), self._fields()))
+
+
+_Error = TypeVar("_Error", bound=DatasetError)
 
 
 class MissingFileError(DatasetError):
@@ -66,8 +80,8 @@ class SourceError(DatasetError):
         super().__init__(what, where=where, fix=fix)
         self.transient = transient
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_source, (type(self), self.what, self.where, self.fix, self.transient))
+    def _fields(self) -> dict[str, object]:
+        return {**super()._fields(), "transient": self.transient}
 
 
 def is_wrong_input(error: BaseException | None) -> bool:
@@ -88,9 +102,5 @@ def summarize(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
-def _rebuild_source(kind: type[SourceError], what: str, where: object, fix: str, transient: bool) -> SourceError:
-    return kind(what, where=where, fix=fix, transient=transient)
-
-
-def _rebuild(kind: type[DatasetError], what: str, where: object, fix: str) -> DatasetError:
-    return kind(what, where=where, fix=fix)
+def _rebuild(kind: type[_Error], fields: Mapping[str, Any]) -> _Error:
+    return kind(**fields)

@@ -15,7 +15,7 @@ from support.refusals import refused
 from support.servers import Asked, RangeServer, change_retry_policy, folder
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.errors import DatasetError, SourceError
+from understudy.errors import DatasetError, SourceError, is_wrong_input
 from understudy.load.batch_builder import BatchInProgress
 from understudy.load.images.clip_reader import Timings
 from understudy.load.loader import Batch, Loader
@@ -192,8 +192,9 @@ def test_loader_raises_for_a_dead_server_and_substitutes_nothing(
             first_of(there, monkeypatch)
             server.fault = lambda n, asked: "500" if asked.path.endswith("mp4") else ""
             change_retry_policy(data.catalog.files, RetryPolicy(deadline=0.3, initial_backoff=0.01, max_backoff=0.05))
-            with refused(500, where=")", kind=SourceError):
+            with refused(500, where=")", kind=SourceError) as caught:
                 list(itertools.islice(there, 20))
+            assert not is_wrong_input(caught.value), "a run ends with the exit code of an outage"
             server.fault = lambda n, asked: ""
             change_retry_policy(data.catalog.files, RetryPolicy(initial_backoff=0.001))
             position = there.position

@@ -16,7 +16,7 @@ from support.refusals import refused, warned
 from support.servers import Asked, RangeServer
 from understudy.errors import DatasetError, SourceError
 from understudy.storage import disk_cache, http_client, retry
-from understudy.storage.dataset_root import Files
+from understudy.storage.dataset_root import Files, with_location
 from understudy.storage.disk_cache import DiskCache
 from understudy.storage.remote_options import RemoteOptions
 from understudy.storage.remote_source import RemoteSource
@@ -82,6 +82,16 @@ def test_retry_after_waits_are_limited_in_sum(monkeypatch: pytest.MonkeyPatch) -
         )
     assert 3 <= asked <= 4
     assert pickle.loads(pickle.dumps(caught.value)).transient
+
+
+def test_an_outage_stays_one_with_another_place(server: RangeServer, tmp_path: Path) -> None:
+    """Readers of images and tables name the episode in place of the file; the exit code follows from the error."""
+    files = files_of(server, tmp_path, RetryPolicy(deadline=0.05, initial_backoff=0.01, max_backoff=0.01))
+    server.answer = lambda asked: (503, {}, b"no")
+    with refused(503, where="episode 3", kind=SourceError) as caught, with_location("episode 3"):
+        files.source("a.mp4")
+    assert caught.value.transient
+    assert pickle.loads(pickle.dumps(caught.value)).where == "episode 3"
 
 
 def test_tries_count_only_failures_in_a_row() -> None:

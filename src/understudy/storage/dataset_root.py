@@ -281,7 +281,7 @@ def with_location(where: object) -> Iterator[None]:
     try:
         yield
     except DatasetError as error:
-        raise type(error)(error.what, where=where, fix=error.fix) from error
+        raise error.replaced(where=where) from error
 
 
 _alive: weakref.WeakSet[Files] = weakref.WeakSet()

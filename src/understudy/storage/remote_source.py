@@ -134,7 +134,7 @@ class RemoteFiles:
         except DatasetError as error:
             if error.where is not None:
                 raise
-            raise type(error)(error.what, where=where, fix=error.fix) from error
+            raise error.replaced(where=where) from error
         self._reached = True
         return result
 

@@ -21,7 +21,7 @@ from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.credentials import CREDENTIALS_HINT, has_credentials
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.signals import Stop, Stopped, stop_signals
-from understudy.errors import ConfigError, DatasetError, is_out_of_memory
+from understudy.errors import ConfigError, DatasetError, is_out_of_memory, is_wrong_input
 from understudy.load.validation.validation_data import ValidationData
 from understudy.policies.companion_files import check_unchanged
 from understudy.storage.remote_options import RemoteOptions
@@ -237,8 +237,9 @@ def _open_same_data(run: RunDir, record: Mapping[str, Any], config: TrainConfig,
     try:
         data = open_data(config, recorded_sources(record), mesh.rank == 0)
     except DatasetError as error:
-        if not all("://" in source.root or os.path.exists(source.root) for source in config.data.mixed()):
-            raise type(error)(error.what, where=error.where, fix="; ".join(filter(None, [error.fix, MOVED]))) from error
+        is_gone = not all("://" in source.root or os.path.exists(source.root) for source in config.data.mixed())
+        if is_gone and is_wrong_input(error):  # an outage of the hub, whose ids are no paths, keeps its exit code
+            raise error.replaced(fix="; ".join(filter(None, [error.fix, MOVED]))) from error
         raise
     before, now = record["dataset"], dataset_fingerprint(data)
     changes = [

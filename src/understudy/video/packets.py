@@ -190,7 +190,7 @@ class Mp4Packets:
             if last > i and not isinstance(error, SourceError):  # the bad bytes may be those of a later packet
                 return self._read(i, i)
             where = f"{self.path}, frame {int(self.index.display[i])}"
-            raise type(error)(error.what, where=where, fix=error.fix) from error
+            raise error.replaced(where=where) from error
         finally:
             self.wait_seconds += perf_counter() - asked
 

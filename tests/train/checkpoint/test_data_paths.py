@@ -12,7 +12,7 @@ from support.datasets import Spec, write_dataset
 from support.runs import tiny_config
 from understudy.cli import main
 from understudy.config.schema import override
-from understudy.errors import DatasetError
+from understudy.errors import DatasetError, SourceError
 from understudy.train import run
 from understudy.train.checkpoint import checksums
 from understudy.train.checkpoint.data_paths import MOVED
@@ -97,6 +97,22 @@ def test_a_dataset_that_is_gone_is_named_with_the_flag(
     assert json.loads(capsys.readouterr().out)["step"] == 2
     assert run.resume(override(config, steps=3, data={"root": "../copy"}, log={"report": False})) == run.DONE
     assert RunDir(elsewhere / "one").settings().data.root == str(elsewhere / "copy")
+
+
+def test_an_outage_of_the_hub_stays_an_outage(
+    project: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hub id of a dataset is no path, so its dataset looks as if it had moved."""
+    shutil.copytree(project / "runs/one", elsewhere / "one")
+    config = elsewhere / "one/config.yaml"
+    config.write_text(config.read_text().replace(str(project / "data/set"), "owner/name"))
+
+    def fail(*_: object) -> None:
+        raise SourceError("no answer for 600 s", where="owner/name", fix="try again later", transient=True)
+
+    monkeypatch.setattr(run, "open_data", fail)
+    assert main.main(["resume", str(elsewhere / "one"), "--log.no-report"]) == main.FAILED
+    assert "try again later" in capsys.readouterr().err
 
 
 def test_hub_ids_addresses_and_feature_names_stay(project: Path, elsewhere: Path) -> None:

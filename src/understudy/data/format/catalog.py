@@ -112,7 +112,7 @@ class Catalog:
             if address is root:
                 raise
             fix = f"{error.fix}; there is no folder {root}, so it was read as a dataset on the hub".removeprefix("; ")
-            raise type(error)(error.what, where=error.where, fix=fix) from error
+            raise error.replaced(fix=fix) from error
         where = files.where(INFO)
         given = {"video_path": video_path, "data_path": data_path, "codebase_version": version}
         info |= {name: value for name, value in given.items() if value is not None}

@@ -193,7 +193,7 @@ class VideoFrames:
             fix = f"restore it, or leave the key {camera!r} out"
             raise DatasetError("this video is not there", where=where, fix=fix) from error
         except DatasetError as error:
-            raise type(error)(error.what, where=where, fix=error.fix) from error
+            raise error.replaced(where=where) from error
         with with_location(where):
             try:
                 reader = open_video(source, self.backend, self.catalog.features[camera].pixels)

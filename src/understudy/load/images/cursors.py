@@ -37,7 +37,7 @@ class Cursor:
         try:
             yield from self._cursor.runs(positions, run_length)
         except DatasetError as error:
-            raise type(error)(error.what, where=self._where(self.key[1], self.row), fix=error.fix) from error
+            raise error.replaced(where=self._where(self.key[1], self.row)) from error
 
     @property
     def position(self) -> int:
