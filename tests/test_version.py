@@ -32,5 +32,7 @@ def test_changelog_has_releases_in_order() -> None:
 
 
 def test_changelog_has_each_entry_once() -> None:
-    entries = [" ".join(entry.split()) for entry in re.split(r"^\* ", CHANGELOG, flags=re.MULTILINE)[1:]]
-    assert len(entries) == len(set(entries))
+    """A merge that keeps both sides of a conflict leaves an entry twice, in other words or lines."""
+    for release in re.split(r"^## ", CHANGELOG, flags=re.MULTILINE)[1:]:
+        entries = [" ".join(entry.split())[:60] for entry in re.split(r"^\* ", release, flags=re.MULTILINE)[1:]]
+        assert sorted(entries) == sorted(set(entries))
