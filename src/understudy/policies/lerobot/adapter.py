@@ -11,7 +11,7 @@ from understudy.batch_keys import ACTION, STATE
 from understudy.optional_packages import optional_imports
 from understudy.policies.batch import check_shape, value_of
 from understudy.policies.common.normalizer import Normalizer
-from understudy.policies.lerobot.settings import LerobotConfig
+from understudy.policies.lerobot.settings import ColorSettings, LerobotConfig
 from understudy.policies.policy import Policy
 from understudy.policies.registry import policy_type
 
@@ -38,9 +38,8 @@ class LerobotPolicy(Policy):
         super().__init__()
         self.config = config
         self.normalizer = Normalizer(normalization, {ACTION: config.action_dim, STATE: config.state_dim})
-        for name in ("image_mean", "image_std"):
-            if (values := getattr(config, name, None)) is not None:
-                self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
+        for name, values in _colors(config).items() if isinstance(config, ColorSettings) else ():
+            self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode. The network keeps that of evaluation, unless `losses` changes it."""
@@ -82,3 +81,7 @@ def their_config(kind: type[Any], config: LerobotConfig) -> Any:
         output_features={ACTION: PolicyFeature(FeatureType.ACTION, (config.action_dim,))},
         **{**config.their_fields(), **own},
     )
+
+
+def _colors(config: ColorSettings) -> dict[str, tuple[float, ...]]:
+    return {"image_mean": config.image_mean, "image_std": config.image_std}
