@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.datasets import Spec, edit_json, write_dataset
+from support.refusals import refused
+from support.servers import RangeServer, folder
 from understudy.check.column_facts import ColumnBuilder
 from understudy.check.findings import RULES, Finding, Place, list_ids, sort_findings
 from understudy.check.row_facts import read_rows
@@ -20,7 +22,9 @@ from understudy.cli import main
 from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
 from understudy.data.format.catalog import Catalog
-from understudy.errors import DatasetError
+from understudy.errors import DatasetError, SourceError
+from understudy.storage.remote_options import RemoteOptions
+from understudy.storage.retry import RetryPolicy
 from understudy.train.data.sources import open_source, split_source
 
 
@@ -235,3 +239,16 @@ def _delay(path: Path, first: int, frames: int) -> None:
             packet.stream = copy
             out.mux(packet)
     target.replace(path)
+
+
+@pytest.mark.parametrize("part", ["/data/", "stats.json"])
+def test_an_outage_is_no_finding(tmp_path: Path, part: str) -> None:
+    """Otherwise `--skip-bad` would leave sound episodes out of every later training."""
+    write_dataset(tmp_path / "d", Spec(version="v3.0", lengths=(5, 6), gop=3))
+    patience = RetryPolicy(deadline=0.1, initial_backoff=0.01, max_backoff=0.02)
+    with RangeServer(folder(tmp_path / "d", "/set")) as server:
+        server.fault = lambda number, asked: "500" if part in asked.path else ""
+        remote = RemoteOptions(cache=str(tmp_path / "cache"), retry=patience)
+        with refused(500, where="", kind=SourceError) as caught:
+            check_dataset(f"{server.url}/set", "none", remote=remote)
+    assert caught.value.transient

@@ -157,6 +157,8 @@ def read_images(
                 if is_video and row in (pair := _before(catalog, camera, row)):
                     try:
                         cuts.append(_cut(catalog, camera, pair, take))
+                    except SourceError:
+                        raise
                     except DatasetError as error:
                         facts.broken.append((camera, row, error))
             finally:

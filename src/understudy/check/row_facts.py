@@ -20,7 +20,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS, Feature
 from understudy.data.read.columns import is_numeric, to_numpy
 from understudy.data.selection.motion import named_motion, rate_dims
-from understudy.errors import DatasetError
+from understudy.errors import DatasetError, SourceError
 
 ACTION, STATE = "action", "observation.state"
 WIDEST = 1024
@@ -180,6 +180,8 @@ def _read_file(
         with catalog.files.parquet(path) as opened:
             schema, total = opened.schema_arrow, int(opened.metadata.num_rows)
         table = catalog.files.table(path, [*keys, *INDEX_KEYS])
+    except SourceError:
+        raise  # says nothing about the file
     except DatasetError as error:
         facts.unreadable.append((file, "", error))
         return 0

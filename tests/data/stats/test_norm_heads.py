@@ -345,6 +345,26 @@ def test_norm_heads_a_past_state_must_be_finite_where_windows_see_it(tmp_path: P
     assert found[0] == found[1]
 
 
+@pytest.mark.filterwarnings("ignore:.*not finite")
+def test_norm_heads_a_past_action_must_be_finite_where_windows_see_it(tmp_path: Path) -> None:
+    """Actions before the present are targets of a policy with `past_actions`."""
+
+    def with_nan(episode: int, rows: np.ndarray) -> np.ndarray:
+        rows[1, 0] = np.nan if episode == 0 else 0
+        return rows
+
+    recording(tmp_path / "d", lengths=(6, 9))
+    changed(tmp_path / "d", ACTION, with_nan)
+    for back in (1, 2):  # the first sample is frame 3
+        windows = {ACTION: [-back / FPS, 0.0, 0.1]}
+        data = EpisodeDataset(tmp_path / "d", windows, keys=[ACTION, STATE], drop_n_first_frames=3)
+        if back == 1:
+            compute_normalization([Member(data, "x", ())], "mean_std", 2, None)
+            continue
+        with refused("action[0]", "nan", where="d, episode 0"):
+            compute_normalization([Member(data, "x", ())], "mean_std", 2, None)
+
+
 def test_norm_heads_what_does_not_go_together_is_refused_with_both_names(tmp_path: Path) -> None:
     recording(tmp_path / "two")
     recording(tmp_path / "three", action_dim=3)

@@ -213,6 +213,23 @@ def test_report_replaces_only_its_own_page(
     assert snapshot(tmp_path) == before
 
 
+def test_report_of_one_run_replaces_an_output_only_with_overwrite(
+    copy: Change, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, page = copy("one"), tmp_path / "page.html"
+    words = ["report", str(one), "--worst-episodes", "0", "--output", str(page)]
+    assert main(words) == 0
+    page.write_text(page.read_text() + "<!-- a note -->")
+    before = snapshot(tmp_path)
+    assert main(words) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert snapshot(tmp_path) == before
+    assert main([*words, "--overwrite"]) == 0
+    page.write_text("mine")
+    assert [main(words), main([*words, "--overwrite"])] == [2, 2]
+    assert page.read_text() == "mine"
+
+
 def test_report_refuses_a_folder_that_is_no_run(copy: Change, tmp_path: Path) -> None:
     with refused(tmp_path, "config.yaml", kind=ConfigError):
         compare_runs([copy("one"), tmp_path])

@@ -10,13 +10,15 @@ from understudy.check.remedies import EDIT, REWRITE, correct, drop, restore
 from understudy.check.row_facts import RowFacts
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import FileTable
-from understudy.errors import DatasetError
+from understudy.errors import DatasetError, SourceError
 
 
 def check_files(catalog: Catalog) -> Iterator[Finding]:
     """Yield findings about missing and orphan files, from folder listings."""
     try:
         gaps = catalog.missing_files()
+    except SourceError:
+        raise
     except DatasetError as error:
         yield Finding("files.missing", "error", error.what, Place(file=str(error.where)), fix=error.fix)
         return

@@ -27,6 +27,8 @@ def check_statistics(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     path = PER_EPISODE if catalog.version == "v2.1" and not catalog.files.exists(GLOBAL) else GLOBAL
     try:
         stats = catalog.stats
+    except SourceError:
+        raise
     except DatasetError as error:
         yield Finding("statistics.shape", "warning", error.what, Place(file=path), fix=RECOMPUTE)
         return
