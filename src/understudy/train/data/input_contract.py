@@ -23,7 +23,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.selection.distinct import distinct
 from understudy.data.stats.norm_heads import compute_statistics
 from understudy.data.stats.normalization import Statistics
-from understudy.errors import DatasetError
+from understudy.errors import DatasetError, SourceError
 from understudy.progress import Progress
 from understudy.train.data.run_data import RunData, dataset_fingerprint, head_members
 from understudy.train.track import metrics_file
@@ -169,6 +169,8 @@ def _look(camera: str, parts: Sequence[EpisodeDataset], count: int, bar: Progres
                 batch = images.batch(episodes[begin : begin + _BATCH], frames[begin : begin + _BATCH])[camera]
                 grids += [shrink(image.permute(1, 2, 0).numpy()) for image in batch]
                 bar.update(len(batch))
+    except SourceError:
+        raise  # a later start of the run measures it
     except DatasetError as error:
         logger.warning("contract: the appearance of %s stays unknown: %s", camera, error)
         return None
