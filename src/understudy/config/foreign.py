@@ -2,6 +2,7 @@
 
 _DATASET = "--data.root hf://datasets/OWNER/NAME"
 _WEIGHTS = "--policy.weights FOLDER for released weights, --init-from FOLDER for a policy of understudy"
+_FOLDER = "--policy.weights FOLDER of pi05, pi0 or lerobot-smolvla, --init-from FOLDER with its own normalization"
 _NAME = "--output-dir runs/NAME"
 _DECAYED = "--schedule.final-lr-ratio, a share of --optim.lr"
 _TRACKER = "--log.trackers wandb"
@@ -19,8 +20,8 @@ LEROBOT = {
     "dataset.video-backend": "no setting: PyAV decodes",
     "rename-map": "`cameras` of each of data.sources, in a settings file",
     "tolerance-s": "no setting: frames belong to rows by their number",
-    "policy.path": _WEIGHTS,
-    "policy.pretrained-path": _WEIGHTS,
+    "policy.path": _FOLDER,
+    "policy.pretrained-path": _FOLDER,
     "policy.repo-id": _PUSH,
     "policy.push-to-hub": _PUSH,
     "policy.device": "--device",

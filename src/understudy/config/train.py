@@ -213,7 +213,7 @@ class TrainConfig:
     augment: Annotated[AugmentConfig, SAMPLES] = field(default_factory=AugmentConfig)
     init_from: Annotated[str, Fixed("the run has started")] = ""
     """Policy exported by understudy, whose weights and normalization the run starts from; the default is fresh weights.
-    For released pi05 and pi0 weights use `policy.weights`."""
+    For released weights of pi05, pi0 and SmolVLA use `policy.weights`."""
     optim: Annotated[OptimConfig, FROM_HERE] = field(default_factory=OptimConfig)
     lora: Annotated[LoraConfig, Fixed("adapters of another kind would be another run")] = field(
         default_factory=LoraConfig

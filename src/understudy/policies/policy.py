@@ -209,6 +209,16 @@ class Policy(nn.Module):
         """
         raise NotImplementedError
 
+    def start_weights(self) -> StoredTensors | None:
+        """Weights that a setting of the policy names for a fresh run; None: those that the constructor drew.
+
+        A policy with `fills_weights` has `first_weights` instead.
+
+        Raises:
+            ValueError: a file is damaged or not one of this network. OSError: it cannot be read.
+        """
+        return None
+
     def stored_rows(self, weights: StoredTensors) -> StoredRows:
         """Fill the stored buffers, and return the rows of stored weights by the names of `named_parameters`.
 

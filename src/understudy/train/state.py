@@ -265,7 +265,8 @@ def init_train_state(
         data: its sources.
         normalization: of the policy.
         mesh: the processes.
-        weights: state dict to start from; those of files are read into their place. None: fresh weights.
+        weights: state dict to start from; those of files are read into their place. None: those that the settings of
+            the policy name, or fresh ones.
         resumed: dtypes of the weights in the checkpoint that is loaded next; then no first weights are needed.
         check_files: whether the policy must have all files that training needs, before any weight is read.
 
@@ -293,8 +294,10 @@ def init_train_state(
         policy = _build(config, network, normalization)
     _check_files(policy, mesh, check_files)
     check_budget(policy, config, data)
-    if weights is not None:
-        with _weight_errors(setting):
+    with _weight_errors(setting):
+        if weights is None and resumed is None:
+            weights = policy.start_weights()
+        if weights is not None:
             policy.load_weights(weights)
     dtypes = stored_dtypes(weights or {}) if resumed is None else resumed
     return assemble(config, policy, mesh, heads, dtypes=_current_names(dtypes, policy))

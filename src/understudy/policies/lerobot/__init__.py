@@ -9,5 +9,6 @@ act               `LerobotAct`
 diffusion_config  settings and configs of `lerobot-diffusion`
 diffusion         `LerobotDiffusion`
 smolvla_config    settings and configs of `lerobot-smolvla`
+smolvla_start     settings that follow from the weights a run of `lerobot-smolvla` starts from
 smolvla           `LerobotSmolvla`
 """

@@ -9,7 +9,7 @@ from understudy.policies.registry import PolicyConfig, PolicySettings
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IDENTITY = {"image_mean": [0.0] * 3, "image_std": [1.0 - 1e-8] * 3}
 """Colors as they are: LeRobot adds 1e-8 to deviations."""
-OURS = {field.name for field in fields(PolicySettings)} | {"image_mean", "image_std"}
+OURS = {field.name for field in fields(PolicySettings)} | {"image_mean", "image_std", "weights"}
 """Settings that LeRobot's configs lack."""
 
 

@@ -22,9 +22,12 @@ from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.lerobot.adapter import LerobotPolicy, their_config
 from understudy.policies.lerobot.smolvla_config import LerobotSmolvlaConfig
 from understudy.policies.losses import Detail, Loss, valid_elements
+from understudy.policies.pi05.weights.released_keys import WeightsError
+from understudy.policies.weight_files import StoredTensors, WeightFiles
 
 TOKENS, TOKENS_MASK = "language_tokens", "language_tokens_mask"
 """Keys of a prepared batch: tokens of the instructions, int64 [B, L], and bool [B, L], False where they are padding."""
+HEAD, EMBEDDING = (f"model.vlm_with_expert.vlm.{part}.weight" for part in ("lm_head", "model.text_model.embed_tokens"))
 _TOKENIZING = threading.Lock()  # a tokenizer keeps the padding of its last call
 
 
@@ -98,13 +101,29 @@ class LerobotSmolvla(LerobotPolicy):
         lengths = self._tokenize(prompts, "longest", truncation=False)["attention_mask"].sum(1)
         return int(lengths.max()), self.config.tokenizer_max_length, "tokenizer_max_length"
 
+    def start_weights(self) -> StoredTensors | None:
+        """Open the tensors of `config.weights`; see `Policy.start_weights`.
+
+        Raises:
+            WeightsError: a tensor is missing, unexpected or of another shape; names each.
+        """
+        if not self.config.weights:
+            return None
+        files = WeightFiles(self.config.weights, floats_only=False)
+        own = {name: tuple(tensor.shape) for name, tensor in self.state_dict().items()}
+        missing = [name for name in own if name not in files.shapes]
+        if HEAD in missing and EMBEDDING in files.shapes:
+            missing.remove(HEAD)
+        extra = {key: "" for key in files.shapes if key not in own}
+        shapes = {key: (found, own[key]) for key, found in files.shapes.items() if own.get(key, found) != found}
+        if missing or extra or shapes:
+            raise WeightsError(self.config.weights, missing, extra, shapes)
+        return StoredTensors(files)
+
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy a state dict into the policy; LeRobot's may lack the head that shares the embedding's weights."""
-        name, shared = (
-            f"model.vlm_with_expert.vlm.{part}.weight" for part in ("lm_head", "model.text_model.embed_tokens")
-        )
-        if name not in weights and shared in weights:
-            weights = {**weights, name: weights[shared]}
+        if HEAD not in weights and EMBEDDING in weights:
+            weights = {**weights, HEAD: weights[EMBEDDING]}
         super().load_weights(weights)
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 from understudy.policies.lerobot.settings import IDENTITY, LerobotConfig, LerobotSettings, too_small
+from understudy.policies.lerobot.smolvla_start import stored_values, taken_values
 from understudy.policies.registry import PolicyType
 
 
@@ -13,19 +14,25 @@ from understudy.policies.registry import PolicyType
 class LerobotSmolvlaSettings(LerobotSettings):
     """LeRobot's SmolVLA, with LeRobot's names and defaults.
 
-    The network starts with fresh weights; `init_from` starts from a folder of LeRobot, such as `smolvla_base`.
+    `weights` starts from the network of a folder such as LeRobot's `smolvla_base`, with the normalization of the data;
+    `init_from` also takes the folder's normalization. Without both, all weights are fresh.
     """
 
     THEIR_TYPE: ClassVar[str] = "smolvla"
     RUN_ONLY: ClassVar[tuple[str, ...]] = (
         *("compute", "cameras", "chunk", "image_size", "resize_imgs_with_padding"),
-        *("vlm_model_name", "tokenizer_max_length", "pad_language_to", "num_steps"),
+        *("vlm_model_name", "tokenizer_max_length", "pad_language_to", "num_steps", "weights"),
     )
+    START_FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {"weights": ("*.json", "model*.safetensors")}
+    START_CHECK: ClassVar[str] = "understudy.policies.lerobot.smolvla_start:check_start"
     AT_START: ClassVar[tuple[str, ...]] = ("freeze_vision_encoder", "train_expert_only", "train_state_proj")
     RESIZE: ClassVar[str] = "understudy.policies.lerobot.smolvla:resize_image"
 
     type: Literal["lerobot-smolvla"] = "lerobot-smolvla"
     """Type of the policy."""
+    weights: str = ""
+    """Network to start from: the folder of a SmolVLA of LeRobot or understudy, or the id of a hub repository. Settings
+    that have their default take the folder's value, apart from frozen parts. The normalization is that of the data."""
     image_size: tuple[int, int] = (480, 640)
     """Height and width of the images in LeRobot's config; the network takes images of any size."""
     vlm_model_name: str = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
@@ -75,9 +82,22 @@ class LerobotSmolvlaSettings(LerobotSettings):
         return self.image_size if size is None else (size[1], size[0])
 
     def resolved(self) -> Self:
-        """Return the settings with the absolute path of a folder `vlm_model_name`."""
-        name = self.vlm_model_name
-        return replace(super().resolved(), vlm_model_name=os.path.abspath(name) if os.path.isdir(name) else name)
+        """Return the settings with the absolute paths of `vlm_model_name` and `weights`, where these exist."""
+        there = {name: getattr(self, name) for name in ("vlm_model_name", "weights")}
+        paths = {name: os.path.abspath(path) for name, path in there.items() if os.path.exists(path)}
+        return replace(super().resolved(), **paths)
+
+    def started(self) -> Self:
+        """Return the settings of a new run: those with their default as the folder `weights` has them.
+
+        Raises:
+            ConfigError: its config is missing or damaged, or of another type.
+        """
+        return replace(self, **taken_values(self))
+
+    def stored_chunk(self) -> int | None:
+        """Return the actions per chunk of `weights`; None: there are none."""
+        return stored_values(self).get("chunk")
 
     @classmethod
     def read_stored(cls, stored: Mapping[str, Any], normalized: Mapping[str, Any]) -> dict[str, Any]:
