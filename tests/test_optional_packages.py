@@ -247,7 +247,7 @@ def test_extras_match_pyproject() -> None:
     declared = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     optional = declared["optional-dependencies"]
     spelt = {"annotated_types": "annotated-types", "yaml": "pyyaml", "rerun": "rerun-sdk", "grpc": "grpcio"}
-    spelt["diffusers"] = "lerobot"  # lerobot[diffusion] installs it
+    spelt |= dict.fromkeys(("diffusers", "transformers", "num2words"), "lerobot")  # its own extras install them
     for extra, modules in EXTRAS.items():
         packages = {re.split(r"[<>=\[;]", wanted)[0] for wanted in optional[extra]}
         assert {spelt.get(module, module) for module in modules} <= packages

@@ -154,7 +154,8 @@ def test_run_trains_validates_and_exports_with_metadata(rated: Path, tmp_path: P
     (head,) = json.loads((folder / "config.json").read_text())["metadata"]["heads"].values()
     assert head["prompt_metadata"] == {"format": FORMAT, "names": ["quality", "success"]}
     policy = us.load_policy(folder, contract="strict")
-    observation = {"observation.state": np.zeros(3, np.float32), "task": us.EpisodeDataset(rated).meta.tasks[0]}
+    recorded = us.EpisodeDataset(rated).sample(0, 0)
+    observation = {"observation.state": recorded["observation.state"].numpy(), "task": recorded["task"]}
 
     def act(**metadata: Any) -> np.ndarray:
         return policy.act(observation | metadata, generator=torch.Generator().manual_seed(0))

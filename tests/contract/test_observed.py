@@ -231,3 +231,20 @@ def test_few_episodes_are_no_reason_for_a_crop() -> None:
     assert found(look, lambda image: image) == [set()] * 8
     assert sum("color order" in own for own in found(look, lambda image: image[..., ::-1])) > 4
     assert look.most > CameraPrint.of_images(grids).most  # halves of the images have the same episodes
+
+
+def test_covered_lens_is_no_crop() -> None:
+    """Images of one color look like the middle of images whose middle is empty."""
+    rng, poses = np.random.default_rng(3), states(200, 1)
+    recorded = rng.integers(0, 255, (24, 48, 64, 3), np.uint8)
+    recorded[:, 8:40, 10:54] = 110 + rng.integers(0, 3, (24, 32, 44, 3), np.uint8)
+    recorded[:, :8], recorded[:, 40:] = 20, 230
+    look = CameraPrint.of_images([shrink(image) for image in recorded])
+    camera = {"observation.images.front": CameraFacts("cam", (48, 64), look)}
+    facts = RobotFacts(30, 16, "arm", "joint", vector("joints", poses), vector("action", poses), camera, TASKS)
+    check, kinds = ObservationCheck(InputContract({"arm": facts}), "arm"), set()
+    for step in range(15):
+        covered = (110 + rng.integers(0, 3, (48, 64, 3))).astype(np.uint8)
+        seen = {"joints": poses[step], "cam": covered, "task": TASKS[0]}
+        kinds |= {mismatch.kind for mismatch in check.look(seen)}
+    assert kinds == {"unlike training"}

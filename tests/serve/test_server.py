@@ -25,6 +25,9 @@ import understudy as us
 from support.arm import Observation, arm_observations
 from support.refusals import refused
 from support.serving import outcomes, served
+from understudy.cli.robot.serve import serve
+from understudy.config.serve import ServeConfig
+from understudy.errors import ConfigError
 from understudy.policies.draws import make_draws
 from understudy.serve.client import RemotePolicy
 from understudy.serve.coding import decode, encode
@@ -331,6 +334,13 @@ def test_a_closed_server_leaves_no_connection(folder: Path, seen: list[Observati
     assert caught.value.rcvd.code == 1001
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", server.port), 1)
+
+
+def test_a_port_in_use_is_named(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with refused("--port", str(port), kind=ConfigError):
+            serve(ServeConfig(str(folder), port=port, head="arm", warm_up=0))
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ _BETTER = 2.0  # nats per number that an explanation gains
 _OUTSIDE = 0.5  # share of the observations outside the range of training from which a dimension needs an explanation
 _FEW_EPISODES = 12  # ranges of so few are narrow: a new scene leaves them, and another order may seem to explain it
 _MOVED_OUTSIDE = 0.2  # share of the exchanged dimensions that must be outside the range of training
+_LEAST_CONTRAST = 2.0  # gray levels between the cells of an image; with less the lens may be covered
 _ASPECT = 0.03  # share by which the aspect ratio of images may differ from that of the recordings
 _STATE, _TASK = "observation.state", "task"
 _OTHERS = ("is_pad", "is_missing")  # ends of keys that are no inputs
@@ -270,10 +271,14 @@ class _Look:
             for each, misfit in self._explanations.items()
         }
         best = min(fits, key=lambda each: fits[each], default=None)
+        flat = np.median([grid.std(axis=(0, 1)).max() for grid in self._grids]) < _LEAST_CONTRAST
+        if flat:
+            best = None  # it looks like the middle of many images
         if best is not None and fits[best] < 0.5 * now and fits[best] <= 2 * self._print.most + 0.5:
             return best, self._print.usual, now
         if now > 3 * self._print.most + 1:
-            return ("unlike training", "other images"), self._print.usual, now
+            came = "images of one color" if flat else "other images"
+            return ("unlike training", came), self._print.usual, now
         return None
 
 

@@ -47,7 +47,8 @@ def fetch_model(wanted: HubId) -> Path:
     require("hub")
     from huggingface_hub import snapshot_download
 
-    left_out = [*PICKLES, *_OUTSIDE, _CHECKPOINTS]
+    outside = [pattern for pattern in _OUTSIDE if "\\" not in pattern]  # it would take a backslash for a slash
+    left_out = [*PICKLES, *outside, _CHECKPOINTS]
     with hub_errors(str(wanted), "cannot be fetched from the hub"):
         return Path(snapshot_download(wanted.name, revision=wanted.revision, ignore_patterns=left_out))
 

@@ -135,8 +135,13 @@ def find(place: str | Path) -> Path:
             raise
         kind = ConfigError if isinstance(error, ConfigError) else FileNotFoundError
         raise kind(f"{place}: there is no such folder, nor on the hub: {error}") from error
-    of_run = folder / "policy"
-    return of_run if not (folder / CONFIG).is_file() and (of_run / CONFIG).is_file() else folder
+    return of_run(folder)
+
+
+def of_run(folder: Path) -> Path:
+    """Return the policy of a run directory, or the folder itself if it is none."""
+    inner = folder / "policy"
+    return inner if not (folder / CONFIG).is_file() and (inner / CONFIG).is_file() else folder
 
 
 def load(directory: str | Path, normalization: Mapping[str, Any] | None = None, asset: str = "") -> Saved:

@@ -148,7 +148,7 @@ def test_train_starts_from_an_exported_policy(trained: Path, data: Path, tmp_pat
     assert (exported / "normalisation.json").read_text() == (tmp_path / "r/policy/normalisation.json").read_text()
     fresh = tiny_config(data, tmp_path / "fresh", steps=1, val={"every": 0})
     run.train(fresh)
-    run.train(replace(fresh, output_dir=str(tmp_path / "begun"), init_from=str(exported)))
+    run.train(replace(fresh, output_dir=str(tmp_path / "begun"), init_from=str(trained)))  # a run
     assert series(tmp_path / "fresh")[0]["loss"] != series(tmp_path / "begun")[0]["loss"]
 
 

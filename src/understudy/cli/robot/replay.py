@@ -77,7 +77,8 @@ def replay(config: ReplayConfig) -> int:
     logging.getLogger("understudy.serve").setLevel(logging.ERROR)  # the result has its lines
     folder = RunDir(Path(config.run)).policy
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no policy here; a finished `understudy train` writes it")
+        resume = f"`understudy resume {config.run}`"
+        raise ConfigError(f"{folder}: no policy here; the end of the run writes it: {resume}")
     with open_checkpoint(Path(config.run), config.checkpoint or _exported_step(folder)) as (state, validation):
         number = _choose_source(config, validation)
         head = validation.heads[int(validation.head_of[number])]

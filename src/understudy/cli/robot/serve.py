@@ -1,6 +1,7 @@
 """`understudy serve POLICY`: a policy for robots, over a websocket, and over gRPC for LeRobot's client."""
 
 import asyncio
+import errno
 import logging
 import signal
 import warnings
@@ -56,5 +57,10 @@ def serve(config: ServeConfig) -> int:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await server.run(stop, announce)
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port: {error.strerror}; --port 0 takes a free one") from error
+        raise
     return 0

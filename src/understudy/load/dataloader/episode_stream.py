@@ -35,7 +35,18 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
     has one process make the batches of all: give `rank` and `world_size` here instead.
 
     Args:
-        datasets: as for `Loader`, like all arguments that are not listed here.
+        datasets: as for `Loader`.
+        order: as for `Loader`.
+        batch_size: as for `Loader`.
+        seed: as for `Loader`.
+        weights: as for `Loader`.
+        rank: as for `Loader`.
+        world_size: as for `Loader`.
+        position: as for `Loader`.
+        image_size: as for `Loader`.
+        augment: as for `Loader`.
+        preprocess: as for `Loader`.
+        on_bad_frame: as for `Loader`.
         memory: of all workers of this rank together, in equal shares.
         journal: one file for all workers.
         bad_frame_cap: of each worker, which has a list of substitutions of its own.

@@ -95,6 +95,8 @@ def read_inputs(instructions: Instructions) -> Inputs:
             raise MessageError(f"the feature {key[:80]!r} is a {type(feature).__name__}; it must be a dict")
         dtype, shape, names = feature.get("dtype"), feature.get("shape"), feature.get("names")
         own = instructions.rename_map.get(key, key)
+        if own in vectors or own in images:
+            raise MessageError(f"rename_map gives the name {own[:80]!r} to several features, {key[:80]!r} among them")
         if dtype in ("image", "video"):
             images[own] = key.removeprefix(_IMAGES)
         elif dtype == "float32" and isinstance(shape, tuple | list) and len(shape) == 1:

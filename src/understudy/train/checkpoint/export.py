@@ -162,7 +162,7 @@ def read_initial_policy(path: str | Path, wanted: Any) -> InitialPolicy:
     from understudy.policies.registry import network_differences
 
     try:
-        config, normalization, weights, _ = policy_folder.load(path)
+        config, normalization, weights, _ = policy_folder.load(policy_folder.of_run(Path(path)))
     except (OSError, ValueError) as error:
         raise ConfigError(f"init_from: {error}") from error
     if differences := network_differences(config, wanted):

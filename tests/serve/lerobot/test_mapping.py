@@ -1,0 +1,17 @@
+"""Features of a robot that LeRobot drives, as inputs of the policy."""
+
+from support.refusals import refused
+from understudy.serve.coding import MessageError
+from understudy.serve.lerobot.mapping import read_inputs
+from understudy.serve.lerobot.messages import Instructions
+
+IMAGE = {"dtype": "video", "shape": (8, 8, 3), "names": ["height", "width", "channels"]}
+FEATURES = {"observation.images.a": IMAGE, "observation.images.b": IMAGE}
+
+
+def test_features_may_not_share_a_name() -> None:
+    renamed = {"observation.images.a": "observation.images.c"}
+    found = read_inputs(Instructions("flow", "run", FEATURES, 8, renamed))
+    assert found.images == {"observation.images.c": "a", "observation.images.b": "b"}
+    with refused("observation.images.b", kind=MessageError):
+        read_inputs(Instructions("flow", "run", FEATURES, 8, {"observation.images.a": "observation.images.b"}))
