@@ -28,7 +28,7 @@ from loader_sets import Encoding, Recording, joined
 BATCH, CHUNK, MEMORY = 8, 16, "1GB"
 STEPS, CAMERAS, GOPS = (10, 50, 150), (1, 3), (2, 30)
 ENCODINGS = {2: Encoding("libsvtav1", 2, 0), 30: Encoding("libx264", 30, 0, 23)}
-WARM_UP = 8  # steps; more than a loader prepares ahead
+WARM_UP = 8  # steps
 
 
 def dataset(cache: Path, real: Path | None, quick: bool, gop: int, cameras: int) -> Path:

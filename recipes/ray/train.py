@@ -91,6 +91,8 @@ def main() -> int:
     parser.add_argument("--min-workers", type=int, help="continue with fewer, down to this, if hosts are missing")
     parser.add_argument("--max-failures", type=int, default=100, help="restarts before the run is given up")
     ours, settings = parser.parse_known_args()
+    if not Path(ours.config).is_file():
+        parser.error(f"{ours.config}: no settings file; it is the second argument, after the folder of the run")
     run = ours.run.absolute()
     try:
         config = read_settings("train", [ours.config, "--output-dir", str(run), *settings])
