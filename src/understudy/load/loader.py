@@ -5,6 +5,7 @@ The order alone decides the samples of a batch. Threads and memory change only w
 
 import os
 import time
+import warnings
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -145,6 +146,11 @@ class Loader:
         if colors == "yuv":
             self._planes = PlaneDelivery(request.datasets, image_size)
             request = replace(request, image_size=None)  # resized on the device
+            if device is None or torch.device(device).type == "cpu":
+                warnings.warn(
+                    'colors="yuv" without a GPU converts images on the CPU, several times as slow as "rgb"',
+                    stacklevel=2,
+                )
         cameras = len(image_shapes(request.datasets, request.image_size, colors)[0])  # refuses images of several sizes
         self.plan = make_plan(
             request.datasets,

@@ -91,6 +91,13 @@ def test_unfit_arguments_are_refused(data: Path) -> None:
         batches(data, 1, colors="yuv", video_backend="torchcodec")
 
 
+def test_planes_without_a_gpu_are_warned_of(data: Path, recwarn: pytest.WarningsRecorder) -> None:
+    batches(data, 1, colors="rgb")
+    assert not [each for each in recwarn if "colors" in str(each.message)]
+    with pytest.warns(UserWarning, match="colors"):
+        batches(data, 1, colors="yuv")
+
+
 def test_run_with_planes_is_the_run_with_rgb(tmp_path: Path) -> None:
     """Images have the network's size, so the losses are equal. Validation and contract read RGB in both runs."""
     root = tiny_dataset(tmp_path / "data")

@@ -31,6 +31,29 @@ def given_actions(delay: Tensor, length: int) -> Tensor:
     return torch.arange(length, device=delay.device) < delay[:, None]
 
 
+def check_delay(delay: int, horizon: int | None, known: int, max_delay: int) -> None:
+    """Check the arguments of `Policy.continue_chunk`.
+
+    Args:
+        delay: actions that the robot executes before the new ones arrive.
+        horizon: actions to be guided by; None: the first `delay` are given.
+        known: actions in execution.
+        max_delay: most given actions in training.
+
+    Raises:
+        ValueError: numbers beyond `known`, or a `delay` above `max_delay` without a horizon.
+    """
+    if not 0 <= delay <= known or (horizon is not None and not delay <= horizon <= known):
+        raise ValueError(
+            f"delay is {delay}, horizon {horizon}; give 0 <= delay <= horizon <= {known}, the actions in execution"
+        )
+    if horizon is None and delay > max_delay:
+        raise ValueError(
+            f"delay={delay}: the policy was trained with up to {max_delay} given actions (max_delay); give a horizon, "
+            "which guides any policy"
+        )
+
+
 def sample_given(field: Field, noise: Tensor, chunk: Tensor, delay: int, steps: int = 10) -> Tensor:
     """Sample actions behind given ones.
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION
-from understudy.policies.common.chunking import Field, sample_given, sample_guided
+from understudy.policies.common.chunking import Field, check_delay, sample_given, sample_guided
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.flow.config import FlowPolicyConfig
 
@@ -32,15 +32,7 @@ def make_integration(
     known = executing.shape[1]
     if config.future:
         raise ValueError("a flow policy with a future cannot continue a chunk; call act without previous")
-    if not 0 <= delay <= known or (horizon is not None and not delay <= horizon <= known):
-        raise ValueError(
-            f"delay is {delay}, horizon {horizon}; give 0 <= delay <= horizon <= {known}, the actions in execution"
-        )
-    if horizon is None and delay > config.max_delay:
-        raise ValueError(
-            f"delay={delay}: the policy was trained with up to {config.max_delay} given actions (max_delay); give "
-            "a horizon, which guides any policy"
-        )
+    check_delay(delay, horizon, known, config.max_delay)
     rest = nn.functional.pad(executing.float(), (0, 0, 0, config.chunk - known))
     chunk = normalizer.actions({**batch, ACTION: rest})
     padded = normalizer.dim_is_pad(ACTION, batch)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.policies.batch import check_shape, value_of
-from understudy.policies.common.chunking import Field, sample_given, sample_guided
+from understudy.policies.common.chunking import Field, check_delay, sample_given, sample_guided
 from understudy.policies.common.flow_matching import (
     delays,
     euler,
@@ -266,15 +266,7 @@ class Pi05Policy(Policy, Pi0Network):
             ValueError: `delay` or `horizon` exceeds the chunk, or without `horizon` the trained `max_delay`.
         """
         config, known = self.config, executing.shape[1]
-        if not 0 <= delay <= known or (horizon is not None and not delay <= horizon <= known):
-            raise ValueError(
-                f"delay is {delay}, horizon {horizon}; give 0 <= delay <= horizon <= {known}, the actions in execution"
-            )
-        if horizon is None and delay > config.max_delay:
-            raise ValueError(
-                f"delay={delay}: the policy was trained with up to {config.max_delay} given actions (max_delay); give "
-                "a horizon, which guides any policy"
-            )
+        check_delay(delay, horizon, known, config.max_delay)
         observed = self._before_acting(batch)
         rest = nn.functional.pad(executing.float(), (0, 0, 0, config.chunk - known))
         chunk = widened(self.normalizer.actions({**batch, ACTION: rest}), self.sizes.dim)

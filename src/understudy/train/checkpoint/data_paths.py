@@ -29,7 +29,7 @@ def resolve_paths(config: TrainConfig) -> TrainConfig:
 def find_moved(config: TrainConfig, root: Path, output_dir: str) -> TrainConfig:
     """Return stored settings with the present paths of the data.
 
-    A run of version 0.2 or earlier has paths relative to the folder in which it was started, as its output_dir. For an
+    A run of version 0.1 has paths relative to the folder in which it was started, as its output_dir. For an
     absolute path that is gone, the same place relative to the run is tried: both may have moved together.
 
     Args:
