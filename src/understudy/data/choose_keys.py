@@ -1,7 +1,8 @@
-"""Features that a dataset delivers, and the checks of their names."""
+"""Features that a dataset delivers, the checks of their names, and the unit of depth."""
 
 import warnings
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS
@@ -33,6 +34,23 @@ def choose_keys(catalog: Catalog, keys: Sequence[str] | None, missing_cameras: C
             what = f"keys names {own!r}, which is mapped to {key!r}"
             raise DatasetError(what, where=catalog.root, fix=f"give {key!r}, its standard key")
     return tuple(dict.fromkeys([*keys, *missing_cameras]))
+
+
+def in_depth_unit(catalog: Catalog, keys: Sequence[str], unit: str) -> Catalog:
+    """Return the catalog with the depth cameras among `keys` in `unit`, "m" or "mm": images and recorded statistics.
+
+    Raises:
+        DatasetError: another unit, or depth whose recorded unit is unknown.
+    """
+    if unit not in ("m", "mm"):
+        raise DatasetError(f"depth_unit is {unit!r}", fix="give 'm' or 'mm', or leave it out for depth as stored")
+    cameras = {key: replace(catalog.features[key], depth_unit=unit) for key in keys if key in catalog.features}
+    cameras = {key: feature for key, feature in cameras.items() if feature.is_depth}
+    for key, feature in cameras.items():
+        if feature.unreadable:
+            fix = "write its depth_unit into meta/info.json, leave depth_unit out, or leave the camera out of keys"
+            raise DatasetError(f"{key} {feature.unreadable}", where=catalog.root, fix=fix)
+    return replace(catalog, features={**catalog.features, **cameras})
 
 
 def check_columns(catalog: Catalog, keys: Sequence[str], episode: int) -> None:

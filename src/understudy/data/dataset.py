@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from understudy.batch_keys import LOSS_WEIGHT
-from understudy.data.choose_keys import check_columns, choose_keys
+from understudy.data.choose_keys import check_columns, choose_keys, in_depth_unit
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS
 from understudy.data.format.standard_keys import rename_keys
@@ -41,7 +41,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
     A sample holds `index`, `episode_index`, `frame_index`, `task_index` (int64 scalars), `timestamp`, `task` (str) and
     the features. Tensors have the dtype that info.json declares (float64 stays float64, whatever the file stores) and
     the declared shape ((1,) is a scalar). Strings are str. Images are uint8 (C, H, W), depth images uint16 as stored or
-    float32 meters (1, H, W) (`data/format/depth.py`). Each missing camera adds `<camera>_is_missing` (bool scalar).
+    float32 (1, H, W), meters or `depth_unit` (`data/format/depth.py`). Each missing camera adds `<camera>_is_missing`
+    (bool scalar).
 
     Args:
         root: path, fsspec URL, hub id OWNER/NAME where no such folder exists ("lerobot/pusht"), or an open `Catalog`.
@@ -72,6 +73,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             lacks. Their images are black, their windows all padding, and `<camera>_is_missing` is True.
         image_transforms: callable applied to the images of each sample and camera, a uint8 tensor (C, H, W) or
             (T, C, H, W), and not to depth. `Loader` and `EpisodeStream` do not apply it.
+        depth_unit: "m" or "mm": depth images, and their recorded statistics, are float32 in this unit. "mm" is
+            LeRobot's default. By default quantized video is in meters, and other depth is as stored.
         response: a text column to deliver as `response`, "task", or "" for no text (see `data/read/response_text.py`).
         prompt_metadata: names of episode metadata to deliver as `prompt_metadata`, a text with a line for each
             (docs/training.md). An empty list delivers the empty text.
@@ -103,6 +106,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         names: Mapping[str, str] | None = None,
         missing_cameras: Mapping[str, tuple[int, int]] | None = None,
         image_transforms: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        depth_unit: Literal["m", "mm"] | None = None,
         response: str | None = None,
         prompt_metadata: Sequence[str] | None = None,
         name: str | None = None,
@@ -121,6 +125,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             camera: (int(size[0]), int(size[1])) for camera, size in (missing_cameras or {}).items()
         }
         self.keys = choose_keys(self.catalog, keys, self.missing_cameras)
+        if depth_unit is not None:
+            self.catalog = in_depth_unit(self.catalog, self.keys, depth_unit)
         known = tuple(dict.fromkeys([*self.keys, *INDEX_KEYS]))
         fps, sensors = float(self.catalog.fps), tuple(key for key in self.keys if key in self.catalog.sensors)
         offsets = frame_offsets(delta_timestamps, fps, known, sensors)

@@ -55,6 +55,7 @@ class DatasetOptions(TypedDict, total=False):
     keys: Sequence[str] | None
     names: Mapping[str, str] | None
     missing_cameras: Mapping[str, tuple[int, int]] | None
+    depth_unit: Literal["m", "mm"] | None
     response: str | None
     prompt_metadata: Sequence[str] | None
     name: str | None

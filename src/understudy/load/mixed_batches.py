@@ -181,7 +181,8 @@ def _declared(dataset: EpisodeDataset) -> dict[str, _Declared]:
         elif feature is not None and (feature.is_text or feature.is_camera):
             dtype = "text" if feature.is_text else "video" if feature.is_video else "image"
             if feature.is_depth:
-                dtype = f"{dtype} of depth as {feature.pixels.dtype} {feature.pixels.codes or ''}"
+                pixels = feature.pixels
+                dtype = f"{dtype} of depth as {pixels.dtype} {pixels.codes or ''} {pixels.unit or pixels.stored_unit}"
         elif key in dataset.catalog.sensors:
             sensor = dataset.catalog.sensors[key].feature
             dtype, shape = np.dtype(sensor.dtype), sensor.value_shape

@@ -140,6 +140,54 @@ def test_depth_frames_in_another_format_than_declared_are_refused(tmp_path: Path
         EpisodeDataset(root).sample(0, 0)
 
 
+@pytest.mark.parametrize(("unit", "factor", "tolerance"), [("mm", 1000, 0.5), ("m", 1, 2e-7)])
+def test_depth_unit_converts_codes_and_their_statistics(
+    unit: Any, factor: int, tolerance: float, quantized: Path
+) -> None:
+    recorded = {"min": [[[10.0]]], "max": [[[4000.0]]], "mean": [[[900.0]]], "std": [[[30.0]]], "count": [10]}
+    (quantized / "meta/stats.json").write_text(json.dumps({DEPTH: recorded}))
+    data = EpisodeDataset(quantized, depth_unit=unit)
+    image = data.sample(0, 2)[DEPTH].numpy()
+    assert (image.dtype, image.shape) == (np.float32, (1, HEIGHT, WIDTH))
+    np.testing.assert_allclose(image, exact(2).astype(np.float64) * factor, atol=tolerance, rtol=2e-7)
+    assert unit == "m" or np.array_equal(image, np.rint(image))
+    statistics = data.catalog.stats[DEPTH]
+    assert [float(statistics[name].item()) * 1000 / factor for name in recorded][:4] == [10.0, 4000.0, 900.0, 30.0]
+    assert statistics["count"] == 10
+
+
+@pytest.mark.parametrize(("dtype", "stored"), [("uint16", "mm"), ("float32", "m")])
+@pytest.mark.parametrize("unit", ["m", "mm"])
+def test_depth_unit_converts_images_in_rows(dtype: str, stored: str, unit: Any, tmp_path: Path) -> None:
+    root = dataset(tmp_path / "set")
+    add_depth_images(root, dtype, depth_unit=stored)
+    image = EpisodeDataset(root, depth_unit=unit).sample(0, 3)[DEPTH].numpy()
+    values = numbers(3, 16) if stored == "mm" else numbers(3, 16).astype(np.float32) / 1000
+    assert image.dtype == np.float32
+    factor = {("m", "mm"): 1000.0, ("mm", "m"): 0.001}.get((stored, unit), 1.0)
+    np.testing.assert_allclose(image[0], values.astype(np.float64) * factor, rtol=2e-7)
+
+
+def test_depth_unit_needs_a_recorded_unit(tmp_path: Path) -> None:
+    root = dataset(tmp_path / "set")
+    add_depth_images(root)
+    with refused(DEPTH, "'mm'", where="set", fix="depth_unit"):
+        EpisodeDataset(root, depth_unit="mm")
+    assert DEPTH not in EpisodeDataset(root, keys=[TOP], depth_unit="mm").keys
+    with refused("'cm'", where=None, fix="'mm'"):
+        EpisodeDataset(root, depth_unit="cm")  # type: ignore[arg-type]
+
+
+def test_ordinary_video_declared_as_depth_is_color(tmp_path: Path) -> None:
+    root = dataset(tmp_path / "set")
+    add_depth_video(root, LENGTHS, "yuv420p", **{"video.pix_fmt": "yuv420p"})
+    catalog = Catalog.open(root)
+    assert [line for line in catalog.oddities if DEPTH in line and "yuv420p" in line]
+    sample = EpisodeDataset(catalog).sample(0, 0)
+    assert (sample[DEPTH].dtype, sample[DEPTH].shape) == (torch.uint8, (3, HEIGHT, WIDTH))
+    assert not catalog.features[DEPTH].is_depth
+
+
 def test_depth_is_not_given_to_image_transforms(quantized: Path) -> None:
     shapes = []
 

@@ -148,6 +148,12 @@ class Catalog:
         _check_totals(info, episodes, len(by_index), oddities)
         oddities += [f"{key} {feature.audio}" for key, feature in features.items() if feature.audio]
         oddities += [
+            f"{key} is declared as depth and stored as ordinary video ({feature.info.get('video.pix_fmt')}): it is "
+            "delivered as color, uint8"
+            for key, feature in features.items()
+            if feature.is_color_declared_as_depth
+        ]
+        oddities += [
             f"{key}: {feature.dtype} {feature.shape} looks like images; it is read as numbers, not as a camera"
             for key, feature in features.items()
             if feature.looks_like_images and not feature.is_camera

@@ -5,8 +5,12 @@ video of 12-bit codes, with `video.depth_min` etc.    float32, meters
 video of 16-bit numbers (gray16le), without them      uint16, as stored
 images of 16-bit integers                             uint16, as stored; millimeters by LeRobot's convention
 images of 32-bit floats, `depth_unit` "m"             float32, meters
+ordinary 8-bit or three-channel video                 uint8 color: its pixels are no distances
+
+With a requested unit, all of them but color are float32 in that unit, as LeRobot delivers them.
 """
 
+import re
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any
@@ -18,6 +22,7 @@ from understudy.video.depth.pixels import RGB, Pixels
 
 _SCALE = ("depth_min", "depth_max", "shift", "use_log")
 _UNITS = (None, "m", "mm")
+_COLOR_FORMATS = re.compile(r"(yuvj?4\d\dp|nv12|gray|rgb24|bgr24|gbrp)")
 
 
 def is_depth(info: Mapping[str, Any]) -> bool:
@@ -31,36 +36,58 @@ def depth_unit(info: Mapping[str, Any]) -> str | None:
     return unit if isinstance(unit, str) else None
 
 
-def depth_pixels(is_video: bool, info: Mapping[str, Any]) -> Pixels:
-    """Channels and dtype of the images of a camera; color where `info` declares no depth.
+def depth_pixels(is_video: bool, info: Mapping[str, Any], unit: str = "") -> Pixels:
+    """Channels and dtype of the images of a camera; color without depth, or for ordinary video.
+
+    Args:
+        is_video: whether the images are stored as video.
+        info: `info` of the camera in meta/info.json.
+        unit: "m" or "mm", to deliver; "" for meters from codes, and other numbers as stored.
 
     Raises:
         ValueError: depth that cannot be read exactly. The message is the rest of a sentence about the camera.
     """
-    if not is_depth(info):
+    if not is_depth(info) or is_color_video(is_video, info):
         return RGB
     if info.get("depth_unit") not in _UNITS:
         raise ValueError(f"is depth in depth_unit {info['depth_unit']!r}, which is neither 'm' nor 'mm'")
-    if not is_video:
-        return Pixels(1, "float32" if depth_unit(info) == "m" else "uint16")
-    codes = _codes(info)
-    needed = "gray16le" if codes is None else "gray12le"
-    found = info.get("video.pix_fmt")
-    if found not in (None, needed):
-        why = "without a recorded scale" if codes is None else "with a recorded scale"
-        raise ValueError(f"is depth video {why} in pixel format {found}; {needed} is read")
-    return Pixels(1, "uint16" if codes is None else "float32", codes, needed)
+    stored_unit = depth_unit(info) or ""
+    codes, pixel_format = None, ""
+    if is_video:
+        codes = _codes(info)
+        pixel_format = "gray16le" if codes is None else "gray12le"
+        recorded = info.get("video.pix_fmt")
+        if recorded not in (None, pixel_format):
+            why = "without a recorded scale" if codes is None else "with a recorded scale"
+            raise ValueError(f"is depth video {why} in pixel format {recorded}; {pixel_format} is read")
+    if codes is not None:
+        return Pixels(1, "float32", codes, pixel_format, unit=unit or "m")
+    if unit and not stored_unit:
+        raise ValueError(f"is depth without a depth_unit in meta/info.json, so it cannot be delivered in {unit!r}")
+    is_float = bool(unit) or (stored_unit == "m" and not is_video)
+    return Pixels(
+        1, "float32" if is_float else "uint16", None, pixel_format, stored_unit, "m" if is_float and not unit else unit
+    )
+
+
+def is_color_video(is_video: bool, info: Mapping[str, Any]) -> bool:
+    """Whether a camera declared as depth is ordinary video: 8 bits a channel, and no scale of distances."""
+    recorded = str(info.get("video.pix_fmt"))
+    scaled = any(info.get(f"video.{name}") is not None for name in _SCALE)
+    return is_video and is_depth(info) and not scaled and _COLOR_FORMATS.fullmatch(recorded) is not None
 
 
 def depth_statistics(
     entry: dict[str, np.ndarray], pixels: Pixels, info: Mapping[str, Any]
 ) -> dict[str, np.ndarray] | None:
     """Convert recorded statistics of a depth camera to the unit of its images; None where their unit is unknown."""
-    if pixels.codes is None or depth_unit(info) == "m":
+    recorded = depth_unit(info)
+    if not pixels.unit or recorded == pixels.unit:
         return entry
-    if depth_unit(info) is None:
+    if recorded is None:
         return None
-    return {name: value if name == "count" else value / 1000 for name, value in entry.items()}
+    factor = 1000 if pixels.unit == "mm" else 1 / 1000
+    return {name: value if name == "count" else value * factor for name, value in entry.items()}
 
 
 def _codes(info: Mapping[str, Any]) -> DepthCodes | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.data.format.depth import depth_pixels, is_depth
+from understudy.data.format.depth import depth_pixels, is_color_video, is_depth
 from understudy.errors import DatasetError
 from understudy.video.depth.pixels import Pixels
 
@@ -32,6 +32,7 @@ class Feature:
         names: names of the dimensions as declared (list, nested list, dict or None).
         info: encoding of the images (`info` or the older `video_info`), {} when there is none.
         is_vector: a value of shape (1,) is a vector of one number instead of a scalar as in LeRobot.
+        depth_unit: unit in which depth images are delivered, "m" or "mm"; "": meters from codes, others as stored.
     """
 
     key: str
@@ -40,6 +41,7 @@ class Feature:
     names: Any = None
     info: Mapping[str, Any] = field(default_factory=dict)
     is_vector: bool = False
+    depth_unit: str = ""
 
     @property
     def is_camera(self) -> bool:
@@ -75,12 +77,17 @@ class Feature:
     @property
     def is_depth(self) -> bool:
         """Whether this is a camera of depth images."""
-        return self.is_encoded and is_depth(self.info)
+        return self.is_encoded and is_depth(self.info) and not self.is_color_declared_as_depth
+
+    @property
+    def is_color_declared_as_depth(self) -> bool:
+        """Whether info.json declares depth where ordinary video is stored, which is delivered as color."""
+        return is_color_video(self.is_video, self.info)
 
     @property
     def pixels(self) -> Pixels:
         """Channels and dtype of the images of a camera. Raises ValueError for depth that cannot be read exactly."""
-        return depth_pixels(self.is_video, self.info if self.is_encoded else {})
+        return depth_pixels(self.is_video, self.info if self.is_encoded else {}, self.depth_unit)
 
     @property
     def unreadable(self) -> str:

@@ -189,8 +189,9 @@ _DEPTH_MODES = {"uint16": ("I;16", "I;16L", "I;16B", "I;16N", "I"), "float32": (
 
 
 def _to_depth(image: Image.Image, feature: Feature, where: str) -> np.ndarray:
-    """Values of an opened depth image: uint16 or float32 (H, W, 1), as stored."""
-    dtype = feature.pixels.dtype
+    """Values of an opened depth image: uint16 or float32 (H, W, 1), as stored or in the requested unit."""
+    pixels = feature.pixels
+    dtype = "float32" if pixels.stored_unit == "m" else "uint16"
     array = np.asarray(image)
     if image.mode not in _DEPTH_MODES[dtype] or not np.array_equal(
         array.astype(dtype), array, equal_nan=dtype == "float32"
@@ -198,8 +199,10 @@ def _to_depth(image: Image.Image, feature: Feature, where: str) -> np.ndarray:
         unit = feature.info.get("depth_unit")
         what = f"{feature.key!r} is an image of mode {image.mode}; depth in depth_unit {unit} is read as {dtype}"
         fix = "set depth_unit in info.json: mm for 16-bit integers, m for 32-bit floats"
+        if image.mode in ("RGB", "RGBA", "P"):
+            fix = "remove is_depth_map from info.json to read them as color, or leave the camera out of keys"
         raise DatasetError(what, where=where, fix=fix)
-    return array.astype(dtype)[..., None]
+    return pixels.convert(array.astype(dtype))[..., None]
 
 
 def _to_channels(image: Image.Image, feature: Feature, where: str) -> np.ndarray:

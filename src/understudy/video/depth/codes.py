@@ -27,19 +27,26 @@ class DepthCodes:
     shift: float
     log: bool
 
-    def meters(self) -> np.ndarray:
-        """Distance of each code in meters, float32 (4096,), read-only. Computed in float64 and rounded once."""
-        return _table(self)
+    def distances(self, unit: str = "m") -> np.ndarray:
+        """Distance of each code, float32 (4096,), read-only; computed in float64 and rounded once.
+
+        Args:
+            unit: "m", or "mm" for whole millimeters up to 65535, as LeRobot delivers them.
+        """
+        return _table(self, unit)
 
 
 @lru_cache(maxsize=64)
-def _table(codes: DepthCodes) -> np.ndarray:
+def _table(codes: DepthCodes, unit: str) -> np.ndarray:
     share = np.arange(LARGEST + 1) / LARGEST
     if codes.log:
         low, high = np.log(codes.minimum + codes.shift), np.log(codes.maximum + codes.shift)
         exact = np.exp(low + share * (high - low)) - codes.shift
     else:
         exact = codes.minimum + share * (codes.maximum - codes.minimum)
-    table: np.ndarray = np.clip(exact, codes.minimum, codes.maximum).astype(np.float32)
+    exact = np.clip(exact, codes.minimum, codes.maximum)
+    if unit == "mm":
+        exact = np.clip(np.rint(exact * 1000), 0, 65535)
+    table: np.ndarray = exact.astype(np.float32)
     table.flags.writeable = False
     return table

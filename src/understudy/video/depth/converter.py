@@ -6,26 +6,25 @@ the edge of an object would be the distance of nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import av
 import numpy as np
-
-from understudy.video.depth.codes import DepthCodes
 
 
 class DepthConverter:
     """Depth images from frames whose first plane holds 16-bit numbers. Same interface as `Converter`.
 
     Args:
-        dtype: "uint16" for the numbers, "float32" for the meters of `codes`.
-        codes: scale of the numbers; None delivers them.
+        dtype: "uint16" or "float32", of the images.
+        convert: function from the numbers of a frame, uint16 (H, W), to values of that dtype (`Pixels.convert`).
         size: (height, width) of the output; None: as decoded.
     """
 
-    def __init__(self, dtype: str, codes: DepthCodes | None, size: tuple[int, int] | None = None) -> None:
-        self.size, self._dtype = size, np.dtype(dtype)
-        self._meters = codes.meters() if codes is not None else None
+    def __init__(
+        self, dtype: str, convert: Callable[[np.ndarray], np.ndarray], size: tuple[int, int] | None = None
+    ) -> None:
+        self.size, self._dtype, self._convert = size, np.dtype(dtype), convert
 
     def write(self, frame: av.VideoFrame, out: np.ndarray) -> None:
         """Write one frame into `out`, uint16 or float32 (1, H, W) of `size` or the frame's own.
@@ -37,11 +36,7 @@ class DepthConverter:
         if out.shape != (1, *(self.size or (height, width))) or out.dtype != self._dtype:
             raise ValueError(f"a frame of {width}x{height} does not fit {out.dtype} {out.shape}, size {self.size}")
         lines = np.frombuffer(memoryview(frame.planes[0]), "<u2").reshape(height, -1)[:, :width]
-        numbers = nearest(lines, self.size) if self.size is not None else lines
-        if self._meters is None:
-            out[0] = numbers
-        else:
-            out[0] = self._meters[numbers]
+        out[0] = self._convert(nearest(lines, self.size) if self.size is not None else lines)
 
     def write_all(self, frames: Sequence[av.VideoFrame], places: Sequence[int], out: np.ndarray) -> None:
         """Write frames into their places in `out`, (n, 1, H, W), as `write` does."""

@@ -22,15 +22,19 @@ class Pixels:
 
     Attributes:
         channels: 3 for color, 1 for depth.
-        dtype: "uint8" for color; "uint16" for depth as stored, "float32" for depth in meters.
+        dtype: "uint8" for color; "uint16" for depth as stored, "float32" for depth in a unit.
         codes: scale of a quantized depth video.
         pixel_format: the only format, by FFmpeg's name, in which frames may be decoded; "": any.
+        stored_unit: recorded unit of depth numbers, "m" or "mm"; "" for color, codes and numbers without a unit.
+        unit: unit of delivered depth, "m" or "mm"; "" for color and for numbers as stored.
     """
 
     channels: int = 3
     dtype: str = "uint8"
     codes: DepthCodes | None = None
     pixel_format: str = ""
+    stored_unit: str = ""
+    unit: str = ""
 
     @property
     def is_depth(self) -> bool:
@@ -45,6 +49,15 @@ class Pixels:
         """Return an array (*shape, C, H, W) of undefined content; the last two of `shape` are H and W."""
         return np.empty((*shape[:-2], self.channels, *shape[-2:]), self.dtype)
 
+    def convert(self, numbers: np.ndarray) -> np.ndarray:
+        """Convert stored depth numbers of any shape to delivered values of `dtype`."""
+        if self.codes is not None:
+            return self.codes.distances(self.unit)[numbers]
+        if self.stored_unit == self.unit or not self.unit:
+            return numbers.astype(self.dtype, copy=False)
+        values = numbers.astype(np.float32)
+        return values * 1000 if self.unit == "mm" else values / 1000
+
     def converter(self, size: tuple[int, int] | None = None) -> AnyConverter:
         """Return a converter for one thread, to `size` (height, width), or to the frames' own.
 
@@ -56,7 +69,7 @@ class Pixels:
         if isinstance(size, ImageSize):
             fix = "give a plain (height, width), which takes the nearest pixels, or leave the depth camera out"
             raise DatasetError("depth images cannot be resized as a policy resizes colors", fix=fix)
-        return DepthConverter(self.dtype, self.codes, size)
+        return DepthConverter(self.dtype, self.convert, size)
 
 
 RGB = Pixels()
