@@ -21,6 +21,7 @@ from understudy.cli.train import run_and_report
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError, DatasetError, UnderstudyError, is_wrong_input
 from understudy.progress import show_log
+from understudy.train.checkpoint.data_paths import resolve_paths
 from understudy.train.checkpoint.run_dir import RunDir
 
 STOPPED, WRONG_INPUT, FAILED = 75, 2, 1
@@ -95,7 +96,8 @@ def main() -> int:
         parser.error(f"{ours.config}: no settings file; it is the second argument, after the folder of the run")
     run = ours.run.absolute()
     try:
-        config = read_settings("train", [ours.config, "--output-dir", str(run), *settings])
+        # Workers have another working directory.
+        config = resolve_paths(read_settings("train", [ours.config, "--output-dir", str(run), *settings]))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return WRONG_INPUT

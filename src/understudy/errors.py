@@ -96,6 +96,21 @@ def is_out_of_memory(error: BaseException) -> bool:
     return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or ("RuntimeError" in kinds and of_cpu)
 
 
+def is_offline(error: BaseException | None) -> bool:
+    """Return whether no connection was made: the network is the cause, and neither a name nor a token."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}  # by name: each library of HTTP has its own
+    if kinds & {"ConnectError", "ConnectTimeout", "ConnectionError", "gaierror", "OfflineModeIsEnabled"}:
+        return True
+    return error is not None and is_offline(error.__cause__ or error.__context__)
+
+
+def hub_remedy(error: BaseException) -> str:
+    """Return the remedy for a request that the hub refused, or that did not reach it."""
+    if is_offline(error):
+        return "no connection to the hub: check the network, a proxy and HF_ENDPOINT, or give a local folder"
+    return "check the name, log in with `hf auth login`, or set HF_TOKEN"
+
+
 def summarize(error: BaseException) -> str:
     """Return the type of an error and the first line of its message."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")

@@ -330,3 +330,24 @@ def test_run_resumes_from_the_hub_as_if_it_had_never_left(
     with caplog.at_level(logging.INFO, "understudy"):
         assert main(["resume", "hf://me/run", "--log.no-report"]) == 0  # the run there continues
     assert len(hub.downloads) == before
+
+
+def test_no_connection_is_named_as_the_cause(
+    hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("hf_api.api.endpoint", "constants.ENDPOINT"):
+        monkeypatch.setattr(f"huggingface_hub.{name}", "http://127.0.0.1:9")
+    folder = saved(tmp_path / "policy")
+    for words in (["push", str(folder), "--to", "hf://me/policy"], ["pull", "hf://me/other"]):
+        assert main(words) == WRONG_INPUT
+        message = capsys.readouterr().err
+        assert "network" in message
+        assert "log in" not in message
+
+
+def test_mistyped_folder_is_named_with_its_neighbour(
+    hub: WritableHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = saved(tmp_path / "policies" / "table")
+    assert main(["push", "policys/tabel", "--to", "hf://me/policy"]) == WRONG_INPUT
+    assert str(folder) in capsys.readouterr().err

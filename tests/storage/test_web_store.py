@@ -128,7 +128,7 @@ def test_hub_gives_the_local_samples_at_one_commit(root: Path, tmp_path: Path) -
         same(opened(f"hf://datasets/{REPO}@{first}/inside"), root)
         with refused(404, where="hf://datasets/me/other", fix="HF_TOKEN"):
             opened("hf://datasets/me/other")
-        with refused(404, where="hf://datasets/me/other", fix="me/other"):
+        with refused(404, "folder", "hf://datasets/me/other", where="me/other", fix="HF_TOKEN"):
             opened("me/other")
         hub.push({path.removeprefix("inside/"): data for path, data in files.items()})
         same(opened(REPO), root)

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from understudy.atomic import sync, write_text
-from understudy.errors import ConfigError, summarize
+from understudy.errors import ConfigError, hub_remedy, summarize
 from understudy.hub.ids import HubId
 from understudy.optional_packages import require
 
@@ -176,5 +176,5 @@ def hub_errors(where: str, what: str) -> Iterator[None]:
         token = get_token()
         text = text.replace(token, "***") if token else text
         raise ConfigError(
-            f"{where}: {what} ({text}); check the name and the network, log in with `hf auth login`, or set HF_TOKEN"
+            f"{where}: {what} ({text}); {hub_remedy(error)}"
         ) from None  # an inner error may have the token

@@ -1,8 +1,10 @@
 """Ids of repositories on the hub: `OWNER/NAME`, `OWNER/NAME@REVISION`, `hf://OWNER/NAME`, `hf://datasets/OWNER/NAME`."""
 
+import difflib
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 SCHEME = "hf://"
@@ -44,16 +46,32 @@ def parse_address(text: str) -> HubId | None:
 def hub_id(text: str) -> tuple[str, str | None] | None:
     """Return the name and the revision of a model repository on the hub; None for a local path.
 
-    A path that exists, or is in a folder that exists, is local.
+    A path that exists, is in a folder that exists, or nearly equals one that exists is local.
     """
     match = _ID.fullmatch(text.removeprefix(SCHEME))
     if match is None:
         return None
     if not text.startswith(SCHEME):
-        local = os.path.lexists(text) or os.path.isdir(text.partition("/")[0])
+        local = os.path.lexists(text) or os.path.isdir(text.partition("/")[0]) or near_path(text)
         if local or text.endswith(_FILE_SUFFIXES):
             return None
     return match["name"], match["revision"]
+
+
+def near_path(text: str) -> str:
+    """Return the existing local path that a mistyped one means, such as data/table for dat/tabel; "": none is near."""
+    place = Path()
+    for part in Path(text).parts:
+        if not (place / part).exists():
+            try:
+                near = difflib.get_close_matches(part, os.listdir(place), n=1, cutoff=0.75)
+            except OSError:
+                return ""
+            if not near:
+                return ""
+            part = near[0]
+        place /= part
+    return str(place)
 
 
 def model_id(text: str) -> HubId | None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from understudy.errors import DatasetError, SourceError, summarize
+from understudy.errors import DatasetError, SourceError, hub_remedy, is_offline, summarize
 from understudy.storage.byte_source import CHANGED, RESTART
 from understudy.storage.http_client import Address, HttpClient, HttpStatusError, RangeResponse
 from understudy.storage.remote_store import Stat, call_driver, list_folder, open_fs, size_of, status_error
@@ -223,8 +223,10 @@ class HubBackend:
                 api = HfApi(endpoint=self._fs.endpoint, token=self._fs.token)
                 commit = api.repo_info(self._repo, revision=at.revision, repo_type=self._type).sha or ""
         except Exception as error:
-            fix = "check the name, log in with `hf auth login`, or set HF_TOKEN"
-            raise DatasetError(f"cannot be found on the hub: {summarize(error)}", where=root, fix=fix) from error
+            what, fix = f"cannot be found on the hub: {summarize(error)}", hub_remedy(error)
+            if is_offline(error):
+                raise SourceError(what, where=root, fix=fix, transient=True) from error
+            raise DatasetError(what, where=root, fix=fix) from error
         self.pin = commit
 
     def _inside(self, path: str) -> str:

@@ -17,12 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.datasets import TASKS, Spec, edit_json, write_dataset
+from support.hub import HubServer
 from support.refusals import absent, refused
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import starts_within
 from understudy.data.format.features import Feature
 from understudy.data.format.recorded_stats import aggregate
-from understudy.errors import DatasetError, MissingFileError
+from understudy.errors import DatasetError, MissingFileError, SourceError
+from understudy.storage.remote_options import RemoteOptions
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 VERSIONS = ["v2.0", "v2.1", "v3.0", "v3.1"]
@@ -405,6 +407,40 @@ def test_catalog_open_prefers_a_folder_to_a_hub_id(tmp_path: Path, monkeypatch: 
             Catalog.open(root)
         assert caught.value.where == str(tmp_path / root)
         assert ("hf://datasets/someone/tabel" in caught.value.fix) == (root == "someone/tabel")
+
+
+def test_catalog_open_refuses_a_mistyped_path_before_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/table").mkdir(parents=True)
+    for root in ("dat/table", "data/tabel", "date/tables", "./dat/table", str(tmp_path / "dat/table")):
+        with refused("folder", where=root.removeprefix("./"), fix="data/table"):
+            Catalog.open(root, RemoteOptions(storage_options={"endpoint": "http://127.0.0.1:9/never-asked"}))
+
+
+def test_catalog_open_names_the_network_where_the_hub_is_not_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("huggingface_hub", reason="needs the extra hub")
+    monkeypatch.chdir(tmp_path)
+    offline = RemoteOptions(storage_options={"endpoint": "http://127.0.0.1:9"}, cache=str(tmp_path / "cache"))
+    with refused(where="hf://datasets/someone/set", fix="network", kind=SourceError) as caught:
+        Catalog.open("hf://datasets/someone/set", offline)
+    assert caught.value.transient
+    with refused("folder", "hf://datasets/someone/set", where="someone/set", fix="network", kind=SourceError):
+        Catalog.open("someone/set", offline)
+    with HubServer({}) as hub, refused("folder", where="someone/set", fix="name"):
+        Catalog.open("someone/set", RemoteOptions(storage_options={"endpoint": hub.url}, cache=str(tmp_path / "cache")))
+
+
+def test_catalog_open_of_a_run_names_its_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs/tutorial").mkdir(parents=True)
+    (tmp_path / "runs/tutorial/order.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with refused("meta/info.json", where="runs/tutorial", fix="data.root") as caught:
+        Catalog.open("runs/tutorial")
+    assert "hf://" not in caught.value.fix
 
 
 @pytest.mark.parametrize(

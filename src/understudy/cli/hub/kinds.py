@@ -9,6 +9,7 @@ from typing import Literal
 
 from understudy.atomic import DRAFT_SUFFIX
 from understudy.errors import ConfigError
+from understudy.hub.ids import near_path
 
 Kind = Literal["policy", "run", "dataset"]
 _MARKS: dict[Kind, tuple[str, ...]] = {
@@ -65,6 +66,8 @@ def read_content(folder: Path, checkpoint: int | str = "latest") -> Content:
     kind = folder_kind(folder)
     if kind is None:
         what = "holds no policy, run or dataset" if folder.is_dir() else "there is no such folder"
+        if not folder.exists() and (near := near_path(str(folder))):
+            what += f"; did you mean {near}?"
         raise ConfigError(f"path: {folder}: {what}; name the folder of one, such as RUN/policy, RUN or a dataset")
     files = _visible(folder)
     if kind == "dataset":

@@ -25,7 +25,7 @@ from understudy.data.format.path_templates import check_template
 from understudy.data.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy.data.format.sensors import Sensor, read_sensors
 from understudy.errors import DatasetError
-from understudy.hub.ids import hub_id
+from understudy.hub.ids import hub_id, near_path
 from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions
 
@@ -101,18 +101,23 @@ class Catalog:
         address = _hub_address(root)
         files = Files(address, remote)
         if files.is_local and not files.exists(INFO):
-            missing = "there is no meta/info.json" if files.exists("") else "there is no such folder"
             fix = "give the folder of a LeRobot dataset, which holds meta/"
+            if files.exists(""):
+                if files.exists("order.json"):
+                    fix = "this is the folder of a run: its dataset is data.root of its config.yaml"
+                raise DatasetError("there is no meta/info.json", where=files.root, fix=fix)
+            if near := near_path(str(root)):
+                fix = f"did you mean {near}? Otherwise {fix}"
             if isinstance(root, str) and _HUB_ID.fullmatch(root):
                 fix += f", or hf://datasets/{root} for a dataset on the hub"
-            raise DatasetError(missing, where=files.root, fix=fix)
+            raise DatasetError("there is no such folder", where=files.root, fix=fix)
         try:
             info = read_json(files, INFO)
         except DatasetError as error:
             if address is root:
                 raise
-            fix = f"{error.fix}; there is no folder {root}, so it was read as a dataset on the hub".removeprefix("; ")
-            raise error.replaced(fix=fix) from error
+            what = f"there is no such folder, and as a dataset on the hub, {address}: {error.what}"
+            raise error.replaced(what=what, where=root) from error
         where = files.where(INFO)
         given = {"video_path": video_path, "data_path": data_path, "codebase_version": version}
         info |= {name: value for name, value in given.items() if value is not None}
