@@ -1,4 +1,4 @@
-"""The examples of the README and of docs/loading.md run as written, on a recording like that of `make demo`."""
+"""The examples of the README and of docs/loading.md run as written."""
 
 import re
 from pathlib import Path
@@ -30,25 +30,23 @@ def run_code(path: Path, blocks: slice, **names: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_readme_loader_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    names = run_code(README, slice(0, 1))
-    assert names["state"].shape == (32, 4)
-    assert names["batch"]["observation.images.front"].shape == (32, 3, 64, 64)
-    assert names["saved"]["position"] == 100 * 32
-
-
-@pytest.mark.slow
-def test_readme_policy_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readme_runs_from_its_first_line_to_its_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import understudy as us
     from understudy.cli.main import main
 
-    monkeypatch.chdir(folder)
-    small = ["--steps", "1", "--batch-size", "8", "--val.every", "0", "--log.no-report"]
-    assert main(["train", "--data.root", "runs/demo/dataset", "--output-dir", "runs/table", *small]) == 0
-    observation = us.EpisodeDataset("runs/demo/dataset")[0]
-    names = run_code(README, slice(1, 2), us=us, observation=observation)
-    assert names["actions"].shape == (8, 4)
+    monkeypatch.chdir(tmp_path)
+    names = run_code(README, slice(0, 2))
+    assert names["state"].shape == (32, 2)
+    assert names["batch"]["observation.images.front"].shape == (32, 3, 64, 64)
+    assert names["saved"]["position"] == 100 * 32
+    (commands,) = re.findall(r"```sh\n(understudy check.*?)```", README.read_text(), flags=re.DOTALL)
+    for line in commands.splitlines():
+        words = line.partition("#")[0].split()[1:]
+        if words[0] == "train":
+            words += ["--steps", "1", "--batch-size", "8", "--val.every", "0"]
+        assert words[0] == "serve" or main(words) == 0, line
+    names = run_code(README, slice(2, 3), us=us, observation=us.EpisodeDataset("data/first")[0])
+    assert names["actions"].shape == (8, 2)
 
 
 def test_loading_page_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,10 +61,9 @@ def test_loading_page_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert names["loader"].position == 32
 
 
-def test_readme_names_all_commands() -> None:
+def test_commands_page_names_all_commands() -> None:
     from understudy.cli.main import COMMANDS
 
-    named = set(
-        re.findall(r"^understudy ((?:(?:order|fast|tokenizer) )?[a-z]+)", README.read_text(), flags=re.MULTILINE)
-    )
+    page = (ROOT / "docs/commands.md").read_text()
+    named = set(re.findall(r"^understudy ((?:(?:order|fast|tokenizer) )?[a-z]+)", page, flags=re.MULTILINE))
     assert named == set(COMMANDS)

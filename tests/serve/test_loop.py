@@ -1,4 +1,4 @@
-"""The loop of the README, in another process and another network namespace: the actions of a rollout to the bit."""
+"""The loop of docs/robots.md, in another process and another network namespace: the actions of a rollout to the bit."""
 
 import ipaddress
 import json
@@ -28,7 +28,7 @@ from understudy.policies.flow.model import FlowPolicy
 from understudy.rollout.play import rollout
 from understudy.serve.access import VARIABLE
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/robots.md"
 EPISODES = 2
 
 
@@ -86,8 +86,8 @@ def server(folder: Path, *prefix: str, host: str = "127.0.0.1") -> Iterator[str]
 
 
 def drive(address: str, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    """Run the loop of the README against an address."""
-    (code,) = (c for c in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL) if "RemotePolicy" in c)
+    """Run the loop of the page against an address."""
+    (code,) = (c for c in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "RemotePolicy" in c)
     assert len([line for line in code.splitlines() if line.strip()]) <= 13
     code = code.replace("ws://127.0.0.1:8000", address).replace("range(30)", f"range({EPISODES})")
     env, original = [], registry.open_env
@@ -98,7 +98,7 @@ def drive(address: str, monkeypatch: pytest.MonkeyPatch) -> Watched:
 
     monkeypatch.setattr(registry, "open_env", watched)
     names: dict[str, Any] = {"us": us}
-    exec(compile(code, str(README), "exec"), names)
+    exec(compile(code, str(PAGE), "exec"), names)
     names["policy"].close()
     return env[0]
 
