@@ -1,6 +1,7 @@
 """`understudy plan CONFIG`: memory and arithmetic of a run from shapes alone, and its largest micro-batch on a card."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,9 +16,11 @@ NAMES = {
     "parameters": "parameters",
     "gradients": "gradients",
     "optimizer state": "optimizer state",
-    "average": "average of the weights",
+    "average": "average of the weights (EMA)",
+    "inputs": "inputs of a micro-batch, images included",
     "activations": "activations, kept by forward for backward",
-    "peak": "peak, all together",
+    "rest": "temporary, less parts that never coincide",
+    "peak": "peak, the sum of these",
 }
 FLOPS_NOTE = "forward and backward, without recomputation"
 
@@ -32,19 +35,23 @@ class PlanConfig(TrainConfig):
 
     world_size: Annotated[int, Interval(ge=1, le=2**20)] = 1
     """Processes of the run, one for each GPU."""
-    gpu_memory: str = ""
-    """Memory of a card, such as 80GB: adds the largest micro-batch, and an error if the run exceeds it."""
+    gpu_memory: tuple[str, ...] = ()
+    """Memory of a card, such as 80GB, or of several: adds whether the run fits, and the largest micro-batch. The exit
+    code is 1 if the run exceeds each of them."""
     json: bool = False
     """Print one JSON object instead of the table."""
 
     def problems(self) -> list[str]:
         """Return broken rules between fields, one line each."""
         found = super().problems()
-        if self.gpu_memory:
+        for size in self.gpu_memory:
             try:
-                parse_bytes(self.gpu_memory)
+                parse_bytes(size)
             except ValueError as error:
                 found.append(f"gpu_memory: {error}")
+            else:
+                if size.strip()[-1].isdigit():
+                    found.append(f"gpu_memory: {size!r} has no unit; give one, as in {size.strip()}GB")
         return found
 
 
@@ -52,15 +59,14 @@ def plan(config: PlanConfig) -> int:
     """Print the plan; return 1 where the run exceeds the card."""
     from understudy.train.profiling import plan as planning
 
-    limit = parse_bytes(config.gpu_memory) if config.gpu_memory else None
     device = "cpu" if config.device == "cpu" else "cuda"
-    found = planning.plan(config, config.world_size, device, limit)
-    print(json.dumps(found.plain()) if config.json else format_plan(found))
-    return 0 if found.limit is None or found.memory["peak"] <= found.limit else 1
+    found = planning.plan(config, config.world_size, device, [parse_bytes(size) for size in config.gpu_memory])
+    print(json.dumps(found.plain()) if config.json else format_plan(found, config.gpu_memory))
+    return 0 if not found.cards or found.memory["peak"] <= max(card.limit for card in found.cards) else 1
 
 
-def format_plan(found: "Plan") -> str:
-    """Format a plan for a terminal."""
+def format_plan(found: "Plan", cards: Sequence[str]) -> str:
+    """Format a plan for a terminal; `cards` are the names of `found.cards`."""
     from understudy.train.profiling.plan import MOST
 
     c, width = found.conditions, max(map(len, NAMES.values())) + 2
@@ -69,9 +75,17 @@ def format_plan(found: "Plan") -> str:
     words += [f"activation checkpointing {c['activation_checkpoint']}", ranks if c["ranks"] > 1 else "1 rank"]
     lines = [", ".join([*words, f"micro-batch {found.micro_batch_size}", f"arithmetic of a {c['device']} device"]), ""]
     lines.append(f"{'memory per rank':<{width}}{'MiB':>12}")
-    lines += [f"{NAMES[name]:<{width}}{size / 2**20:>12,.2f}" for name, size in found.memory.items()]
-    lines += ["", f"{'activations by checkpointing':<{width}}{'MiB':>12}"]
-    lines += [f"{mode:<{width}}{size / 2**20:>12,.2f}" for mode, size in found.activations.items()]
+    sizes = found.memory | {"inputs": found.inputs}
+    sizes["rest"] = 2 * sizes["peak"] - sum(sizes.values())
+    notes = {"inputs": f"cameras: {', '.join(c['cameras']) or 'none'}"}
+    if not sizes["average"]:
+        notes["average"] = f"off; --optim.ema.decay adds {found.average_if_kept / 2**20:,.2f}"
+    lines += [f"{text:<{width}}{sizes[name] / 2**20:>12,.2f}  {notes.get(name, '')}" for name, text in NAMES.items()]
+    lines += ["", f"{'by --activation-checkpoint':<{width}}{'activations':>12}{'peak':>12}"]
+    lines += [
+        f"{mode:<{width}}{size / 2**20:>12,.2f}{found.peaks[mode] / 2**20:>12,.2f}"
+        for mode, size in found.activations.items()
+    ]
     lines += ["", f"{'bytes per trained parameter':<{width}}{found.bytes_per_parameter:>12.2f}"]
     lines.append(f"{'model GFLOP per sample':<{width}}{found.flops_per_sample / 1e9:>12,.2f}  {FLOPS_NOTE}")
     if found.tokens_per_sample is not None:
@@ -80,9 +94,10 @@ def format_plan(found: "Plan") -> str:
         longest, most, setting = found.longest_prompt
         note = f"of policy.{setting} {most:,}" + (", the rest is cut" if longest > most else "")
         lines.append(f"{'length of the longest prompt':<{width}}{longest:>12,}  {note}")
-    if found.limit is not None:
-        fits = "fits" if found.memory["peak"] <= found.limit else "does not fit"
-        lines.append(f"{'usable memory of the card':<{width}}{found.limit / 2**20:>12,.2f}  the run {fits}")
-        more = " or more" if found.largest_micro_batch == max(MOST, found.micro_batch_size) else ""
-        lines.append(f"{'largest micro-batch':<{width}}{found.largest_micro_batch:>12,}{more}")
-    return "\n".join(lines)
+    if found.cards:
+        lines += ["", f"{'card':<{width}}{'usable MiB':>12}{'the run':>14}  largest micro-batch"]
+    for name, card in zip(cards, found.cards):
+        fits = "fits" if found.memory["peak"] <= card.limit else "does not fit"
+        more = " or more" if card.largest_micro_batch == max(MOST, found.micro_batch_size) else ""
+        lines.append(f"{name:<{width}}{card.limit / 2**20:>12,.2f}{fits:>14}  {card.largest_micro_batch:,}{more}")
+    return "\n".join(map(str.rstrip, lines))

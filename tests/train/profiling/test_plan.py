@@ -5,6 +5,7 @@ Steps are measured by torch's profiler, which counts each allocation, those insi
 
 import gc
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from support.ranks import in_ranks
 from support.refusals import refused
 from support.runs import tiny_config, tiny_dataset
 from understudy.cli.main import main
+from understudy.config.schema import override
 from understudy.config.train import EmaConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.errors import ConfigError
@@ -293,22 +295,21 @@ def test_plan_sees_the_knobs(data: Path) -> None:
     assert sharded.memory["optimizer state"] < 0.3 * plain.memory["optimizer state"]
     assert predicted(settings(data, optim=OptimConfig()))["average"] == 0
     assert plain.flops_per_sample == sharded.flops_per_sample > 10**6
-    assert plain.largest_micro_batch is None
+    assert plain.cards == ()
 
 
 @pytest.mark.slow
 def test_plan_finds_the_largest_micro_batch(data: Path) -> None:
     config = settings(data, activation_checkpoint="full")
-    found = plan(config, limit=30 << 20)
-    assert found.limit is not None
-    assert found.largest_micro_batch
+    (card,) = plan(config, cards=[30 << 20]).cards
+    assert card.largest_micro_batch
     opened = open_data(config)
     normalization, sample = choose_normalization(config, opened), one_sample(config, opened)
 
     def peak(size: int) -> int:
         return trace_step(config, opened, normalization, sample, 1, "cuda", size).memory["peak"]
 
-    assert peak(found.largest_micro_batch) <= found.limit < peak(found.largest_micro_batch + 1)
+    assert peak(card.largest_micro_batch) <= card.limit < peak(card.largest_micro_batch + 1)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 1000, 50_000])
@@ -332,21 +333,19 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "trace_step", fake)
 
 
-@pytest.mark.parametrize(
-    ("limit", "largest"), [(None, None), (1069, 0), (1171, 1), (1489, 3), (1490, 4), (10**9, planning.MOST)]
-)
+@pytest.mark.parametrize("cards", [{}, {1069: 0}, {1171: 1}, {1490: 4, 1489: 3}, {1069: 0, 10**9: planning.MOST}])
 @pytest.mark.usefixtures("shapes")
-def test_plan_leaves_a_part_of_the_card(data: Path, limit: int | None, largest: int | None) -> None:
-    found = plan(settings(data), limit=limit)
-    assert found.limit == (None if limit is None else int(0.94 * limit))
-    assert (found.largest_micro_batch, found.flops_per_sample, found.bytes_per_parameter) == (largest, 7, 30)
+def test_plan_leaves_a_part_of_each_card(data: Path, cards: dict[int, int]) -> None:
+    found = plan(settings(data), cards=list(cards))
+    assert found.cards == tuple(planning.Card(int(0.94 * size), largest) for size, largest in cards.items())
+    assert (found.flops_per_sample, found.bytes_per_parameter) == (7, 30)
 
 
 @pytest.mark.usefixtures("shapes")
 def test_plan_is_for_the_rank_with_most_samples(data: Path) -> None:
     assert plan(settings(data, batch_size=5), world_size=2).micro_batch_size == 3
-    large = plan(settings(data, batch_size=3 * planning.MOST), limit=10**9)
-    assert large.largest_micro_batch == large.micro_batch_size == 3 * planning.MOST
+    large = plan(settings(data, batch_size=3 * planning.MOST), cards=[10**9])
+    assert large.cards[0].largest_micro_batch == large.micro_batch_size == 3 * planning.MOST
     with pytest.raises(ConfigError, match="batch_size"):
         plan(settings(data, batch_size=5), world_size=6)
 
@@ -356,14 +355,39 @@ def test_plan_command_prints_and_fails_where_the_card_is_too_small(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["plan", "--data.root", str(data), "--batch-size", "4", "--json"]
-    assert main([*words, "--gpu-memory", "1700"]) == 0
+    assert main([*words, "--gpu-memory", "1.7KB", "1.4KB"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["memory"]["peak"], found["limit"], found["largest_micro_batch"]) == (1400, 1598, 5)
-    assert main([*words, "--gpu-memory", "1400"]) == 1  # 1,316 bytes are usable
+    assert found["memory"]["peak"] == 1400
+    assert found["cards"] == [
+        {"limit": 1598, "largest_micro_batch": 5},
+        {"limit": 1316, "largest_micro_batch": 3},
+    ]
+    assert main([*words, "--gpu-memory", "1.4KB"]) == 1
     capsys.readouterr()
-    assert main([*words[:-1], "--gpu-memory", "1GB", "--world-size", "2"]) == 0
-    assert "largest micro-batch" in capsys.readouterr().out
-    assert main([*words, "--gpu-memory", "much"]) == 2
+    assert main([*words[:-1], "--gpu-memory", "1GB", "1.4KB", "--world-size", "2"]) == 0
+    printed = capsys.readouterr()
+    assert "largest micro-batch" in printed.out
+    assert "steps on shapes" in printed.err
+    for unusable in ("much", "80"):  # a number could mean bytes or GB
+        assert main([*words, "--gpu-memory", unusable]) == 2
+        assert "80GB" in capsys.readouterr().err or unusable == "much"
+
+
+def test_plan_command_prints_a_sum_that_a_reader_can_make(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--data.root", str(data), "--batch-size", "4", "--policy.image-size", "16"]
+    assert main(words) == 0
+    table = capsys.readouterr().out.split("\n\n")[1].splitlines()[1:]
+    *parts, peak = (float(re.split(r"  +", line)[1].replace(",", "")) for line in table)
+    assert len(parts) == 7
+    assert sum(parts) == pytest.approx(peak, abs=0.05)
+    assert "observation.images.top" in "".join(table)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-split"])
+def test_plan_knows_the_average_that_a_run_does_not_keep(data: Path, precision: str) -> None:
+    config = settings(data, precision=precision, optim=replace(NO_EMA, freeze=("vision.*",)))
+    kept = traced(override(config, optim=replace(EMA, freeze=("vision.*",)))).memory["average"]
+    assert plan(config).average_if_kept == pytest.approx(kept, rel=0.01)
 
 
 def test_plan_of_losses_that_read_values_is_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

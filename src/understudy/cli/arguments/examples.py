@@ -65,7 +65,7 @@ EXAMPLES = {
         "understudy validate runs/table --checkpoint best --per-dim --launch 2",
     ),
     "plan": (
-        "understudy plan settings.yaml --gpu-memory 80GB",
+        "understudy plan settings.yaml --gpu-memory 24GB 48GB 80GB",
         "understudy plan --data.root data/table --policy.type pi05 --precision bf16-split --gpu-memory 80GB",
     ),
     "fast fit": (

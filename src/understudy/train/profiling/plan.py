@@ -9,8 +9,9 @@ card is left to them.
 """
 
 import functools
+import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from math import floor
@@ -31,6 +32,7 @@ from understudy.errors import ConfigError
 from understudy.load.loader import Loader
 from understudy.optim.state import local
 from understudy.policies.draws import make_draws
+from understudy.progress import Progress
 from understudy.train.data.hub_files import with_local_files
 from understudy.train.data.prompts import longest_prompts, prompt_fields
 from understudy.train.data.run_data import RunData, choose_normalization, open_data
@@ -43,13 +45,28 @@ from understudy.train.profiling.shape_cache import ShapeCache
 from understudy.train.profiling.stored_base import with_known_base
 from understudy.train.state import TrainState, assemble, build_on_meta
 
+logger = logging.getLogger(__name__)
+
 RESERVED = 0.06
 """Share of a card's memory that a plan leaves unused."""
 MOST = 4096
 """Samples of a forward pass up to which a plan looks for the largest micro-batch."""
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 """Errors of an operation that fake tensors cannot do; torch gives them no base class below RuntimeError."""
+_STEPS_OF_CARD = 4
+"""Steps on shapes that the search for the largest micro-batch of a card usually takes."""
 MODES: tuple[CheckpointMode, ...] = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Card:
+    """A run on a card."""
+
+    limit: int
+    """Bytes of the card that a run may use."""
+    largest_micro_batch: int
+    """Largest micro-batch whose peak fits into `limit`, sought up to `MOST` or the planned one; 0: not even one sample
+    does."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +77,16 @@ class Plan:
     """`parameters`, `gradients`, `optimizer state`, `average`, `activations` and `peak`, as of a `Profile`."""
     activations: dict[str, int]
     """Activations that forward leaves for backward, by checkpointing mode, at the planned micro-batch."""
+    peaks: dict[str, int]
+    """Peaks by checkpointing mode, at the planned micro-batch."""
+    inputs: int
+    """Bytes of a micro-batch and its random numbers: images, states, actions, tokens."""
+    average_if_kept: int
+    """Bytes that an average of the weights takes, or would take."""
     micro_batch_size: int
     """Samples of a forward pass."""
-    largest_micro_batch: int | None
-    """Largest micro-batch whose peak fits into `limit`, sought up to `MOST` or the planned one; 0: not even one sample
-    does; None: there is no limit."""
-    limit: int | None
-    """Bytes of a card that a run may use."""
+    cards: tuple[Card, ...]
+    """The run on each card, in the given order."""
     parameters: int
     """Number of weights of the whole network."""
     trained: int
@@ -102,14 +122,14 @@ class Shapes:
     """Bytes of the batch and its random numbers."""
 
 
-def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", limit: int | None = None) -> Plan:
+def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", cards: Sequence[int] = ()) -> Plan:
     """Plan a run.
 
     Args:
         config: its settings; the dataset is opened, and one sample of it is read for its shapes.
         world_size: processes of the run.
         device: "cpu" or "cuda", whose rules of summation the step follows.
-        limit: bytes of memory of a card; None: unknown.
+        cards: bytes of memory of each card to consider.
 
     Raises:
         ConfigError: settings that the policy or the mesh cannot serve, or losses that read values of tensors.
@@ -121,7 +141,7 @@ def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", limit: 
     config = with_known_base(config, data, normalization)
     sample = one_sample(config, data)
     try:
-        return plan_for(config, data, normalization, sample, world_size, device, limit)
+        return plan_for(config, data, normalization, sample, world_size, device, cards)
     except NEEDS_VALUES as error:
         raise ConfigError(
             f"policy.type: {config.policy.type}: its losses read values of tensors, and a plan has shapes alone: "
@@ -136,38 +156,47 @@ def plan_for(
     sample: Mapping[str, Any],
     world_size: int = 1,
     device: str = "cuda",
-    limit: int | None = None,
+    cards: Sequence[int] = (),
 ) -> Plan:
     """Plan a run on opened data; see `plan`. sample: a batch of one sample, as the loader gives it."""
     mesh_shape(config, world_size)  # before anything takes time
     network = build_on_meta(config, data.policy_config(config), normalization)
     if config.max_num_tokens is not None:
         check_budget(network, config, data)
-    usable = None if limit is None else floor(limit * (1 - RESERVED))
+    total = 1 + len(MODES) + _STEPS_OF_CARD * len(cards)
+    logger.info("plan: about %d steps on shapes; one of a large network takes a minute", total)
 
-    @functools.cache
-    def at(size: int, mode: CheckpointMode | None = None, flops: bool = False) -> Shapes:
-        chosen = config if mode is None else override(config, activation_checkpoint=mode)
-        return trace_step(chosen, data, normalization, sample, world_size, device, size, flops)
+    with Progress(total, "plan", "step") as progress:
 
-    single = at(1, "none", flops=True)
-    size = largest_part(config, world_size, single.tokens)
-    found = at(size)
-    activations = {config.activation_checkpoint: found.memory["activations"]}
-    for mode in MODES:
-        if mode not in activations:
+        @functools.cache
+        def at(size: int, mode: CheckpointMode = config.activation_checkpoint, flops: bool = False) -> Shapes:
+            chosen = override(config, activation_checkpoint=mode)
+            progress.set_note(f"micro-batch {size}, checkpointing {mode}")
+            shapes = trace_step(chosen, data, normalization, sample, world_size, device, size, flops)
+            progress.update(min(1, total - progress.n))
+            return shapes
+
+        single = at(1, "none", flops=True)
+        size = largest_part(config, world_size, single.tokens)
+        found = at(size)
+        by_mode = {}
+        for mode in MODES:
             try:
-                activations[mode] = at(size, mode).memory["activations"]
+                by_mode[mode] = at(size, mode).memory
             except ConfigError:  # the policy has no blocks
                 continue
-    largest = None if usable is None else largest_batch(lambda n: at(n).memory["peak"], usable, max(MOST, size), size)
+        usable = [floor(card * (1 - RESERVED)) for card in cards]
+        largest = [largest_batch(lambda n: at(n).memory["peak"], limit, max(MOST, size), size) for limit in usable]
+        progress.update(total - progress.n)
     state = sum(found.memory[name] for name in ("parameters", "gradients", "optimizer state"))
     return Plan(
         memory=found.memory,
-        activations={mode: activations[mode] for mode in MODES if mode in activations},
+        activations={mode: memory["activations"] for mode, memory in by_mode.items()},
+        peaks={mode: memory["peak"] for mode, memory in by_mode.items()},
+        inputs=found.inputs,
+        average_if_kept=found.memory["average"] or found.trained_here * torch.float32.itemsize,
         micro_batch_size=size,
-        largest_micro_batch=largest,
-        limit=usable,
+        cards=tuple(map(Card, usable, largest)),
         parameters=found.parameters,
         trained=found.trained,
         bytes_per_parameter=state / max(1, found.trained_here),
@@ -181,6 +210,7 @@ def plan_for(
             "precision": config.precision,
             "activation_checkpoint": config.activation_checkpoint,
             "batch": config.batch_size,
+            "cameras": list(data.cameras),
         },
     )
 
