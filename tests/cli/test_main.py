@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -332,6 +333,44 @@ def test_list_flag_without_values_is_refused(
     assert run("train", "--data.root", data, "--output-dir", tmp_path / "r", flag, *behind) == main.WRONG_INPUT
     assert flag in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (["--checkpoint.async-save", "false", "--compile", "true"], (False, True)),
+        (["--checkpoint.async_save=False", "--compile=true", "--seed", "3"], (False, True)),
+        (["--checkpoint.no-async-save", "--compile"], (False, True)),
+        (["--checkpoint.async-save", "TRUE", "--compile=false"], (True, False)),
+    ],
+)
+def test_booleans_take_true_and_false(words: list[str], values: tuple[bool, bool]) -> None:
+    found = parse("train", TrainConfig, "[FILE]", ["--data.root", "there", *words], launchable=True)
+    assert (found.checkpoint.async_save, found.compile) == values
+
+
+def test_booleans_of_another_policy_take_true_and_false() -> None:
+    for value in ("true", "false"):
+        words = ["--data.root", "there", "--policy.type", "pi05", "--policy.state-history", value]
+        words += ["--policy.history", "0.1"]
+        assert parse("train", TrainConfig, "[FILE]", words, launchable=True).policy.state_history == (value == "true")
+
+
+@pytest.mark.slow
+def test_long_help_comes_in_the_pager_of_a_terminal() -> None:
+    ours, terminal = os.openpty()
+    command = [sys.executable, "-m", "understudy", "train", "--help"]
+    environment = {**os.environ, "PAGER": "head -20", "TERM": "xterm"}
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, env=environment):
+        os.close(terminal)
+        shown = b""
+        with suppress(OSError):  # the terminal ends with its last process
+            while part := os.read(ours, 4096):
+                shown += part
+    os.close(ours)
+    assert shown.count(b"\n") == 20
+    assert b"most used:" in shown
+    assert b"--data.root" in shown
 
 
 def test_all_unknown_flags_are_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:

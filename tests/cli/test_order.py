@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from understudy import progress
 from understudy.cli import order
 from understudy.cli.main import main
 from understudy.cli.order import explain
@@ -48,6 +49,15 @@ def test_clips_mix_better_than_whole_episodes_with_as_many_frames() -> None:
         assert 0.7 * held < figures[name].frames_in_flight < 1.7 * held
         assert all(np.array(figures[name].deff[1:]) > 1.5 * np.array(figures["clips"].deff[1:]))
     assert all(np.array(figures["uniform"].deff) <= np.array(figures["clips"].deff) + 0.02)
+
+
+@pytest.mark.slow
+def test_progress_of_a_log_is_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "MIN_INTERVAL", 0.0)
+    assert explain(ExplainConfig(**SMALL)) == 0
+    shown = capsys.readouterr().err
+    assert "\r" not in shown
+    assert len([line for line in shown.splitlines() if line.startswith("orders: ")]) == len(NAMES)
 
 
 @pytest.mark.slow

@@ -401,6 +401,8 @@ def bad(key: str, value: Any) -> dict[str, Any]:
         (bad("action", np.array(["a", "b"])), ["'action'", "<U1", "float64"]),
         (bad("cube", np.full((2, 1, 2), 40_000)), ["'cube'", 40_000, "int16"]),
         (bad("cube", np.zeros((2, 1, 2))), ["'cube'", "float64", "int16"]),
+        (bad("grid", np.full((2, 3), 2**24 + 1)), ["'grid'", 2**24 + 1, "float32"]),
+        (bad("action", np.array([0, 2**53 + 1])), ["'action'", 2**53 + 1, "float64"]),
         (bad("next.done", 1), ["'next.done'", "int64", "bool"]),
         (bad("note", 3), ["'note'", "int", "string"]),
         (bad(TOP, np.zeros((3, 32, 48), np.uint8)), [f"'{TOP}'", (3, 32, 48), (32, 48, 3)]),
@@ -460,7 +462,9 @@ def test_writer_nan_is_recorded_when_asked_for(tmp_path: Path) -> None:
     features = {"force": {"dtype": "float32", "shape": (2,)}}
     with EpisodeWriter(tmp_path / "data", fps=20, features=features, allow_nan=True) as writer:
         for i in range(4):
-            writer.add_frame({"force": np.array([i, np.nan if i % 2 else 1.0])}, task="push")
+            writer.add_frame({"force": [i, np.nan if i % 2 else 1.0]}, task="push")
+        with refused("'force'", "1e+39", "float32", kind=ValueError):  # would be recorded as infinite
+            writer.add_frame({"force": np.array([1e39, np.nan])}, task="push")
         writer.save_episode()
     with warned("'force'", "finite"):
         item = us.EpisodeDataset(tmp_path / "data")[1]

@@ -2,6 +2,8 @@
 
 import inspect
 import io
+import pydoc
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
@@ -63,7 +65,8 @@ def settings(
         raise ConfigError("; ".join(refused))
     default = with_policy_type(cls, arguments, default)
     if helped:
-        _print(_help(cls, default, program, argument, about, EXAMPLES.get(name, ()), launchable=launchable))
+        examples, paged = EXAMPLES.get(name, ()), sys.stdin.isatty() and sys.stdout.isatty()
+        _print(_help(cls, default, program, argument, about, examples, launchable=launchable, paged=paged), paged)
         raise SystemExit(0)
     return complete(validate(cls, plain(_parsed(cls, arguments, default, program))))
 
@@ -100,14 +103,19 @@ def _help(
     examples: Sequence[str],
     *,
     launchable: bool,
+    paged: bool,
 ) -> str:
-    """Return the help of a command: argument, settings in groups, those of lists in a file, examples last."""
+    """Return the help of a command: argument, settings in groups, those of lists in a file, examples last.
+
+    A pager shows the beginning first, and a terminal without one the end: there the most used settings are.
+    """
     found = list(help.groups(cls, default))
     rows = {own.path: (own.flag(), own.meaning()) for group in found for own in group.settings}
     own_text = next((own.meaning() for own in found[0].settings if own.positional), "")
     parts = [f"usage: {program} [--setting VALUE ...]", help.wrap(about)]
     if summarized := len(rows) > 2 * len(MOST_USED):
-        parts.append(help.wrap("`most used`, at the end, repeats the settings that most runs need."))
+        place = "below" if paged else "at the end"
+        parts.append(help.wrap(f"`most used`, {place}, repeats the settings that most runs need."))
     if argument:
         parts.append("argument:\n" + help.format_rows([(argument, own_text or POSITIONAL[argument])]))
     parts.append(help.format_groups(found))
@@ -120,15 +128,19 @@ def _help(
         first = [(rows[path][0], help.first_sentence(rows[path][1])) for path in MOST_USED if path in rows]
         if launchable:
             first.append((LAUNCH[0], help.first_sentence(LAUNCH[1])))
-        parts.append("most used:\n" + help.format_rows(first))
+        parts.insert(3 if paged else len(parts), "most used:\n" + help.format_rows(first))
     parts.append("examples:\n" + "\n".join(f"  {example}" for example in examples))
     return "\n\n".join(part for part in parts if part)
 
 
-def _print(text: str) -> None:
-    """Print a text on a terminal of any encoding."""
+def _print(text: str, paged: bool) -> None:
+    """Print a text on a terminal of any encoding; one that is longer than the terminal comes in the user's pager."""
     encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "replace").decode(encoding))
+    text = text.encode(encoding, "replace").decode(encoding)
+    if paged and text.count("\n") >= shutil.get_terminal_size().lines:
+        pydoc.pager(text)
+    else:
+        print(text)
 
 
 def _parsed(cls: type, arguments: list[str], default: Any, program: str) -> Any:
@@ -137,7 +149,7 @@ def _parsed(cls: type, arguments: list[str], default: Any, program: str) -> Any:
     Raises:
         ConfigError: An argument is wrong; the message is tyro's box of several lines as one.
     """
-    arguments = _squares(cls, arguments)
+    arguments = _squares(cls, _booleans(cls, arguments, default))
     if empty := _empty_list(cls, arguments):
         raise ConfigError(f"{empty}: no value follows it; leave it out for none")
     default = _without_mappings(cls, arguments, default)
@@ -178,6 +190,26 @@ def _replaced(group: Any, path: list[str], value: Any) -> Any:
     """Return a group of settings with another value at a path."""
     name, *rest = path
     return replace(group, **{name: _replaced(getattr(group, name), rest, value) if rest else value})
+
+
+def _booleans(cls: type, arguments: list[str], default: Any) -> list[str]:
+    """Write `--name true` and `--name=false` as tyro takes them: `--name` and `--no-name`."""
+    policy = getattr(default, "policy", None)
+    paths = [*setting_paths(cls), *(setting_paths(type(policy), "policy.") if policy is not None else ())]
+    booleans = {f"--{path.replace('_', '-')}" for path, kind in paths if kind is bool}
+    words = list[str]()
+    for word in arguments:
+        flag, equals, value = word.partition("=")
+        if not equals:
+            flag, value = words[-1] if words else "", word
+        name = flag.replace("_", "-")
+        if name not in booleans or value.lower() not in ("true", "false"):
+            words.append(word)
+            continue
+        group, dot, last = name.removeprefix("--").rpartition(".")
+        words = words if equals else words[:-1]
+        words.append(name if value.lower() == "true" else f"--{group}{dot}no-{last}")
+    return words
 
 
 def _squares(cls: type, arguments: list[str]) -> list[str]:

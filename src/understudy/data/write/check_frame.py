@@ -57,8 +57,8 @@ def check_features(features: Mapping[str, Mapping[str, Any]], codec: str = "libs
 def check_frame(values: Mapping[str, Any], features: Mapping[str, Feature], allow_nan: bool) -> dict[str, Any]:
     """Convert the values of one frame to their features' dtypes; images stay uint8 (H, W, 3) arrays.
 
-    Numbers may be narrowed within their kind (float64 to float32, int64 to int32 where the value fits, integers to
-    floats), not across kinds (no float to int, nothing to bool).
+    Lists and plain numbers are taken as arrays. Floats are rounded to the feature's precision. Integers are taken where
+    the feature's dtype holds them exactly. Floats are no integers, and nothing but bool is a bool.
 
     Raises:
         ValueError: a value breaks a rule; names the key and the rule.
@@ -88,13 +88,15 @@ def _check_value(key: str, value: Any, feature: Feature, allow_nan: bool) -> Any
         return array if feature.is_encoded else array.copy()  # images are encoded at once; other values are kept
     if array.dtype.kind not in ("iuf" if want.kind == "f" else "iu"):
         raise ValueError(f"{key!r}: dtype {array.dtype} cannot become {want}")
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         cast = array.astype(want)  # always a copy: the caller may reuse its buffer
-    if want.kind in "iu" and not (cast == array).all():
-        raise ValueError(f"{key!r}: {array.flat[int(np.argmax(cast != array))]} does not fit into {want}")
-    if want.kind == "f" and not allow_nan and not np.isfinite(cast).all():
-        where = tuple(int(i) for i in np.argwhere(~np.isfinite(cast))[0])
-        raise ValueError(f"{key!r}: {array[where]} at {where} is not a finite {want} (allow_nan=True records it)")
+        exact = (cast == array) & (cast.astype(array.dtype) == array)  # NumPy compares int64 with float64 as floats
+    if array.dtype.kind in "iu" and not exact.all():
+        raise ValueError(f"{key!r}: {array.flat[int(np.argmin(exact))]} does not fit into {want}")
+    if want.kind == "f" and (wrong := ~np.isfinite(cast) & (np.isfinite(array) if allow_nan else True)).any():
+        where = tuple(int(i) for i in np.argwhere(wrong)[0])
+        fix = "its dtype has no such number" if np.isfinite(array[where]) else "allow_nan=True records it"
+        raise ValueError(f"{key!r}: {array[where]} at {where} is not a finite {want} ({fix})")
     return cast
 
 

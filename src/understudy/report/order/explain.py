@@ -1,6 +1,5 @@
 """Audit of our order and five others holding about as many frames, over a bounded number of positions."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -195,14 +194,14 @@ def _asked(config: ExplainConfig) -> dict[str, Any]:
 def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None" = None) -> Comparison:
     """Audit our order over the tables, and five others holding about as many frames as ours has in flight.
 
-    After two seconds progress is shown on stderr.
+    Progress is shown on stderr.
     """
     import numpy as np
 
     from understudy.order import Order
     from understudy.order.audit import baselines as other
     from understudy.order.audit.audit import as_read, audit
-    from understudy.progress import tqdm
+    from understudy.progress import Progress
 
     order = order or order_of(tables, config)
     clips, lengths = as_read(order)
@@ -228,28 +227,28 @@ def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None
     }
     cameras = np.average([table.cameras for table in tables], weights=order.spec.schedule[0].slots)
     sides = []
-    every = 0.5 if sys.stderr.isatty() else 15.0
-    bar = tqdm(makers.items(), "orders", delay=2, mininterval=every, file=sys.stderr, leave=False)
-    for name, make in bar:
-        try:
-            read = make()
-            figures = audit(
-                read,
-                lengths,
-                config.batch_size,
-                name=name,
-                world_size=config.world_size,
-                start=start,
-                span=span,
-                gop=np.repeat([table.gop for table in tables], [table.lengths.size for table in tables]),
-                reach=config.reach,
-                fps=tables[0].fps,
-                frame_bytes=config.frame_bytes * float(cameras),
-            )
-        except ValueError as error:  # fewer episodes than workers; a clip longer than the audit
-            sides.append(Side(name, None, None, str(error)))
-            continue
-        sides.append(Side(name, read, figures))
+    with Progress(len(makers), "orders", "order") as progress:
+        for name, make in makers.items():
+            try:
+                read = make()
+                figures = audit(
+                    read,
+                    lengths,
+                    config.batch_size,
+                    name=name,
+                    world_size=config.world_size,
+                    start=start,
+                    span=span,
+                    gop=np.repeat([table.gop for table in tables], [table.lengths.size for table in tables]),
+                    reach=config.reach,
+                    fps=tables[0].fps,
+                    frame_bytes=config.frame_bytes * float(cameras),
+                )
+            except ValueError as error:  # fewer episodes than workers; a clip longer than the audit
+                sides.append(Side(name, None, None, str(error)))
+            else:
+                sides.append(Side(name, read, figures))
+            progress.update()
     return Comparison(order, lengths, start, tuple(sides), settled)
 
 
