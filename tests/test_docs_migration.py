@@ -8,7 +8,7 @@ import pytest
 from support.refusals import refused
 from understudy.cli.arguments.setting_paths import setting_paths
 from understudy.cli.main import COMMANDS, read_settings
-from understudy.config.foreign import FOREIGN, LEROBOT, OPENPI
+from understudy.config.foreign import ACCELERATE, COSMOS, FOREIGN, LEROBOT, OPENPI, OPENTAU
 from understudy.config.schema import validate
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
@@ -32,7 +32,16 @@ def rows(head: str) -> dict[str, str]:
     return {first.strip("`"): second.replace("`", "") for first, second in cells}
 
 
-@pytest.mark.parametrize(("head", "hints"), [("lerobot-train", LEROBOT), ("openpi", OPENPI)])
+@pytest.mark.parametrize(
+    ("head", "hints"),
+    [
+        ("lerobot-train", LEROBOT),
+        ("openpi", OPENPI),
+        ("OpenTau", OPENTAU),
+        ("cosmos-framework", COSMOS),
+        ("accelerate launch", ACCELERATE),
+    ],
+)
 def test_tables_are_the_hints(head: str, hints: dict[str, str]) -> None:
     table = rows(head)
     shown = {name.lstrip("-").replace("_", "-"): text for name, text in table.items()}
@@ -45,7 +54,7 @@ def test_tables_are_the_hints(head: str, hints: dict[str, str]) -> None:
 
 
 def test_hints_name_existing_settings_and_commands() -> None:
-    known = flags()
+    known = {"--launch", *flags()}
     known |= {flag.rpartition(".")[0] for flag in known}
     for name, hint in FOREIGN.items():
         assert f"--{name}" not in known, name
@@ -79,3 +88,26 @@ def test_foreign_names_in_a_file_are_refused_with_their_hint() -> None:
         validate(TrainConfig, content)
     for name in ("dataset.repo-id", "policy.n-action-steps", "wandb.enable", "num-workers"):
         assert LEROBOT[name] in str(caught.value)
+
+
+def test_names_of_a_toml_file_of_cosmos_are_refused_with_their_hint() -> None:
+    content = {
+        "job": {"experiment": "action_policy_droid_nano", "wandb_mode": "online"},
+        "model": {"parallelism": {"data_parallel_shard_degree": 8}},
+        "optimizer": {"lr": 2e-4},
+        "trainer": {"grad_accum_iter": 1},
+        "dataloader_train": {"max_samples_per_batch": 32},
+        "checkpoint": {"save_iter": 1000},
+    }
+    with refused("model.parallelism.data_parallel_shard_degree", "checkpoint.save_iter", kind=ConfigError) as caught:
+        validate(TrainConfig, content)
+    for name in ("job.experiment", "trainer.grad-accum-iter", "dataloader-train.max-samples-per-batch"):
+        assert COSMOS[name] in str(caught.value)
+
+
+@pytest.mark.parametrize("flag", ["--max-num-tokens", "--max-samples"])
+def test_minus_one_is_uncapped(flag: str) -> None:
+    config = read_settings("train", ["--data.root", "there", flag, "-1"])
+    assert config == read_settings("train", ["--data.root", "there"])
+    with refused(flag.lstrip("-").replace("-", "_"), -2, kind=ConfigError):
+        read_settings("train", ["--data.root", "there", flag, "-2"])

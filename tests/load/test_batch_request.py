@@ -74,7 +74,12 @@ def test_unknown_options_are_refused(root: Path, make: Any) -> None:
 
 @pytest.mark.parametrize(
     ("option", "ours"),
-    [({"num_workers": 4}, "num_threads"), ({"shuffle": True}, "seed"), ({"pin_memory": True}, "pin=True")],
+    [
+        ({"num_workers": 4}, "num_threads"),
+        ({"episode_pool_size": 8}, "frames_in_flight"),
+        ({"shuffle": True}, "seed"),
+        ({"pin_memory": True}, "pin=True"),
+    ],
 )
 def test_options_of_a_torch_loader_are_refused_with_ours(root: Path, option: dict[str, Any], ours: str) -> None:
     with pytest.raises(TypeError, match=f"{next(iter(option))}: .*{ours}"):

@@ -4,7 +4,7 @@ schema       read, check, compare and write settings
 declare      bounds and command-line markers of settings
 on_resume    consequence of changing a setting on resume, declared beside it
 help         flags, meanings and defaults of settings as text
-foreign      settings of LeRobot and openpi, and the equivalent ones
+foreign      settings of other trainers, and the equivalent ones
 renamed      old names of settings, accepted for one release
 train        settings of a training run
 data         settings of its data

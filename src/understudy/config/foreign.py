@@ -1,4 +1,4 @@
-"""Settings of LeRobot and openpi, for messages about unknown ones. docs/migration.md has the same tables."""
+"""Settings of other trainers, for messages about unknown ones. docs/migration.md has the same tables."""
 
 _DATASET = "--data.root hf://datasets/OWNER/NAME"
 _WEIGHTS = "--policy.weights FOLDER for released weights, --init-from FOLDER for a policy of understudy"
@@ -7,6 +7,12 @@ _NAME = "--output-dir runs/NAME"
 _DECAYED = "--schedule.final-lr-ratio, a share of --optim.lr"
 _TRACKER = "--log.trackers wandb"
 _FREEZE = "--optim.freeze with patterns of parameter names"
+_PART = "--micro-batch-size, samples of a forward pass; the number of passes follows from --batch-size"
+_SOURCES = "data.sources, in a settings file"
+_HELD_OUT = "--data.val-fraction, a share of the episodes"
+_BUFFER = "--data.frames-in-flight, the frames over which the shuffle spreads"
+_SHARD = "--parallel.dp-shard, which shards parameters, gradients and optimizer state"
+_PROCESSES = "--launch N, or torchrun: no file of accelerate is read"
 _PUSH = "understudy push RUN/policy --to hf://OWNER/NAME, after the training"
 
 LEROBOT = {
@@ -110,5 +116,92 @@ OPENPI = {
 }
 """Settings of openpi's training scripts -> the equivalent here."""
 
-FOREIGN = {**OPENPI, **LEROBOT}
-"""Settings of both."""
+OPENTAU = {
+    "gradient-accumulation-steps": _PART,
+    "dataloader-batch-size": _PART,
+    "prefetch-factor": "--loader.memory, which batches made ahead fill",
+    "val-freq": "--val.every",
+    "val-split-ratio": _HELD_OUT,
+    "dataset-mixture.val-split-ratio": _HELD_OUT,
+    "dataset-mixture.datasets": _SOURCES,
+    "dataset-mixture.weights": "weight of each of data.sources, in a settings file",
+    "dataset-mixture.action-freq": "no setting: each source keeps its frame rate",
+    "dataset-mixture.n-obs-history": "--policy.history of pi05, in seconds",
+    "dataset-mixture.history-interval": "--policy.history of pi05, in seconds",
+    "resolution": "--policy.image-size",
+    "num-cams": "--data.cameras",
+    "max-state-dim": "no setting: the widest source decides, and padding is masked",
+    "max-action-dim": "no setting: the widest source decides, and padding is masked",
+    "action-chunk": "--data.chunk-size",
+    "loss-weighting": "--optim.loss-weights",
+    "trace-nans": "no setting: a step that is not finite is skipped, up to --max-skipped-steps of them",
+    "last-checkpoint-only": "--checkpoint.keep-last",
+    "running-best-count": "--checkpoint.keep-best",
+    "running-best-metric": "--checkpoint.keep-best",
+    "episode-pool-size": _BUFFER,
+    "buffer-size": _BUFFER,
+    "video-decoder-cache-size": "--loader.memory, in bytes, for images and decoders together",
+    "drop-n-first-frames": "--data.drop-n-first-frames",
+    "drop-n-last-frames": "--data.drop-n-last-frames",
+}
+"""Settings of OpenTau, and of streaming datasets, that LeRobot has not -> the equivalent here."""
+
+COSMOS = {
+    "job.experiment": "the settings file as first argument: understudy train FILE",
+    "job.name": _NAME,
+    "job.project": _TRACKER,
+    "job.group": _TRACKER,
+    "job.wandb-mode": "--log.trackers wandb, with WANDB_MODE in the environment",
+    "model.precision": "--precision",
+    "model.max-num-tokens-after-packing": "--max-num-tokens",
+    "max-num-tokens-after-packing": "--max-num-tokens",
+    "model.parallelism.data-parallel-shard-degree": "--parallel.dp-shard",
+    "model.parallelism.data-parallel-replicate-degree": "--parallel.dp-replicate",
+    "model.activation-checkpointing.mode": "--activation-checkpoint",
+    "model.compile.enabled": "--compile",
+    "model.ema.enabled": "--optim.ema.decay",
+    "optimizer.lr": "--optim.lr",
+    "optimizer.betas": "--optim.beta1 and --optim.beta2",
+    "optimizer.eps": "--optim.eps",
+    "optimizer.weight-decay": "--optim.weight-decay",
+    "optimizer.keys-to-select": "--optim.freeze with patterns of the other parameters",
+    "optimizer.lr-multipliers": "--optim.lr-scale",
+    "scheduler.warm-up-steps": "--schedule.warmup-steps",
+    "scheduler.cycle-lengths": "--schedule.decay-steps",
+    "scheduler.f-max": "--optim.lr times f_max: the peak itself",
+    "scheduler.f-min": _DECAYED,
+    "scheduler.f-start": "no setting: warm-up starts at 1/warmup_steps of --optim.lr",
+    "trainer.max-iter": "--steps",
+    "trainer.logging-iter": "--log.every",
+    "trainer.grad-accum-iter": _PART,
+    "checkpoint.save-iter": "--checkpoint.every",
+    "checkpoint.load-path": _WEIGHTS,
+    "dataloader-train.max-samples-per-batch": "--max-samples",
+    "dataloader-train.max-sequence-length": "--max-num-tokens",
+    "dataloader-train.seed": "--seed",
+    "iterable-shuffle": "--data.shuffle clips, the default: each rank has its own part of one order",
+    "use-filter-dict": "--data.keep-ranges FILE",
+    "filter-dict-path": "--data.keep-ranges FILE",
+    "chunk-length": "--data.chunk-size",
+}
+"""Settings of cosmos-framework -> the equivalent here."""
+
+ACCELERATE = {
+    "num-processes": _PROCESSES,
+    "num-machines": _PROCESSES,
+    "machine-rank": _PROCESSES,
+    "config-file": _PROCESSES,
+    "mixed-precision": "--precision bf16",
+    "dynamo-backend": "--compile",
+    "gradient-clipping": "--optim.grad-clip-norm",
+    "use-fsdp": _SHARD,
+    "fsdp-sharding-strategy": _SHARD,
+    "use-deepspeed": _SHARD,
+    "deepspeed": _SHARD,
+    "deepspeed-config-file": _SHARD,
+    "zero-stage": _SHARD,
+}
+"""Options of `accelerate launch` and DeepSpeed -> the equivalent here."""
+
+FOREIGN = {**ACCELERATE, **COSMOS, **OPENTAU, **OPENPI, **LEROBOT}
+"""Settings of all of them."""

@@ -91,6 +91,7 @@ def validate(
         from pydantic import TypeAdapter, ValidationError
 
     content = current_names(cls, content, where, warn)
+    content = {**content, **{name: None for name in getattr(cls, "UNCAPPED", ()) if content.get(name) == -1}}
     found = [*_unknown_names(cls, content), *_unwritable(content)]
     try:
         config = TypeAdapter(cls).validate_python(content)
@@ -230,7 +231,7 @@ def _selected(cls: type, value: Mapping[str, Any]) -> type:
 
 
 def _of_other_tools(path: str, value: Any) -> list[str]:
-    """One line for a name of LeRobot or openpi, or for each such name in a group that is unknown here."""
+    """One line for a name of another trainer, or for each such name in a group that is unknown here."""
     if ours := FOREIGN.get(path.replace("_", "-")):
         return [f"{path}: unknown name; here it is {ours}"]
     inside = value.items() if isinstance(value, Mapping) else ()

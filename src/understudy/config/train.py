@@ -175,6 +175,8 @@ class TrainConfig:
 
     RENAMED: ClassVar[Mapping[str, str]] = renamed.TRAIN | renamed.within("rollout", renamed.ROLLOUT)
     REMOVED: ClassVar[Mapping[str, Any]] = {"val_weights": "average"}
+    UNCAPPED: ClassVar[tuple[str, ...]] = ("max_num_tokens", "max_samples")
+    """Limits for which -1 is none."""
 
     output_dir: Annotated[str, NO_EFFECT] = "runs/train"
     """Run directory, created by `train`; an existing run is never overwritten."""
@@ -188,7 +190,8 @@ class TrainConfig:
     share of the process, the fastest where it fits into memory. If set, fp32 CPU runs are bit-identical for any number
     of processes. If not, their number changes the rounding of sums."""
     max_num_tokens: Annotated[Annotated[int, Interval(ge=1, le=2**40)] | None, ROUNDING] = None
-    """Instead of a fixed micro-batch: fill each forward pass of a process, in sample order, up to this many tokens.
+    """Instead of a fixed micro-batch: fill each forward pass of a process, in sample order, up to this many tokens; -1:
+    no limit.
     They are those of images and texts without padding, and action tokens times `policy.noise_samples`. A single sample
     must fit, with the longest texts that the policy takes."""
     max_samples: Annotated[Annotated[int, Interval(ge=1, le=2**24)] | None, ROUNDING] = None

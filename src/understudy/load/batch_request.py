@@ -166,8 +166,10 @@ def make_request(
     return request
 
 
-DATALOADER = {
+FOREIGN = {
+    "buffer_size": "give an order: Order.from_datasets(frames_in_flight=...)",
     "collate_fn": "batches are made of tensors here; give preprocess, which gets each complete batch",
+    "episode_pool_size": "give an order: Order.from_datasets(frames_in_flight=...)",
     "drop_last": "leave it out; the stream of samples has no end",
     "num_workers": "a Loader has num_threads",
     "persistent_workers": "leave it out; threads live as long as the loader",
@@ -175,8 +177,9 @@ DATALOADER = {
     "prefetch_factor": "give memory, which bounds the batches that are made ahead",
     "sampler": "give order",
     "shuffle": "leave it out; samples are always shuffled, by seed; Order.from_datasets(mode=...) makes other orders",
+    "video_decoder_cache_size": "give memory, in bytes, for images and decoders together",
 }
-"""Arguments of torch's DataLoader -> the equivalent here."""
+"""Arguments of torch's DataLoader and of streaming datasets -> the equivalent here."""
 
 
 def _open(datasets: Datasets, options: DatasetOptions) -> list[EpisodeDataset]:
@@ -184,8 +187,9 @@ def _open(datasets: Datasets, options: DatasetOptions) -> list[EpisodeDataset]:
     given: list[Any] = list(datasets) if several else [datasets]  # type: ignore[arg-type]
     paths = [isinstance(one, (str, os.PathLike, Catalog)) for one in given]
     known = DatasetOptions.__annotations__
-    if foreign := [f"{name}: {DATALOADER[name]}" for name in sorted(options.keys() & DATALOADER.keys())]:
-        raise TypeError(f"options of torch's DataLoader, which has them around an EpisodeStream: {'; '.join(foreign)}")
+    if foreign := [f"{name}: {FOREIGN[name]}" for name in sorted(options.keys() & FOREIGN.keys())]:
+        fix = "a DataLoader around an EpisodeStream has its own"
+        raise TypeError(f"options of other loaders: {'; '.join(foreign)} ({fix})")
     if unknown := sorted(options.keys() - known.keys()):
         own = [*BatchRequest.__dataclass_fields__, "batch_size", "seed", "weights"]
         near = get_close_matches(unknown[0], [*known, *own], n=1)

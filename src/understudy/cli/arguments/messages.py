@@ -35,7 +35,7 @@ def describe_refused(cls: type, arguments: list[str]) -> Iterator[str]:
 
 
 def translate(cls: type, arguments: list[str], default: Any = None) -> Iterator[str]:
-    """Yield one line for each flag of LeRobot or openpi that is unknown here.
+    """Yield one line for each flag of another trainer that is unknown here.
 
     An argument that tyro cannot parse hides the unknown ones from `describe_unknown`.
 
