@@ -116,7 +116,8 @@ def start(root: Path, batch: int, world: int, ranks: Sequence[int], statistics: 
     order = stages.run("order", lambda: data.order(config()))
 
     def load() -> dict[str, Any]:
-        with Loader(data.training, order=order, rank=world - 1, world_size=world, num_threads=1) as loader:
+        place = {"rank": world - 1, "world_size": world, "allow_uneven": True}
+        with Loader(data.training, order=order, num_threads=1, **place) as loader:
             return next(loader)
 
     first = stages.run("first batch of one rank", load)

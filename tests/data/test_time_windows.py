@@ -41,6 +41,16 @@ def test_windows_the_error_names_value_and_remedy() -> None:
         frame_offsets({"action": [0, 0.05]}, 30, KEYS)
 
 
+def test_windows_take_a_tolerance_below_half_a_frame() -> None:
+    near = {"action": [0, 0.033, 0.066]}
+    assert frame_offsets(near, 30, KEYS, tolerance_s=1e-3)["action"].tolist() == [0, 1, 2]
+    with refused("0.033 s", fix="tolerance_s"):
+        frame_offsets(near, 30, KEYS)
+    for tolerance in (-1e-3, 0.5 / 30, 1.0, float("nan")):
+        with refused("tolerance_s"):
+            frame_offsets(near, 30, KEYS, tolerance_s=tolerance)
+
+
 @pytest.mark.parametrize("deltas", [[], ["0"], [float("nan")], [float("inf")], [None], [1e301], 0.5, "ab"])
 def test_windows_refuses_bad_deltas(deltas: list[float]) -> None:
     with refused("delta_timestamps['action']"):

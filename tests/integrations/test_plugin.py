@@ -71,6 +71,15 @@ def test_batches_are_ours_in_the_form_of_theirs(data: Path) -> None:
     assert sorted(seen[: len(wanted)]) == wanted  # an epoch, without the last frame of each episode
 
 
+def test_log_of_a_training_has_a_line_of_the_plugin(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = script(data)
+    install(found)
+    caplog.set_level("INFO")
+    caplog.clear()  # LeRobot sets up its log after the import
+    next(batches(found))
+    assert [record.levelname for record in caplog.records if record.name.startswith("understudy")] == ["INFO"]
+
+
 def test_resumed_run_gets_the_next_batches(data: Path) -> None:
     whole, resumed = script(data), script(data)
     install(whole)

@@ -59,6 +59,14 @@ def test_loader_passes_its_own_options_on(root: Path) -> None:
     assert batch["observation.images.top"].shape == (2, 3, 16, 24)
 
 
+def test_loader_takes_windows_within_a_tolerance(root: Path) -> None:
+    exact, near = ({"action": [0, seconds]} for seconds in (0.1, 0.099))
+    with us.Loader(root, batch_size=BATCH, delta_timestamps=exact) as loader:
+        expected = next(loader)["action"]
+    with us.Loader(root, batch_size=BATCH, delta_timestamps=near, tolerance_s=2e-3) as loader:
+        assert next(loader)["action"].equal(expected)
+
+
 @pytest.mark.parametrize("make", [us.Loader, us.EpisodeStream])
 def test_unknown_options_are_refused(root: Path, make: Any) -> None:
     for given in (root, us.EpisodeDataset(root)):
@@ -92,7 +100,8 @@ def test_every_option_is_in_the_signature() -> None:
     )
     assert set(loader) - set(stream) == {"num_threads", "pin", "device", "colors", "host_keys"}
     assert {name: loader[name] for name in stream} == stream  # also kinds, types and defaults
-    options = {field.name: field for field in fields(BatchRequest) if field.name not in ("order", "datasets")}
+    others = ("order", "datasets", "rank", "world_size")  # the last two are found where they are not given
+    options = {field.name: field for field in fields(BatchRequest) if field.name not in others}
     assert {name: loader[name].default for name in options} == {name: one.default for name, one in options.items()}
     assert {name: loader[name].annotation for name in options} == {name: one.type for name, one in options.items()}
     typed = DatasetOptions.__annotations__
@@ -137,7 +146,7 @@ def test_loader_fits_the_order_to_its_memory(tmp_path: Path) -> None:
 
 def test_old_names_of_arguments_and_attributes_warn(root: Path) -> None:
     with warned(kind=DeprecationWarning) as caught:
-        loader = us.Loader(root, batch_size=BATCH, world=2, threads=1, start=8, size=(16, 16))
+        loader = us.Loader(root, batch_size=BATCH, world=2, rank=0, threads=1, start=8, size=(16, 16))
     new = {str(warning.message).split(" is now ")[1].split("=")[0] for warning in caught}
     assert new == {"world_size", "num_threads", "position", "image_size"}
     with loader:
@@ -161,7 +170,7 @@ def test_old_names_of_arguments_and_attributes_warn(root: Path) -> None:
         stream.start = 12
     assert stream.position == 12
     with pytest.warns(DeprecationWarning, match=r"batch_size|world_size"):
-        assert len(us.EpisodeSampler(us.EpisodeDataset(root), batch=BATCH, world=2)) == 14
+        assert len(us.EpisodeSampler(us.EpisodeDataset(root), batch=BATCH, rank=0, world=2)) == 14
 
 
 def test_every_public_name_is_imported_on_first_use() -> None:

@@ -133,7 +133,8 @@ def test_loader_resumes_from_its_position(root: Path) -> None:
 def test_loader_ranks_share_every_batch(root: Path, world: int) -> None:
     order = order_of(opened(root))
     whole = take(Loader([opened(root)], order=order), 3)
-    parts = [take(Loader([opened(root)], order=order, rank=r, world_size=world), 3) for r in range(world)]
+    places = [{"rank": r, "world_size": world, "allow_uneven": True} for r in range(world)]
+    parts = [take(Loader([opened(root)], order=order, **place), 3) for place in places]
     for step, batch in enumerate(whole):
         assert torch.equal(torch.cat([parts[r][step][TOP] for r in range(world)]), batch[TOP])
         assert [text for r in range(world) for text in parts[r][step]["task"]] == batch["task"]
@@ -292,6 +293,9 @@ def test_loader_refuses_impossible_arguments(root: Path) -> None:
         {"num_threads": 0},
         {"memory": "lots"},
         {"world_size": 7, "rank": 0},
+        {"world_size": 4, "rank": 0},  # six samples are no multiple
+        {"world_size": 2},
+        {"rank": 0},
     ):
         with pytest.raises(ValueError):
             Loader(data, order=order, **options)  # type: ignore[arg-type]

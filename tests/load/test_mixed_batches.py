@@ -89,7 +89,7 @@ def test_mixture_samples_equal_those_of_their_dataset(  # type: ignore[no-untype
     options: dict[str, Any] = {"mode": mode} if mode != "clips" else {"clip": 5, "lanes": batch}
     order = Order.from_datasets(datasets, batch_size=batch, seed=3, weights=weights[: len(names)], **options)
     for rank in range(world):
-        place = {"rank": rank, "world_size": world}
+        place = {"rank": rank, "world_size": world, "allow_uneven": True}
         enough = least_memory(*datasets, order=order, **place)
         with Loader(
             datasets, order=order, num_threads=threads, memory=enough + memory, position=start, **place

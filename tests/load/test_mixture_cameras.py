@@ -114,7 +114,7 @@ def test_mixture_camera_samples_equal_those_of_their_dataset(  # type: ignore[no
     options: dict[str, Any] = {"mode": mode} if mode != "clips" else {"clip": 5, "lanes": batch}
     order = Order.from_datasets(datasets, batch_size=batch, seed=3, **options)
     for rank in range(world):
-        place = {"rank": rank, "world_size": world}
+        place: dict[str, Any] = {"rank": rank, "world_size": world, "allow_uneven": True}
         memory = extra + least_memory(*datasets, order=order, **place)
         with Loader(datasets, order=order, num_threads=threads, memory=memory, position=start, **place) as loader:
             for _ in range(8):  # more than there are buffers: black images held another one before

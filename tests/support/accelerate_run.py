@@ -57,7 +57,8 @@ def train(kind: str, steps: int, batch: int, position: int = 0, step: int = 0) -
 
     accelerator = Accelerator(cpu=True)
     if kind == "ours":
-        sampler: Any = EpisodeSampler(DATA, batch_size=batch * accelerator.num_processes)
+        whole = {"rank": 0, "world_size": 1}  # Accelerate divides it
+        sampler: Any = EpisodeSampler(DATA, batch_size=batch * accelerator.num_processes, **whole)
         if position:
             sampler.load_state_dict(sampler.state_dict(consumed=position))
     else:

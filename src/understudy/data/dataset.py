@@ -27,7 +27,7 @@ from understudy.data.selection.distinct import distinct
 from understudy.data.selection.frame_weights import FrameWeights, WeightsIn, weigh_frames
 from understudy.data.selection.segment_table import SegmentTable, as_integers
 from understudy.data.selection.select import KeepRanges, select
-from understudy.data.time_windows import frame_offsets, reach, window
+from understudy.data.time_windows import TOLERANCE_S, frame_offsets, reach, window
 from understudy.deprecation import renamed_arguments
 from understudy.errors import DatasetError, SourceError
 from understudy.video.depth.pixels import RGB, Pixels
@@ -46,8 +46,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     Args:
         root: path, fsspec URL, hub id OWNER/NAME where no such folder exists ("lerobot/pusht"), or an open `Catalog`.
-        delta_timestamps: key -> seconds around the frame, multiples of 1/fps within 1e-4 s. A window that leaves its
-            episode repeats the first or last frame, and `<key>_is_pad` (bool, T) is True there. Windows still see
+        delta_timestamps: key -> seconds around the frame, multiples of 1/fps within `tolerance_s`. A window that leaves
+            its episode repeats the first or last frame, and `<key>_is_pad` (bool, T) is True there. Windows still see
             dropped frames and frames outside `keep_ranges` (but see `keep_rule`). Times of a sensor
             (meta/sensors.json) may be any; it has the value of its last sample up to that time, and always
             `<key>_is_pad` (`data/read/sensors.py`).
@@ -67,6 +67,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         keys: features and sensors to deliver. By default all declared ones, except cameras without any video file (with
             a warning); naming such a camera is an error. Columns that info.json does not declare must be named. The
             index keys and `task` are always delivered.
+        tolerance_s: largest distance of a value of `delta_timestamps` from a multiple of 1/fps, in seconds.
         names: standard key -> this dataset's own key, for features with other names (`format/standard_keys.py`).
             `keys`, `delta_timestamps`, samples and `catalog` use the standard keys.
         missing_cameras: camera -> (height, width), for cameras that other datasets of a mixture have and this one
@@ -102,6 +103,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         drop_n_last_frames: int = 0,
         frame_weights: str | os.PathLike[str] | None = None,
         frame_weights_in: WeightsIn = "both",
+        tolerance_s: float = TOLERANCE_S,
         keys: Sequence[str] | None = None,
         names: Mapping[str, str] | None = None,
         missing_cameras: Mapping[str, tuple[int, int]] | None = None,
@@ -129,7 +131,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             self.catalog = in_depth_unit(self.catalog, self.keys, depth_unit)
         known = tuple(dict.fromkeys([*self.keys, *INDEX_KEYS]))
         fps, sensors = float(self.catalog.fps), tuple(key for key in self.keys if key in self.catalog.sensors)
-        offsets = frame_offsets(delta_timestamps, fps, known, sensors)
+        offsets = frame_offsets(delta_timestamps, fps, known, sensors, tolerance_s)
         self.offsets = {key: own for key, own in offsets.items() if key not in sensors}
         """Key -> frames of its window relative to the sample, int64 (T,). Those of sensors are `sensor_offsets`."""
         self.sensor_offsets = {key: own for key, own in offsets.items() if key in sensors}

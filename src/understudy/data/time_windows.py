@@ -10,7 +10,7 @@ import numpy as np
 from understudy.errors import DatasetError
 
 TOLERANCE_S = 1e-4
-"""Largest distance of a delta from a multiple of 1/fps, in seconds (LeRobot's default)."""
+"""Default of the largest distance of a delta from a multiple of 1/fps, in seconds, as LeRobot's."""
 
 _LONGEST_S = 1e6  # eleven days; anything longer, and NaN, is a mistake
 
@@ -20,13 +20,17 @@ def frame_offsets(
     fps: float,
     keys: Sequence[str],
     sensors: Collection[str] = (),
+    tolerance_s: float = TOLERANCE_S,
 ) -> dict[str, np.ndarray]:
     """Convert windows from seconds to frames: key -> int64 (T,); those of `sensors` to float64 seconds (T,).
 
     Raises:
-        DatasetError: an unknown key, no deltas, or a delta that is not a multiple of 1/fps within `TOLERANCE_S`. That
-            of a sensor may be any number of seconds.
+        DatasetError: an unknown key, no deltas, or a delta that is not a multiple of 1/fps within `tolerance_s`. That
+            of a sensor may be any number of seconds. A tolerance that is negative, or half a frame or more.
     """
+    if tolerance_s != TOLERANCE_S and not 0 <= tolerance_s < 0.5 / fps:  # any fps takes the default
+        what = f"tolerance_s is {tolerance_s!r}"
+        raise DatasetError(what, fix=f"give 0 or more, and less than half a frame, {0.5 / fps:.6g} s")
     if not isinstance(delta_timestamps, Mapping | None):
         what = f"delta_timestamps is {str(delta_timestamps)[:80]}"
         raise DatasetError(what, fix='give seconds by key, as in {"action": [0, 0.1]}')
@@ -39,7 +43,7 @@ def frame_offsets(
         if key in sensors:
             offsets[key] = np.asarray([_seconds(key, delta) for delta in deltas], np.float64)
         else:
-            offsets[key] = np.asarray([_offset(key, delta, fps) for delta in deltas], np.int64)
+            offsets[key] = np.asarray([_offset(key, delta, fps, tolerance_s) for delta in deltas], np.int64)
         if len(offsets[key]) == 0:
             raise DatasetError(
                 f"delta_timestamps[{key!r}] is empty", fix="give at least one delta, 0 for the frame itself"
@@ -53,13 +57,13 @@ def _seconds(key: str, delta: float) -> float:
     return float(delta)
 
 
-def _offset(key: str, delta: float, fps: float) -> int:
+def _offset(key: str, delta: float, fps: float, tolerance_s: float) -> int:
     frames = round(_seconds(key, delta) * fps)
-    if abs(frames / fps - float(delta)) > TOLERANCE_S:
+    if abs(frames / fps - float(delta)) > tolerance_s:
         near = f"{frames / fps:.6g}"
         raise DatasetError(
             f"delta_timestamps[{key!r}] holds {float(delta):.6g} s, which is not a multiple of 1/fps = {1 / fps:.6g} s",
-            fix=f"the nearest is {near} s",
+            fix=f"the nearest is {near} s; tolerance_s={tolerance_s:g} is the largest distance",
         )
     return int(frames)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.load.dataloader.episode_sampler import EpisodeSampler
+from understudy.process_rank import find_rank
 
 MODULE = "openpi.training.data_loader"
 _NEEDED = ("create_torch_dataset", "TorchDataLoader", "TransformedDataset", "lerobot_dataset", "_transforms")
@@ -47,14 +48,8 @@ def install(module: ModuleType | None = None, *, samples: int = 0) -> None:
         data = _innermost(dataset)
         if data is None or not (options.get("shuffle") or options.get("sampler") is not None):
             return original(dataset, local_batch_size, **options)
-        rank, world_size = _process()
-        sampler = EpisodeSampler(
-            data,
-            seed=options.get("seed", 0),
-            batch_size=local_batch_size * world_size,
-            rank=rank,
-            world_size=world_size,
-        )
+        batch_size = local_batch_size * find_rank().world_size
+        sampler = EpisodeSampler(data, seed=options.get("seed", 0), batch_size=batch_size)
         if samples:
             sampler.load_state_dict(sampler.state_dict(consumed=samples))
         return original(dataset, local_batch_size, **{**options, "sampler": sampler, "shuffle": False})
@@ -70,12 +65,3 @@ def _innermost(dataset: Any) -> EpisodeDataset | None:
         if (dataset := getattr(dataset, "_dataset", None)) is None:
             return None
     return dataset
-
-
-def _process() -> tuple[int, int]:
-    """Rank and number of processes."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        return 0, 1
-    return dist.get_rank(), dist.get_world_size()

@@ -52,6 +52,7 @@ class DatasetOptions(TypedDict, total=False):
     drop_n_last_frames: int
     frame_weights: str | os.PathLike[str] | None
     frame_weights_in: WeightsIn
+    tolerance_s: float
     keys: Sequence[str] | None
     names: Mapping[str, str] | None
     missing_cameras: Mapping[str, tuple[int, int]] | None
@@ -74,6 +75,8 @@ class BatchRequest:
     rank: int = 0
     world_size: int = 1
     """The process makes the share of `rank` of every global batch (`order/rank_positions.py`)."""
+    allow_uneven: bool = False
+    """Let shares differ by one sample."""
     position: int = 0
     """First position. To resume, the `position` of the earlier loader."""
     memory: int | str = "4GB"
@@ -98,6 +101,12 @@ class BatchRequest:
 
     def __post_init__(self) -> None:
         rank_slice(self.order.batch_size, self.rank, self.world_size)
+        if self.order.batch_size % self.world_size and not self.allow_uneven:
+            raise ValueError(
+                f"batch_size {self.order.batch_size} over {self.world_size} ranks: a mean of each rank's loss would "
+                "weigh samples unevenly; give a multiple, or allow_uneven=True if the loss is divided by the number of "
+                "samples of all ranks"
+            )
         if not 0 <= self.position < LARGEST:
             raise ValueError(f"position {self.position}: positions are 0 to 2**62 - 1")
         if self.on_bad_frame not in ("raise", "substitute"):

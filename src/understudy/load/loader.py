@@ -4,6 +4,7 @@ The order alone decides the samples of a batch. Threads and memory change only w
 """
 
 import os
+import threading
 import time
 import warnings
 import weakref
@@ -37,6 +38,7 @@ from understudy.load.memory_plan import make_plan
 from understudy.load.mixed_batches import image_shapes
 from understudy.load.order_state import order_state, position_in
 from understudy.order import Order
+from understudy.process_rank import find_rank
 
 __all__ = ["Batch", "Loader"]
 
@@ -65,8 +67,11 @@ class Loader:
         pin: batches in page-locked memory.
         device: device to which batches are copied, beside the work of the current stream. A CUDA device implies `pin`.
         host_keys: keys of batches that are not copied to `device`.
-        rank: number of this process; it makes its share of every global batch.
+        rank: number of this process; it makes its share of every global batch. By default it is found, with
+            `world_size` (`process_rank.find_rank`): from torch.distributed, or RANK and WORLD_SIZE of the environment.
         world_size: number of processes.
+        allow_uneven: let shares of processes differ by one sample, for a loss that is divided by the number of samples
+            of all processes. A mean per process, as of DDP, would weigh the samples differently.
         position: first position. To resume, the `position` of the earlier loader.
         memory: bytes, or text such as "4GB", for everything that is held at once (`plan`).
         image_size: (height, width) of the images, resized by area averaging; None keeps the recorded size.
@@ -85,7 +90,9 @@ class Loader:
     Raises:
         TypeError: an unknown option, or options of datasets that are already open.
         ValueError: neither `order` nor `batch_size`, or both; a value out of range; datasets that are not those of the
-            order, or that cannot share a batch; memory for less than one batch; a CUDA device where there is none.
+            order, or that cannot share a batch; memory for less than one batch; a CUDA device where there is none;
+            a batch that the processes cannot share evenly.
+        ConfigError: see `process_rank.find_rank`.
         DatasetError: a dataset cannot be opened.
     """
 
@@ -102,8 +109,9 @@ class Loader:
         pin: bool = False,
         device: torch.device | str | None = None,
         host_keys: Collection[str] = (),
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
+        allow_uneven: bool = False,
         position: int = 0,
         memory: int | str = "4GB",
         image_size: tuple[int, int] | None = None,
@@ -120,6 +128,7 @@ class Loader:
         if pin and not torch.cuda.is_available():
             raise ValueError("pin: page-locked memory is for a CUDA device, and torch finds none here; leave it out")
         self._device_copy = DeviceCopy(torch.device(device), host_keys) if device is not None else None
+        self._process = find_rank(rank, world_size)
         # The order must not depend on the cores of this machine.
         fitted = _MOST_THREADS if num_threads == "auto" else num_threads
         request = make_request(
@@ -130,8 +139,9 @@ class Loader:
             weights=weights,
             num_threads=fitted,
             dataset_options=dataset_options,
-            rank=rank,
-            world_size=world_size,
+            rank=self._process.rank,
+            world_size=self._process.world_size,
+            allow_uneven=allow_uneven,
             position=position,
             memory=memory,
             image_size=image_size,
@@ -171,6 +181,7 @@ class Loader:
         pin = pin or (self._device_copy is not None and self._device_copy.pins)
         self._buffers = BufferPool((self.plan.batches_ahead + 2) * cameras, pin)  # as planned
         self._workers: WorkerPool | None = None
+        self._reading = threading.RLock()  # several threads may read; a signal handler, within a read
         self._home: int | None = None  # process in which the threads were started
         self._past_timings = Timings()  # of worker pools that were closed
         self.position = request.position
@@ -184,8 +195,11 @@ class Loader:
     def __next__(self) -> Batch:
         """The batch at `position`. Raises the error of making it; the next call tries again.
 
+        Several threads may call it: each batch goes to one of them.
+
         Raises:
             RuntimeError: in a forked process, where the loader belongs to the parent.
+            ConfigError: at the first batch: this process has another rank than the loader (`ProcessRank.check`).
         """
         begin = time.perf_counter()
         if self._home not in (None, os.getpid()):
@@ -193,22 +207,24 @@ class Loader:
                 f"this loader runs in the parent of this forked process: make another one here, with "
                 f"position={self.position}, or give EpisodeStream to the DataLoader of these workers"
             )
-        try:
-            if self._workers is None:
-                self._workers = self._start()
-            batch = self._workers.take()
-            if self._device_copy is not None:
-                batch = self._device_copy.copy(batch)
-            if self._planes is not None:
-                batch = self._planes.convert(batch)
-            self.position += self._request.order.batch_size
-        except BaseException:  # also Ctrl-C: the next batch must not depend on the moment of the interrupt
-            self.close()
-            raise
-        self.wait_seconds += time.perf_counter() - begin
+        with self._reading:
+            try:
+                if self._workers is None:
+                    self._workers = self._start()
+                batch = self._workers.take()
+                if self._device_copy is not None:
+                    batch = self._device_copy.copy(batch)
+                if self._planes is not None:
+                    batch = self._planes.convert(batch)
+                self.position += self._request.order.batch_size
+            except BaseException:  # also Ctrl-C: the next batch must not depend on the moment of the interrupt
+                self.close()
+                raise
+            self.wait_seconds += time.perf_counter() - begin
         return batch
 
     def _start(self) -> WorkerPool:
+        self._process.check("Loader")
         self._home = os.getpid()
         request = replace(self._request, position=self.position)
         workers = WorkerPool(request, self.plan, self._buffers, self._substitutes)
@@ -232,8 +248,9 @@ class Loader:
             ConfigError: the state of another order; names both orders and each difference.
         """
         position = position_in(state_dict, self.order)
-        self.close()
-        self.position = position
+        with self._reading:
+            self.close()
+            self.position = position
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -245,6 +262,16 @@ class Loader:
     def order(self) -> Order:
         """The sequence of samples."""
         return self._request.order
+
+    @property
+    def rank(self) -> int:
+        """Number of this process."""
+        return self._process.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes that share each batch."""
+        return self._process.world_size
 
     @property
     def timings(self) -> Timings:

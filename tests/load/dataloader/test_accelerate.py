@@ -1,15 +1,19 @@
-"""EpisodeSampler under Accelerate: the known faults of resuming, each with a control that has it.
+"""Readers under Accelerate, and the known faults of resuming, each with a control that has it.
 
 72 frames, global batch 16: an epoch is four and a half batches, so that last batches are uneven.
 """
 
 import itertools
+import warnings
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 from support.accelerate_run import DATA, StepSampler, train, train_on_two_ranks
-from understudy import EpisodeSampler
+from support.datasets import Spec, write_dataset
+from support.ranks import in_ranks
+from understudy import ConfigError, EpisodeDataset, EpisodeSampler, EpisodeStream, Loader
 
 N = len(DATA)
 
@@ -75,3 +79,48 @@ def test_two_ranks_and_then_one(one_process, tmp_path):
 def test_one_rank_goes_on_where_two_stopped(one_process):
     """Then one process, ten steps of 8 from position 160, and its state names position 240."""
     assert list(itertools.chain(*train("ours", steps=10, batch=8, position=160))) == in_order(240)[160:]
+
+
+def read_by_prepared_loaders(root: str) -> dict[str, object]:
+    """In one rank: the frames that prepared readers give, or the class of their error."""
+    from accelerate import Accelerator, DataLoaderConfiguration
+
+    accelerator, data = Accelerator(cpu=True), EpisodeDataset(root)
+    undispatched = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
+    stream, whole = EpisodeStream(data, batch_size=4, seed=0), {"rank": 0, "world_size": 1}
+    sampler, undivided = EpisodeSampler(data, batch_size=4), EpisodeSampler(data, batch_size=4, **whole)
+    readers = {
+        "loader": accelerator.prepare(Loader(data, batch_size=4, seed=0)),
+        "stream": DataLoader(stream, batch_size=None),
+        "sampler": DataLoader(data, batch_size=2, sampler=sampler),
+        "prepared stream": accelerator.prepare(DataLoader(stream, batch_size=None)),
+        "in workers": accelerator.prepare(DataLoader(stream, batch_size=None, num_workers=1)),
+        "in spawned": accelerator.prepare(
+            DataLoader(stream, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+        ),
+        "not dispatched": undispatched.prepare(DataLoader(stream, batch_size=None)),
+        "divided sampler": accelerator.prepare(DataLoader(data, batch_size=2, sampler=sampler)),
+        "undivided": accelerator.prepare(DataLoader(data, batch_size=2, sampler=undivided)),
+    }
+    steps, found = len(data) // 4, {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of rank 0 of 1, which is right where Accelerate divides
+        for name, reader in readers.items():
+            try:
+                batches = list(itertools.islice(iter(reader), steps))
+                found[name] = [b["index"].tolist() for b in batches]
+            except Exception as error:
+                found[name] = type(error).__name__ if isinstance(error, ConfigError) else repr(error)
+    return found
+
+
+@pytest.mark.slow
+def test_prepared_readers_give_each_frame_once_or_are_refused(tmp_path):
+    pytest.importorskip("accelerate")
+    write_dataset(tmp_path / "dataset", Spec(lengths=(9, 7, 8), gop=4))
+    ranks = in_ranks(2, read_by_prepared_loaders, str(tmp_path / "dataset"))
+    for name in ("loader", "stream", "sampler", "undivided"):
+        assert [{len(batch) for batch in rank[name]} for rank in ranks] == [{2}, {2}]
+        assert sorted(itertools.chain(*ranks[0][name], *ranks[1][name])) == list(range(24)), name
+    for name in ("divided sampler", "prepared stream", "in workers", "in spawned", "not dispatched"):
+        assert [rank[name] for rank in ranks] == ["ConfigError", "ConfigError"], name

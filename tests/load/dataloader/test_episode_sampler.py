@@ -130,8 +130,8 @@ def test_a_state_that_is_none_of_lerobots_is_refused(state: dict):
         ({"drop_n_first_frames": -1}, ["drop_n_first_frames", -1]),
         ({"seed": -1}, ["seed", -1]),
         ({"batch_size": 0}, ["batch", 0]),
-        ({"world_size": 2}, ["world_size 2", "batch_size"]),
-        ({"batch_size": 7, "world_size": 2}, ["batch_size 7", 2]),
+        ({"rank": 0, "world_size": 2}, ["world_size 2", "batch_size"]),
+        ({"batch_size": 7, "rank": 0, "world_size": 2}, ["batch_size 7", 2]),
         ({"batch_size": 8, "world_size": 2, "rank": 2}, ["rank", 2]),
     ],
 )

@@ -64,7 +64,7 @@ def test_episode_stream_equals_the_loader_after_any_restart(data: EpisodeDataset
 @pytest.mark.parametrize("world", [2, 4])  # four ranks do not share six samples evenly
 def test_episode_stream_ranks_share_batches(data: EpisodeDataset, order: Order, world: int) -> None:
     for rank in range(world):
-        place = {"rank": rank, "world_size": world}
+        place = {"rank": rank, "world_size": world, "allow_uneven": True}
         stream = EpisodeStream([data], order=order, position=BATCH, **place)
         got = by_stream(stream, 4, workers=2 if rank == 1 else 0)
         assert all_same(got, batches(data, order, 4, position=BATCH, **place))

@@ -102,7 +102,7 @@ def test_loader_images_equal_those_of_the_dataset(  # type: ignore[no-untyped-de
         options["inside"] = "permuted"
     order = Order.from_datasets([data], batch_size=batch, seed=3, **options)
     for rank in range(world):
-        place = {"rank": rank, "world_size": world}
+        place: dict[str, Any] = {"rank": rank, "world_size": world, "allow_uneven": True}
         memory = extra + least_memory(data, order=order, **place)
         with Loader([data], order=order, num_threads=threads, memory=memory, position=start, **place) as loader:
             for _ in range(6):

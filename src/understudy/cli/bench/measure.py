@@ -143,6 +143,8 @@ class Trial:
             order=self.order,
             num_threads=setting.threads or "auto",
             memory=setting.memory,
+            rank=0,
+            world_size=1,
             position=0,
             colors=setting.colors,
             device="cuda" if cuda else None,

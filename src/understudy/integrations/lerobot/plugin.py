@@ -96,7 +96,6 @@ def install(script: ModuleType) -> None:
     )
     for name, function in replaced.items():
         setattr(script, name, function)
-    logger.info("understudy loads the batches of lerobot-train")
 
 
 def _describe_wrapped(batches: Any, dataset: Any) -> str:
@@ -126,6 +125,13 @@ def _batches(run: _Run) -> Iterator[dict[str, Any]]:
         episodes=dataset.episodes,
         drop_n_last_frames=run.sampler.get("drop_n_last_frames") or 0,
         delta_timestamps=deltas,
+    )
+    # Not at the import: LeRobot sets up its log after that.
+    logger.info(
+        "understudy loads the batches in place of LeRobot's loader: %s, %d samples a step over %d processes",
+        dataset.root,
+        loader.order.batch_size,
+        loader.world_size,
     )
     return lerobot_batches(loader, [key for key in dataset.meta.video_keys if len(deltas.get(key, ())) == 1])
 

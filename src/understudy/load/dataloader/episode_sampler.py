@@ -1,7 +1,7 @@
 """`EpisodeSampler`: the order for torch's DataLoader over a map-style dataset.
 
     sampler = EpisodeSampler(data, seed=0, batch_size=64)         # 64: the global batch, all ranks together
-    loader = DataLoader(data, batch_size=64, sampler=sampler)     # or StatefulDataLoader, or accelerator.prepare
+    loader = DataLoader(data, batch_size=64, sampler=sampler)     # or StatefulDataLoader
     torch.save(sampler.state_dict(consumed=step * 64), path)      # one integer: samples consumed since the start
     sampler.load_state_dict(torch.load(path))                     # any ranks, batch size or workers from here on
 
@@ -17,6 +17,9 @@ Whole batches. With `batch_size`, each pass ends on a whole global batch: the la
 of the next epoch, and the next pass starts behind them. Nothing is dropped or repeated, and a loader that would pad or
 cut a short last batch (Accelerate does, with samples that depend on where it was resumed) never meets one.
 Without `batch_size` a pass is exactly the rest of the epoch.
+
+Several processes. Each yields its share of every global batch, for a DataLoader with that share as its `batch_size`.
+`accelerator.prepare` and Lightning divide the batches of a DataLoader themselves: for them give rank=0, world_size=1.
 """
 
 import warnings
@@ -33,6 +36,7 @@ from understudy.deprecation import renamed_arguments
 from understudy.load.order_state import order_state, position_in
 from understudy.order import Order, rank_slice
 from understudy.order.make_spec import as_list
+from understudy.process_rank import find_rank
 
 _FIRST_CHUNK, _CHUNK = 256, 16384
 
@@ -51,10 +55,11 @@ class EpisodeSampler(Sampler[int]):
         drop_n_last_frames: the same at the end.
         batch_size: of the global batch, for passes of whole batches (see above).
         rank: yield only the share of this rank in each global batch (batch_size / world_size indices, one after the
-            other), for a DataLoader with that batch size. Not with Accelerate, which divides batches itself.
+            other), for a DataLoader with that batch size. Found by default, as for `Loader`.
         world_size: number of ranks.
 
     Raises:
+        ConfigError: see `process_rank.find_rank`; in the first pass, where another library divides the batches again.
         ValueError: an empty selection, an unknown episode, a batch size that the ranks cannot share evenly, or a
             number out of range.
     """
@@ -70,11 +75,16 @@ class EpisodeSampler(Sampler[int]):
         drop_n_first_frames: int = 0,
         drop_n_last_frames: int = 0,
         batch_size: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> None:
+        self._process = find_rank(rank, world_size)
+        rank, world_size = self.rank, self.world_size
         if batch_size is None and world_size != 1:
-            raise ValueError(f"world_size {world_size} without batch_size: give the global batch size")
+            raise ValueError(
+                f"world_size {world_size} without batch_size: give the global batch size, or rank=0, world_size=1 "
+                "where accelerator.prepare divides the batches"
+            )
         low, high = rank_slice(1 if batch_size is None else batch_size, rank, world_size)
         if batch_size is not None and batch_size % world_size:
             raise ValueError(f"batch_size {batch_size} over {world_size} ranks: need a multiple, for equal shares")
@@ -102,6 +112,16 @@ class EpisodeSampler(Sampler[int]):
         ends = np.cumsum(lengths)
         return (np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)).tolist()
 
+    @property
+    def rank(self) -> int:
+        """Number of this process."""
+        return self._process.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes that share each batch."""
+        return self._process.world_size
+
     def __len__(self) -> int:
         """Indices that the current pass yields or, between passes, the next."""
         self._advance()
@@ -109,6 +129,7 @@ class EpisodeSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """One pass: from the start of the epoch, or from a restored state, to its end."""
+        self._process.check("EpisodeSampler")
         if self._over:
             self._go_to(self._start)
             return

@@ -26,13 +26,14 @@ from understudy.load.batch_request import RENAMED_OPTIONS, Augment, DatasetOptio
 from understudy.load.loader import Batch, Loader
 from understudy.load.order_state import order_state, position_in
 from understudy.order import Order
+from understudy.process_rank import find_rank
 
 
 class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
     """Endless stream of the batches of `Loader`, for `DataLoader(stream, batch_size=None, ...)`.
 
-    A worker uses one thread; without workers the threads are those of `Loader`. Not for `accelerator.prepare`, which
-    has one process make the batches of all: give `rank` and `world_size` here instead.
+    A worker uses one thread; without workers the threads are those of `Loader`. Leave the DataLoader out of
+    `accelerator.prepare`: each process already gets its share of every batch.
 
     Args:
         datasets: as for `Loader`.
@@ -42,6 +43,7 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
         weights: as for `Loader`.
         rank: as for `Loader`.
         world_size: as for `Loader`.
+        allow_uneven: as for `Loader`.
         position: as for `Loader`.
         image_size: as for `Loader`.
         augment: as for `Loader`.
@@ -54,6 +56,7 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
 
     Raises:
         ValueError: as `Loader`, in the constructor. A `DatasetError` of an unreadable sample comes with the batch.
+        ConfigError: as `Loader`; with the first batch, also where Accelerate divides the batches once more.
     """
 
     @renamed_arguments(**RENAMED_OPTIONS)
@@ -65,8 +68,9 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
         batch_size: int | None = None,
         seed: int | None = None,
         weights: Sequence[float] | Mapping[str, float] | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
+        allow_uneven: bool = False,
         position: int = 0,
         memory: int | str = "4GB",
         image_size: tuple[int, int] | None = None,
@@ -77,6 +81,7 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
         bad_frame_cap: float = 0.01,
         **dataset_options: Unpack[DatasetOptions],
     ) -> None:
+        self._process = find_rank(rank, world_size)
         self._request = make_request(  # here, not in a worker: mistakes are raised at once
             datasets,
             order=order,
@@ -85,8 +90,9 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
             weights=weights,
             num_threads=1,
             dataset_options=dataset_options,
-            rank=rank,
-            world_size=world_size,
+            rank=self.rank,
+            world_size=self.world_size,
+            allow_uneven=allow_uneven,
             position=position,
             memory=memory,
             image_size=image_size,
@@ -105,8 +111,19 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
         """The sequence of samples."""
         return self._request.order
 
+    @property
+    def rank(self) -> int:
+        """Number of this process."""
+        return self._process.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes that share each batch."""
+        return self._process.world_size
+
     def __iter__(self) -> Iterator[Batch]:
         """Batches of this worker from `position` on."""
+        self._process.check("EpisodeStream")
         info = torch.utils.data.get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         # W successive batches are one batch of W times the size, of which each worker makes its part as a rank would:
@@ -124,6 +141,20 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
         options = {field.name: getattr(share, field.name) for field in fields(share)}
         with Loader(num_threads="auto" if info is None else 1, **options) as loader:
             yield from loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing: positions count on through all epochs.
+
+        Accelerate calls it in every process before the first batch.
+
+        Raises:
+            ConfigError: Accelerate divides the batches once more.
+        """
+        self._process.check("EpisodeStream")
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._process.check("EpisodeStream")  # in a worker that is spawned there is neither group nor caller to compare
+        return self.__dict__
 
     def position_after(self, batch: Mapping[str, Any]) -> int:
         """Position behind the global batch of which `batch` is this rank's share: `position` of the next pass."""

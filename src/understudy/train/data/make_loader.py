@@ -46,6 +46,7 @@ def make_loader(
                 order=order,
                 image_size=data.size,
                 rank=mesh.rank,
+                allow_uneven=True,
                 position=position,
                 preprocess=preprocess,
                 on_bad_frame=config.data.on_bad_frame,

@@ -5,6 +5,7 @@ sources are reported at once.
 """
 
 import hashlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from understudy.data.stats.norm_heads import compute_normalization as normalize_
 from understudy.data.stats.normalization import Mode, Statistics
 from understudy.data.stats.stats_files import read_stats_file
 from understudy.errors import DatasetError, SourceError
-from understudy.load.loader import Loader
+from understudy.load.loader import Batch, Loader
 from understudy.load.mixed_batches import Mixture
 from understudy.order import Order
 from understudy.policies.registry import check_start, policy_type
@@ -384,5 +385,12 @@ def first_batch(config: TrainConfig, recorded: RecordedSources | None = None) ->
         recorded: see `open_data`.
     """
     data = open_data(config, recorded, check_files=False)
-    with Loader(data.training, order=data.order(config), num_threads=1, image_size=data.size) as loader:
-        return apply_augmentation(next(loader), data.cameras, config.augment, config.seed), data.cameras
+    return apply_augmentation(read_first_batch(config, data), data.cameras, config.augment, config.seed), data.cameras
+
+
+def read_first_batch(config: TrainConfig, data: RunData) -> Batch:
+    """Load the batch of step 0 in this process alone, also in a group of several."""
+    options: dict[str, Any] = {"num_threads": 1, "image_size": data.size, "rank": 0, "world_size": 1}
+    with warnings.catch_warnings(), Loader(data.training, order=data.order(config), **options) as loader:
+        warnings.simplefilter("ignore")  # of rank 0 of 1 in a group
+        return next(loader)

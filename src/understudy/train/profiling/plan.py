@@ -29,13 +29,12 @@ from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import CheckpointMode
 from understudy.distributed.mesh import DIMENSIONS, Mesh, mesh_shape
 from understudy.errors import ConfigError
-from understudy.load.loader import Loader
 from understudy.optim.state import local
 from understudy.policies.draws import make_draws
 from understudy.progress import Progress
 from understudy.train.data.hub_files import with_local_files
 from understudy.train.data.prompts import longest_prompts, prompt_fields
-from understudy.train.data.run_data import RunData, choose_normalization, open_data
+from understudy.train.data.run_data import RunData, choose_normalization, open_data, read_first_batch
 from understudy.train.data.token_budget import check_budget
 from understudy.train.micro_batches import largest_part
 from understudy.train.profiling.flops import count_flops
@@ -242,9 +241,7 @@ def largest_batch(peak_of: Callable[[int], int], limit: int, most: int, known: i
 
 def one_sample(config: TrainConfig, data: RunData) -> dict[str, Any]:
     """Load the first sample of a run."""
-    small = replace(config, batch_size=1, micro_batch_size=None)
-    with Loader(data.training, order=data.order(small), num_threads=1, image_size=data.size) as loader:
-        return next(loader)
+    return read_first_batch(replace(config, batch_size=1, micro_batch_size=None), data)
 
 
 def trace_step(
