@@ -29,6 +29,7 @@ MOVING = NORMALIZATION | {"action": {"offset": [[1.0, 2.0]], "spread": [[0.5, 3.
 """A normalization in which every dimension of the action varies."""
 SMALL: dict[str, Any] = {
     "image_size": (32, 40),
+    "pretrained_backbone_weights": "none",
     "dim_model": 16,
     "n_heads": 2,
     "dim_feedforward": 16,

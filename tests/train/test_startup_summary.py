@@ -27,6 +27,9 @@ def test_startup_summary_notes_modes_cameras_and_sizes(tmp_path: Path, monkeypat
     assert told == [
         "joint trains the action loss on 2/3 of the samples",
         "joint trains the dynamics loss on 2/3 of the samples",
+        f"{TOP} 64x64 -> 16x16 (area) in wide, small",
+        f"{TOP} 48x64 -> 16x16 (area) in two",
+        f"{WRIST} 32x32 -> 16x16 (area)",
         f"no {WRIST} in wide, small: black there, and marked as missing",
         "images are loaded at 16 x 16: those of the sources differ in size",
     ]

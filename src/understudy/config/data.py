@@ -141,7 +141,7 @@ class DataConfig(DatasetConfig):
     """Share of the episodes for validation, whole episodes only; 0 trains on all."""
     normalize: Annotated[Literal["mean_std", "min_max", "quantile"] | None, NORMALIZATION] = None
     """Normalization of the policy's inputs and outputs, per dimension, over the training episodes. The default is the
-    policy's: `mean_std` for flow, `quantile` for pi05 and pi0."""
+    policy's: `quantile` for pi05, `min_max` for lerobot-diffusion, `mean_std` for the others."""
     shuffle: Literal["clips", "uniform", "episodes", "sequential"] = "clips"
     """Order of the samples. `clips`: many short clips in turn, well shuffled, each image decoded about once. `uniform`:
     any frame at any time, which decodes more. `episodes`: as clips, each as long as the longest episode. `sequential`:

@@ -57,7 +57,7 @@ LEROBOT = {
     "eval-freq": "--rollout.every",
     "save-freq": "--checkpoint.every",
     "save-checkpoint": "--checkpoint.every",
-    "use-policy-training-preset": "no setting: --optim and --schedule have defaults of their own",
+    "use-policy-training-preset": "no setting: the defaults are those of the preset",
     "optimizer.type": "no setting: AdamW",
     "optimizer.lr": "--optim.lr",
     "optimizer.weight-decay": "--optim.weight-decay",

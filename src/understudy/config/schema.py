@@ -70,7 +70,12 @@ def _as_mapping(path: Path, content: Any) -> dict[str, Any]:
 
 
 def validate(
-    cls: type[T], content: Mapping[str, Any], where: object = None, fresh: bool = True, warn: bool = True
+    cls: type[T],
+    content: Mapping[str, Any],
+    where: object = None,
+    fresh: bool = True,
+    warn: bool = True,
+    brought: Mapping[str, Any] | None = None,
 ) -> T:
     """Make an instance of the dataclass `cls` from a nested mapping; missing names take the defaults.
 
@@ -82,6 +87,7 @@ def validate(
         where: the file, for messages.
         fresh: see `without_credentials`.
         warn: whether to warn about names of an earlier release.
+        brought: defaults that precede those of the classes, nested like `content`.
 
     Raises:
         ConfigError: lists *all* errors, one `dotted.path: reason` a line; an unknown name comes with the nearest known
@@ -90,7 +96,7 @@ def validate(
     with optional_imports():
         from pydantic import TypeAdapter, ValidationError
 
-    content = current_names(cls, content, where, warn)
+    content = _joined(cls, brought or {}, current_names(cls, content, where, warn))
     content = {**content, **{name: None for name in getattr(cls, "UNCAPPED", ()) if content.get(name) == -1}}
     found = [*_unknown_names(cls, content), *_unwritable(content)]
     try:
@@ -100,6 +106,32 @@ def validate(
     if found:
         raise _as_error(found, where)
     return without_credentials(config, fresh)
+
+
+def validate_new(cls: type[T], content: Mapping[str, Any], where: object = None, fresh: bool = True) -> T:
+    """`validate` the settings of a new run: missing names take the defaults that its policy brings (`run_defaults`).
+
+    Raises:
+        ConfigError: as in `validate`.
+        MissingExtraError: the defaults are those of a package that is not installed.
+    """
+    config = validate(cls, content, where, fresh)
+    brought = run_defaults(config)
+    return validate(cls, content, where, fresh, warn=False, brought=brought) if brought else config
+
+
+def run_defaults(config: Any) -> dict[str, Any]:
+    """Return the defaults that the policy of `config` brings; empty for settings without a policy."""
+    return config.run_defaults() if hasattr(config, "run_defaults") else {}
+
+
+def _joined(cls: type, brought: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `content` with the values of `brought` under the names that it lacks, group by group."""
+    hints, joined = get_type_hints(cls), {**brought, **content}
+    for name in brought.keys() & content.keys():
+        if is_dataclass(hints[name]) and isinstance(content[name], Mapping):
+            joined[name] = _joined(hints[name], brought[name], content[name])
+    return joined
 
 
 def without_credentials(config: T, fresh: bool = True) -> T:
@@ -143,8 +175,8 @@ def complete(config: T, where: object = None) -> T:
 
 
 def load(cls: type[T], path: str | Path, fresh: bool = True) -> T:
-    """Read and `validate` a settings file."""
-    return validate(cls, read_file(path), where=path, fresh=fresh)
+    """Read and `validate_new` a settings file."""
+    return validate_new(cls, read_file(path), where=path, fresh=fresh)
 
 
 def override(config: T, **changes: Any) -> T:
@@ -180,18 +212,19 @@ def plain(config: Any) -> dict[str, Any]:
 
 def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     """Return dotted path -> (old, new) for every leaf in which two settings of the same class differ."""
-    before, after = _leaves(plain(old)), _leaves(plain(new))
+    before, after = flat(plain(old)), flat(plain(new))
     paths = [*before, *(path for path in after if path not in before)]
     return {p: (before.get(p), after.get(p)) for p in paths if before.get(p) != after.get(p)}
 
 
-def _leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return dotted path -> value for every leaf of nested settings (`plain`)."""
     leaves: dict[str, Any] = {}
     for key, value in content.items():
         path = f"{prefix}{key}"
         if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
             value = dict(enumerate(value))
-        leaves.update(_leaves(value, path + ".") if isinstance(value, Mapping) else {path: value})
+        leaves.update(flat(value, path + ".") if isinstance(value, Mapping) else {path: value})
     return leaves
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from understudy.bytesize import parse_bytes
 from understudy.config import renamed
-from understudy.config.data import DataConfig
+from understudy.config.data import DataConfig, DatasetConfig
 from understudy.config.declare import Ge, Gt, Interval, Le
 from understudy.config.limits import LOADER_THREADS, THREADS, too_many
 from understudy.config.lora import LoraConfig
@@ -37,7 +37,7 @@ class EmaConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW."""
+    """AdamW. A type of policy may bring other defaults, which a run prints at its start."""
 
     lr: Annotated[float, Interval(gt=0, lt=inf), COMPUTED] = 1e-3
     """Peak learning rate."""
@@ -48,7 +48,9 @@ class OptimConfig:
     eps: Annotated[float, Interval(gt=0, lt=inf)] = 1e-8
     """Added to the root of the second moment."""
     weight_decay: Annotated[float, Interval(ge=0, lt=inf)] = 0.01
-    """Decoupled weight decay, on matrices only (not on biases, gains and embeddings of one dimension)."""
+    """Decoupled weight decay of the parameters that `weight_decay_on` names."""
+    weight_decay_on: Literal["matrices", "all"] = "matrices"
+    """Parameters with weight decay: `matrices` leaves out biases, gains and embeddings of one dimension."""
     grad_clip_norm: Annotated[float, Gt(0)] = 1.0
     """Largest global norm of the gradients; larger ones are scaled down to it. `inf` disables clipping."""
     lr_scale: dict[str, Annotated[float, Interval(ge=0, lt=inf)]] = field(default_factory=dict)
@@ -67,7 +69,7 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Learning rate over the steps."""
+    """Learning rate over the steps. A type of policy may bring other defaults."""
 
     kind: Literal["cosine", "linear", "constant"] = "cosine"
     """Shape of the decay."""
@@ -276,6 +278,19 @@ class TrainConfig:
             chunk_size=self.data.chunk_size or self.policy.stored_chunk() or self.data.actions_per_chunk,
         )
         return replace(self, data=data, policy=self.policy.resolved())
+
+    def run_defaults(self) -> dict[str, Any]:
+        """Return the settings, nested by group, that the policy brings for a run that does not set them.
+
+        Raises:
+            MissingExtraError: they are those of a package that is not installed.
+        """
+        brought = {
+            group: dict(values) for group, values in self.policy.run_defaults(self.steps, self.lora.rank).items()
+        }
+        for name in DatasetConfig.__dataclass_fields__ if self.data.sources else ():
+            brought.get("data", {}).pop(name, None)  # each source has its own
+        return brought
 
     def accumulates(self) -> bool:
         """Return whether the settings may cut the share of a process into several micro-batches."""

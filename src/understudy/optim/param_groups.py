@@ -22,7 +22,12 @@ class OptimSettings(Protocol):
 
     @property
     def weight_decay(self) -> float:
-        """Weight decay of matrices."""
+        """Weight decay of the parameters that `weight_decay_on` names."""
+        ...
+
+    @property
+    def weight_decay_on(self) -> str:
+        """Parameters with weight decay: "matrices" or "all"."""
         ...
 
     @property
@@ -76,7 +81,7 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Groups for a torch optimizer, in order of first appearance: one per weight decay and factor on the learning rate.
 
-    Matrices decay and vectors (biases, gains) do not, unless a pattern names them.
+    With `weight_decay_on` "matrices" vectors (biases, gains) do not decay, unless a pattern names them.
 
     Args:
         named: names and parameters to train.
@@ -88,9 +93,10 @@ def parameter_groups(
         {"params": [(name, parameter), ...], "weight_decay": ..., "lr_scale": ...} each.
     """
     groups: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
+    least = 2 if config.weight_decay_on == "matrices" else 0
     for name, parameter in named:
         names = spellings(name, old_modules, parts)
-        decay = _first(config.weight_decay_of, names, config.weight_decay if parameter.ndim >= 2 else 0.0)
+        decay = _first(config.weight_decay_of, names, config.weight_decay if parameter.ndim >= least else 0.0)
         groups.setdefault((decay, _first(config.lr_scale, names, 1.0)), []).append((name, parameter))
     return [{"params": members, "weight_decay": d, "lr_scale": scale} for (d, scale), members in groups.items()]
 

@@ -209,7 +209,7 @@ class Policy(nn.Module):
         """
         raise NotImplementedError
 
-    def start_weights(self) -> StoredTensors | None:
+    def start_weights(self) -> Mapping[str, Tensor] | None:
         """Weights that a setting of the policy names for a fresh run; None: those that the constructor drew.
 
         A policy with `fills_weights` has `first_weights` instead.

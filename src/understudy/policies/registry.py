@@ -89,6 +89,8 @@ class PolicySettings:
     "" is area averaging."""
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "mean_std"
     """Normalization by the data that this type expects: the default of `data.normalize`."""
+    RESIZED: ClassVar[str] = "area"
+    """Name of the way in which images are resized, for messages."""
 
     type: str = "flow"
     """Type of the policy."""
@@ -99,6 +101,31 @@ class PolicySettings:
     def network_size(self) -> tuple[int, int]:
         """Height and width of the images that the network computes with."""
         return self.image_size
+
+    def run_defaults(self, steps: int, lora_rank: int) -> Mapping[str, Mapping[str, Any]]:
+        """Return the defaults of a run of this type, by group and name: `{"optim": {"lr": 1e-5}}`.
+
+        A flag or a settings file takes precedence over them, and they over the defaults of the group.
+
+        Args:
+            steps: length of the run.
+            lora_rank: rank of its adapters; 0: none.
+
+        Raises:
+            MissingExtraError: they are those of a package that is not installed.
+        """
+        return {}
+
+    def fitted(self, sizes: Mapping[str, tuple[int, int] | None]) -> Self:
+        """Return the settings with those that follow from the recorded images.
+
+        Args:
+            sizes: camera -> (height, width); None where the dataset has no size.
+
+        Raises:
+            ConfigError: the sizes differ, or are not known, and this policy needs one.
+        """
+        return self
 
     def resize(self) -> Callable[[Any, Any], None] | None:
         """Return the function that `RESIZE` names; None: area averaging."""

@@ -38,7 +38,8 @@ class _CallablePackage(ModuleType):
         """Train a policy to the end, or until a signal stops the run.
 
         Args:
-            config: a `TrainConfig`, a mapping of settings, or the path of a settings file.
+            config: a mapping of settings, the path of a settings file, or a `TrainConfig`. The first two take the
+                policy's defaults for settings that they leave out; a `TrainConfig` is complete.
 
         Returns:
             The run directory; `understudy.load_policy` reads its policy.
@@ -47,12 +48,12 @@ class _CallablePackage(ModuleType):
             ConfigError: settings that cannot be used, or an existing run in that directory.
             DatasetError: the dataset cannot be used.
         """
-        from understudy.config.schema import complete, load, validate
+        from understudy.config.schema import complete, load, validate_new
         from understudy.config.train import TrainConfig
         from understudy.train.run import train
 
         if isinstance(config, Mapping):
-            config = validate(TrainConfig, config)
+            config = validate_new(TrainConfig, config)
         elif isinstance(config, str | Path):
             config = load(TrainConfig, config)
         train(complete(config))

@@ -72,13 +72,14 @@ def train(config: TrainConfig) -> int:
         mesh.first(run.refuse_existing)
         data = _open_new_data(config, mesh)
         with mesh.together():
-            validation = open_validation(config, data)
-        mesh.first(lambda: run.begin(config, new_run_record(config, data, mesh)))
+            fitted = replace(config, policy=config.policy.fitted(data.image_sizes))
+            validation = open_validation(fitted, data)
+        mesh.first(lambda: run.begin(fitted, new_run_record(fitted, data, mesh)))
         for address in dict.fromkeys(source.root for source in config.data.mixed()) if mesh.rank == 0 else ():
             if has_credentials(address):
                 logger.warning("%s: to resume, give its credentials again: %s", address, CREDENTIALS_HINT)
         try:
-            return _run(run, config, config, data, validation, mesh, stop)
+            return _run(run, fitted, fitted, data, validation, mesh, stop)
         except Exception as error:
             is_wrong = isinstance(error, ConfigError | DatasetError) or is_out_of_memory(error)
             if is_wrong and mesh.rank == 0 and checkpoint.find_latest(run.checkpoints) is None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from understudy.config.schema import flat, plain
 from understudy.config.train import TrainConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.order import Order
@@ -65,10 +66,11 @@ def startup_summary(config: TrainConfig, data: RunData, order: Order) -> list[st
             f"steps: the learning rate rises to {config.steps / config.schedule.warmup_steps:.0%} of optim.lr and "
             "never decays"
         )
-    lines += _describe_metadata(data)
+    lines += [*describe_defaults(config), *_describe_metadata(data)]
     lines += [f"{name}: {note}" for name, notes in zip(data.names, data.notes) for note in notes]
     ahead = config.policy.images_ahead(config.data.actions_per_chunk)
     lines += describe_modes(config.mode, config.mode_weights(), bool(ahead and data.cameras))
+    lines += describe_images(config, data)
     for camera in data.cameras:
         if missing := [name for name, part in zip(data.names, data.training) if camera in part.missing_cameras]:
             more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
@@ -76,6 +78,40 @@ def startup_summary(config: TrainConfig, data: RunData, order: Order) -> list[st
     if data.size is not None:
         lines.append(f"images are loaded at {data.size[0]} x {data.size[1]}: those of the sources differ in size")
     return lines
+
+
+def describe_images(config: TrainConfig, data: RunData) -> list[str]:
+    """Return a line about each camera: the recorded size, and the network's with the way of resizing.
+
+    Sources that record another size have a line of their own.
+    """
+    seen, resized = _size(config.policy.fitted(data.image_sizes).network_size), config.policy.RESIZED
+    lines = []
+    for camera in data.cameras:
+        recorded = dict[tuple[int, int] | None, list[str]]()
+        for name, part in zip(data.names, data.training):
+            if camera not in part.missing_cameras:
+                recorded.setdefault(part.catalog.features[camera].size, []).append(name)
+        for size, names in recorded.items():
+            own = "of an unknown size" if size is None else _size(size)
+            change = f" -> {seen} ({resized})" if own != seen else ""
+            more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+            where = f" in {', '.join(names[:MAX_NAMED])}{more}" if len(recorded) > 1 else ""
+            lines.append(f"{camera} {own}{change}{where}")
+    return lines
+
+
+def describe_defaults(config: TrainConfig) -> list[str]:
+    """Return the settings whose defaults come from the policy, and those that differ from them, in a line each."""
+    brought, own = flat(config.run_defaults()), flat(plain(config))
+    taken = [f"{name} {value}" for name, value in brought.items() if own.get(name) == value]
+    others = [f"{name} {own.get(name)} (its own: {value})" for name, value in brought.items() if own.get(name) != value]
+    lines = [f"from policy {config.policy.type}: {', '.join(taken)}"] if taken else []
+    return lines + ([f"not from policy {config.policy.type}: {', '.join(others)}"] if others else [])
+
+
+def _size(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
 
 
 def _describe_weights(data: RunData) -> list[str]:

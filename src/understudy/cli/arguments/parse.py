@@ -6,7 +6,7 @@ import pydoc
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -16,9 +16,9 @@ from understudy.cli.arguments.messages import describe_error, describe_refused, 
 from understudy.cli.arguments.setting_paths import list_settings, setting_paths
 from understudy.config import help
 from understudy.config.renamed import current_flags
-from understudy.config.schema import SUFFIXES, complete, load, plain, validate
+from understudy.config.schema import SUFFIXES, complete, plain, read_file, run_defaults, validate
 from understudy.errors import ConfigError
-from understudy.optional_packages import optional_imports
+from understudy.optional_packages import MissingExtraError, optional_imports
 
 with optional_imports():
     import tyro
@@ -41,7 +41,7 @@ def settings(
         ConfigError: Lists all errors, one line each.
         SystemExit: Help was requested and has been printed.
     """
-    arguments, default = current_flags(cls, list(arguments)), None
+    arguments, default, content, file = current_flags(cls, list(arguments)), None, dict[str, Any](), None
     program = " ".join(filter(None, ["understudy", name]))
     helped = bool({"-h", "--help"} & set(arguments))
     about = inspect.cleandoc(cls.__doc__ or "")
@@ -58,17 +58,31 @@ def settings(
         else:
             raise ConfigError("run: required: understudy resume RUN")
     elif "FILE" in argument and arguments and Path(arguments[0]).suffix in SUFFIXES:
-        default = load(cls, arguments.pop(0))
+        content = read_file(file := arguments.pop(0))
+        default = validate(cls, content, where=file)
     elif helped and argument:
         program += f" {argument}"
     if refused := list(describe_refused(cls, arguments)):
         raise ConfigError("; ".join(refused))
     default = with_policy_type(cls, arguments, default)
+
+    def with_brought(chosen: Any) -> Any:
+        """Return the defaults with those that the policy of `chosen` brings."""
+        brought = run_defaults(chosen) if resumed is None else {}
+        if not brought:
+            return default
+        return replace(validate(cls, content, where=file, warn=False, brought=brought), policy=chosen.policy)
+
     if helped:
+        with suppress(MissingExtraError):  # then the help has the defaults of every run
+            default = with_brought(cls() if default is None and "policy" in get_type_hints(cls) else default)
         examples, paged = EXAMPLES.get(name, ()), sys.stdin.isatty() and sys.stdout.isatty()
         _print(_help(cls, default, program, argument, about, examples, launchable=launchable, paged=paged), paged)
         raise SystemExit(0)
-    return complete(validate(cls, plain(_parsed(cls, arguments, default, program))))
+    parsed = _parsed(cls, arguments, default, program)
+    if (chosen := with_brought(parsed)) is not default:  # flags decide the defaults, and precede them
+        parsed = _parsed(cls, arguments, chosen, program)
+    return complete(validate(cls, plain(parsed)))
 
 
 def with_policy_type(cls: type, arguments: list[str], default: Any) -> Any:

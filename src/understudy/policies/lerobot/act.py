@@ -15,6 +15,7 @@ from understudy.policies.common.task_modes import POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.lerobot.act_config import LerobotActConfig
 from understudy.policies.lerobot.adapter import LerobotPolicy, their_config
+from understudy.policies.lerobot.backbone import backbone_weights
 from understudy.policies.lerobot.given_noise import GivenNoise
 from understudy.policies.losses import Loss, valid_elements
 
@@ -46,6 +47,14 @@ class LerobotAct(LerobotPolicy):
             from lerobot.policies.act.modeling_act import ACT
 
         self.model = ACT(their_config(ACTConfig, config))
+
+    def start_weights(self) -> Mapping[str, Tensor] | None:
+        """Weights of a new run: those of the constructor, with `pretrained_backbone_weights` in the ResNet."""
+        if not (found := backbone_weights(self.config.pretrained_backbone_weights)):
+            return None
+        own = self.state_dict()
+        names = {f"model.backbone.{name}": name for name in found}
+        return {name: found[names[name]] if name in names else value for name, value in own.items()}
 
     @property
     def loss_terms(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from understudy.policies.lerobot.settings import ColorSettings, LerobotConfig, too_small
+from understudy.policies.lerobot.settings import NO_WEIGHTS, ColorSettings, LerobotConfig, too_small
 from understudy.policies.registry import PolicyType
 
 
@@ -12,15 +12,21 @@ from understudy.policies.registry import PolicyType
 class LerobotActSettings(ColorSettings):
     """LeRobot's ACT, with LeRobot's names and defaults.
 
-    The ResNet starts with fresh weights; `init_from` starts from a folder of LeRobot.
+    The ResNet starts with the weights of ImageNet; `init_from` starts from a folder of LeRobot.
     """
 
     THEIR_TYPE: ClassVar[str] = "act"
+    THEIR_CONFIG: ClassVar[str] = "lerobot.policies.act.configuration_act:ACTConfig"
+    AT_START: ClassVar[tuple[str, ...]] = ("pretrained_backbone_weights",)
+    START_CHECK: ClassVar[str] = "understudy.policies.lerobot.backbone:check_backbone"
 
     type: Literal["lerobot-act"] = "lerobot-act"
     """Type of the policy."""
     vision_backbone: Literal["resnet18", "resnet34", "resnet50"] = "resnet18"
     """ResNet of torchvision."""
+    pretrained_backbone_weights: str = "ResNet18_Weights.IMAGENET1K_V1"
+    """Weights of torchvision from which the ResNet of a new run starts; they are fetched unless torch has them in its
+    cache. `none`: fresh weights."""
     replace_final_stride_with_dilation: bool = False
     """Replace the last stride of the ResNet by a dilation."""
     pre_norm: bool = False
@@ -55,6 +61,7 @@ class LerobotActSettings(ColorSettings):
             raise ValueError("n_obs_steps, temporal_ensemble_coeff: lerobot-act has one observation and no ensemble")
         dilated = bool(stored.get("replace_final_stride_with_dilation", False))  # an int in LeRobot
         chunk = {"chunk": stored.get("chunk_size", 100), "replace_final_stride_with_dilation": dilated}
+        chunk["pretrained_backbone_weights"] = NO_WEIGHTS  # the folder has weights
         return {**super().read_stored(stored, normalized), **chunk}
 
     def problems(self) -> list[str]:
@@ -63,6 +70,10 @@ class LerobotActSettings(ColorSettings):
         found = [*super().problems(), *too_small(self, counts)]
         if self.n_heads > 0 and self.dim_model % (2 * self.n_heads):
             found.append(f"dim_model: {self.dim_model}: must be a multiple of twice n_heads, {2 * self.n_heads}")
+        net = self.pretrained_backbone_weights.partition("_")[0].lower()
+        if net not in (self.vision_backbone, NO_WEIGHTS):
+            rule = f"vision_backbone is {self.vision_backbone}; give weights of it, or {NO_WEIGHTS}"
+            found.append(f"pretrained_backbone_weights: {self.pretrained_backbone_weights}: {rule}")
         if not 0 <= self.dropout < 1:
             found.append(f"dropout: {self.dropout}: must be at least 0 and less than 1")
         return found

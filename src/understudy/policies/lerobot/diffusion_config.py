@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from understudy.policies.lerobot.settings import ColorSettings, LerobotConfig, too_small
+from understudy.policies.lerobot.settings import RECORDED, ColorSettings, LerobotConfig, too_small
 from understudy.policies.registry import PolicyType
 
 
@@ -16,6 +16,7 @@ class LerobotDiffusionSettings(ColorSettings):
     """
 
     THEIR_TYPE: ClassVar[str] = "diffusion"
+    THEIR_CONFIG: ClassVar[str] = "lerobot.policies.diffusion.configuration_diffusion:DiffusionConfig"
     RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute", "n_action_steps", "num_inference_steps")
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "min_max"
 
@@ -132,7 +133,8 @@ class LerobotDiffusionSettings(ColorSettings):
             if shape is not None and (len(shape) != 2 or min(shape) < 1):
                 found.append(f"{name}: {shape}: must be height and width")
         crop = None if self.resize_shape is not None else self.crop_shape
-        if crop is not None and any(want > have for want, have in zip(crop, self.image_size)):
+        known = tuple(self.image_size) != RECORDED
+        if crop is not None and known and any(want > have for want, have in zip(crop, self.image_size)):
             found.append(f"crop_shape: {crop}: must fit into image_size, {self.image_size}")
         return found
 

@@ -1,15 +1,24 @@
 """Settings that all policies of LeRobot share: folders both ways, and the colors of images. No torch, no lerobot."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
 
+from understudy.errors import ConfigError
 from understudy.policies.registry import PolicyConfig, PolicySettings
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IDENTITY = {"image_mean": [0.0] * 3, "image_std": [1.0 - 1e-8] * 3}
 """Colors as they are: LeRobot adds 1e-8 to deviations."""
-OURS = {field.name for field in fields(PolicySettings)} | {"image_mean", "image_std", "weights"}
+RECORDED = (0, 0)
+"""Value of `image_size` that means the size of the recordings."""
+NO_WEIGHTS = "none"
+"""Value of `pretrained_backbone_weights` that means fresh weights."""
+OURS = (
+    {field.name for field in fields(PolicySettings)}
+    | {"image_mean", "image_std", "weights"}
+    | {"pretrained_backbone_weights"}
+)
 """Settings that LeRobot's configs lack."""
 
 
@@ -21,6 +30,15 @@ class LerobotSettings(PolicySettings):
     FORMATS: ClassVar[Mapping[str, str]] = {"lerobot": "understudy.policies.lerobot.folder:describe_folder"}
     THEIR_TYPE: ClassVar[str] = ""
     """Type in LeRobot's config.json."""
+    THEIR_CONFIG: ClassVar[str] = ""
+    """LeRobot's config class, as "module:name"."""
+
+    def run_defaults(self, steps: int, lora_rank: int) -> Mapping[str, Mapping[str, Any]]:
+        """Return the preset of LeRobot's config class; see `PolicySettings.run_defaults`."""
+        from understudy.policies.lerobot.preset import read_preset
+
+        own_chunk = self.stored_chunk() is not None or bool(getattr(self, "weights", ""))
+        return read_preset(self.THEIR_CONFIG, steps, with_chunk=not own_chunk)
 
     @classmethod
     def shared_fields(cls) -> list[str]:
@@ -45,12 +63,23 @@ class LerobotSettings(PolicySettings):
 class ColorSettings(LerobotSettings):
     """Settings of a policy whose images are normalized by mean and deviation."""
 
-    image_size: tuple[int, int] = (240, 320)
-    """Height and width of the network's images; images of another size are area-averaged."""
+    image_size: tuple[int, int] = RECORDED
+    """Height and width of the network's images; images of another size are area-averaged. The default is the size of
+    the recordings, as in LeRobot."""
     image_mean: tuple[float, ...] = IMAGENET_MEAN
     """Mean of the colors in 0..1 by which images are normalized, three numbers; ImageNet's, as LeRobot's default is."""
     image_std: tuple[float, ...] = IMAGENET_STD
     """Deviation of the colors."""
+
+    def fitted(self, sizes: Mapping[str, tuple[int, int] | None]) -> Self:
+        """Return the settings with the size of the recordings, where `image_size` asks for it; see the base class."""
+        if tuple(self.image_size) != RECORDED or not sizes:
+            return self
+        size = next(iter(sizes.values()))
+        if size is None or set(sizes.values()) != {size}:
+            named = ", ".join(f"{camera} {shape_of(own)}" for camera, own in sizes.items())
+            raise ConfigError(f"policy.image_size: the cameras have no common size ({named}); give height and width")
+        return replace(self, image_size=size)
 
     @classmethod
     def read_stored(cls, stored: Mapping[str, Any], normalized: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,7 +93,7 @@ class ColorSettings(LerobotSettings):
             values = getattr(self, name)
             if len(values) != 3 or (name == "image_std" and min(values) <= 0):
                 found.append(f"{name}: {values}: must be three numbers, deviations above 0")
-        if len(self.image_size) != 2 or min(self.image_size) < 32:
+        if tuple(self.image_size) != RECORDED and (len(self.image_size) != 2 or min(self.image_size) < 32):
             found.append(f"image_size: {self.image_size}: height and width must be at least 32")
         return found
 
@@ -92,9 +121,16 @@ class LerobotConfig(LerobotSettings, PolicyConfig):
             found.append(f"compute: {self.compute}: {self.type} computes in float32; set precision to fp32")
         if not self.cameras or not self.state_dim:
             found.append(f"cameras: {self.type} needs a camera and a state")
+        elif tuple(self.image_size) == RECORDED:
+            found.append("image_size: (0, 0): the size of the recordings is not known here; give height and width")
         if self.future:
             found.append(f"future: True: {self.type} predicts no states")
         return found
+
+
+def shape_of(size: tuple[int, int] | None) -> str:
+    """Return a height and a width as text, `240x320`."""
+    return "of an unknown size" if size is None else f"{size[0]}x{size[1]}"
 
 
 def too_small(settings: Any, names: tuple[str, ...]) -> list[str]:

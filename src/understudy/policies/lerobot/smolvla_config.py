@@ -19,6 +19,7 @@ class LerobotSmolvlaSettings(LerobotSettings):
     """
 
     THEIR_TYPE: ClassVar[str] = "smolvla"
+    THEIR_CONFIG: ClassVar[str] = "lerobot.policies.smolvla.configuration_smolvla:SmolVLAConfig"
     RUN_ONLY: ClassVar[tuple[str, ...]] = (
         *("compute", "cameras", "chunk", "image_size", "resize_imgs_with_padding"),
         *("vlm_model_name", "tokenizer_max_length", "pad_language_to", "num_steps", "weights"),
@@ -27,6 +28,7 @@ class LerobotSmolvlaSettings(LerobotSettings):
     START_CHECK: ClassVar[str] = "understudy.policies.lerobot.smolvla_start:check_start"
     AT_START: ClassVar[tuple[str, ...]] = ("freeze_vision_encoder", "train_expert_only", "train_state_proj")
     RESIZE: ClassVar[str] = "understudy.policies.lerobot.smolvla:resize_image"
+    RESIZED: ClassVar[str] = "aspect ratio kept, black on the left and on top"
 
     type: Literal["lerobot-smolvla"] = "lerobot-smolvla"
     """Type of the policy."""

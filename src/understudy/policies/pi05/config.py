@@ -17,6 +17,20 @@ from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyTyp
 NETWORK_SIZE = (0, 0)
 """Value of `image_size` that means the image size of the network."""
 MOST_SAMPLES = 2**12
+OPENPI_OPTIM = {
+    "lr": 2.5e-5,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "eps": 1e-8,
+    "weight_decay": 1e-10,
+    "weight_decay_on": "all",
+    "grad_clip_norm": 1.0,
+}
+"""Defaults of `AdamW` in openpi's `training/optimizer.py` (commit 15a9616)."""
+OPENPI_SCHEDULE = {"kind": "cosine", "warmup_steps": 1000, "decay_steps": 30_000, "final_lr_ratio": 0.1}
+"""Defaults of `CosineDecaySchedule` there: from 2.5e-5 to 2.5e-6."""
+OPENPI_EMA = {"decay": 0.99}
+"""Default of `ema_decay` in openpi's `training/config.py`, whose configs with LoRA keep no average."""
 FACTS = "understudy.policies.pi05.formats.released_folder", "stored_facts"
 """Module and function that read released weights; imported at first use, since they import torch."""
 
@@ -56,6 +70,7 @@ class Pi05Settings(TextSettings, PolicySettings):
         "*": "expert",
     }
     RESIZE: ClassVar[str] = "understudy.policies.common.letterbox:write_letterbox"
+    RESIZED: ClassVar[str] = "aspect ratio kept, between black bars"
     # Both towers, and the layers of actions (`action_in_proj`), state and flow time: another robot has other actions.
     LORA_TARGETS: ClassVar[tuple[str, ...]] = ("layers.*_proj", "[as]*_proj", "*time_mlp_*")
 
@@ -144,6 +159,18 @@ class Pi05Settings(TextSettings, PolicySettings):
             return self
         return replace(self, network=json.dumps({k: v for k, v in asdict(sizes).items() if k != "adaptive"}))
 
+    def run_defaults(self, steps: int, lora_rank: int) -> Mapping[str, Mapping[str, Any]]:
+        """Return openpi's values for dimensions of `base`; `tiny` has those of every run."""
+        if self.size != "base" or self.network:
+            return {}
+        chunk = {} if self.weights else {"chunk_size": self.preset().chunk}
+        ema = {} if lora_rank else {"ema": OPENPI_EMA}
+        return {
+            "data": {"normalize": self.NORMALIZE, **chunk},
+            "optim": {**OPENPI_OPTIM, **ema},
+            "schedule": OPENPI_SCHEDULE,
+        }
+
     def stored_chunk(self) -> int | None:
         """Return the actions per chunk of `weights`; None: there are none, or no file has it."""
         return _stored_facts(self.weights).get("chunk") if self.weights and os.path.exists(self.weights) else None
@@ -188,6 +215,8 @@ class Pi05Settings(TextSettings, PolicySettings):
 @dataclass(frozen=True, kw_only=True)
 class Pi0Settings(Pi05Settings):
     """pi0: the predecessor of pi0.5. The state enters the action expert, and the prompt is the task alone."""
+
+    NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "mean_std"
 
     type: Literal["pi0"] = "pi0"  # type: ignore[assignment]  # another constant
     """Type of the policy."""

@@ -107,11 +107,15 @@ def _details(title: str, text: str) -> str:
 
 def _changed_settings(config: "TrainConfig") -> str:
     """Render the settings that differ from the defaults of a run with this type of policy."""
-    from understudy.config.schema import differences
+    from understudy.config.schema import differences, validate_new
     from understudy.config.train import TrainConfig
+    from understudy.optional_packages import MissingExtraError
     from understudy.report import html
 
-    usual = TrainConfig(steps=config.steps, policy=type(config.policy)()).resolved()
+    usual = TrainConfig(steps=config.steps, policy=type(config.policy)())
+    with suppress(MissingExtraError):  # then the table has the defaults of every run
+        usual = validate_new(TrainConfig, {"steps": config.steps, "policy": {"type": config.policy.type}})
+    usual = usual.resolved()
     found = differences(replace(usual, steps=TrainConfig().steps), config)
     rows = [[path, _shown(now), _shown(default)] for path, (default, now) in found.items()]
     table = html.table(["setting", "this run", "default"], rows) if rows else '<p class="soft">None.</p>'

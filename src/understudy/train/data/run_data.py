@@ -40,6 +40,7 @@ from understudy.train.data.sources import (
     check_disjoint,
     common_image_size,
     open_source,
+    recorded_sizes,
     split_source,
 )
 from understudy.train.optimizer_step import apply_augmentation
@@ -65,6 +66,8 @@ class RunData:
     """Share of the samples of each source, on any scale."""
     cameras: tuple[str, ...]
     """Standard keys of the policy's cameras."""
+    image_sizes: dict[str, tuple[int, int] | None]
+    """Recorded (height, width) of each camera; None: not known, or not the same in all sources."""
     size: tuple[int, int] | None
     """(height, width) to which the loader resizes images if those of the sources differ in size, else None."""
     delta: tuple[tuple[int, ...], ...]
@@ -116,7 +119,7 @@ class RunData:
     def policy_config(self, config: TrainConfig) -> Any:
         """Return the policy's config: its settings, the cameras, and the widest state and action."""
         return policy_type(config.policy.type).make_config(
-            config.policy,
+            config.policy.fitted(self.image_sizes),
             action_dim=max(_width(part, ACTION) for part in self.training),
             state_dim=max(_width(part, STATE) for part in self.training),
             cameras=self.cameras,
@@ -170,7 +173,9 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
         raise _join_errors(wrong, len(names))
     try:
         cameras = _cameras(data.cameras, sources)
-        size, sizes = common_image_size(sources, cameras, config.policy.network_size, config.policy.resize())
+        images = recorded_sizes(sources, cameras)
+        policy = config.policy.fitted({camera: _only(each) for camera, each in images.items()})
+        size, sizes = common_image_size(sources, images, policy.network_size, policy.resize())
     except DatasetError as error:
         raise (
             _join_errors(wrong, len(names)) if wrong else error
@@ -206,6 +211,7 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
         head_of_source=np.array([heads.index(head) for head in own], np.int64),
         weights=tuple(float(source.weight or _pass_length(part)) for source, part in zip(wanted, training)),
         cameras=cameras,
+        image_sizes={camera: _only(each) for camera, each in images.items()},
         size=size,
         delta=tuple(source.delta_action_dims for source in wanted),
         stats=tuple(source.stats for source in wanted),
@@ -213,6 +219,11 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
         skipped=tuple(one.skipped for one in splits),
         prompt_metadata=tuple(data.prompt_metadata),
     )
+
+
+def _only(sizes: set[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """Return the size of a camera; None where there are several."""
+    return next(iter(sizes)) if len(sizes) == 1 else None
 
 
 def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, ...]:
@@ -317,7 +328,7 @@ def choose_normalization(config: TrainConfig, data: RunData, cache: Path | None 
         ConfigError: the weights have none, or one of another robot, or settings that contradict those of the run.
         DatasetError: see `compute_normalization`.
     """
-    if config.policy.START_CHECK:
+    if config.policy.START_CHECK and not config.init_from:
         check_start(data.policy_config(config))
     computed = compute_normalization(data, config.data.normalize or config.policy.NORMALIZE, cache)
     return config.policy.choose_normalization(computed)

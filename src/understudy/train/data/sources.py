@@ -257,8 +257,19 @@ def check_disjoint(
             raise DatasetError(what, where=training[i].catalog.root, fix=fix)
 
 
+def recorded_sizes(sources: Sequence[Source], cameras: Sequence[str]) -> dict[str, set[tuple[int, int] | None]]:
+    """Return the (height, width) of each camera in the sources that have it; None where a dataset has no size."""
+    return {
+        camera: {source.catalog.features[camera].size for source in sources if camera in source.cameras}
+        for camera in cameras
+    }
+
+
 def common_image_size(
-    sources: Sequence[Source], cameras: Sequence[str], seen: tuple[int, int], resize: Resize | None = None
+    sources: Sequence[Source],
+    sizes: Mapping[str, set[tuple[int, int] | None]],
+    seen: tuple[int, int],
+    resize: Resize | None = None,
 ) -> tuple[tuple[int, int] | None, dict[str, tuple[int, int]]]:
     """Return the size to which the loader resizes images, None if it does not, and the size of each camera after that.
 
@@ -268,26 +279,22 @@ def common_image_size(
 
     Args:
         sources: the sources.
-        cameras: the policy's cameras.
+        sizes: those of the policy's cameras (`recorded_sizes`).
         seen: (height, width) of the network's images.
         resize: the policy's way of resizing (`PolicySettings.resize`); None: area averaging.
 
     Raises:
         DatasetError: images that are not video would need resizing, which the loader does not do.
     """
-    sizes = {
-        camera: {source.catalog.features[camera].size for source in sources if camera in source.cameras}
-        for camera in cameras
-    }
     if len(sources) > 1 and any(len(each) > 1 or None in each for each in sizes.values()):
         for source in sources:
             for camera in source.cameras:
                 feature = source.catalog.features[camera]
-                if camera in cameras and not feature.is_video and feature.size != seen:
+                if camera in sizes and not feature.is_video and feature.size != seen:
                     what = f"{camera!r} is stored in the rows, where images are not resized, and images of other "
                     what += "sources have another size"
                     fix = "leave the camera out with data.cameras, or record it as video"
                     fix = fix if resize else "set policy.image_size to its size, or " + fix
                     raise DatasetError(what, where=source.catalog.root, fix=fix)
-        return seen if resize is None else ImageSize(seen, resize), dict.fromkeys(cameras, seen)
+        return seen if resize is None else ImageSize(seen, resize), dict.fromkeys(sizes, seen)
     return None, {camera: size for camera, each in sizes.items() for size in each if size is not None}

@@ -1,0 +1,78 @@
+"""Defaults of a run that its policy brings: below flags, files and stored settings, above those of the groups."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.cli.main import main, read_settings
+from understudy.config.schema import dump_yaml, load, validate, validate_new
+from understudy.config.train import TrainConfig
+from understudy.policies.registry import policy_type
+
+ROOT = ["--data.root", "d"]
+OPENPI = {"lr": 2.5e-5, "beta2": 0.95, "weight_decay": 1e-10, "weight_decay_on": "all", "grad_clip_norm": 1.0}
+
+
+@pytest.mark.parametrize("kind", ["pi05", "pi0"])
+def test_base_of_pi05_trains_as_openpi(kind: str) -> None:
+    config = read_settings("train", [*ROOT, "--policy.type", kind])
+    assert {name: getattr(config.optim, name) for name in OPENPI} == OPENPI
+    assert config.optim.ema.decay == 0.99
+    assert (config.schedule.warmup_steps, config.schedule.decay_steps) == (1000, 30_000)
+    assert config.optim.lr * config.schedule.final_lr_ratio == pytest.approx(2.5e-6)
+    assert config.data.normalize == {"pi05": "quantile", "pi0": "mean_std"}[kind]
+    assert config.data.chunk_size == 50
+    assert read_settings("train", [*ROOT, "--policy.type", kind, "--lora.rank", "8"]).optim.ema.decay == 0
+
+
+def test_flow_and_tiny_networks_have_the_defaults_of_every_run() -> None:
+    plain = read_settings("train", ROOT)
+    assert (plain.optim, plain.schedule) == (TrainConfig().optim, TrainConfig().schedule)
+    tiny = read_settings("train", [*ROOT, "--policy.type", "pi05", "--policy.size", "tiny"])
+    assert (tiny.optim, tiny.schedule) == (plain.optim, plain.schedule)
+
+
+@pytest.mark.parametrize("lr", [1e-3, 3e-4])  # the default of every run is a choice like any other
+def test_flags_and_files_precede_the_policy(lr: float, tmp_path: Path) -> None:
+    flags = [*ROOT, "--policy.type", "pi05", "--optim.lr", str(lr), "--optim.ema.decay", "0"]
+    config = read_settings("train", flags)
+    assert (config.optim.lr, config.optim.ema.decay, config.optim.weight_decay) == (lr, 0, 1e-10)
+    file = tmp_path / "c.json"
+    content = {"policy": {"type": "pi05"}, "optim": {"lr": lr}, "data": {"root": "d"}}
+    file.write_text(json.dumps(content))
+    for made in (load(TrainConfig, file), validate_new(TrainConfig, content), read_settings("train", [str(file)])):
+        assert (made.optim.lr, made.optim.weight_decay, made.data.root) == (lr, 1e-10, "d")
+
+
+def test_a_flag_for_another_type_takes_its_defaults(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text(json.dumps({"policy": {"type": "pi05"}, "optim": {"beta1": 0.8}}))
+    config = read_settings("train", [str(tmp_path / "c.json"), *ROOT, "--policy.type", "flow"])
+    assert (config.optim.beta1, config.optim.lr) == (0.8, TrainConfig().optim.lr)
+
+
+def test_stored_settings_are_complete(tmp_path: Path) -> None:
+    config = read_settings("train", [*ROOT, "--policy.type", "pi05", "--optim.lr", "1e-3"])
+    (tmp_path / "c.yaml").write_text(dump_yaml(config))
+    assert load(TrainConfig, tmp_path / "c.yaml") == config
+    assert validate(TrainConfig, {"policy": {"type": "pi05"}}).optim == TrainConfig().optim
+
+
+def test_print_config_and_help_show_them(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("train", "plan", "profile"):
+        assert main([command, *ROOT, "--policy.type", "pi05", "--print-config"]) == 0
+        assert "lr: 2.5e-05" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        read_settings("train", ["--policy.type", "pi05", "--help"])
+    assert "(default: 2.5e-05)" in capsys.readouterr().out
+
+
+def test_mixtures_keep_settings_of_single_datasets_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = policy_type("flow").settings
+    brought: Any = lambda *_: {"data": {"drop_n_last_frames": 7, "normalize": "min_max"}}  # noqa: E731
+    monkeypatch.setattr(kind, "run_defaults", brought)
+    one = validate_new(TrainConfig, {"data": {"root": "a"}})
+    assert (one.data.drop_n_last_frames, one.data.normalize) == (7, "min_max")
+    mixed = validate_new(TrainConfig, {"data": {"sources": [{"root": "a"}, {"root": "b"}]}})
+    assert (mixed.data.drop_n_last_frames, mixed.data.normalize, mixed.problems()) == (0, "min_max", [])
