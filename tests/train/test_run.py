@@ -1,7 +1,10 @@
 """The run: the same settings give the same bits, whatever stops it, whatever else it does on the way."""
 
+import os
 import shutil
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -51,6 +54,58 @@ def test_train_that_cannot_start_leaves_no_run(data: Path, tmp_path: Path) -> No
         run.train(config)
     with refused(tmp_path / "r", "--output-dir", kind=ConfigError):
         run.train(override(config, log={"trackers": ("wandb",)}))
+
+
+def test_an_error_before_the_first_step_leaves_no_folder(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(data, tmp_path / "r", steps=2, val={"every": 0})
+    monkeypatch.setattr(FlowPolicy, "blocks", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run.train(config)
+    assert not (tmp_path / "r").exists()
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "notes.txt").write_text("mine")
+    with pytest.raises(ZeroDivisionError):
+        run.train(config)
+    assert (tmp_path / "r" / "notes.txt").read_text() == "mine"
+    monkeypatch.undo()
+    assert run.train(config) == run.DONE
+
+
+def test_an_error_after_the_first_step_leaves_the_run(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(data, tmp_path / "r", steps=6, val={"every": 4}, log={"every": 1}, checkpoint={"every": 6})
+    monkeypatch.setattr(FlowPolicy, "act", lambda *_, **__: 1 / 0)  # the first validation acts
+    with pytest.raises(ZeroDivisionError):
+        run.train(config)
+    assert len(series(tmp_path / "r")) >= 3
+    monkeypatch.undo()
+    assert run.resume(config) == run.DONE
+
+
+def test_trackers_are_checked_before_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config(tmp_path / "no such dataset", tmp_path / "r", log={"trackers": ("wandb",)})
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with refused("log.trackers", "wandb", kind=ConfigError):
+        run.train(config)
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.slow
+def test_wandb_without_a_login_is_refused_before_the_data(tmp_path: Path) -> None:
+    flags = ["--data.root", str(tmp_path / "none"), "--output-dir", str(tmp_path / "r"), "--log.trackers", "wandb"]
+    found = subprocess.run(
+        [sys.executable, "-m", "understudy", "train", *flags],
+        env={**os.environ, "HOME": str(tmp_path), "WANDB_MODE": "online", "WANDB_API_KEY": ""},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (found.returncode, "log.trackers: wandb" in found.stderr) == (2, True), found.stderr
+    assert not (tmp_path / "r").exists()
 
 
 def test_train_writes_all_files(whole: Path) -> None:

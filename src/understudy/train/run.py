@@ -21,7 +21,7 @@ from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.credentials import CREDENTIALS_HINT, has_credentials
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.signals import Stop, Stopped, stop_signals
-from understudy.errors import ConfigError, DatasetError, is_out_of_memory, is_wrong_input
+from understudy.errors import ConfigError, DatasetError, RankError, is_out_of_memory, is_wrong_input
 from understudy.load.validation.validation_data import ValidationData
 from understudy.policies.companion_files import check_unchanged
 from understudy.storage.remote_options import RemoteOptions
@@ -44,7 +44,8 @@ from understudy.train.resume_check import check_resume
 from understudy.train.run_record import current_order, load_initial_weights, new_run_record, recorded_sources
 from understudy.train.startup_summary import startup_summary
 from understudy.train.state import TrainState, init_train_state, stored_names
-from understudy.train.track.trackers import MetricsLog
+from understudy.train.track import metrics_file
+from understudy.train.track.trackers import MetricsLog, check_trackers
 from understudy.train.trainable_parameters import describe_trainable
 from understudy.train.validation.periodic_validation import open_validation, read_validation_data
 
@@ -70,6 +71,7 @@ def train(config: TrainConfig) -> int:
 
     def work(mesh: Mesh, stop: Stop) -> int:
         mesh.first(run.refuse_existing)
+        mesh.first(lambda: check_trackers(config))
         data = _open_new_data(config, mesh)
         with mesh.together():
             fitted = replace(config, policy=config.policy.fitted(data.image_sizes))
@@ -82,7 +84,11 @@ def train(config: TrainConfig) -> int:
             return _run(run, fitted, fitted, data, validation, mesh, stop)
         except Exception as error:
             is_wrong = isinstance(error, ConfigError | DatasetError) or is_out_of_memory(error)
-            if is_wrong and mesh.rank == 0 and checkpoint.find_latest(run.checkpoints) is None:
+            if (
+                mesh.rank == 0
+                and checkpoint.find_latest(run.checkpoints) is None
+                and (is_wrong or (not isinstance(error, RankError) and not metrics_file.read(run.metrics, "train")))
+            ):
                 run.withdraw()  # otherwise the corrected command would find a run in its folder
             raise
 
@@ -196,12 +202,16 @@ def _lock(run: RunDir, config: TrainConfig, mesh: Mesh) -> Iterator[None]:
         if different := [name for name in others if others[name] != settings[0][name]]:
             name = different[0]
             raise ConfigError(f"{name}: rank 0 was started with {settings[0][name]}, rank {rank} with {others[name]}")
-    lock = None
+    lock, is_new = None, not run.root.exists()
     with mesh.together():
         if mesh.rank == 0:
             lock = run.lock()
     try:
         yield
+    except BaseException:
+        if lock is not None and is_new:
+            run.remove_empty()
+        raise
     finally:
         if lock is not None:
             lock.close()

@@ -34,6 +34,9 @@ from understudy.train.checkpoint.data_paths import find_moved
 FORMAT = 2
 """Version of a run directory; another one is refused. Format 1 had no version, and a single process."""
 
+LOCK = ".lock"
+"""Name of the file that a training process keeps locked."""
+
 RECORDED = {"format", "order", "dataset", "normalisation", "policy", "settings"}
 """Keys of order.json that every run has."""
 
@@ -223,7 +226,7 @@ class RunDir:
         if self.root.exists() and not self.root.is_dir():
             raise ConfigError(f"{self.root}: is a file, and a run is a folder; use another --output-dir")
         self.root.mkdir(parents=True, exist_ok=True)
-        lock = (self.root / ".lock").open("a")
+        lock = (self.root / LOCK).open("a")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -233,10 +236,17 @@ class RunDir:
             leftover.unlink(missing_ok=True)
         return lock
 
+    def remove_empty(self) -> None:
+        """Remove the folder if it has the lock alone, which the caller must hold: a refused start leaves nothing."""
+        with suppress(OSError):
+            if os.listdir(self.root) == [LOCK]:
+                (self.root / LOCK).unlink()
+                self.root.rmdir()
+
     def is_active(self) -> bool:
         """Whether a process of this host holds the lock. Asks the kernel's table, since a trial takes the lock."""
         try:
-            found = (self.root / ".lock").stat()
+            found = (self.root / LOCK).stat()
             lines = Path("/proc/locks").read_text().splitlines()
         except OSError:
             return False

@@ -20,7 +20,9 @@ import math
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -181,14 +183,34 @@ def flatten(record: Mapping[str, Any]) -> Values:
     return values
 
 
+def check_trackers(config: TrainConfig) -> None:
+    """Check that the trackers of a new run are installed, and that wandb has a login, before any data is read.
+
+    Raises:
+        ConfigError: a tracker is not installed (names the package) or cannot start.
+    """
+    for name in config.log.trackers:
+        with _tracker_errors(name):
+            package = import_module(name)
+            if name == "wandb" and package.setup().settings.mode not in ("offline", "dryrun", "disabled"):
+                package.login()
+
+
 def _open_tracker(name: str, root: Path, config: TrainConfig) -> Tracker:
     kinds: dict[str, Callable[[Path, TrainConfig], Tracker]] = {
         "tensorboard": TensorBoard,
         "wandb": WeightsAndBiases,
         "trackio": Trackio,
     }
-    try:
+    with _tracker_errors(name):
         return kinds[name](root, config)
+
+
+@contextmanager
+def _tracker_errors(name: str) -> Iterator[None]:
+    """Raise errors of a tracker as ConfigError."""
+    try:
+        yield
     except ImportError as error:
         raise ConfigError(
             f"log.trackers: {name} is not installed ({error}): pip install 'understudy[{name}]'"
