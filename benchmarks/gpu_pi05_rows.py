@@ -185,7 +185,9 @@ def memory(row: Row) -> dict[str, Any]:
 
     config = train_config(row)
     network = policy_config(config)
-    data: Any = SimpleNamespace(policy_config=lambda config: network, head_of_source=None, heads=[""], training=())
+    data: Any = SimpleNamespace(
+        policy_config=lambda config: network, names=("",), head_of_source=None, heads=[""], training=()
+    )
     one = {key: value[:1] for key, value in next(batches({**row, "batch": 1}, torch.device("cpu"))).items()}
     scales = normalization(network.action_dim)
     shapes = trace_step(config, data, scales, one, 1, row["device"], row["batch"])

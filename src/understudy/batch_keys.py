@@ -1,13 +1,13 @@
 """Keys of a batch that are independent of the dataset and of the policy."""
 
 STATE, ACTION, TASK = "observation.state", "action", "task"
-HEAD, MODE = "head", "mode"
-"""int64 [B]: norm head and task mode of each sample."""
+HEAD, MODE, SOURCE = "head", "mode", "source"
+"""int64 [B]: norm head, task mode and source of each sample."""
 RESPONSE = "response"
 """B strings that a policy learns to answer with, such as the subtask; empty ones train nothing."""
 PROMPT_METADATA = "prompt_metadata"
 """B strings: metadata of the episode for the prompt, one field per line (`prompt_metadata.py`)."""
-HOST_KEYS = ("position", "source")
+HOST_KEYS = ("position", SOURCE)
 """Keys that a training reads on the host, and that stay there."""
 CUT_SUFFIX = "_is_cut"
 """End of the keys, bool [B], that mark samples of which `Policy.preprocess` could not keep everything. A run logs their

@@ -27,7 +27,7 @@ from understudy.train.state import TrainState, init_train_state
 
 WHOLE = policies.policy(seed=5)
 DATA: Any = SimpleNamespace(
-    policy_config=lambda _: policies.config(), heads=("",), head_of_source=np.zeros(1, np.int64)
+    policy_config=lambda _: policies.config(), names=("",), heads=("",), head_of_source=np.zeros(1, np.int64)
 )
 
 

@@ -31,7 +31,9 @@ def start(folder: str, shards: int, init_from: bool = False) -> str:
     meta_device.LARGE = 256
     network = replace(policy(NO_TOKENIZER).config, weights="" if init_from else folder)
     given = read_initial_policy(folder, network).weights if init_from else None
-    data: Any = SimpleNamespace(policy_config=lambda _: network, heads=("",), head_of_source=np.zeros(1, np.int64))
+    data: Any = SimpleNamespace(
+        policy_config=lambda _: network, names=("",), heads=("",), head_of_source=np.zeros(1, np.int64)
+    )
     config = TrainConfig(data=DataConfig(root="d"), device="cpu", parallel=ParallelConfig(dp_shard=shards))
     with join_mesh(config) as mesh:
         return digest(init_train_state(config, data, NORMALISATION, mesh, given).tensors())
@@ -72,7 +74,9 @@ def growth(folder: str, setting: str) -> int:
 
     saved = policy_folder.load(folder)
     network = replace(saved.config, weights=folder if setting == "policy.weights" else "")
-    data: Any = SimpleNamespace(policy_config=lambda _: network, heads=("",), head_of_source=np.zeros(1, np.int64))
+    data: Any = SimpleNamespace(
+        policy_config=lambda _: network, names=("",), heads=("",), head_of_source=np.zeros(1, np.int64)
+    )
     lora = LoraConfig(2).resolved(network.LORA_TARGETS)
     with join_mesh(config := TrainConfig(data=DataConfig(root="d"), device="cpu", lora=lora)) as mesh:
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from the present memory

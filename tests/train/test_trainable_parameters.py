@@ -17,7 +17,7 @@ from understudy.train.state import TrainState, init_train_state
 from understudy.train.trainable_parameters import describe_trainable
 
 DATA: Any = SimpleNamespace(
-    policy_config=lambda _: policies.config(), heads=("",), head_of_source=np.zeros(1, np.int64)
+    policy_config=lambda _: policies.config(), names=("",), heads=("",), head_of_source=np.zeros(1, np.int64)
 )
 PARTS = {"layers.1.*": "top", "out_proj.*": "top", "layers.*": "bottom"}
 

@@ -12,14 +12,14 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from understudy.batch_keys import STATE, TASK
+from understudy.batch_keys import ACTION, STATE, TASK
 from understudy.policies import policy_folder
 from understudy.policies.common.layers import Linear
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.common.task_modes import FORWARD, POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.imagined import Imagined
-from understudy.policies.losses import Loss
+from understudy.policies.losses import Loss, valid_elements
 from understudy.policies.meta_device import OnMeta
 from understudy.policies.registry import policy_type
 from understudy.policies.weight_files import ReadRows, StoredRows, StoredTensors
@@ -43,6 +43,11 @@ class Policy(nn.Module):
     fills_weights: ClassVar[bool] = False
     """Whether `first_weights` and `stored_rows` give every parameter, so that a run can build the policy on the meta
     device."""
+    scalar_losses: ClassVar[bool] = False
+    """Whether `losses` returns the mean of each term over the batch, a tensor of shape [], instead of a `Loss`.
+
+    Training weighs each mean by `counts`. Validation then has one group, all samples, and frames have no loss weights.
+    """
     packs: bool = False
     """Whether `losses` computes the valid tokens of a batch alone, where the policy has tokens; runs with
     `max_num_tokens` set it."""
@@ -107,14 +112,19 @@ class Policy(nn.Module):
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample per loss term, int64 [B]: the divisor of the loss, known before it.
 
-        A sum over the batch, int64 [], is enough where samples have no weights (`LOSS_WEIGHT`).
+        A sum over the batch, int64 [], is enough where samples have no weights (`LOSS_WEIGHT`). With `scalar_losses`
+        it must be per sample; the default are the unpadded elements of `action`.
         """
-        raise NotImplementedError
+        if not self.scalar_losses:
+            raise NotImplementedError
+        mask = batch.get(f"{ACTION}_dim_is_pad")
+        elements = valid_elements(batch[f"{ACTION}_is_pad"], 1, batch[ACTION].shape[-1], mask)
+        return dict.fromkeys(self.loss_terms, elements)
 
     def losses(
         self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
-    ) -> dict[str, Loss]:
-        """Compute the sum and the count of each loss term for each sample.
+    ) -> dict[str, Loss] | dict[str, Tensor]:
+        """Compute the sum and the count of each loss term for each sample; with `scalar_losses` the mean over them.
 
         Args:
             batch: see the class.

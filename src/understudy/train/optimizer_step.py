@@ -10,6 +10,7 @@ rank and in any micro-batch. Nothing here waits for the device: losses and norms
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from understudy.optim.state import clip_factor, grad_dtype, local
 from understudy.order import sample_uniform
 from understudy.policies.batch import to_device
 from understudy.policies.common.augment import drop_texts, shift_images
+from understudy.policies.losses import Loss, sample_losses
 from understudy.policies.policy import Policy
 from understudy.prompt_metadata import drop_fields, label
 from understudy.train.micro_batches import IdleMicroBatch, MicroBatch
@@ -34,8 +36,11 @@ if TYPE_CHECKING:
     from understudy.config.train import AugmentConfig
 
 
+NO_GROUPS: Mapping[str, int] = MappingProxyType({})
+
+
 class StepResult(NamedTuple):
-    """Float32 scalars on the policy's device, equal on all ranks."""
+    """Result of a step on the policy's device: float32 scalars, equal on all ranks, and sums for metrics."""
 
     loss: Tensor
     """Loss of the global batch before the step."""
@@ -43,6 +48,10 @@ class StepResult(NamedTuple):
     """Global norm before clipping."""
     skipped: Tensor
     """1 where the gradient was not finite and the weights did not change, else 0."""
+    terms: Tensor
+    """Float64 [2, K]: sum and count of each loss term over the global batch."""
+    groups: Tensor | None
+    """Float64 [2, G, K]: the same per group, of this rank's share; None without groups."""
 
 
 def apply_augmentation(
@@ -110,6 +119,7 @@ def optimizer_step(
     lr: float,
     clip: float,
     weights: Mapping[str, float],
+    groups: Mapping[str, int] = NO_GROUPS,
     timer: Timer = NULL,
     check: bool = False,
 ) -> StepResult:
@@ -126,6 +136,7 @@ def optimizer_step(
         lr: learning rate before the factors of groups.
         clip: largest global norm of the gradient.
         weights: weights of the loss terms to compute, by name.
+        groups: keys of the batch with a number per sample -> how many numbers there are, for `StepResult.groups`.
         timer: measures the phases.
         check: report parameters that the loss does not reach (`distributed/unused_parameters.py`).
 
@@ -137,14 +148,16 @@ def optimizer_step(
     terms, factors = list(weights), list(weights.values())
     with timer("communication"):
         busy = [part for part in parts if not isinstance(part, IdleMicroBatch)]
-        counts = sum_counts(policy, busy, terms, mesh)  # [K]
+        elements = sum_counts(policy, busy, terms, mesh)  # [K]
+        counts = elements.masked_fill(elements == 0, 1)
     accumulator = Float64GradAccumulator(optimizer, mesh, len(parts))
     sums = torch.zeros(len(terms), dtype=torch.float64, device=mesh.device)
+    of_groups = list[Tensor]()
     for number, part in enumerate(parts):
         sync_gradients(policy, mesh, last=number == len(parts) - 1)
         with timer("forward"), record_leaves(policy, mesh, noted=check and number == 0) as leaves:
-            losses = policy.losses(*part, terms=terms)
-            each = torch.stack([weighted_sum(losses[term].sum, part.batch) for term in terms])  # [K]
+            losses = sample_losses(policy, *part, terms=terms)
+            each = torch.stack([weighted(losses[term].sum, part.batch).sum() for term in terms])  # [K]
             if isinstance(part, IdleMicroBatch):
                 each = 0 * each  # every rank uses the same weights, for their collectives
             loss = torch.stack([factor * total for factor, total in zip(factors, each / counts)]).sum()
@@ -154,6 +167,8 @@ def optimizer_step(
             loss.backward()
             accumulator.add()
         sums += each.detach()
+        if groups and not isinstance(part, IdleMicroBatch):
+            of_groups.append(group_sums(losses, terms, part.batch, groups))
     accumulator.finish()
     with timer("clip"):
         squares = squared_norm(optimizer)[None] / mesh.shape[0]
@@ -168,26 +183,27 @@ def optimizer_step(
             group["lr"] = lr * group["lr_scale"]
         optimizer.step(scale=scale, skip=skipped)
     mean = torch.stack([factor * total for factor, total in zip(factors, reduced[:-1] / counts)]).sum()
-    return StepResult(mean.float(), norm, skipped)
+    in_groups = torch.stack(of_groups).sum(dim=0) if of_groups else None
+    return StepResult(mean.float(), norm, skipped, torch.stack([reduced[:-1], elements.double()]), in_groups)
 
 
-def weighted_sum(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
-    """Sum per-sample values [B] with the weights of the samples, if they have any: a scalar of the values' dtype."""
+def weighted(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    """Multiply per-sample values [B] by the weights of the samples, if they have any, in the values' dtype."""
     weight = batch.get(LOSS_WEIGHT)
-    return values.sum() if weight is None else (values * weight.to(values.dtype)).sum()
+    return values if weight is None else values * weight.to(values.dtype)
 
 
 def sum_counts(policy: Policy, parts: Sequence[MicroBatch], terms: Sequence[str], mesh: Mesh) -> Tensor:
     """Sum the valid elements of each loss term over all ranks, which call this together.
 
     Returns:
-        int64 [K], at least 1; with weights of samples float64 [K], 1 where it would be 0.
+        int64 [K]; with weights of samples float64 [K].
     """
     counted = [policy.counts(part.batch, part.draws) for part in parts]
     if LOSS_WEIGHT not in parts[0].batch:
         counts = torch.stack([torch.stack([each[term].sum() for each in counted]).sum() for term in terms])
-        return mesh.sum(counts).clamp_(min=1)
-    weighted = torch.zeros(len(terms), dtype=torch.float64, device=mesh.device)
+        return mesh.sum(counts)
+    totals = torch.zeros(len(terms), dtype=torch.float64, device=mesh.device)
     for part, each in zip(parts, counted, strict=True):
         for term in terms:
             if each[term].ndim != 1:
@@ -195,8 +211,30 @@ def sum_counts(policy: Policy, parts: Sequence[MicroBatch], terms: Sequence[str]
                     f"frame_weights_in: the policy {type(policy).__name__} counts the elements of {term!r} per batch: "
                     "its `counts` must be per sample, int64 [B]; or set frame_weights_in to order"
                 )
-        weighted += torch.stack([weighted_sum(each[term].double(), part.batch) for term in terms])
-    return mesh.sum(weighted).masked_fill_(weighted == 0, 1.0)
+        totals += torch.stack([weighted(each[term].double(), part.batch).sum() for term in terms])
+    return mesh.sum(totals)
+
+
+@torch.no_grad()
+def group_sums(
+    losses: Mapping[str, Loss], terms: Sequence[str], batch: Mapping[str, Any], groups: Mapping[str, int]
+) -> Tensor:
+    """Sum losses and counts of a micro-batch per group: float64 [2, G, K], without waiting for the device.
+
+    A sample whose loss is not finite affects its own groups alone.
+
+    Args:
+        losses: per sample.
+        terms: names of the K loss terms.
+        batch: with the weights of the samples, where they have some.
+        groups: see `optimizer_step`; the numbers of its keys, one after the other, are the G groups.
+    """
+    sums = torch.stack([weighted(losses[term].sum, batch).double() for term in terms])
+    counts = torch.stack([weighted(losses[term].count.double(), batch) for term in terms])
+    labels = [(to_device(batch[key], sums.device), count) for key, count in groups.items()]
+    members = torch.cat([label == torch.arange(count, device=sums.device)[:, None] for label, count in labels])
+    values = torch.stack([sums, counts])[:, None]  # [2, 1, K, B]
+    return torch.where(members[:, None], values, torch.zeros_like(values)).sum(dim=-1)
 
 
 class Float64GradAccumulator:

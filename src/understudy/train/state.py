@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from understudy.batch_keys import MODE, SOURCE
 from understudy.bytesize import parse_bytes
 from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
@@ -32,6 +33,7 @@ from understudy.optim.param_groups import freeze
 from understudy.optim.state import local
 from understudy.order.random.keys import make_key
 from understudy.policies.batch import to_device
+from understudy.policies.common.task_modes import MODES
 from understudy.policies.draws import make_draws
 from understudy.policies.meta_device import OnMeta
 from understudy.policies.policy import Policy, current_name
@@ -63,6 +65,8 @@ if TYPE_CHECKING:
     from understudy.train.validation.by_mode import ValidationFiles
 
 
+MAX_SOURCES = 64
+"""Most sources that have training losses of their own: metrics.jsonl has a line per step."""
 COMPILED_LENGTHS = 32
 """Multiple of the lengths of texts in compiled runs: at most seven lengths up to 200 tokens."""
 NO_DTYPES: Mapping[str, torch.dtype] = MappingProxyType({})
@@ -86,6 +90,8 @@ class TrainState:
     """Weights of the loss terms to compute, by name."""
     heads: Tensor | None = None
     """int64 [sources]: the norm head of each source; None where there is one head."""
+    sources: tuple[str, ...] = ()
+    """Names of the sources."""
     step: int = 0
     """Optimizer steps done."""
     checked: bool = False
@@ -99,6 +105,14 @@ class TrainState:
     def eval_policy(self) -> Policy:
         """Weights to evaluate and to export: the moving average, where the run keeps one."""
         return self.average or self.policy
+
+    @property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """Groups with training losses of their own: key of a batch -> name of each of its numbers."""
+        if self.policy.scalar_losses:
+            return {}
+        modes = {MODE: MODES} if self.config.learns_dynamics() else {}
+        return {**({SOURCE: self.sources} if 1 < len(self.sources) <= MAX_SOURCES else {}), **modes}
 
     @property
     def lr(self) -> float:
@@ -139,6 +153,7 @@ class TrainState:
             lr=self.lr,
             clip=config.optim.grad_clip_norm,
             weights=self.weights,
+            groups={key: len(names) for key, names in self.groups.items()},
             timer=timer,
             check=not self.checked,
         )
@@ -161,9 +176,9 @@ class TrainState:
         """Add norm head and task mode of each sample, int64 [B], where there is more than one."""
         marks: dict[str, Tensor] = {}
         if self.heads is not None:
-            marks["head"] = self.heads[batch["source"]]
+            marks["head"] = self.heads[batch[SOURCE]]
         if self.config.learns_dynamics():
-            marks["mode"] = draw_modes(self.config.seed, batch["position"], self.config.mode_weights())
+            marks[MODE] = draw_modes(self.config.seed, batch["position"], self.config.mode_weights())
         return {**batch, **marks}
 
     def evaluate(
@@ -244,9 +259,22 @@ def _build(config: TrainConfig, network: Any, normalization: Mapping[str, Any]) 
         policy: Policy = policy_type(network.type).build(network, normalization)
     except ValueError as error:  # a normalization that cannot be inverted, for example
         raise ConfigError(f"no policy can be made for this data: {error}") from error
+    if policy.scalar_losses:
+        _check_scalar_losses(config)
     if lacking := [mode for mode, share in config.mode_weights().items() if share and mode not in policy.modes]:
         raise ConfigError(f"mode: {lacking[0]}: this policy can be trained in {', '.join(policy.modes)}")
     return policy
+
+
+def _check_scalar_losses(config: TrainConfig) -> None:
+    """Raise ConfigError where a setting needs losses per sample."""
+    if any(source.frame_weights and source.frame_weights_in != "order" for source in config.data.mixed()):
+        raise ConfigError("frame_weights_in: the policy returns one loss per batch (scalar_losses): set it to order")
+    if (figure := config.checkpoint.keep_best) not in ("none", "loss", "open_loop"):
+        raise ConfigError(
+            f"checkpoint.keep_best: {figure}: the policy returns one loss per batch (scalar_losses), so validations "
+            "have no groups: one of none, loss, open_loop"
+        )
 
 
 def init_train_state(
@@ -287,7 +315,7 @@ def init_train_state(
         with _weight_errors(setting):
             read = _no_weights(policy) if resumed is not None else _rows(policy, weights, config.seed)
         dtypes = getattr(read, "dtypes", {}) if resumed is None else _current_names(resumed, policy)
-        return assemble(config, policy, mesh, heads, _named_errors(read, setting), dtypes)
+        return assemble(config, policy, mesh, heads, _named_errors(read, setting), dtypes, data.names)
     if policy is not None:
         check_whole_weights(policy, mesh)
     with torch.random.fork_rng(devices=[]):
@@ -300,7 +328,7 @@ def init_train_state(
         if weights is not None:
             policy.load_weights(weights)
     dtypes = stored_dtypes(weights or {}) if resumed is None else resumed
-    return assemble(config, policy, mesh, heads, dtypes=_current_names(dtypes, policy))
+    return assemble(config, policy, mesh, heads, dtypes=_current_names(dtypes, policy), sources=data.names)
 
 
 def _current_names(dtypes: Mapping[str, torch.dtype], policy: Policy) -> dict[str, torch.dtype]:
@@ -335,6 +363,7 @@ def assemble(
     heads: Tensor | None = None,
     read: ReadRows | None = None,
     dtypes: Mapping[str, torch.dtype] = NO_DTYPES,
+    sources: tuple[str, ...] = (),
 ) -> TrainState:
     """Apply the techniques of a run to a float32 policy, in the one correct sequence.
 
@@ -345,6 +374,7 @@ def assemble(
         heads: see `TrainState`.
         read: rows of the weights by name, of which each rank reads its own; None: the policy has its weights.
         dtypes: of the weights in their file or checkpoint, by name (`lora.base`).
+        sources: names of the sources.
     """
     given = [name for name, _ in policy.named_parameters()]
     policy.packs = config.max_num_tokens is not None
@@ -379,7 +409,7 @@ def assemble(
         rows = RowsAsTensors(read, {name: master.shape for name, master in masters.items() if name in given})
         masters = ChainMap(adapters, rows)  # type: ignore[arg-type]  # it is only read
     optimizer = precision.make_optimizer(policy, config, masters)
-    return TrainState(config, mesh, policy, optimizer, average, terms, heads, rounded=sum(rounded.values()))
+    return TrainState(config, mesh, policy, optimizer, average, terms, heads, sources, rounded=sum(rounded.values()))
 
 
 def _no_weights(policy: Policy) -> ReadRows:

@@ -6,7 +6,7 @@ Losses and norms stay on the device between two logs, so that no step waits for 
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -100,14 +100,55 @@ class StepRunner:
         """Read the pending results from the device: one record per step."""
         steps, rates, cuts, results = zip(*self._pending)
         self._pending.clear()
-        losses, norms, skipped = (torch.stack(values).tolist() for values in zip(*results))
-        self._bar.set_note(f"loss {np.mean(losses):.4f}")
+        figures, terms, groups = self._read_results(results)
+        names = list(self._state.weights)
+        means = term_means(names, terms.sum(axis=0)) if len(names) > 1 else {}
+        parts = ", ".join(f"{term} {mean['loss']:.4f}" for term, mean in means.items())
+        self._bar.set_note(f"loss {np.mean([loss for loss, *_ in figures]):.4f}" + (f" ({parts})" if parts else ""))
         cut = self._cuts.add(list(steps), list(cuts))
-        for step, lr, loss, norm, skip, counts in zip(steps, rates, losses, norms, skipped, cut):
+        for number, (step, lr, (loss, norm, skip), counts) in enumerate(zip(steps, rates, figures, cut)):
             if skip:
                 self._bar.write(f"step {step}: the gradient is not finite; the weights were not changed")
             record = {"kind": "train", "step": step, "loss": loss, "lr": lr, "grad_norm": norm, "skipped": int(skip)}
+            record["terms"] = term_means(names, terms[number])
+            for kind, of_kind in groups.items():
+                entries = {name: term_means(names, sums[number]) for name, sums in of_kind.items()}
+                record[f"{kind}s"] = {name: {"terms": means} for name, means in entries.items() if means}
             yield {**record, "cut": counts} if counts else record
+
+    def _read_results(
+        self, results: Sequence[StepResult]
+    ) -> tuple[list[list[float]], np.ndarray, dict[str, dict[str, np.ndarray]]]:
+        """Read N results in one go: (loss, norm, skipped) of each, and sums and counts of terms, float64 [N, 2, K].
+
+        The last value has those of each group, by kind and name; with several ranks they are exchanged here.
+        """
+        scalars = torch.stack([torch.stack(result[:3]) for result in results]).double()
+        tensors = [scalars, torch.stack([result.terms for result in results]).flatten(1)]
+        if in_groups := [result.groups for result in results if result.groups is not None]:
+            tensors.append(self._state.mesh.sum(torch.stack(in_groups)).flatten(1))
+        values = torch.cat(tensors, dim=1).cpu().numpy()
+        terms, width = len(self._state.weights), 3 + 2 * len(self._state.weights)
+        sums = values[:, width:].reshape(len(results), 2, -1, terms)  # [N, 2, G, K]
+        groups, low = dict[str, dict[str, np.ndarray]](), 0
+        for kind, names in self._state.groups.items():
+            groups[kind] = {name: sums[:, :, low + number] for number, name in enumerate(names)}
+            low += len(names)
+        return values[:, :3].tolist(), values[:, 3:width].reshape(len(results), 2, terms), groups
+
+
+def term_means(names: Sequence[str], sums: np.ndarray) -> dict[str, dict[str, float]]:
+    """Return {term: {loss, elements}} of the terms that have elements.
+
+    Args:
+        names: of the K terms.
+        sums: float64 (2, K): sums and counts.
+    """
+    return {
+        term: {"loss": float(total / count), "elements": int(count) if count == int(count) else float(count)}
+        for term, total, count in zip(names, *sums)
+        if count
+    }
 
 
 class _Clock:

@@ -31,6 +31,11 @@ def describe_trainable(state: TrainState) -> list[str]:
         + (" on this process" if state.mesh.world_size > 1 else "")
     ]
     lines += policy.describe_losses(state.weights)
+    if policy.scalar_losses:
+        lines.append(
+            "the policy returns one loss per batch: training and validation have no losses per source, mode, task or "
+            "episode"
+        )
     if trained < total:
         lines += _table(named, list(layers), policy.config.PARTS)
     if narrow := _count(p for p in named.values() if p.dtype == torch.bfloat16 and not p.requires_grad):

@@ -247,11 +247,11 @@ class ValidationData:
             return batch
         for camera in self.cameras:
             given = batch.get(camera)
-            if given is not None and tuple(given.shape[2:]) != self.size:
-                height, width = given.shape[2:]
-                out = np.empty((len(given), 3, *self.size), np.uint8)
+            if given is not None and tuple(given.shape[-2:]) != self.size:
+                height, width = given.shape[-2:]
+                out = np.empty((*given.shape[:-2], *self.size), np.uint8)  # [B, 3, H, W] or [B, T, 3, H, W]
                 resize = make_resize(height, width, self.size)
-                for planes, place in zip(given.numpy(), out):
+                for planes, place in zip(given.flatten(0, -4).numpy(), out.reshape(-1, *out.shape[-3:])):
                     resize(planes, place)
                 batch[camera] = torch.from_numpy(out)
         return batch

@@ -1,0 +1,107 @@
+"""Figures of a training step in metrics.jsonl: each loss term, per source and per task mode."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.mixtures import NAMES, mixed, tiny_sources
+from support.ranks import in_ranks
+from support.runs import final_tensors, same_run, series
+from understudy.config.schema import override
+from understudy.config.train import TrainConfig
+from understudy.policies.common.task_modes import MODES, TRAINS
+from understudy.policies.world_action.config import WorldActionSettings
+from understudy.train import run
+from understudy.train.state import TrainState
+from understudy.train.track.trackers import flatten
+
+SMALL = WorldActionSettings(
+    image_size=(16, 16), text_bytes=16, channels=8, blocks=1, keypoints=4, width=16, layers=1, heads=2, patch=8,
+    noise_samples=1,
+)  # fmt: skip
+WEIGHTS = {"flow": 2.0, "dynamics": 0.5, "images": 1.0}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("metrics")
+
+
+@pytest.fixture(scope="module")
+def sources(root: Path) -> tuple[Any, ...]:
+    return tiny_sources(root)
+
+
+def settings(sources: tuple[Any, ...], out: Path, **changes: Any) -> TrainConfig:
+    usual = {"batch_size": 16, "micro_batch_size": 4, "steps": 4, "device": "cpu", "mode": "joint", "val": {"every": 0}}
+    config = replace(mixed(sources, out, **(usual | changes)), policy=SMALL)
+    return override(config, optim={"loss_weights": WEIGHTS})
+
+
+@pytest.fixture(scope="module")
+def whole(root: Path, sources: tuple[Any, ...]) -> Path:
+    assert run.train(settings(sources, root / "whole")) == run.DONE
+    return root / "whole"
+
+
+def test_loss_of_a_step_is_the_weighted_sum_of_its_terms(whole: Path) -> None:
+    for record in series(whole):
+        assert set(record["terms"]) == set(WEIGHTS)
+        total = sum(WEIGHTS[term] * entry["loss"] for term, entry in record["terms"].items())
+        assert record["loss"] == pytest.approx(total, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["sources", "modes"])
+def test_groups_of_a_step_add_up_to_its_terms(whole: Path, kind: str) -> None:
+    for record in series(whole):
+        groups = [entry["terms"] for entry in record[kind].values()]
+        for term, entry in record["terms"].items():
+            own = [terms[term] for terms in groups if term in terms]
+            assert sum(each["elements"] for each in own) == entry["elements"]
+            assert math.fsum(each["loss"] * each["elements"] for each in own) == pytest.approx(
+                entry["loss"] * entry["elements"], rel=1e-6
+            )
+    assert set().union(*(record[kind] for record in series(whole))) == set(NAMES if kind == "sources" else MODES)
+
+
+def test_a_mode_has_the_terms_that_it_trains(whole: Path) -> None:
+    for record in series(whole):
+        for mode, entry in record["modes"].items():
+            assert set(entry["terms"]) == set(TRAINS[mode]) & set(WEIGHTS)
+
+
+@pytest.mark.slow
+def test_metrics_change_no_bit_of_a_training(
+    whole: Path, sources: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrainState, "groups", {})
+    assert run.train(settings(sources, tmp_path / "r")) == run.DONE
+    plain = [{k: v for k, v in record.items() if k not in ("sources", "modes")} for record in series(whole)]
+    assert series(tmp_path / "r") == plain
+    first, second = final_tensors(whole), final_tensors(tmp_path / "r")
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+@pytest.mark.slow
+def test_two_ranks_log_the_same_figures(whole: Path, sources: tuple[Any, ...], tmp_path: Path) -> None:
+    assert in_ranks(2, run.train, settings(sources, tmp_path / "r")) == [run.DONE] * 2
+    same_run(whole, tmp_path / "r")
+
+
+def test_trackers_get_each_term_of_each_group(whole: Path) -> None:
+    values = flatten(series(whole)[-1])
+    assert {"train/loss", "train/terms/flow/loss", "train/terms/dynamics/elements"} <= set(values)
+    assert "train/modes/policy/terms/flow/loss" in values
+    assert any(f"train/sources/{name}/terms/flow/loss" in values for name in NAMES)
+
+
+def test_mixture_of_image_sizes_validates_a_policy_that_predicts_images(
+    sources: tuple[Any, ...], tmp_path: Path
+) -> None:
+    assert run.train(settings(sources, tmp_path / "r", steps=1, val={"every": 1})) == run.DONE
+    (record,) = series(tmp_path / "r", "val")
+    assert "images" in record["terms"]
