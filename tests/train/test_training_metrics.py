@@ -105,3 +105,10 @@ def test_mixture_of_image_sizes_validates_a_policy_that_predicts_images(
     assert run.train(settings(sources, tmp_path / "r", steps=1, val={"every": 1})) == run.DONE
     (record,) = series(tmp_path / "r", "val")
     assert "images" in record["terms"]
+    values = flatten(record)
+    for group in record["groups"]:
+        names = "/".join(group[kind] for kind in ("head", "source", "task"))
+        assert values[f"val/groups/{names}/loss"] == group["loss"]
+    for interval in record["time"]:
+        limits = f"{interval['from']:.4g}-{interval['to']:.4g}"
+        assert values[f"val/time/{'+'.join(interval['terms'])}/{limits}/loss"] == interval["loss"]

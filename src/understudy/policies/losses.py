@@ -1,22 +1,16 @@
 """Per-sample losses of a policy, and the scalar that follows from them.
 
 A policy returns `dict[str, Loss]`, one entry per loss term. (With `Policy.scalar_losses` it returns means over the
-batch, and `sample_losses` makes the entries.) With sum and count per sample a run divides by the *global*
+batch, and `Policy.sample_losses` makes the entries.) With sum and count per sample a run divides by the *global*
 count, so that ranks and micro-batches never weigh samples differently, and a validation groups samples by task. The
 scalar comes from the same numbers: computing the details of each draw and dimension cannot change it.
 """
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from understudy.errors import ConfigError
-
-if TYPE_CHECKING:
-    from understudy.policies.draws import Draws
-    from understudy.policies.policy import Policy
 
 
 class Detail(NamedTuple):
@@ -79,35 +73,6 @@ def masked_squared_error(
     squares = (torch.where(pad, zero, predicted) - torch.where(pad, zero, target)).square()
     parts = Detail(squares.sum(dim=2), (~pad[:, 0]).sum(dim=1).expand(-1, dim)) if detail else None
     return Loss(squares.sum(dim=(1, 2, 3)), valid_elements(is_pad, draws, dim, dim_is_pad), parts)
-
-
-def sample_losses(
-    policy: "Policy", batch: Mapping[str, Any], draws: "Draws", terms: Collection[str], detail: bool = False
-) -> dict[str, Loss]:
-    """Compute `policy.losses`; a mean over the batch becomes the mean of each of its elements.
-
-    Sums of these over micro-batches and ranks, divided by the sums of the counts, weigh each element the same.
-
-    Raises:
-        ConfigError: the losses are scalars without `scalar_losses`, or no scalars with it.
-    """
-    losses: Mapping[str, Any] = policy.losses(batch, draws, terms=terms, detail=detail)
-    if wrong := [term for term in terms if isinstance(losses[term], Loss) == policy.scalar_losses]:
-        returned = "a Loss" if policy.scalar_losses else "no Loss"
-        raise ConfigError(
-            f"{type(policy).__name__}.losses returns {returned} for {wrong[0]!r}, and scalar_losses is "
-            f"{policy.scalar_losses}: return Loss(sum, count) per sample, or set scalar_losses = True and return the "
-            "mean over the batch, a tensor of shape []"
-        )
-    if not policy.scalar_losses:
-        return dict(losses)
-    if wrong := [term for term in terms if losses[term].ndim]:
-        raise ConfigError(
-            f"{type(policy).__name__}.losses returns shape {tuple(losses[wrong[0]].shape)} for {wrong[0]!r}; with "
-            "scalar_losses each term is the mean over the batch, a tensor of shape []"
-        )
-    counts = policy.counts(batch, draws)
-    return {term: Loss(losses[term].float() * counts[term], counts[term]) for term in terms}
 
 
 def scalar(losses: Mapping[str, Loss]) -> Tensor:

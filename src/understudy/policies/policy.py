@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION, STATE, TASK
+from understudy.errors import ConfigError
 from understudy.policies import policy_folder
 from understudy.policies.common.layers import Linear
 from understudy.policies.common.normalizer import Normalizer
@@ -133,6 +134,29 @@ class Policy(nn.Module):
             detail: also fill `Loss.detail`, where the policy can.
         """
         raise NotImplementedError
+
+    def sample_losses(
+        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str], detail: bool = False
+    ) -> dict[str, Loss]:
+        """Compute `losses`; with `scalar_losses` each element of a batch gets the mean over it.
+
+        Sums of these over micro-batches and ranks, divided by the sums of the counts, weigh each element the same.
+
+        Raises:
+            ConfigError: the losses are not of the form that `scalar_losses` names.
+        """
+        losses: Mapping[str, Any] = self.losses(batch, draws, terms=terms, detail=detail)
+        for term in terms:
+            if (not isinstance(losses[term], Loss) and losses[term].ndim == 0) != self.scalar_losses:
+                raise ConfigError(
+                    f"{type(self).__name__}.losses: {term!r} is {_form(losses[term])}, and scalar_losses is "
+                    f"{self.scalar_losses}: return Loss(sum, count) per sample, or set scalar_losses = True and return "
+                    "the mean over the batch, a tensor of shape []"
+                )
+        if not self.scalar_losses:
+            return dict(losses)
+        counts = self.counts(batch, draws)
+        return {term: Loss(losses[term].float() * counts[term], counts[term]) for term in terms}
 
     def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
         """Predict actions, float32 [B, T, A] in the robot's units; 0 in dimensions that a robot does not have.
@@ -316,6 +340,10 @@ class Policy(nn.Module):
         if not isinstance(policy, cls):
             raise ValueError(f"{directory} holds a {type(policy).__name__}, not a {cls.__name__}")
         return policy
+
+
+def _form(loss: Loss | Tensor) -> str:
+    return "a Loss" if isinstance(loss, Loss) else f"a tensor of shape {list(loss.shape)}"
 
 
 def load(directory: str | Path) -> Policy:

@@ -25,7 +25,7 @@ from understudy.optim.state import clip_factor, grad_dtype, local
 from understudy.order import sample_uniform
 from understudy.policies.batch import to_device
 from understudy.policies.common.augment import drop_texts, shift_images
-from understudy.policies.losses import Loss, sample_losses
+from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
 from understudy.prompt_metadata import drop_fields, label
 from understudy.train.micro_batches import IdleMicroBatch, MicroBatch
@@ -156,7 +156,7 @@ def optimizer_step(
     for number, part in enumerate(parts):
         sync_gradients(policy, mesh, last=number == len(parts) - 1)
         with timer("forward"), record_leaves(policy, mesh, noted=check and number == 0) as leaves:
-            losses = sample_losses(policy, *part, terms=terms)
+            losses = policy.sample_losses(*part, terms=terms)
             each = torch.stack([weighted(losses[term].sum, part.batch).sum() for term in terms])  # [K]
             if isinstance(part, IdleMicroBatch):
                 each = 0 * each  # every rank uses the same weights, for their collectives

@@ -97,7 +97,7 @@ def test_format_validation_has_each_group() -> None:
     assert re.search(r"two +not finite", text)
     assert re.search(r"all samples +1 +± 0\.2 +6 +3", text)
     assert text.startswith("step 5, validation loss\n")
-    both = record(5, one_a=0.25) | {"step": 5, "terms": {"flow": {}, "dynamics": {}}}
+    both = record(5, one_a=0.25) | {"step": 5, "terms": {"flow": {"loss": 0.25}, "dynamics": {"loss": 0.5}}}
     assert format_validation(both).startswith("step 5, validation loss of flow and dynamics, in mode policy\n")
     assert format_validation(both, "forward_dynamics").startswith(
         "step 5, validation loss of dynamics, in mode forward_dynamics\n"

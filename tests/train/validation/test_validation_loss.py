@@ -274,6 +274,25 @@ def test_terms_are_pooled_apart_and_weighted(sources: tuple[SourceConfig, ...]) 
     assert [set(bin) for bin in result["time"]] == [{"from", "to", "loss"}] * 2
 
 
+def test_means_of_groups_average_each_term_over_the_groups_that_have_it(sources: tuple[SourceConfig, ...]) -> None:
+    """A source without texts has loss 1, the others have 1 + 10. Control: a mean of the losses is another number."""
+    _, held = opened(sources)
+    silent = held.source == held.names.index("two")
+    flow = TermSums(ones := np.ones(len(held)), ones, ones[None])
+    text = TermSums(10.0 * ~silent, 1.0 * ~silent, 10.0 * ~silent[None])
+    found, weights = {"flow": flow, "text": text}, {"flow": 1.0, "text": 1.0}
+    result = group_losses(found, weights, held, ["x" if no else "y" for no in silent])
+    assert [set(result["sources"][name]["terms"]) for name in ("two", "wide")] == [{"flow"}, {"flow", "text"}]
+    assert np.mean([entry["loss"] for entry in result["sources"].values()]) < 11
+    assert {*result["macros"].values(), result["macro"], result["weighted"]} == {11.0}
+    notes = [part for part in format_validation({"step": 1, **result}).split("\n\n") if "terms" in part]
+    assert len(notes) == 1
+    assert (
+        format_validation({"step": 1, **group_losses({"flow": flow}, FLOW, held, ["x"] * len(held))}).count("terms")
+        == 0
+    )
+
+
 def test_terms_with_their_own_flow_times_have_their_own_intervals(sources: tuple[SourceConfig, ...]) -> None:
     """Terms without a flow time are in the first ones, and terms without an element in none."""
     _, held = opened(sources)

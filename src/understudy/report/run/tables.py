@@ -19,20 +19,24 @@ def format_validation(result: Mapping[str, Any], mode: str = "policy") -> str:
         result: The record.
         mode: Task mode of the validation (`TrainConfig.val_mode`).
     """
-    terms = [term for term in result.get("terms", ()) if term in TRAINS[mode]]  # only a policy with several has them
-    suffix = f" of {' and '.join(terms)}, in mode {mode}" if terms else ""
+    terms = several_terms(result)
+    trained = [term for term in terms if term in TRAINS[mode]]
+    suffix = f" of {' and '.join(trained)}, in mode {mode}" if trained else ""
     parts = [f"step {result['step']}, validation loss{suffix}"]
-    head = ("", "loss", "standard error", "samples", "episodes")
-    for kind, name in KINDS.items():
-        rows = [_row(group, entry) for group, entry in result[kind].items()]
+    head = ("", "loss", "standard error", *terms, "samples", "episodes")
+    for kind, name in KINDS.items() if not result.get("scalar") else ():
+        rows = [_row(group, entry, terms) for group, entry in result[kind].items()]
         parts.append(_aligned((name, *head[1:]), rows))
+    parts += notes(result)
     samples, frames = result["samples"], result.get("held_out", result["samples"])
     everything = "all samples" if frames <= samples else f"{samples:,} of {frames:,} validation frames"
-    means = [_row(everything, result), ("mean of the tasks", _number(result["macro"]), "", "", "")]
+    means, empty = [_row(everything, result, terms)], [""] * (len(head) - 2)
+    if not result.get("scalar"):
+        means.append(("mean of the tasks", _number(result["macro"]), *empty))
     if len(result["sources"]) > 1:
-        means.append(("mean of the sources", _number(result["macros"]["sources"]), "", "", ""))
+        means.append(("mean of the sources", _number(result["macros"]["sources"]), *empty))
     if "weighted" in result and len(result["heads"]) > 1:
-        means.append(("heads by their weights", _number(result["weighted"]), "", "", ""))
+        means.append(("heads by their weights", _number(result["weighted"]), *empty))
     parts.append(_aligned(head, means))
     for source, entry in result["sources"].items():
         if "dims" in entry:
@@ -46,6 +50,22 @@ def format_validation(result: Mapping[str, Any], mode: str = "policy") -> str:
     if "imagined" in result:
         parts += _imagined(result["imagined"])
     return "\n\n".join(parts)
+
+
+def several_terms(result: Mapping[str, Any]) -> list[str]:
+    """Return the names of the loss terms of a validation, none for a single one, which is the loss."""
+    terms = list(result.get("terms", ()))
+    return terms if len(terms) > 1 else []
+
+
+def notes(result: Mapping[str, Any]) -> list[str]:
+    """Return notes on the meaning of a validation's groups, none for groups that can be compared."""
+    if result.get("scalar"):
+        return ["the policy returns one loss per batch: no losses per source, task or episode, no standard errors"]
+    alike = {tuple(entry.get("terms", ())) for kind in KINDS for entry in result.get(kind, {}).values()}
+    if len(alike) < 2:
+        return []
+    return ["groups with other loss terms: compare their terms, not their losses; means average each term by itself"]
 
 
 def mode_rows(modes: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -127,9 +147,11 @@ def with_error(entry: Mapping[str, Any]) -> list[str]:
 STILL = "more without any error: they never move"
 
 
-def _row(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
+def _row(name: str, entry: Mapping[str, Any], terms: Sequence[str]) -> tuple[str, ...]:
     se = "" if entry["se"] is None else f"± {_number(entry['se'])}"
-    return short(name), _number(entry["loss"]), se, str(entry["samples"]), str(entry["episodes"])
+    means = entry.get("terms", {})
+    losses = [_number(means[term]["loss"]) if term in means else "" for term in terms]
+    return short(name), _number(entry["loss"]), se, *losses, str(entry["samples"]), str(entry["episodes"])
 
 
 def _number(value: float | None) -> str:

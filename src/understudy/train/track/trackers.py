@@ -167,13 +167,20 @@ class MetricsLog:
 
 
 def flatten(record: Mapping[str, Any]) -> Values:
-    """Flatten the finite numbers of a record for trackers: {"train/loss": ..., "val/tasks/pick up/loss": ...}."""
+    """Flatten the finite numbers of a record for trackers: {"train/loss": ..., "val/tasks/pick up/loss": ...}.
+
+    Of lists the groups and the intervals of flow time are flattened, by their names and limits.
+    """
     values: Values = {}
 
     def walk(prefix: str, item: Any) -> None:
         if isinstance(item, Mapping):
             for key, inner in item.items():
                 walk(f"{prefix}/{key}", inner)
+        elif isinstance(item, list):
+            for entry in item:
+                if isinstance(entry, Mapping):
+                    walk(f"{prefix}/{_label(entry)}", {k: v for k, v in entry.items() if k not in ("from", "to")})
         elif isinstance(item, int | float) and math.isfinite(item):
             values[prefix] = float(item)
 
@@ -194,6 +201,14 @@ def check_trackers(config: TrainConfig) -> None:
             package = import_module(name)
             if name == "wandb" and package.setup().settings.mode not in ("offline", "dryrun", "disabled"):
                 package.login()
+
+
+def _label(entry: Mapping[str, Any]) -> str:
+    """Name an entry of a list: its head, source and task, or its terms and its interval of flow time."""
+    if "from" in entry:
+        terms = ["+".join(entry["terms"])] if "terms" in entry else []
+        return "/".join([*terms, f"{entry['from']:.4g}-{entry['to']:.4g}"])
+    return "/".join(str(entry[kind]) for kind in ("head", "source", "task") if kind in entry)
 
 
 def _open_tracker(name: str, root: Path, config: TrainConfig) -> Tracker:

@@ -63,7 +63,8 @@ def evaluate_modes(
         policy, held, seed, mesh, weights, mode=first, per_dim=per_dim, keep=keep, **options
     )
     if files is not None and mesh.rank == 0:
-        kept[0].write(files.losses)
+        for sums in kept:
+            sums.write(files.losses)
     if others:
         found = {
             mode: validation_loss.evaluate(policy, held, seed, mesh, weights, mode=mode, **options) for mode in others

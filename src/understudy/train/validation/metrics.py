@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,12 @@ from understudy.policies.common.task_modes import FLOW, TRAINS
 
 KINDS = ("head", "source", "task")
 PLAIN = ("loss", "macro", "weighted", "open_loop")
+ALL = "all"
+"""Name of the only group of a validation without losses per sample."""
+EMPTY: Mapping[str, Any] = MappingProxyType(
+    {"loss": math.nan, "se": None, "samples": 0, "episodes": 0, "elements": 0, "terms": {}}
+)
+"""Figures of no element."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +69,14 @@ def group_losses(
 
     Returns:
         Of all samples `loss` (NaN if there is no element), `se`, `samples`, `episodes`, `elements` (micro: each element
-        counts the same). With frame weights, `equal_frames` is the loss without them. The same per group in `heads`,
-        `sources` and `tasks`, by name, and in `groups`, a list with all three names. With several terms each also has
-        `terms`: {term: {loss, elements}}. `macro` is the mean of the tasks' losses, `macros` that over each kind of
-        group. `weighted` is sum w_k loss_k / sum w_k over the norm heads that have a loss, w_k the mixture weights of
-        their sources (absent if these are 0). `time` is the loss per interval of flow time, [{from, to, loss}]; their
-        mean is `loss`. Where terms have different intervals, each of those also has its `terms`, and `loss` is the sum
-        of the means. Terms without a flow time are in the first.
+        counts the same), `terms`: {term: {loss, elements}}. With frame weights, `equal_frames` is the loss without
+        them. The same per group in `heads`, `sources` and `tasks`, by name, and in `groups`, a list with all three.
+        `loss` is a weighted sum over the terms that a group has, so those of groups with other terms are incomparable.
+        `macro` is the mean of the tasks' losses, each term over the tasks that have it; `macros` that over each kind of
+        group. `weighted` is sum w_k loss_k / sum w_k over the norm heads that have a loss, term by term, w_k the
+        mixture weights of their sources (absent if these are 0). `time` is the loss per interval of flow time,
+        [{from, to, loss}]; their mean is `loss`. Where terms have different intervals, each of those also has its
+        `terms`, and `loss` is the sum of the means. Terms without a flow time are in the first.
     """
     names = sorted(set(tasks))
     numbers = {name: number for number, name in enumerate(names)}
@@ -101,16 +109,30 @@ def group_losses(
         if (e := _entry(found, weights, at, clusters, plain)) is not None
     ]
     groups.sort(key=lambda g: (g["head"], g["source"], g["task"]))
-    macros = {kind: _mean([e["loss"] for e in of_kind.values()]) for kind, of_kind in kinds.items()}
-    macros["groups"] = _mean([group["loss"] for group in groups])
-    empty = {"loss": math.nan, "se": None, "samples": 0, "episodes": 0, "elements": 0}
-    result = {**(overall or empty), "macro": macros["tasks"]}
+    macros = {kind: _mean(list(of_kind.values()), weights) for kind, of_kind in kinds.items()}
+    macros["groups"] = _mean(groups, weights)
+    result = {**(overall or EMPTY), "macro": macros["tasks"]}
     # A head of weight 0 is left out instead of multiplied: its loss may be NaN.
     known = dict(zip(validation.heads, validation.head_weights))
     if shares := {name: known[name] for name in heads if known[name] > 0}:
-        total = math.fsum(share * heads[name]["loss"] for name, share in shares.items())
-        result["weighted"] = total / math.fsum(shares.values())
+        result["weighted"] = _mean([heads[name] for name in shares], weights, list(shares.values()))
     return result | {"macros": macros, **kinds, "groups": groups, "time": _over_time(found, weights)}
+
+
+def one_group(
+    found: Mapping[str, TermSums], weights: Mapping[str, float], validation: ValidationData
+) -> dict[str, Any]:
+    """Compute the losses of all samples, for a policy that returns one loss per batch (`scalar_losses`).
+
+    Returns:
+        As `group_losses`, with one group "all" of each kind and without standard errors; `scalar` is True.
+    """
+    clusters = (validation.source << 32) + validation.episode
+    entry = _entry(found, weights, np.arange(len(validation)), clusters, None) or EMPTY
+    entry, kinds = {**entry, "se": None}, ("heads", "sources", "tasks")
+    macros = dict.fromkeys((*kinds, "groups"), entry["loss"])
+    groups = {kind: {ALL: entry} for kind in kinds}
+    return {**entry, "macro": entry["loss"], "macros": macros, **groups, "groups": [], "time": [], "scalar": True}
 
 
 def loss_by_dimension(
@@ -204,7 +226,7 @@ def _entry(
     if plain is not None:
         sums = {term: [math.fsum(part[at]) for part in (plain[term].sums, plain[term].counts)] for term in terms}
         entry["equal_frames"] = math.fsum(weights[term] * total / count for term, (total, count) in sums.items())
-    return entry | ({"terms": terms} if len(weights) > 1 else {})
+    return entry | {"terms": terms}
 
 
 def _over_time(found: Mapping[str, TermSums], weights: Mapping[str, float]) -> list[dict[str, Any]]:
@@ -234,8 +256,17 @@ def _split_by_label(labels: np.ndarray) -> list[tuple[int, np.ndarray]]:
     return list(zip(values.tolist(), np.split(order, starts[1:])))
 
 
-def _mean(losses: Sequence[float]) -> float:
-    return math.fsum(losses) / len(losses) if losses else math.nan  # 0 would be the best possible loss
+def _mean(
+    entries: Sequence[Mapping[str, Any]], weights: Mapping[str, float], shares: Sequence[float] | None = None
+) -> float:
+    """Average each term over the groups that have it, by their shares, and add the terms by their weights."""
+    ones, means = [1.0] * len(entries), []
+    for term, weight in weights.items():
+        having = [(share, e["terms"][term]["loss"]) for share, e in zip(shares or ones, entries) if term in e["terms"]]
+        if having:
+            total = math.fsum(share * loss for share, loss in having)
+            means.append(weight * total / math.fsum(share for share, _ in having))
+    return math.fsum(means) if means else math.nan  # 0 would be the best possible loss
 
 
 def _tasks(validation: ValidationData) -> set[str]:

@@ -27,7 +27,7 @@ from understudy.policies.policy import Policy
 from understudy.progress import Progress, tqdm
 from understudy.train.optimizer_step import batch_to_device
 from understudy.train.validation.episode_sums import EpisodeSums
-from understudy.train.validation.metrics import TermSums, group_losses, loss_by_dimension
+from understudy.train.validation.metrics import TermSums, group_losses, loss_by_dimension, one_group
 from understudy.train.validation.open_loop import OpenLoop
 
 BATCH = 128
@@ -79,11 +79,11 @@ def evaluate(
         threads: for prefetching; the result does not depend on it.
         memory: bytes for prefetching; the result does not depend on it.
         asked: returns whether this rank should stop; then all ranks stop after the current chunk.
-        keep: called with the sums of each episode, on every rank.
+        keep: called with the sums of each episode, on every rank; not with `Policy.scalar_losses`.
 
     Returns:
-        `metrics.grouped`, with `held_out`, the number of validation frames before sampling. With `open_loop` it has
-        "open_loop" (`OpenLoop.result`), with `per_dim` each source has "dims": {joint: loss}. `unreadable` is the
+        `metrics.group_losses`, with `held_out`, the number of validation frames before sampling. With `open_loop` it
+        has "open_loop" (`OpenLoop.result`), with `per_dim` each source has "dims": {joint: loss}. `unreadable` is the
         number of samples that were left out, where there are any.
 
     Raises:
@@ -93,7 +93,7 @@ def evaluate(
     rows = {"sum": 1, "count": 1, "draws": policy.validation_draws}
     layout = {(term, name): (size, count) for term in weights for name, size in rows.items()}
     action_term = policy.loss_terms[0]
-    if per_dim and action_term in weights:
+    if per_dim and action_term in weights and not policy.scalar_losses:
         layout |= {("dims", "sum"): (width, count), ("dims", "count"): (width, count)}
     sampler = OpenLoop(open_loop, seed, width, mode, held) if open_loop and FLOW in TRAINS[mode] else None
     layout |= {("open loop", name): shape for name, shape in (sampler.shapes.items() if sampler else ())}
@@ -136,7 +136,7 @@ def evaluate(
                     here = batch_to_device(batch, mesh.device)
                     draws = make_draws(policy.random_spec("validation"), seed, held.identity(part))
                     draws = {name: to_device(values, mesh.device) for name, values in draws.items()}
-                losses = policy.losses(here, draws, terms=list(weights), detail=True)
+                losses = policy.sample_losses(here, draws, list(weights), detail=True)
                 errors = sampler.errors(policy, here, part) if sampler else {}
                 if turn < len(own):
                     tasks[number] = [known.setdefault(task, task) for task in batch[TASK]]
@@ -161,8 +161,10 @@ def evaluate(
         term: TermSums(each[term, "sum"][0], each[term, "count"][0], each[term, "draws"], policy.time_edges(term))
         for term in weights
     }
-    result = group_losses(terms, weights, held, names) | {"held_out": total}
-    if keep is not None:
+    scalar = policy.scalar_losses
+    result = one_group(terms, weights, held) if scalar else group_losses(terms, weights, held, names)
+    result["held_out"] = total
+    if keep is not None and not scalar:
         keep(EpisodeSums.from_samples(terms, weights, held))
     if left_out:
         result["unreadable"] = len(left_out)
