@@ -249,3 +249,24 @@ def test_a_process_begins_and_ends_run_after_run() -> None:
         with parallel.join_mesh(config) as mesh:
             assert mesh.gather({"run": number}) == [{"run": number}]
             assert mesh.first(lambda: number) == number  # noqa: B023 (called at once)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "setting"),
+    [
+        ("MIXED_PRECISION", "bf16", "--precision"),
+        ("USE_FSDP", "true", "--parallel.dp-shard"),
+        ("DYNAMO_BACKEND", "INDUCTOR", "--compile"),
+        ("GRADIENT_ACCUMULATION_STEPS", "4", "--micro-batch-size"),
+    ],
+)
+def test_options_of_accelerate_launch_are_refused_with_ours(
+    name: str, value: str, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for neutral in ("MIXED_PRECISION=no", "DYNAMO_BACKEND=NO", "USE_FSDP=false", "GRADIENT_ACCUMULATION_STEPS=1"):
+        monkeypatch.setenv(*f"ACCELERATE_{neutral}".split("="))
+    with parallel.join_mesh(config()):
+        pass
+    monkeypatch.setenv(f"ACCELERATE_{name}", value)
+    with pytest.raises(ConfigError, match=setting):
+        parallel.begin(config())

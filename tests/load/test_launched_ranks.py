@@ -15,8 +15,31 @@ LENGTHS = (40, 9, 31, 16)  # 96 frames, three batches
 SCRIPT = Path(__file__).parents[1] / "support" / "launched_rank.py"
 LAUNCHERS = {
     "torchrun": (["torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"], []),
-    "accelerate": (["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"], ["group"]),
+    "accelerate": (
+        ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"],
+        ["group"],
+    ),
 }
+
+
+def launch(launcher: str, *words: str | Path) -> str:
+    """Run `words` in two processes; returns the error output."""
+    module, _ = LAUNCHERS[launcher]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", *module, *map(str, words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.slow
+def test_accelerate_launch_starts_a_training(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    write_dataset(tmp_path / "dataset", Spec(lengths=LENGTHS, gop=4))
+    small = ["--steps", "1", "--batch-size", "8", "--val.every", "0", "--log.no-report", "--device", "cpu"]
+    small += ["--data.root", str(tmp_path / "dataset"), "--output-dir", str(tmp_path / "run")]
+    assert "2 processes on cpu" in launch("accelerate", "-m", "understudy", "train", *small)
+    assert (tmp_path / "run" / "policy").is_dir()
 
 
 @pytest.mark.slow
@@ -26,11 +49,7 @@ def test_two_processes_read_each_frame_of_an_epoch_once(launcher: str, tmp_path:
         pytest.importorskip("accelerate")
     root = tmp_path / "dataset"
     write_dataset(root, Spec(lengths=LENGTHS, gop=4))
-    module, words = LAUNCHERS[launcher]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", *module, str(SCRIPT), str(root), str(tmp_path / "seen"), *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    launch(launcher, SCRIPT, root, tmp_path / "seen", *LAUNCHERS[launcher][1])
     ranks = [json.loads((tmp_path / f"seen.{rank}").read_text()) for rank in range(2)]
     for reader in ("readme", "stream"):
         assert [len(seen[reader]) for seen in ranks] == [48, 48]

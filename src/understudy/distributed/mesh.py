@@ -32,6 +32,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DIMENSIONS = ("dp_replicate", "dp_shard")
+ACCELERATE = {
+    "MIXED_PRECISION": "--precision bf16",
+    "USE_FSDP": "--parallel.dp-shard N",
+    "USE_DEEPSPEED": "--parallel.dp-shard N",
+    "DYNAMO_BACKEND": "--compile",
+    "GRADIENT_ACCUMULATION_STEPS": "--micro-batch-size N",
+}
+"""Options of `accelerate launch`, as variables ACCELERATE_* of its processes -> the setting of a run in their place."""
 
 
 @dataclass(frozen=True)
@@ -145,10 +153,17 @@ def begin(config: "TrainConfig") -> Mesh:
     A process group that the program has already initialized, as Ray Train does, becomes that of the run.
 
     Raises:
-        ConfigError: the processes do not fit `config.parallel`, there is no such device, or the program's process group
-            lacks a backend for tensors of the CPU.
+        ConfigError: the processes do not fit `config.parallel`, there is no such device, the program's process group
+            lacks a backend for tensors of the CPU, or `accelerate launch` was given an option that only its own
+            `Accelerator` follows.
         RankError: the other processes did not join.
     """
+    for name, setting in ACCELERATE.items():
+        if (value := os.environ.get(f"ACCELERATE_{name}", "")).lower() not in ("", "no", "false", "1"):
+            option = name.lower().removeprefix("use_")
+            raise ConfigError(
+                f"{option} {value} of accelerate launch has no effect here: leave it out, and use {setting}"
+            )
     ours = not dist.is_initialized()
     if not ours and "cpu:" not in (backend := dist.get_backend_config()):
         raise ConfigError(
