@@ -25,10 +25,20 @@ from understudy.cli import main
 from understudy.cli.bench import decode_limit as bench_limit
 from understudy.cli.bench import machine_load
 from understudy.cli.bench import measure as bench_measure
-from understudy.cli.bench.bench import BenchConfig, default_seconds, format_figures, measure
+from understudy.cli.bench.bench import BenchConfig, bench, format_figures, measure
 from understudy.cli.bench.decode_limit import limits
 from understudy.cli.bench.machine_load import doubt
-from understudy.cli.bench.measure import OtherLoader, Round, Setting, Trial, lerobot, median_round, other_figures
+from understudy.cli.bench.measure import (
+    OtherLoader,
+    Round,
+    Setting,
+    Trial,
+    default_seconds,
+    lerobot,
+    median_round,
+    other_figures,
+)
+from understudy.cli.bench.ranks import format_ranks
 from understudy.errors import ConfigError
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
@@ -40,6 +50,29 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bench") / "dataset"
     write_dataset(path, Spec(lengths=(80, 61, 52, 94, 60, 75), cameras=(TOP, WRIST), gop=4))
     return path
+
+
+@pytest.mark.slow
+def test_ranks_are_measured_together_and_each(root: Path) -> None:
+    words = ["--launch", "2", "--batch-size", "8", "--seconds", "0.1", "--rounds", "2", "--json"]
+    command = [sys.executable, "-m", "understudy", "bench", str(root), *words]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert (found["world_size"], len(found["ranks"])) == (2, 2)
+    each = [rank["samples_per_s"] for rank in found["ranks"]]
+    assert max(each) < found["samples_per_s"] == pytest.approx(sum(each), rel=0.01)  # of two rounds, median and mean
+    assert found["frames_per_s"] == pytest.approx(2 * found["samples_per_s"])  # two cameras
+    text = format_ranks(found)
+    assert all(name in text for name in ("all 2 ranks", "rank 0", "rank 1"))
+
+
+@pytest.mark.parametrize("setting", [{"batch_size": 7}, {"against": "lerobot"}, {"figure": "bench.png"}])
+def test_settings_of_one_process_are_refused_in_several(
+    setting: dict[str, Any], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with refused(next(iter(setting)), kind=ConfigError):
+        bench(BenchConfig(path=str(root), **setting))
 
 
 @pytest.mark.slow

@@ -116,7 +116,11 @@ COMMANDS = {
     ),
     "ranges": Command("cli.ranges:RangesConfig", "cli.ranges:ranges", "find the frames in which a robot moves", "PATH"),
     "bench": Command(
-        "cli.bench.bench:BenchConfig", "cli.bench.bench:bench", "loading speed of a dataset, beside its codec", "PATH"
+        "cli.bench.bench:BenchConfig",
+        "cli.bench.bench:bench",
+        "loading speed of a dataset, beside its codec",
+        "PATH",
+        launchable=True,
     ),
     "fast fit": Command(
         "cli.prepare.fast:FastFitConfig",

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from understudy.config.declare import Gt, Interval, Positional
+from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from understudy.cli.bench.measure import Round, Trial
+    from understudy.cli.bench.measure import Round, Setting, Trial
 
 
 GLOSSARY = "docs/glossary.md explains them"
@@ -24,7 +25,11 @@ GLOSSARY = "docs/glossary.md explains them"
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """Measure shuffled loading: one frame of each camera and a chunk of actions per sample."""
+    """Measure shuffled loading: one frame of each camera and a chunk of actions per sample.
+
+    With `--launch N`, or under torchrun, N processes share each batch. The command then prints samples and frames per
+    second of all together and of each, without limits and figure.
+    """
 
     RENAMED: ClassVar[Mapping[str, str]] = {
         "batch": "batch_size",
@@ -36,15 +41,16 @@ class BenchConfig:
     path: Positional[str] = ""
     """Folder or URL of a LeRobot dataset."""
     batch_size: Annotated[int, Interval(ge=1, le=2**24)] = 32
-    """Samples per batch."""
+    """Samples per batch, of all processes together."""
     chunk_size: Annotated[int, Interval(ge=1, le=2**16)] = 16
     """Actions per sample."""
     cameras: tuple[str, ...] = ()
     """Cameras to load; the default is all."""
     num_threads: Annotated[int, Interval(ge=0, le=2**12)] = 0
-    """Loader threads; 0: chosen by the loader."""
+    """Loader threads of a process; 0: chosen by the loader."""
     memory: str = "1GB"
-    """Memory of the loader. If all images fit, they are decoded once and then only copied."""
+    """Memory of the loader, for all processes of a host. If all images fit, they are decoded once and then only copied.
+    """
     seconds: Annotated[float, Gt(0)] | None = None
     """Seconds per round and loader or limit. The default is 5, and down to 1 for less than 10,000 frames."""
     rounds: Annotated[int, Interval(ge=1, le=10**6)] = 3
@@ -80,11 +86,29 @@ class BenchConfig:
             found.append("against: LeRobot's loader reads local folders only; copy the dataset to disk to compare")
         return found
 
+    def setting(self) -> "Setting":
+        """Settings of the measured loader."""
+        from understudy.cli.bench.measure import Setting
+
+        memory, cameras = self.memory, self.cameras or None
+        return Setting(self.path, self.batch_size, self.chunk_size, self.num_threads, memory, cameras)
+
 
 def bench(config: BenchConfig) -> None:
     """Measure, print the table, draw the figure."""
     from understudy.atomic import refuse_existing
     from understudy.optional_packages import require
+    from understudy.process_rank import find_rank
+
+    if (process := find_rank()).world_size > 1:
+        from understudy.cli.bench.ranks import format_ranks, measure_ranks
+
+        if config.against or config.figure:
+            raise ConfigError("against and figure: of one process; leave them out, or leave out --launch")
+        together = measure_ranks(config.setting(), config.rounds, config.seconds)
+        if process.rank == 0:
+            print(json.dumps(together, ensure_ascii=False) if config.json else format_ranks(together))
+        return
 
     target = config.figure if config.figure or config.json else f"{Path(config.path).name or 'dataset'}-bench.png"
     if target:
@@ -111,18 +135,15 @@ def measure(config: BenchConfig) -> dict[str, Any]:
     from understudy.cli.bench.machine_load import Others, doubt
     from understudy.progress import Progress
 
-    setting = by.Setting(
-        config.path, config.batch_size, config.chunk_size, config.num_threads, config.memory, config.cameras or None
-    )
     with ExitStack() as stack:
-        trial = by.Trial(setting)
+        trial = by.Trial(config.setting())
         stack.callback(trial.close)
         library, codec, shuffled = limits(trial.data, trial.held)
         rival = stack.enter_context(by.lerobot(config.lerobot or sys.executable)) if config.against else None
         ours: list[Round] = []
         others = Others()
         theirs: list[dict[str, Any]] = []
-        seconds = config.seconds or default_seconds(len(trial.data))
+        seconds = config.seconds or by.default_seconds(len(trial.data))
 
         def measure_ours(time: float) -> None:
             ours.append(trial.measure(time))
@@ -163,14 +184,6 @@ def measure(config: BenchConfig) -> dict[str, Any]:
             "conditions": by.conditions() | others.found(),
         }
         return found | {"doubt": doubt(found)}
-
-
-def default_seconds(frames: int) -> float:
-    """Return the seconds of a measurement by the frames of a dataset.
-
-    Few frames are decoded many times within a second, and more time repeats the same work.
-    """
-    return min(5.0, max(1.0, 5.0 * frames / 10_000))
 
 
 def _facts(trial: "Trial") -> dict[str, Any]:

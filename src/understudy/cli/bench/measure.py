@@ -10,7 +10,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -78,6 +78,9 @@ class Setting:
     cameras: tuple[str, ...] | None = None
     """None: all cameras."""
     seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    """Processes that are measured at once; each makes its share of every batch."""
     colors: Literal["rgb", "yuv"] = "rgb"
     """Form of images between host and device (`Loader`). Planes are converted on the GPU, without one on the CPU."""
 
@@ -108,11 +111,24 @@ class Setting:
         in_flight = FRAMES_IN_FLIGHT if fits else max(1, min(FRAMES_IN_FLIGHT, len(data) - 1))
         memory = parse_bytes(self.memory)
         try:
-            return fit_order([data], memory=memory, batch_size=self.batch, seed=self.seed, frames_in_flight=in_flight)[
-                0
-            ]
+            return fit_order(
+                [data],
+                memory=memory,
+                world_size=self.world_size,
+                batch_size=self.batch,
+                seed=self.seed,
+                frames_in_flight=in_flight,
+            )[0]
         except ValueError as error:
             raise ConfigError(str(error)) from error
+
+
+def default_seconds(frames: int) -> float:
+    """Return the seconds of a measurement by the frames of a dataset.
+
+    Few frames are decoded many times within a second, and more time repeats the same work.
+    """
+    return min(5.0, max(1.0, 5.0 * frames / 10_000))
 
 
 def picture_bytes(data: EpisodeDataset) -> int:
@@ -143,8 +159,8 @@ class Trial:
             order=self.order,
             num_threads=setting.threads or "auto",
             memory=setting.memory,
-            rank=0,
-            world_size=1,
+            rank=setting.rank,
+            world_size=setting.world_size,
             position=0,
             colors=setting.colors,
             device="cuda" if cuda else None,
@@ -161,17 +177,25 @@ class Trial:
         batch = next(self.loader)
         self.batch_bytes = sum(value.nbytes for value in batch.values() if isinstance(value, Tensor))
 
-    def measure(self, seconds: float) -> Round:
-        """Measure one round of `seconds`, after uncounted batches (the first time, one turn of all lanes)."""
+    def measure(self, seconds: float, wait: Callable[[], object] | None = None) -> Round:
+        """Measure one round of `seconds`, after uncounted batches (the first time, one turn of all lanes).
+
+        Args:
+            seconds: time to measure.
+            wait: called before it, to begin with other processes.
+        """
         start_peak()  # memory used in this process between rounds is not the loader's
         for _ in range(max(WARM_BATCHES, 0 if self._spent else self._turn())):
             self.take()
+        if wait is not None:
+            wait()
         parts, waited = self._parts(), self.loader.wait_seconds
         start, cpu, batches = time.perf_counter(), time.process_time(), 0
         while (spent := time.perf_counter() - start) < seconds or not batches:
             self.take()
             batches += 1
-        found = Round(batches * self.order.batch_size, spent, time.process_time() - cpu)
+        samples = batches * self.order.batch_size // self.loader.world_size
+        found = Round(samples, spent, time.process_time() - cpu)
         self._peak = max(self._peak, peak_bytes())
         self._spent += spent
         new = {"waited": self.loader.wait_seconds - waited} | {k: v - parts[k] for k, v in self._parts().items()}
