@@ -25,6 +25,8 @@ from understudy.policies.inference import load_policy
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
 from understudy.policies.policy import Policy
 from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType, policy_type
+from understudy.report.run.page import write_report
+from understudy.report.run.tables import format_validation
 from understudy.rollout.play import rollout
 from understudy.train import run
 
@@ -226,3 +228,63 @@ def test_rollout_plays_another_policy(installed: None) -> None:
 def test_two_runs_of_another_policy_are_equal(trained: Path, data: Path, tmp_path: Path) -> None:
     assert run.train(config(data, tmp_path / "again")) == run.DONE
     same_run(trained, tmp_path / "again")
+
+
+# -- one loss per batch -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scalar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy returns the mean over the batch, and defines no `counts`."""
+
+    def losses(self: ToyPolicy, batch: Any, *_: Any, **__: Any) -> dict[str, Tensor]:
+        errors = (self._predict(batch) - self.normalizer.actions(batch)).square()
+        return {"regression": errors[~batch["action_is_pad"]].mean()}
+
+    monkeypatch.setattr(ToyPolicy, "scalar_losses", True)
+    monkeypatch.setattr(ToyPolicy, "losses", losses)
+    monkeypatch.setattr(ToyPolicy, "counts", Policy.counts)
+
+
+@pytest.mark.slow
+def test_policy_with_a_loss_per_batch_trains_as_with_losses_per_sample(
+    trained: Path, scalar: None, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Padding differs between the micro-batches, so a mean of their means is another loss."""
+    with caplog.at_level("INFO", "understudy"):
+        assert run.train(config(data, tmp_path / "r", micro_batch_size=1)) == run.DONE
+    assert "one loss per batch" in caplog.text
+    for kind in ("train", "val"):
+        expected, found = ([record["loss"] for record in series(out, kind)] for out in (trained, tmp_path / "r"))
+        assert found == pytest.approx(expected, rel=1e-3)
+    last, before = series(tmp_path / "r", "val")[-1], series(trained, "val")[-1]
+    assert last["scalar"]
+    assert [list(last[kind]) for kind in ("heads", "sources", "tasks")] == [["all"]] * 3
+    assert (last["samples"], last["elements"], last["se"]) == (before["samples"], before["elements"], None)
+    assert len(format_validation(last)) < len(format_validation(before))
+    assert write_report(tmp_path / "r").exists()
+
+
+def test_settings_that_need_losses_per_sample_are_refused(
+    installed: None, scalar: None, data: Path, tmp_path: Path
+) -> None:
+    with refused("macro", "scalar_losses", kind=ConfigError):
+        run.train(config(data, tmp_path / "best", checkpoint={"keep_best": "macro"}))
+    made = config(data, tmp_path / "weighted")
+    with refused("scalar_losses", "order", kind=ConfigError):
+        run.train(replace(made, data=replace(made.data, frame_weights="index", frame_weights_in="loss")))
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_losses_of_another_form_than_declared_are_refused(
+    installed: None, scalar: None, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declared: bool
+) -> None:
+    monkeypatch.setattr(ToyPolicy, "scalar_losses", declared)
+    if declared:
+        monkeypatch.setattr(
+            ToyPolicy, "losses", lambda self, batch, *_, **__: {"regression": torch.ones(len(batch["task"]))}
+        )
+    else:
+        monkeypatch.setattr(ToyPolicy, "counts", lambda self, batch, _: {"regression": torch.ones(len(batch["task"]))})
+    with refused("ToyPolicy", "'regression'", "scalar_losses", kind=ConfigError):
+        run.train(config(data, tmp_path / "r", steps=1))

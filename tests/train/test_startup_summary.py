@@ -1,5 +1,6 @@
 """Summary of the data that a run prints before the first step."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from support.mixtures import TOP, WRIST, mixed, tiny_sources
 from understudy.config.schema import override
-from understudy.config.train import TrainConfig
+from understudy.config.train import TrainConfig, ValConfig
 from understudy.order import Order
 from understudy.order.spec import Entry
 from understudy.train import startup_summary
@@ -69,6 +70,12 @@ def test_startup_summary_notes_a_chunk_longer_than_episodes(tmp_path: Path) -> N
     longest = max(int(np.diff(part.segments[:, 1:]).max()) for part in parts)
     assert told(longest) == []
     assert len(told(longest + 1)) == 1
+    # With keep_rule window the segments are the first frames of chunks, which lie whole in their ranges.
+    ranges = tmp_path / "ranges.json"
+    ranges.write_text(json.dumps({"0": [[0, 9]], "2": [[0, 11]]}))
+    wide = replace(config.data.sources[0], keep_ranges=str(ranges))
+    config = replace(config, data=replace(config.data, sources=(wide,), val_fraction=0.0), val=ValConfig(every=0))
+    assert told(8) == []
 
 
 def test_startup_summary_shows_weight_and_share(tmp_path: Path) -> None:

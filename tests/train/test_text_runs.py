@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from support.runs import tiny_config, tiny_dataset
+from understudy.config.data import SourceConfig
 from understudy.config.schema import validate
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
@@ -120,5 +121,7 @@ def test_settings_of_responses_must_agree(files: Path, tmp_path: Path) -> None:
     assert not [line for line in config.problems() if "response" in line]
     without = replace(config, data=replace(config.data, response=""))
     unread = replace(settings(files, tmp_path), data=config.data)
-    for wrong in (without, unread, replace(tiny_config(files / "data", tmp_path), data=config.data)):
+    source = SourceConfig(str(files / "data"))
+    beside = replace(config, data=replace(config.data, root="", sources=(source,)))
+    for wrong in (without, unread, beside, replace(tiny_config(files / "data", tmp_path), data=config.data)):
         assert [line.partition(":")[0] for line in wrong.problems()] == ["data.response"]

@@ -347,7 +347,7 @@ class TrainConfig:
         if named and not self.policy.learns_responses:
             fix = "set policy.response_tokens of a policy that has it"
             found.append(f"data.response: {named[0]}: this policy learns no responses; {fix}")
-        if self.policy.learns_responses and not named:
+        if self.policy.learns_responses and not named and not self.data.response:
             found.append("data.response: required: the policy learns responses (policy.response_tokens)")
         keep_best = self.checkpoint.keep_best
         if keep_best != "none" and not (self.val.every and self.data.has_validation()):

@@ -55,7 +55,7 @@ def startup_summary(config: TrainConfig, data: RunData, order: Order) -> list[st
     if config.val.every and 0 < config.val.frames < frames:
         sample = f"{config.val.frames:,} of {frames:,} validation frames"
         lines.append(f"each validation evaluates {sample}, always the same ones (val.frames)")
-    longest = max(int((part.segments[:, 2] - part.segments[:, 1]).max()) for part in data.training)
+    longest = max(_longest_episode(part) for part in data.training)
     if (chunk := config.data.actions_per_chunk) > longest:
         lines.append(
             f"data.chunk_size {chunk:,} is longer than every episode ({longest:,} frames): the rest is padding"
@@ -152,6 +152,12 @@ def _format_amount(part: EpisodeDataset | None) -> str:
         return "nothing"
     episodes = len(np.unique(part.segments[:, 0]))
     return f"{len(part):,} frame{'s' if len(part) > 1 else ''} of {episodes:,} episode{'s' if episodes > 1 else ''}"
+
+
+def _longest_episode(part: EpisodeDataset) -> int:
+    """Frames of its longest episode; segments may be the first frames of chunks alone."""
+    table = part.catalog.episodes
+    return int(table.lengths[table.rows_of(part.segments[:, 0])].max())
 
 
 def _count_tasks(part: EpisodeDataset) -> int:
