@@ -140,6 +140,33 @@ def test_skypilot_task_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
     assert extras is not None
 
 
+@pytest.mark.parametrize("script", ["scripts/start-or-resume", "scripts/slurm/train.sbatch"])
+def test_a_string_of_further_settings_reaches_the_run(script: str, tmp_path: Path) -> None:
+    """Words of EXTRA_ARGS follow those of the command, and no pattern in them becomes file names."""
+    (tmp_path / "bin").mkdir()
+    srun = tmp_path / "bin/srun"
+    srun.write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    srun.chmod(0o755)
+    variables = {"EXTRA_ARGS": "--seed 3  --optim.freeze s*", "MASTER_ADDR": "here", "SLURM_NODEID": "0"}
+    variables |= {"SLURM_NNODES": "1", "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "here"}
+    words, _ = started(
+        f"PATH=$PATH:{srun.parent} {script} {tmp_path}/run c.yaml --steps 5", variables, tmp_path / "own"
+    )
+    expected = [
+        "train",
+        "c.yaml",
+        "--output-dir",
+        f"{tmp_path}/run",
+        "--steps",
+        "5",
+        "--seed",
+        "3",
+        "--optim.freeze",
+        "s*",
+    ]
+    assert words == [*expected, "--launch", "1"]
+
+
 def test_start_or_resume_without_a_config_is_wrong_input() -> None:
     done = subprocess.run([ROOT / "scripts/start-or-resume", "run"], capture_output=True, text=True)
     assert done.returncode == 2
