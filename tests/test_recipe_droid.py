@@ -11,8 +11,11 @@ import re
 import socket
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("huggingface_hub", reason="needs the extra hub")
@@ -26,6 +29,8 @@ from understudy import Catalog, EpisodeDataset
 from understudy.cli import main
 from understudy.config.schema import load
 from understudy.config.train import TrainConfig
+from understudy.contract.facts import read_contract
+from understudy.contract.mismatch import ContractWarning
 from understudy.distributed.mesh import mesh_shape
 
 ROOT = Path(__file__).parents[1]
@@ -67,7 +72,7 @@ def test_recipe_runs_word_for_word(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     data.parent.mkdir()
     variables = {"DATASET": f"hf://datasets/{REPO}/success", "RANGES_REPO": REPO, "RANGES_REVISION": "main"}
     variables |= {"DATA": str(data), "RUN": str(run), "MASTER_PORT": str(free_port())}
-    variables |= {"NODES": "1", "GPUS": "1", "STEPS": "1", "BATCH": "4"}
+    variables |= {"NODES": "1", "GPUS": "1", "STEPS": "1", "BATCH": "4", "PORT": str(free_port())}
     released, flow, tiny = re.findall(r'POLICY="(--policy.*?)"', PAGE)
     assert "lerobot/pi05_base" in released
     variables["POLICY"] = flow
@@ -75,6 +80,7 @@ def test_recipe_runs_word_for_word(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [" ".join(words[:2]) for words in commands if words[0] in ("understudy", "hf")] == [
         *("understudy edit", "hf download", "understudy inspect", "understudy ranges"),
         *("understudy tokenizer", "understudy validate", "understudy export"),
+        *("understudy replay", "understudy serve"),
     ]
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -85,7 +91,9 @@ def test_recipe_runs_word_for_word(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub"), "CUDA_VISIBLE_DEVICES": ""}
         env |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
         for words in commands:
-            if words[0] == "understudy":
+            if words[:2] == ["understudy", "serve"]:
+                serve_and_act(words, variables["PORT"])
+            elif words[0] == "understudy":
                 assert main.main(words[1:]) == 0, words
             elif words[0] == "sbatch":
                 assert settings_of(words) == settings_of(next(w for w in commands if w[0] == "torchrun"))
@@ -109,6 +117,11 @@ def test_recipe_runs_word_for_word(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     policy = json.loads((run / "policy/config.json").read_text())
     assert sorted(policy["cameras"]) == sorted(f"observation.image.{camera}" for camera in CAMERAS)
     assert (policy["action_dim"], policy["state_dim"], policy["chunk"]) == (8, 8, 16)
+    contract = read_contract(run / "policy")
+    assert contract is not None
+    [robot] = contract.robots.values()
+    assert " | ".join(catalog.tasks).count(" | ") > len(catalog.tasks) - 1
+    assert not [task for task in robot.tasks if " | " in task]
 
     # The same commands for pi0.5, fresh and tiny, in this process: its launch differs in nothing else.
     small = {"CONFIG": "recipes/droid/pi05.yaml", "POLICY": tiny.replace("runs/droid", str(run))}
@@ -139,6 +152,21 @@ def test_recipe_variants_are_settings() -> None:
         main.read_settings("train", [str(RECIPE / "flow.yaml"), "--data.root", "d", *text.split()])
     released = re.findall(r'^ +POLICY="(--policy\.weights.*)"$', PAGE, flags=re.MULTILINE)
     main.read_settings("train", [str(RECIPE / "pi05.yaml"), "--data.root", "d", *released[0].split()])
+
+
+def serve_and_act(command: list[str], port: str) -> None:
+    """Serve as the page does, in a process of its own, and run the page's client."""
+    [client] = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    found: dict[str, Any] = {}
+    with subprocess.Popen([sys.executable, "-m", *command]) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PORT", port)
+        try:
+            with warnings.catch_warnings(action="ignore", category=ContractWarning):  # its images are black
+                exec(client, found)
+        finally:
+            server.terminate()
+    assert found["joint_velocities"].shape == (7,)
+    assert np.isfinite(found["action"]).all()
 
 
 def free_port() -> int:

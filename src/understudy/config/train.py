@@ -89,6 +89,9 @@ class AugmentConfig:
     """Largest random shift of images in pixels, in each direction, with repeated edges; 0 disables it."""
     text_dropout: Annotated[float, Interval(ge=0, le=1)] = 0.0
     """Share of samples whose instruction is replaced by the empty text."""
+    task_separator: str = ""
+    """Text between several instructions of an episode, such as DROID's ` | `: each sample gets one of them, drawn for
+    its position, and each validation frame one drawn for the frame. Empty: the task text as it is."""
 
 
 @dataclass(frozen=True)

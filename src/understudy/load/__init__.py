@@ -11,6 +11,7 @@ loader_threads        the loader's threads
 batch_builder         one thread's part of a batch
 row_batches           rows for several batches at once
 images                images for batches: clip readers, cursors, decoded images, buffers
+instructions          one of several instructions in a task text, per sample
 mixed_batches         one set of keys, dtypes and shapes for several datasets
 memory_plan           memory needed before the first batch, and the decode policies that fit it
 fit_order             a new order that fits a memory

@@ -20,6 +20,7 @@ from understudy.batch_keys import HOST_KEYS, LOSS_WEIGHT, PROMPT_METADATA, TASK
 from understudy.distributed.mesh import Mesh, sync_gradients
 from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
 from understudy.errors import ConfigError
+from understudy.load.instructions import draw_instructions
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.state import clip_factor, grad_dtype, local
 from understudy.order import sample_uniform
@@ -62,11 +63,15 @@ def apply_augmentation(
 
 
 def drop_instructions(batch: Mapping[str, Any], augment: "AugmentConfig", seed: int) -> dict[str, Any]:
-    """Replace some instructions by the empty text, on the host."""
-    if not augment.text_dropout:
+    """Draw one of several instructions, and replace some by the empty text, on the host."""
+    if not (augment.text_dropout or augment.task_separator):
         return dict(batch)
-    draws = torch.from_numpy(sample_uniform(seed, "text dropout", batch["position"].numpy()))
-    return {**batch, TASK: drop_texts(batch[TASK], draws, augment.text_dropout)}
+    positions = batch["position"].numpy()
+    texts = draw_instructions(batch[TASK], augment.task_separator, seed, positions)
+    if augment.text_dropout:
+        draws = torch.from_numpy(sample_uniform(seed, "text dropout", positions))
+        texts = drop_texts(texts, draws, augment.text_dropout)
+    return {**batch, TASK: texts}
 
 
 def drop_metadata(batch: Mapping[str, Any], data: "DataConfig", seed: int) -> dict[str, Any]:

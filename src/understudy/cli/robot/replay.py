@@ -108,8 +108,10 @@ def replay_episode(
     """
     import numpy as np
 
+    from understudy.batch_keys import TASK
     from understudy.config.serve import ServeConfig
     from understudy.contract.mismatch import ContractWarning
+    from understudy.data.dataset import EpisodeDataset
     from understudy.serve.client import RemotePolicy
     from understudy.serve.protocol import Noise
     from understudy.serve.server import running_server
@@ -119,6 +121,10 @@ def replay_episode(
     dataset = validation.datasets[source]
     length = int(dataset.catalog.episodes.lengths[dataset.catalog.episodes.row_of(episode)])
     expected = dict(_open_loop(state, validation, source, episode))
+    task = next(task for _, _, task in expected.values())
+    # A robot also sees the frames that a selection leaves out.
+    keys = [key for key in dataset.keys if key not in dataset.missing_cameras]
+    recorded = EpisodeDataset(dataset.catalog, episodes=[episode], keys=keys, prompt_metadata=dataset.prompts.names)
     names = validation.action_names(source)
     largest, dimension, parts_at, chunks = 0.0, "", None, 0
     options = ServeConfig(policy=config.run, port=0, contract=config.contract, warm_up=0)
@@ -126,11 +132,12 @@ def replay_episode(
         warnings.simplefilter("ignore", ContractWarning)  # they are in the result
         policy.reset()
         for frame in range(length):
-            observation = _observation(dataset.batch(np.array([episode]), np.array([frame])), robot)
+            observation = _observation(recorded.batch(np.array([episode]), np.array([frame])), robot)
             if frame not in expected:
-                policy.observe(observation)
+                policy.observe(observation | {TASK: task})
                 continue
-            position, actions = expected[frame]
+            position, actions, task = expected[frame]
+            observation[TASK] = task
             served = policy.act(observation, steps=STEPS, noise=Noise(state.config.seed, position, "open loop"))
             chunks += 1
             steps = min(len(actions), length - frame)
@@ -145,14 +152,15 @@ def replay_episode(
 
 def _open_loop(
     state: "TrainState", validation: "ValidationData", source: int, episode: int
-) -> "Iterator[tuple[int, tuple[int, np.ndarray]]]":
-    """Yield (frame, (identity of its noise, actions [T, A])) of the chunks that an open-loop validation predicts.
+) -> "Iterator[tuple[int, tuple[int, np.ndarray, str]]]":
+    """Yield (frame, (identity of its noise, actions [T, A], instruction)) of the chunks of an open-loop validation.
 
     Each is computed alone: the rounding of a batch may depend on its size.
     """
     import numpy as np
     import torch
 
+    from understudy.batch_keys import TASK
     from understudy.errors import ConfigError
     from understudy.load.validation.validation_data import UNREADABLE
     from understudy.policies.common.task_modes import POLICY
@@ -171,20 +179,20 @@ def _open_loop(
         batch = validation.read(part)
         if error := batch.pop(UNREADABLE):
             raise ConfigError(f"episode {episode}: a frame cannot be read: {next(iter(error.values()))}")
-        identity = validation.identity(part)
+        identity, task = validation.identity(part), batch[TASK][0]
         here = batch_to_device(policy.preprocess(batch), state.mesh.device)
         with torch.no_grad():
             actions = predict_actions(policy, here, identity, state.config.seed, mode)[0]
-        yield int(validation.frame[number]), (int(identity[0]), actions.float().cpu().numpy())
+        yield int(validation.frame[number]), (int(identity[0]), actions.float().cpu().numpy(), task)
 
 
 def _observation(batch: Mapping[str, Any], robot: "RobotPolicy") -> dict[str, Any]:
-    """Return the present of a sample as a robot sends it: recorded images [H, W, 3], the state, the instruction."""
-    from understudy.batch_keys import PROMPT_METADATA, STATE, TASK
+    """Return the present of a sample as a robot sends it: recorded images [H, W, 3], the state, prompt metadata."""
+    from understudy.batch_keys import PROMPT_METADATA, STATE
     from understudy.prompt_metadata import label
 
     config = robot.config
-    found: dict[str, Any] = {TASK: batch[TASK][0]}
+    found: dict[str, Any] = {}
     for key in (*config.cameras, *((STATE,) if config.state_dim else ())):
         missing = batch.get(f"{key}_is_missing")
         if key not in batch or (missing is not None and bool(missing[0])):

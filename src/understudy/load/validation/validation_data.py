@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import ACTION, HEAD
+from understudy.batch_keys import ACTION, HEAD, TASK
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError, SourceError
 from understudy.load.images.decoded_cache import decoded_bytes, keep_decoded
+from understudy.load.instructions import draw_instructions
 from understudy.load.mixed_batches import Mixture
 from understudy.load.validation.validation_sample import frame_counts, identity, sample_frames
 from understudy.order.random.keys import make_key
@@ -107,10 +108,12 @@ class ValidationData:
     """Whether samples that cannot be read are skipped."""
     weight: np.ndarray | None = None
     """float64 (N,): weight of each sample in means, its frame weight; None: all count the same."""
+    task_separator: str = ""
+    """Text between several instructions of an episode, of which a sample gets one; "": the task text as it is."""
 
     @classmethod
     def from_sources(
-        cls, data: Sources, mixed: bool, limit: int = 0, skip_unreadable: bool = False
+        cls, data: Sources, mixed: bool, limit: int = 0, skip_unreadable: bool = False, task_separator: str = ""
     ) -> "ValidationData | None":
         """Take the validation samples of a run's sources; None if there are none.
 
@@ -120,6 +123,7 @@ class ValidationData:
                 sample's identity, so it may be renamed.
             limit: largest number of samples; 0 takes all validation frames.
             skip_unreadable: skip samples that cannot be read.
+            task_separator: text between several instructions of an episode, of which a sample gets one.
         """
         present = sorted(
             (name, number) for number, name in enumerate(data.names) if data.validation[number] is not None
@@ -160,6 +164,7 @@ class ValidationData:
             size=data.size,
             skip_unreadable=skip_unreadable,
             weight=weight,
+            task_separator=task_separator,
         )
 
     def __len__(self) -> int:
@@ -237,6 +242,9 @@ class ValidationData:
             of_source = self.datasets[own].batch(self.episode[part][at], self.frame[part][at])
             parts[int(self.numbers[own])] = self._resize(of_source)
         batch = self.mixture.join(parts, self.numbers[sources])
+        if self.task_separator:
+            keys = identity(self.episode[part], self.frame[part], self.keys[sources])
+            batch[TASK] = draw_instructions(batch[TASK], self.task_separator, 0, keys)
         if len(self.heads) > 1:
             batch[HEAD] = torch.from_numpy(self.head_of[sources])
         return batch

@@ -24,6 +24,7 @@ from understudy.data.selection.distinct import distinct
 from understudy.data.stats.norm_heads import compute_statistics
 from understudy.data.stats.normalization import Statistics
 from understudy.errors import DatasetError, SourceError
+from understudy.load.instructions import split_task
 from understudy.progress import Progress
 from understudy.train.data.run_data import RunData, dataset_fingerprint, head_members
 from understudy.train.track import metrics_file
@@ -119,7 +120,9 @@ def _robot(
 ) -> RobotFacts:
     members = _members(data, number)
     first, source = data.training[members[0]], config.data.mixed()[members[0]]
-    tasks = list(dict.fromkeys(task for n in members for task in _tasks(data.training[n])))
+    separator = config.augment.task_separator
+    stored = (text for n in members for text in data.training[n].catalog.tasks)
+    tasks = list(dict.fromkeys(task for text in stored for task in split_task(text, separator)))
     tasks += [""] if config.augment.text_dropout and "" not in tasks else []
     cameras = {}
     for camera, numbers in _cameras_of(data, number).items():
@@ -147,10 +150,6 @@ def _vector(part: EpisodeDataset, key: str, own: str, statistics: Statistics | N
     unknown = np.full(len(names), np.nan)
     figures = {name: unknown if statistics is None else np.asarray(getattr(statistics, name)) for name in _FIGURES}
     return VectorFacts(own or key, names, figures)
-
-
-def _tasks(part: EpisodeDataset) -> Sequence[str]:
-    return part.catalog.tasks
 
 
 def _look(camera: str, parts: Sequence[EpisodeDataset], count: int, bar: Progress) -> CameraPrint | None:

@@ -5,6 +5,7 @@ from heapq import nlargest
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
+from understudy.load.instructions import split_task
 from understudy.prompt_metadata import add_metadata
 
 _MOST = 1000  # longest texts by characters, among which the longest by tokens is sought
@@ -26,9 +27,14 @@ def prompt_fields(training: Sequence[EpisodeDataset]) -> list[str]:
     return sorted(add_metadata([""] * len(texts), list(texts)))
 
 
-def longest_prompts(training: Sequence[EpisodeDataset]) -> list[str]:
+def instructions(training: Sequence[EpisodeDataset], separator: str) -> set[str]:
+    """Return the distinct instructions of training; `separator` is that of `augment.task_separator`."""
+    return {task for part in training for text in part.catalog.tasks for task in split_task(text, separator)}
+
+
+def longest_prompts(training: Sequence[EpisodeDataset], separator: str = "") -> list[str]:
     """Return the longest instructions with the longest metadata, all of it; by characters, the longest first."""
-    tasks = nlargest(_MOST, {task for part in training for task in part.catalog.tasks}, len)
+    tasks = nlargest(_MOST, instructions(training, separator), len)
     fields = nlargest(_MOST, {text for part in training for text in part.prompts.texts}, len)
     pairs = [(task, text) for task in tasks for text in fields[: max(1, _MOST // len(tasks))]]
     return add_metadata([task for task, _ in pairs], [text for _, text in pairs])

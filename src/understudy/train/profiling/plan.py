@@ -33,7 +33,7 @@ from understudy.optim.state import local
 from understudy.policies.draws import make_draws
 from understudy.progress import Progress
 from understudy.train.data.hub_files import with_local_files
-from understudy.train.data.prompts import longest_prompts, prompt_fields
+from understudy.train.data.prompts import instructions, longest_prompts, prompt_fields
 from understudy.train.data.run_data import RunData, choose_normalization, open_data, read_first_batch
 from understudy.train.data.token_budget import check_budget
 from understudy.train.micro_batches import largest_part
@@ -201,7 +201,7 @@ def plan_for(
         bytes_per_parameter=state / max(1, found.trained_here),
         flops_per_sample=single.flops,
         tokens_per_sample=single.tokens,
-        longest_prompt=network.prompt_room(longest_prompts(data.training)),
+        longest_prompt=network.prompt_room(longest_prompts(data.training, config.augment.task_separator)),
         conditions={
             "device": device,
             "ranks": world_size,
@@ -276,8 +276,7 @@ def trace_step(
         max_num_tokens=None,
         max_samples=None,
     )
-    texts = {task for part in data.training for task in part.catalog.tasks}
-    distinct = len(texts) + (config.augment.text_dropout > 0)
+    distinct = len(instructions(data.training, config.augment.task_separator)) + (config.augment.text_dropout > 0)
     if fields := len(config.data.prompt_metadata):  # each of its subsets, where fields are dropped
         distinct *= len(prompt_fields(data.training)) * 2**fields + 1
 

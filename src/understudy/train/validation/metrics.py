@@ -23,6 +23,7 @@ import numpy as np
 
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
+from understudy.load.instructions import split_task
 from understudy.load.validation.validation_data import ValidationData
 from understudy.policies.common.task_modes import FLOW, TRAINS
 
@@ -277,7 +278,7 @@ def _tasks(validation: ValidationData) -> set[str]:
         for row in table.rows_of(np.unique(validation.episode[validation.source == number])).tolist():
             named = [int(task) for task in table.tasks_of(row)]
             found |= {texts[task] for task in named} if named and min(named) >= 0 else set(texts)
-    return found
+    return {task for text in found for task in split_task(text, validation.task_separator)}
 
 
 def _suggest(name: str, known: Sequence[str]) -> str:

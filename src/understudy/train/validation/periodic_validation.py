@@ -23,7 +23,8 @@ from understudy.train.validation.validation_loss import ValidationFailed, Valida
 def read_validation_data(config: TrainConfig, data: RunData) -> ValidationData | None:
     """Return the validation frames of all sources; None if there are none."""
     skip = config.data.on_bad_frame == "substitute"
-    return ValidationData.from_sources(data, bool(config.data.sources), config.val.frames, skip)
+    separator = config.augment.task_separator
+    return ValidationData.from_sources(data, bool(config.data.sources), config.val.frames, skip, separator)
 
 
 def open_validation(config: TrainConfig, data: RunData) -> ValidationData | None:
