@@ -21,7 +21,14 @@ from support.arm import (
 )
 from understudy.contract.camera_print import CameraPrint, shrink
 from understudy.contract.declared import Declaration, compare_declaration
-from understudy.contract.facts import CameraFacts, InputContract, RobotFacts, read_contract, write_contract
+from understudy.contract.facts import (
+    CameraFacts,
+    InputContract,
+    RobotFacts,
+    VectorFacts,
+    read_contract,
+    write_contract,
+)
 from understudy.contract.observed import LEAST_SEEN, ObservationCheck
 
 STEPS = 20
@@ -122,6 +129,46 @@ def test_a_camera_that_rests_with_the_robot_is_no_frozen_camera(contract: InputC
     rest = states(1, 5)[0]
     still = front(lambda x: FIXED)
     assert found_in(contract, lambda seen: still({**seen, "joints": rest})) == set()
+
+
+@pytest.mark.parametrize("value", [1e18, -1e200, 1e308, 2**62])
+def test_an_absurd_number_is_reported_at_once(value: float, contract: InputContract) -> None:
+    """Numbers whose squares overflow once made the search for another order endless."""
+    glitch = state(lambda x: np.where(np.arange(7) % 3 == 0, value, x))
+    for steps in (1, 2 * LEAST_SEEN):
+        assert found_in(contract, glitch, steps) == {("range", "joints")}
+    assert found_in(contract, state(lambda x: x * 1e5), 1) <= {("range", "joints"), ("scale", "joints")}
+
+
+def table_check() -> tuple[ObservationCheck, np.random.Generator]:
+    """Positions on a table in meters, around 0: factors of units are hard to tell from each other."""
+    rng = np.random.default_rng(0)
+    poses = rng.uniform((-0.25, -0.25, 0.02), (0.25, 0.25, 0.2), (2000, 3))
+    figures = {"mean": poses.mean(0), "std": poses.std(0), "min": poses.min(0), "max": poses.max(0)}
+    figures |= {"q01": np.quantile(poses, 0.01, 0), "q99": np.quantile(poses, 0.99, 0)}
+    facts = VectorFacts("state", ("x", "y", "z"), figures)
+    return ObservationCheck(InputContract({"": RobotFacts(10, 8, "", "", facts, facts, {}, (), 0, 22)}), ""), rng
+
+
+@pytest.mark.parametrize(
+    ("factor", "kinds"), [(100, {"scale"}), (1000, {"scale"}), (180 / np.pi, {"scale", "degrees"})]
+)
+def test_a_unit_is_named_only_where_its_factor_fits_clearly_better(factor: float, kinds: set[str]) -> None:
+    check, rng = table_check()
+    for _ in range(24):
+        check.reset()
+        start = rng.uniform((-0.25, -0.25, 0.02), (0.25, 0.25, 0.2))
+        found = [
+            mismatch.kind
+            for _ in range(20)
+            for mismatch in check.look({"state": factor * (start + rng.normal(0, 0.003, 3)), "task": ""})
+        ]
+        assert len(found) == 1, found
+        assert set(found) <= kinds
+
+
+def test_zeros_have_no_unit(contract: InputContract) -> None:
+    assert found_in(contract, state(lambda x: 0 * x)) == {("range", "joints")}
 
 
 def recordings(seed: int, episodes: int) -> list[np.ndarray]:

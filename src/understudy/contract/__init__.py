@@ -5,6 +5,7 @@ facts              `InputContract`: keys, names, ranges and appearance of each i
 camera_print       how the images of a camera looked in training, and how well an image fits
 vector_likelihood  how well numbers fit those of training, as they are or after a unit change or another order
 mismatch           `Mismatch`: one difference between the inputs of training and of a robot
+image_size         sizes of images that are refused before any work
 declared           the robot's own declaration (keys, names, rate) against the facts
 observed           observations against the facts, over time
 """

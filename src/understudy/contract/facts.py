@@ -58,8 +58,18 @@ class VectorFacts:
         """Deviation of each dimension; of a constant one, 1 % of its range or 0.001 of its size."""
         figures = self.figures
         std = np.where(np.isnan(figures["std"]), (figures["q99"] - figures["q01"]) / 4, figures["std"])
-        least = np.maximum(1e-3 * np.maximum(np.abs(self.center), 1.0), 0.01 * np.nan_to_num(self.high - self.low))
+        least = np.maximum(self.slack, 0.01 * np.nan_to_num(self.high - self.low))
         return np.maximum(np.nan_to_num(std), np.where(np.nan_to_num(std) > 0, 0.01 * std, least))
+
+    @property
+    def slack(self) -> np.ndarray:
+        """Differences of each dimension that count as rounding and noise."""
+        return 1e-3 * np.maximum(np.abs(self.center), 1.0)
+
+    @property
+    def margin(self) -> np.ndarray:
+        """Distance beyond `low` and `high` that is still usual: a tenth of the range, and twice the slack."""
+        return 0.1 * np.nan_to_num(self.high - self.low) + 2 * self.slack
 
     def _end(self, name: str, instead: str, deviations: float) -> np.ndarray:
         found = np.where(np.isnan(self.figures[name]), self.figures[instead], self.figures[name])

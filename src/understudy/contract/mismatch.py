@@ -33,6 +33,15 @@ Kind = Literal[
 """Kinds of mismatch. `degrees` and `radians` are units that came; `normalized` numbers came instead of raw ones."""
 
 
+_MOST_LETTERS = 600
+
+
+def printable(text: str, most: int = _MOST_LETTERS) -> str:
+    """Return the text of a robot for a line of a log: at most `most` letters, and those that do not print escaped."""
+    short = text if len(text) <= most else f"{text[:most]}… ({len(text):,} letters)"
+    return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in short)
+
+
 @dataclass(frozen=True)
 class Mismatch:
     """One difference.
@@ -52,10 +61,10 @@ class Mismatch:
     fix: str = ""
 
     def __str__(self) -> str:
-        """One line."""
-        fix = f" ({self.fix})" if self.fix else ""
-        where = f"{self.key}: " if self.key else ""
-        return f"{where}{self.kind}: training saw {self.trained}, the robot sends {self.came}{fix}"
+        """One line, in which long values are cut."""
+        key, trained, came, fix = map(printable, (self.key, self.trained, self.came, self.fix))
+        where, fix = f"{key}: " if key else "", f" ({fix})" if fix else ""
+        return f"{where}{self.kind}: training saw {trained}, the robot sends {came}{fix}"
 
 
 class ContractError(UnderstudyError, ValueError):

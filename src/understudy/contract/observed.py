@@ -12,7 +12,7 @@ dimensions needs ranges of more than `_FEW_EPISODES` training episodes; with few
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from hashlib import blake2b
 from typing import Any
@@ -22,8 +22,9 @@ import numpy as np
 from understudy.batch_keys import PROMPT_METADATA
 from understudy.contract.camera_print import Explanation, explanations, shrink
 from understudy.contract.facts import InputContract, VectorFacts
+from understudy.contract.image_size import size_error
 from understudy.contract.mismatch import Kind, Mismatch
-from understudy.contract.vector_likelihood import Unit, best_order, log_likelihood, unit_likelihoods
+from understudy.contract.vector_likelihood import FACTORS, NORMALIZED, best_order, converted, log_likelihood
 
 LEAST_SEEN = 5
 """Observations before numbers or images are explained."""
@@ -31,6 +32,11 @@ _MOST_SEEN = 64  # observations that count, the latest ones
 _REPEATED = 3  # equal images in a row while the robot moves
 _REPEATED_S = 0.5  # seconds that they last: a camera may be slower than the robot
 _BETTER = 2.0  # nats per number that an explanation gains
+_CLEARLY = 1.0  # nats by which the factor of a unit must fit better than those of other units
+_ABSURD = 1000.0  # deviations outside the range of training; one such number is reported at once
+_MOST_EXTRA = 8  # keys that are no inputs, by name
+_LONGEST_TASK = 1000  # letters that are compared
+_LARGEST = 1e100  # larger numbers of a state are compared as this one: their squares would overflow
 _OUTSIDE = 0.5  # share of the observations outside the range of training from which a dimension needs an explanation
 _FEW_EPISODES = 12  # ranges of so few are narrow: a new scene leaves them, and another order may seem to explain it
 _MOVED_OUTSIDE = 0.2  # share of the exchanged dimensions that must be outside the range of training
@@ -101,8 +107,10 @@ class ObservationCheck:
                 near = get_close_matches(own, extra, 1, 0.6)
                 fix = f"is it {near[0]!r}?" if near else f"send it as {own!r}"
                 yield Mismatch("missing key", own, "this input", f"{', '.join(sorted(observation)) or 'nothing'}", fix)
-        for key in extra:
+        for key in extra[:_MOST_EXTRA]:
             yield Mismatch("extra key", key, "no such input", "it, which is ignored", "leave it out")
+        if (more := len(extra) - _MOST_EXTRA) > 0:
+            yield Mismatch("extra key", "", "no such inputs", f"{more} others, which are ignored", "leave them out")
 
     def _instruction(self, observation: Mapping[str, Any]) -> Iterator[Mismatch]:
         task, tasks = observation.get(_TASK), self._facts.tasks
@@ -110,7 +118,7 @@ class ObservationCheck:
             return
         plain = {_plain(known): known for known in tasks}
         if _plain(task) not in plain:
-            near = get_close_matches(_plain(task), plain, 1, 0.0)
+            near = get_close_matches(_plain(task)[:_LONGEST_TASK], plain, 1, 0.0)
             several = (
                 f"{len(tasks)} instruction{'s' if len(tasks) > 1 else ''}, the nearest {plain[near[0]]!r}"
                 if near
@@ -135,14 +143,20 @@ class ObservationCheck:
         if value is None:
             return None
         state = np.asarray(value, np.float64).reshape(-1)
-        return state[: facts.width] if len(state) >= facts.width and np.isfinite(state).all() else None
+        if len(state) < facts.width or not np.isfinite(state).all():
+            return None
+        return np.clip(state[: facts.width], -_LARGEST, _LARGEST)
 
     def _numbers(self) -> Iterator[Mismatch]:
         """Explain the states so far."""
         facts = self._facts.state
-        if facts is None or len(self._states) < LEAST_SEEN or self._said(facts.key):
+        if facts is None or self._said(facts.key):
             return
         values = np.stack(self._states)
+        if _outside(values[-1:], facts, _ABSURD * np.maximum(facts.spread, facts.slack)).any():
+            values = values[-1:]
+        elif len(values) < LEAST_SEEN:
+            return
         if (bad := _outside(values, facts)).any():
             yield self._explain(values, facts, bad)
 
@@ -163,12 +177,20 @@ class ObservationCheck:
         plain = log_likelihood(values, facts).mean(0)
         total = float(plain.sum())
         candidates: list[tuple[float, Mismatch]] = []
-        for unit, each in unit_likelihoods(values, facts).items():
-            gains = each.mean(0) - plain
+        units: list[tuple[float, str, np.ndarray]] = []
+        for unit in (*FACTORS, NORMALIZED):
+            own, likelihood = converted(values, facts, unit)
+            gains = np.where(values == 0, 0.0, likelihood - log_likelihood(values, facts)).mean(0)  # 0 has no unit
             # One joint may have another unit; normalized numbers are so in all dimensions.
-            which = np.ones_like(bad) if unit == "normalized" else bad & (gains > _BETTER)
+            which = np.ones_like(bad) if unit == NORMALIZED else bad & (gains > _BETTER)
+            which &= ~_outside(own, facts, np.nan_to_num(facts.high - facts.low))
             if gains[which].sum() > _BETTER * bad[which].sum() > 0:
-                candidates.append((float(gains[which].sum()), _unit_mismatch(unit, values, facts, which & bad)))
+                units.append((float(gains[which].sum()), unit, which & bad))
+        if units:
+            units.sort(key=lambda fit: fit[0])
+            gain, unit, which = units[-1]
+            rivals = [other for fit, other, _ in units[:-1] if gain - fit < _CLEARLY]
+            candidates.append((gain, _unit_mismatch(unit, rivals, values, facts, which)))
         order = best_order(values, facts)
         is_few = 0 < self._facts.episodes <= _FEW_EPISODES
         moved = order != np.arange(facts.width)
@@ -182,7 +204,7 @@ class ObservationCheck:
             other = robot.state
             if head != self._head and other is not None and other.width == facts.width:
                 gain = float(log_likelihood(values, other).mean(0).sum()) - total
-                if gain > _BETTER * facts.width:
+                if gain > _BETTER * facts.width and not _outside(values, other, other.high - other.low).any():
                     came = f"a state like that of {head}"
                     fix = f"load the policy with head={head!r}"
                     candidates.append((gain, Mismatch("other robot", facts.key, self._head, came, fix)))
@@ -204,6 +226,10 @@ class ObservationCheck:
                 found.append(Mismatch("dtype", camera.key, f"uint8 {(*camera.size, 3)}", came, fix))
                 continue
             (height, width), (own_height, own_width) = image.shape[:2], camera.size
+            if error := size_error(height, width, camera.size):
+                came, fix = f"{width}x{height}: {error}", "send images as recorded"
+                found.append(Mismatch("shape", camera.key, f"images of {own_width}x{own_height}", came, fix))
+                continue
             if own_height and abs(height * own_width / (width * own_height) - 1) > _ASPECT:
                 came, fix = f"{width}x{height}", "send whole images as recorded; the policy resizes them"
                 found.append(Mismatch("shape", camera.key, f"images of {own_width}x{own_height}", came, fix))
@@ -282,16 +308,18 @@ class _Look:
         return None
 
 
-def _unit_mismatch(unit: Unit, values: np.ndarray, facts: VectorFacts, which: np.ndarray) -> Mismatch:
+def _unit_mismatch(
+    unit: str, rivals: Sequence[str], values: np.ndarray, facts: VectorFacts, which: np.ndarray
+) -> Mismatch:
     trained, came = _ranges(values, facts, which)
-    if unit == "degrees":
-        return Mismatch("degrees", facts.key, trained, f"{came}, as if in degrees", "send radians")
-    if unit == "radians":
-        return Mismatch("radians", facts.key, trained, f"{came}, as if in radians", "send degrees")
-    if unit == "normalized":
+    if rivals:
+        others = " or ".join(other.partition(" for ")[0] for other in (unit, *rivals))
+        return Mismatch("scale", facts.key, trained, f"{came}, as if {others}", "send the unit of the recordings")
+    if unit == NORMALIZED:
         return Mismatch("normalized", facts.key, trained, f"{came}, as if normalized", "send the robot's own numbers")
-    factor = {"x1000": "1000 times as large", "x0.001": "a thousandth"}[unit]
-    return Mismatch("scale", facts.key, trained, f"{came}, {factor}", "send the unit of the recordings")
+    sent, _, wanted = unit.partition(" for ")
+    kind: Kind = "degrees" if sent == "degrees" else "radians" if sent == "radians" else "scale"
+    return Mismatch(kind, facts.key, trained, f"{came}, as if in {sent}", f"send {wanted}")
 
 
 def _ranges(values: np.ndarray, facts: VectorFacts, which: np.ndarray) -> tuple[str, str]:
@@ -303,9 +331,9 @@ def _ranges(values: np.ndarray, facts: VectorFacts, which: np.ndarray) -> tuple[
     return ", ".join([*trained, *more]), ", ".join([*came, *more])
 
 
-def _outside(values: np.ndarray, facts: VectorFacts) -> np.ndarray:
-    """Whether most numbers of a dimension are outside its range by a tenth of it, bool (D,)."""
-    margin = 0.1 * np.nan_to_num(facts.high - facts.low) + 2e-3 * np.maximum(np.abs(facts.center), 1.0)
+def _outside(values: np.ndarray, facts: VectorFacts, more: "np.ndarray | float" = 0.0) -> np.ndarray:
+    """Whether most numbers of a dimension are outside its range by its margin and `more`, bool (D,)."""
+    margin = facts.margin + more
     return np.asarray(((values > facts.high + margin) | (values < facts.low - margin)).mean(0) > _OUTSIDE)
 
 

@@ -5,15 +5,24 @@ not decide. A changed unit pays for its stretch: log p(x) = log t((f(x) - mean) 
 Differences between explanations are in nats per number, and need no threshold of units.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Mapping
 
 import numpy as np
 
 from understudy.contract.facts import VectorFacts
 
-Unit = Literal["degrees", "radians", "normalized", "x1000", "x0.001"]
-_RADIAN = np.pi / 180
+FACTORS: Mapping[str, float] = {
+    "degrees for radians": 180 / np.pi,
+    "radians for degrees": np.pi / 180,
+    "millimeters for meters": 1e3,
+    "meters for millimeters": 1e-3,
+    "centimeters for meters": 1e2,
+    "meters for centimeters": 1e-2,
+    "inches for meters": 1 / 0.0254,
+    "meters for inches": 0.0254,
+}
+"""Changed unit -> factor of its numbers."""
+NORMALIZED = "normalized"
 _FREEDOM = 3.0
 
 
@@ -22,18 +31,19 @@ def log_likelihood(values: np.ndarray, facts: VectorFacts) -> np.ndarray:
     return _density(values, facts.center, facts.spread) - np.log(facts.spread)
 
 
-def unit_likelihoods(values: np.ndarray, facts: VectorFacts) -> dict[Unit, np.ndarray]:
-    """Log density of each number, float64 (n, D), if the robot sends another unit than that of training."""
-    stretches: Mapping[Unit, tuple[Callable[[np.ndarray], np.ndarray], np.ndarray]] = {
-        "degrees": (lambda x: x * _RADIAN, np.full(facts.width, _RADIAN)),
-        "radians": (lambda x: x / _RADIAN, np.full(facts.width, 1 / _RADIAN)),
-        "normalized": (lambda x: x * facts.spread + facts.center, facts.spread),
-        "x1000": (lambda x: x / 1000, np.full(facts.width, 1e-3)),
-        "x0.001": (lambda x: x * 1000, np.full(facts.width, 1e3)),
-    }
-    return {
-        unit: log_likelihood(change(values), facts) + np.log(stretch) for unit, (change, stretch) in stretches.items()
-    }
+def converted(values: np.ndarray, facts: VectorFacts, unit: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return numbers in the unit of training, and the log density of each, float64 (n, D) both.
+
+    Args:
+        values: numbers of the robot, float64 (n, D).
+        facts: of training.
+        unit: one of `FACTORS`, or `NORMALIZED`.
+    """
+    if unit == NORMALIZED:
+        own, stretch = values * facts.spread + facts.center, facts.spread
+    else:
+        own, stretch = values / FACTORS[unit], np.full(facts.width, 1 / FACTORS[unit])
+    return own, log_likelihood(own, facts) + np.log(stretch)
 
 
 def best_order(values: np.ndarray, facts: VectorFacts) -> np.ndarray:
