@@ -141,7 +141,7 @@ def test_an_absurd_number_is_reported_at_once(value: float, contract: InputContr
 
 
 def table_check() -> tuple[ObservationCheck, np.random.Generator]:
-    """Positions on a table in meters, around 0: factors of units are hard to tell from each other."""
+    """Positions on a table in meters, around 0: factors of units fit nearly alike."""
     rng = np.random.default_rng(0)
     poses = rng.uniform((-0.25, -0.25, 0.02), (0.25, 0.25, 0.2), (2000, 3))
     figures = {"mean": poses.mean(0), "std": poses.std(0), "min": poses.min(0), "max": poses.max(0)}

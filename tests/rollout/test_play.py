@@ -113,6 +113,28 @@ def test_an_expert_succeeds_and_idleness_does_not() -> None:
     assert rollout(Zero(), lanes, 6).successes == 0
 
 
+class Broken(Zero):
+    """Gives one lane a chunk that is not finite, from its third prediction on."""
+
+    def act(self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10) -> torch.Tensor:
+        actions = super().act(batch, draws, steps)
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls == 3:
+            actions[0, -1, 2] = torch.nan
+        return actions
+
+
+def test_a_chunk_that_is_not_finite_fails_its_episode_with_the_reason() -> None:
+    result = rollout(Broken(), worlds(2), 3, execute=4)
+    assert [(episode.steps, "nan" in episode.error, episode.success) for episode in result.episodes] == [
+        (8, True, False),
+        (70, False, False),
+        (70, False, False),
+    ]
+    assert [bool(episode["error"]) for episode in result.to_json()["episodes"]] == [True, False, False]
+    assert "episode 0, step 8" in result.table()
+
+
 @pytest.mark.slow
 def test_swapped_text_credits_what_was_told() -> None:
     lanes = worlds(3)

@@ -265,6 +265,24 @@ def test_a_gap_in_the_steps_is_refused_and_not_misaligned(remembering: RobotPoli
         assert isinstance(connection.recv(5), str)
 
 
+def test_more_past_than_the_policy_sees_is_refused(remembering: RobotPolicy) -> None:
+    from websockets.sync.client import connect
+
+    from understudy.serve.coding import decode, encode
+
+    seen = moments(1)[0]
+    with (
+        running_server(remembering, ServeConfig(policy="small", port=0, warm_up=0)) as server,
+        connect(server.address, proxy=None, compression=None) as connection,
+    ):
+        connection.recv(5)
+        for count, fault in ((200, "message"), (12, None)):
+            control = {"step": 0, "past": [[step, None, seen] for step in range(-count, 0)]}
+            connection.send(encode({**seen, "understudy": control}))
+            reply = decode(connection.recv(5))  # type: ignore[arg-type]
+            assert reply.get("error", {}).get("fault") == fault
+
+
 def test_a_deadline_leaves_no_hole_in_the_past(remembering: RobotPolicy) -> None:
     seen = moments(9)
     expected = local_actions(remembering, seen, 3)

@@ -64,3 +64,17 @@ def test_a_difference_is_placed(trained: Path, tmp_path: Path, capsys: pytest.Ca
 def test_episodes_outside_of_validation_are_refused(trained: Path) -> None:
     with refused("episode", 9999, kind=ConfigError):
         replay(ReplayConfig(run=str(trained), episode=9999))
+
+
+def test_a_chunk_that_is_not_finite_is_placed(trained: Path) -> None:
+    import understudy as us
+    from understudy.cli.robot.replay import replay_episode
+    from understudy.serve.protocol import RemoteError
+    from understudy.train.run import open_checkpoint
+
+    robot = us.load_policy(trained, contract="off")
+    original = robot.policy.act
+    robot.policy.act = lambda *arguments, **settings: original(*arguments, **settings) / 0  # type: ignore[method-assign]
+    config = ReplayConfig(run=str(trained), contract="off")
+    with open_checkpoint(trained) as (state, validation), refused("step", "action", kind=RemoteError):
+        replay_episode(state, validation, robot, 0, config)

@@ -13,6 +13,7 @@ from torch import Tensor
 from understudy.batch_keys import ACTION, HEAD, STATE, TASK
 from understudy.contract.declared import Declaration, compare_declaration
 from understudy.contract.facts import InputContract, RobotFacts, read_contract
+from understudy.contract.image_size import size_error
 from understudy.contract.mismatch import Mismatch
 from understudy.contract.observed import ObservationCheck
 from understudy.policies import policy_folder
@@ -258,9 +259,10 @@ class RobotPolicy:
             time of the observation. The robot skips the first `delay` actions, which it has executed by then.
 
         Raises:
-            ValueError: a missing key, a wrong shape or dtype, a state that is not finite, by name; `delay` or `horizon`
-                without `previous`; the policy cannot continue chunks, or not with this `delay` and `horizon`; with a
-                history, no `reset` before, or a `time` that does not follow the last one.
+            ValueError: a missing key, a wrong shape or dtype, a state that is not finite, by name; an action that is
+                not finite, whatever the `contract`; `delay` or `horizon` without `previous`; the policy cannot continue
+                chunks, or not with this `delay` and `horizon`; with a history, no `reset` before, or a `time` that does
+                not follow the last one.
             ContractError: the observation differs from those of training, with `contract="strict"`.
         """
         prepared = self.prepare(
@@ -349,11 +351,20 @@ class RobotPolicy:
                 continue
             image = tensor(camera)
             if image.ndim == 4 and image.shape[-1] == 3 and image.shape[1] != 3:
-                image = image.permute(0, 3, 1, 2).contiguous()
-            batch[camera] = image
+                image = image.permute(0, 3, 1, 2)
+            height, width = image.shape[-2:] if image.ndim == 4 else (1, 1)  # other shapes are the policy's to refuse
+            if error := size_error(height, width, self._recorded_size(camera)):
+                raise ValueError(f"{camera} is {width}x{height}: {error}; send images as recorded")
+            batch[camera] = image.contiguous()
         if len(self.policy.norm_heads) > 1:
             batch[HEAD] = torch.full((rows,), self.head, dtype=torch.int64)
         return batch
+
+    def _recorded_size(self, camera: str) -> tuple[int, int]:
+        """Height and width of a camera's images in training, or of the network's where they are unknown."""
+        known = self.facts.cameras.get(camera) if self.facts is not None else None
+        height, width = known.size if known is not None and known.size[0] else self.policy.config.image_size
+        return height, width
 
     def _standard(self, observation: Mapping[str, Any]) -> Mapping[str, Any]:
         """Give the values under the robot's own keys the policy's keys; those that are there already stay."""

@@ -56,6 +56,7 @@ class _Lane:
     observation: "dict[str, np.ndarray]"
     taken: str | None = None
     over: bool = False
+    error: str = ""
     step: int = 0
     film: "list[np.ndarray]" = field(default_factory=list)
     history: "ObservationHistory | None" = None
@@ -130,6 +131,9 @@ def rollout(
             )
             actions = policy.act(batch, draws, steps).cpu().numpy()[..., :moved]
             for lane, plan in zip(lanes, actions):
+                if not np.isfinite(plan).all():  # a robot's policy refuses it, so the episode fails
+                    lane.over, lane.error = True, f"the chunk holds {plan[~np.isfinite(plan)][0]}"
+                    continue
                 for move in plan[:execute]:
                     _act(lane, move, films)
                     if lane.over:
@@ -146,7 +150,7 @@ def rollout(
         execute=execute,
         steps=steps,
         swap_text=swap_text,
-        episodes=tuple(Episode(x.episode, x.seed, x.scene, x.instruction, x.taken, x.step) for x in finished),
+        episodes=tuple(Episode(x.episode, x.seed, x.scene, x.instruction, x.taken, x.step, x.error) for x in finished),
         films={lane.episode: np.stack(lane.film) for lane in finished if lane.film},
         fps=world.fps,
     )

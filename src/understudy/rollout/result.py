@@ -42,6 +42,8 @@ class Episode:
     taken: str | None
     """Task that was completed first; None when the steps ran out."""
     steps: int
+    error: str = ""
+    """Reason of a failure that is no action of the policy: a chunk that no robot can execute."""
 
     @property
     def success(self) -> bool:
@@ -120,4 +122,8 @@ class RolloutResult:
         lines = [f"{a:<{width[0]}}  {b:>{width[1]}}  {c:>{width[2]}}  {d:>{width[3]}}" for a, b, c, d in rows]
         if self.swap_text:
             lines.append(f"did the scene's own task instead: {self.took_scene}/{len(self.episodes)}")
+        if refused := [episode for episode in self.episodes if episode.error]:
+            first = refused[0]
+            place = f"episode {first.episode}, step {first.steps}"
+            lines.append(f"failed by an error: {len(refused)}; {place}: {first.error}")
         return "\n".join([*lines, self.headline()])

@@ -18,6 +18,9 @@ with optional_imports():
 
 KINDS = "biufSU"
 """Kinds of dtypes that a message may have: booleans, numbers and strings."""
+_MOST_VALUES = 200_000
+_LONGEST_LIST = 4096
+"""Bounds on the objects of a message, each of which takes far more memory and time than its byte."""
 
 
 class MessageError(UnderstudyError, ValueError):
@@ -40,10 +43,25 @@ def decode(data: bytes) -> Any:
     """Decode a message. Its arrays cannot be written to: they are the bytes of the message.
 
     Raises:
-        MessageError: the bytes are no such message.
+        MessageError: the bytes are no such message, or it has more values than `_MOST_VALUES`.
     """
+    left = _MOST_VALUES
+
+    def count(values: Any) -> Any:
+        nonlocal left
+        left -= 1 + len(values)
+        if left < 0:
+            raise MessageError(f"the message has more than {_MOST_VALUES:,} values in lists and dicts; send arrays")
+        return values
+
     try:
-        return msgpack.unpackb(data, object_hook=_unpack)
+        return msgpack.unpackb(
+            data,
+            object_hook=lambda values: _unpack(count(values)),
+            list_hook=count,
+            max_array_len=_LONGEST_LIST,
+            max_map_len=_LONGEST_LIST,
+        )
     except MessageError:
         raise
     # ValueError is the base of msgpack's errors of form, Exception that of its errors of depth

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from understudy.contract.mismatch import ContractError, Mismatch
+from understudy.contract.mismatch import ContractError, Mismatch, printable
 from understudy.policies.inference import RobotPolicy
 from understudy.serve.batcher import Answer, Batcher, Job
 from understudy.serve.metrics import ACTIONS, Metrics
@@ -110,7 +110,15 @@ class Engine:
             if gone is not None and gone.done():
                 raise RobotGoneError
             raise DeadlineError(f"no chunk within {seconds:g} s, the deadline of the request", "deadline")
-        answer = future.result()
+        try:
+            answer = future.result()
+        except (ValueError, TypeError) as error:
+            better = session.explain(error)
+            known = better.mismatches if isinstance(better, ContractError) else ()
+            self.report([mismatch for mismatch in session.fresh if mismatch not in known], robot)
+            if better is error:
+                raise
+            raise better from error
         if answer.ready is None:
             self.report(answer.value, robot)
             return answer
@@ -133,7 +141,7 @@ class Engine:
         elif isinstance(error, ContractError):
             self.report(error.mismatches, robot)
         else:
-            LOG.warning("%s: %s: %s", robot, described["fault"], described["message"])
+            LOG.warning("%s: %s: %s", robot, described["fault"], printable(described["message"]))
         return described
 
     def report(self, found: Sequence[Mismatch], robot: str) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from understudy.contract.mismatch import printable
 from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
 from understudy.policies.inference import RobotPolicy
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from understudy.serve.lerobot.service import LeRobotService
 
 LOG = logging.getLogger("understudy.serve")
+_SMALL_BYTES = 1 << 16  # of a message that is decoded in the event loop
 _MOST_FAULTS = 20  # malformed messages of a connection, one after the other
 
 
@@ -195,7 +197,7 @@ class PolicyServer:
                     await connection.close(1007, f"{faults} malformed messages, one after the other")
                     return
         except ConnectionClosed as error:
-            LOG.info("%s left: %s", robot, error)
+            LOG.info("%s left: %s", robot, printable(str(error)))  # the reason is the robot's text
         finally:
             self._engine.connected -= 1
             closed.cancel()
@@ -218,14 +220,15 @@ class PolicyServer:
         try:
             if isinstance(data, str):
                 raise MessageError("the message is text; send binary messages of msgpack")
-            message = decode(data)
+            decoding = asyncio.to_thread(decode, data) if len(data) > _SMALL_BYTES else None
+            message = decode(data) if decoding is None else await decoding
             own_client = isinstance(message, dict) and CONTROL in message
             request, observation = read_request(message)
             answer = await self._engine.compute(session, request, observation, robot, since, closed)
         except RobotGoneError:
             return "vanished", None
         except Exception as error:
-            described = self._engine.describe(session.explain(error), robot)
+            described = self._engine.describe(error, robot)
             return str(described["fault"]), {ERROR: described} if own_client else described["message"]
         if answer.ready is None:
             return "ok", {"mismatches": list(map(describe_mismatch, answer.value))}

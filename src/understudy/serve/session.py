@@ -1,6 +1,7 @@
 """One robot's connection: the check of its observations, its history and its noise."""
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -14,19 +15,27 @@ from understudy.policies.acting.contract_reaction import Reaction
 from understudy.policies.acting.prepared import Prepared
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
-from understudy.policies.observation_history import seen_times
+from understudy.policies.observation_history import seen_times, step_rate
 from understudy.serve.coding import MessageError
 from understudy.serve.protocol import VERSION, Request, past_times
 
+_PAST_RATE = 8  # past observations of a control step: a robot may observe more often than it was recorded
+_MOST_PAST = 1024  # of a policy without a rate
+_LONGEST_TASK = 10_000
 _CERTAIN = ("missing key", "shape", "dtype")  # kinds that make an observation unusable
 
 
 class Ready(NamedTuple):
-    """A request that can be computed."""
+    """A request that can be computed.
+
+    Attributes:
+        prepared: its observation.
+        found: differences from training that its observations add.
+        time: of the observation in seconds; None: unknown.
+    """
 
     prepared: Prepared
     found: list[Mismatch]
-    """Differences from training that its observations add."""
     time: float | None
 
 
@@ -39,6 +48,9 @@ class Session:
         robot: the served policy; its network is shared, its state is not used.
         reaction: to observations that differ from those of training.
         seed: of the noise; None: of the system.
+
+    Attributes:
+        fresh: differences from training that the observations of the latest request add.
     """
 
     def __init__(self, robot: RobotPolicy, reaction: Reaction, seed: int | None = None) -> None:
@@ -51,6 +63,8 @@ class Session:
         if contract is not None and self.robot.facts is not None and reaction != "off":
             self._check = ObservationCheck(contract, head)
         self._found: list[Mismatch] = []  # in this episode
+        self.fresh: list[Mismatch] = []
+        self._compared: Mapping[str, Any] = {}  # the latest observation
         self._declared: list[Mismatch] = []  # for the whole connection
         self._last: float | None = None  # time of the latest observation in the history
         self._generator = torch.Generator()
@@ -60,13 +74,17 @@ class Session:
             self._generator.manual_seed(seed)
 
     @property
-    def sees_past(self) -> bool:
-        """Whether the policy needs past observations."""
-        return any(seen_times(self.robot.config, None))
+    def most_past(self) -> int:
+        """Past observations that a request may have; 0 for a policy that sees none."""
+        config, fps = self.robot.config, self.robot.metadata.get("fps")
+        reach = -min((times[0] for times in seen_times(config, fps) if times), default=0.0)
+        rate = step_rate(config, fps, None)
+        return ceil(_PAST_RATE * (reach * rate + 1)) if reach and rate else _MOST_PAST if reach else 0
 
     def reset(self) -> None:
         """Start an episode."""
         self.robot.reset()
+        self.fresh = []
         self._found.clear()
         self._last = None
         if self._check is not None:
@@ -78,6 +96,7 @@ class Session:
         Raises:
             MessageError: a statement has another type. ContractError: they differ, and the reaction is strict.
         """
+        self.fresh = []
         declaration = read_declaration(request.declaration)
         if self._check is None or self.robot.facts is None:
             return []
@@ -98,22 +117,24 @@ class Session:
         """
         fps = self.robot.metadata.get("fps")
         time = request.times_by(fps)
-        if self.sees_past and time is None:
+        self.fresh, self._compared = [], {}
+        if len(request.past) > (most := self.most_past):
+            raise MessageError(f"past has {len(request.past)} observations; this policy takes at most {most}")
+        if most and time is None:
             raise ValueError(
                 "the policy sees past observations, and this one has no age; send the number of its control step: "
                 '{"understudy": {"step": n}}, or its time in seconds'
             )
         own = self._own(observation)
-        found: list[Mismatch] = []
         for when, seen in past_times(request, fps):
             if when is not None and self._last is not None and when <= self._last:
                 continue  # sent again after a failure
             plain = self._own(seen)
-            found += self._look(plain, when)
-            if self.sees_past:
+            self._look(plain, when)
+            if most:
                 self.robot.observe(plain, time=when)
             self._last = when
-        found += self._look(own, time)
+        self._look(own, time)
         self._refuse()
         draws = None
         if (noise := request.noise) is not None:
@@ -121,7 +142,7 @@ class Session:
             draws = make_draws(spec, noise.seed, np.array([noise.position]), noise.purpose)
         prepared = self.robot.prepare(
             own,
-            time=time if self.sees_past else None,
+            time=time if most else None,
             steps=request.steps,
             generator=self._generator,
             draws=draws,
@@ -129,19 +150,22 @@ class Session:
             delay=request.delay,
             horizon=request.horizon,
         )
-        return Ready(prepared, found, time)
+        return Ready(prepared, self.fresh, time)
 
     def explain(self, error: Exception) -> Exception:
-        """Return the error for an unusable observation: its differences from training, where they are known."""
-        if not isinstance(error, ValueError | TypeError) or isinstance(error, MessageError | ContractError):
+        """Return the error for the latest observation: its own differences from training that make it unusable."""
+        contract, facts = self.robot.contract, self.robot.facts
+        if isinstance(error, MessageError | ContractError) or contract is None or facts is None:
             return error
-        facts, text = self.robot.facts, str(error)
-        names = {} if facts is None else {camera.key: key for key, camera in facts.cameras.items()}
-        if facts is not None and facts.state is not None:
+        if self._check is None or not self._compared:
+            return error
+        text, names = str(error), {camera.key: key for key, camera in facts.cameras.items()}
+        if facts.state is not None:
             names[facts.state.key] = STATE
+        head = self.robot.policy.norm_heads[self.robot.head]
         certain = [
             mismatch
-            for mismatch in self._found
+            for mismatch in ObservationCheck(contract, head).look(self._compared)
             if mismatch.kind in _CERTAIN and {mismatch.key, names.get(mismatch.key, "")} & set(_words(text))
         ]
         return ContractError(certain) if certain else error
@@ -155,6 +179,8 @@ class Session:
         """Inputs of the policy, as arrays that torch may use; keys of no input have None."""
         if not isinstance(observation.get(TASK, ""), str):
             raise MessageError(f"{TASK} is a {type(observation[TASK]).__name__}; a robot sends one instruction")
+        if len(observation.get(TASK, "")) > _LONGEST_TASK:
+            raise MessageError(f"{TASK} has {len(observation[TASK]):,} letters; send at most {_LONGEST_TASK:,}")
         facts, config = self.robot.facts, self.robot.config
         keys = facts.input_keys if facts is not None else {STATE, TASK, *config.cameras}
         found: dict[str, Any] = {}
@@ -169,11 +195,13 @@ class Session:
                 raise MessageError(f"{key} is a {type(value).__name__}; it must be an array of numbers")
         return found
 
-    def _look(self, observation: Mapping[str, Any], time: float | None) -> list[Mismatch]:
+    def _look(self, observation: Mapping[str, Any], time: float | None) -> None:
+        """Compare an observation with training."""
         inputs = {key: value for key, value in observation.items() if key != PROMPT_METADATA}
         found = self._check.look(inputs, time) if self._check is not None else []
+        self._compared = inputs
         self._found += found
-        return found
+        self.fresh += found
 
     def _refuse(self) -> None:
         if self._reaction == "strict" and (self._declared or self._found):

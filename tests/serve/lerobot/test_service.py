@@ -150,6 +150,21 @@ def test_after_a_failure_no_observation_is_skipped(folder: Path, seen: list[Obse
         assert outcomes(server) == {"ok": 4, "message": 1, "value": 1}
 
 
+@pytest.mark.parametrize(("reaction", "code"), [("off", "INVALID_ARGUMENT"), ("strict", "FAILED_PRECONDITION")])
+def test_absurd_values_are_errors(reaction: Any, code: str, folder: Path, seen: list[Observation]) -> None:
+    """Of a chunk that is not finite, of an image without pixels, and of one whose shape is absurd."""
+    with served(folder, lerobot_port=0, contract=reaction) as server, client(server) as arm:
+        for number, change in enumerate(
+            ({NAMES[0]: 1e38}, {"front": np.zeros((0, 0, 3), np.uint8)}, {"front": np.zeros((1, 100_000, 3), np.uint8)})
+        ):
+            arm.start()
+            arm.send(TimedObservation(0, number, {**raw(seen[0]), **change}, True))
+            with failing(code):
+                arm.actions()
+            arm.start()
+            assert np.isfinite(values(arm.act(seen[1]))).all()
+
+
 class Hostile:
     def __reduce__(self) -> Any:
         return os.system, ("touch hostile",)

@@ -104,7 +104,8 @@ def replay_episode(
         config: settings.
 
     Raises:
-        ConfigError: no such validation episode. DatasetError: a frame cannot be read.
+        ConfigError: no such validation episode. DatasetError: a frame cannot be read. RemoteError: the server refuses
+            an observation, or a chunk of it is not finite.
     """
     import numpy as np
 
@@ -113,7 +114,7 @@ def replay_episode(
     from understudy.contract.mismatch import ContractWarning
     from understudy.data.dataset import EpisodeDataset
     from understudy.serve.client import RemotePolicy
-    from understudy.serve.protocol import Noise
+    from understudy.serve.protocol import Noise, RemoteError
     from understudy.serve.server import running_server
     from understudy.train.validation.open_loop import STEPS
 
@@ -138,7 +139,12 @@ def replay_episode(
                 continue
             position, actions, task = expected[frame]
             observation[TASK] = task
-            served = policy.act(observation, steps=STEPS, noise=Noise(state.config.seed, position, "open loop"))
+            noise = Noise(state.config.seed, position, "open loop")
+            try:
+                served = policy.act(observation, steps=STEPS, noise=noise)
+            except ValueError as error:
+                text = f"episode {episode}, step {frame}: the server refuses the observation: {error}"
+                raise RemoteError(text, "refused") from error
             chunks += 1
             steps = min(len(actions), length - frame)
             apart = np.abs(served[:steps].astype(np.float64) - actions[:steps, : served.shape[1]])

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import TASK
+from understudy.batch_keys import ACTION, STATE, TASK
 from understudy.policies.draws import Draws
 from understudy.policies.observation_history import ObservationHistory
 from understudy.policies.policy import Policy
@@ -65,7 +65,7 @@ def predict(policy: Policy, prepared: Sequence[Prepared]) -> list[np.ndarray]:
         Of each, float32 [T, A], or [B, T, A] of a batch, in the robot's units.
 
     Raises:
-        ValueError: the policy refuses the values.
+        ValueError: the policy refuses the values, or a value of a chunk is not finite.
     """
     first = prepared[0]
     if any(other.form != first.form for other in prepared):
@@ -89,9 +89,21 @@ def predict(policy: Policy, prepared: Sequence[Prepared]) -> list[np.ndarray]:
     for other in prepared:
         count = len(other.batch[TASK])
         own: np.ndarray = rows[start : start + count, :, : other.width]
+        _check_finite(own, other.batch.get(STATE))
         found.append(own[0] if other.single else own)
         start += count
     return found
+
+
+def _check_finite(actions: np.ndarray, state: Tensor | None) -> None:
+    """Raise ValueError where a value of a chunk is not finite: no robot can execute it."""
+    if (bad := ~np.isfinite(actions)).any():
+        count = f"{actions[bad][0]} in {int(bad.sum())} of {actions.size} values"
+        cause = "are the weights sound?"
+        if state is not None:
+            largest = float(state.nan_to_num().abs().max())
+            cause = f"the largest value of {STATE} is {largest:.4g}: check sensors, units and weights"
+        raise ValueError(f"{ACTION} holds {count}: every value must be finite; {cause}")
 
 
 def _join(values: Sequence[Any]) -> Any:

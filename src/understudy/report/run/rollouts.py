@@ -93,6 +93,7 @@ def _strip(result: dict[str, Any], episode: str, name: str, folder: Path) -> str
     with Image.open(folder / name) as image:
         pixels = np.asarray(image.convert("RGB"))
     outcome = '<span class="good">success</span>' if entry["success"] else '<span class="bad">failure</span>'
+    outcome += f": {_text(entry['error'])}" if entry.get("error") else ""
     title = f"<p><small>{_text(entry['told'])}, {entry['steps']} steps: {outcome}</small></p>"
     times = np.linspace(0, entry["steps"], STRIP).round() / result.get("fps", 10)
     images = np.split(pixels, STRIP, axis=1) if pixels.shape[1] % STRIP == 0 else [pixels]

@@ -223,9 +223,9 @@ class LeRobotService:
         except asyncio.CancelledError:
             engine.count("vanished")
             raise
-        except Exception as error:
+        except Exception:
             robot.mark_failed()
-            raise robot.session.explain(error) from error
+            raise
         finally:
             engine.busy -= 1
         engine.count("ok")
