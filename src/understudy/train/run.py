@@ -46,6 +46,7 @@ from understudy.train.startup_summary import startup_summary
 from understudy.train.state import TrainState, init_train_state, stored_names
 from understudy.train.track import metrics_file
 from understudy.train.track.trackers import MetricsLog, check_trackers
+from understudy.train.track.verdict import read_verdict
 from understudy.train.trainable_parameters import describe_trainable
 from understudy.train.validation.periodic_validation import open_validation, read_validation_data
 
@@ -360,6 +361,8 @@ def _run(
                     saver.wait()
                     if count := len(loader.substitutions):
                         logger.warning("%s samples could not be read and were substituted: %s", count, journal)
+                if mesh.rank == 0 and (verdict := read_verdict(run.metrics)) is not None:
+                    logger.info("%s", verdict)
                 if complete:
                     whole = gather_weights(state)
                     facts = with_provenance(record.get("metadata"), run.root, state.step)

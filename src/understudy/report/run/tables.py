@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from understudy.policies.common.task_modes import TRAINS
+from understudy.train.validation.metrics import notes_on_groups
 
 KINDS = {"heads": "norm head", "sources": "source", "tasks": "task"}
 
@@ -27,7 +28,7 @@ def format_validation(result: Mapping[str, Any], mode: str = "policy") -> str:
     for kind, name in KINDS.items() if not result.get("scalar") else ():
         rows = [_row(group, entry, terms) for group, entry in result[kind].items()]
         parts.append(_aligned((name, *head[1:]), rows))
-    parts += notes(result)
+    parts += notes_on_groups(result)
     samples, frames = result["samples"], result.get("held_out", result["samples"])
     everything = "all samples" if frames <= samples else f"{samples:,} of {frames:,} validation frames"
     means, empty = [_row(everything, result, terms)], [""] * (len(head) - 2)
@@ -56,16 +57,6 @@ def several_terms(result: Mapping[str, Any]) -> list[str]:
     """Return the names of the loss terms of a validation, none for a single one, which is the loss."""
     terms = list(result.get("terms", ()))
     return terms if len(terms) > 1 else []
-
-
-def notes(result: Mapping[str, Any]) -> list[str]:
-    """Return notes on the meaning of a validation's groups, none for groups that can be compared."""
-    if result.get("scalar"):
-        return ["the policy returns one loss per batch: no losses per source, task or episode, no standard errors"]
-    alike = {tuple(entry.get("terms", ())) for kind in KINDS for entry in result.get(kind, {}).values()}
-    if len(alike) < 2:
-        return []
-    return ["groups with other loss terms: compare their terms, not their losses; means average each term by itself"]
 
 
 def mode_rows(modes: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:

@@ -72,6 +72,8 @@ class MetricsLog:
         self._file: metrics_file.MetricsFile | None = None
         self._trackers: dict[str, Tracker] = {}
         self._row: tuple[int, Values] = (0, {})  # of the latest step, which may still get more figures
+        self.lowest: tuple[float, int] | None = None
+        """Lowest validation loss so far and its step."""
         if not writes:
             return
         path = root / metrics_file.NAME
@@ -89,6 +91,8 @@ class MetricsLog:
                 step,
             )
         self._file = metrics_file.MetricsFile(path)
+        for record in metrics_file.read(path, "val") if step else []:
+            self._note_validation(record["step"], record)
         try:
             for name in config.log.trackers:
                 self._trackers[name] = _open_tracker(name, root, config)
@@ -112,6 +116,8 @@ class MetricsLog:
         """
         if self._file is not None:
             self._file.write([{"kind": record["kind"], "step": step, **record}])
+            if record["kind"] == "val":
+                self._note_validation(step, record)
             if self._trackers:
                 self._collect(step, record)
 
@@ -138,6 +144,11 @@ class MetricsLog:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _note_validation(self, step: int, record: Mapping[str, Any]) -> None:
+        loss = record["loss"]
+        if loss is not None and math.isfinite(loss) and (self.lowest is None or loss < self.lowest[0]):
+            self.lowest = (loss, step)
 
     def _collect(self, step: int, record: Mapping[str, Any]) -> None:
         """Add figures to the row of a step. Trackers get a row once it is complete."""

@@ -193,6 +193,16 @@ def check_keep_best(config: TrainConfig, validation: ValidationData) -> None:
         )
 
 
+def notes_on_groups(result: Mapping[str, Any]) -> list[str]:
+    """Return notes on the meaning of a validation's groups, none for groups that can be compared."""
+    if result.get("scalar"):
+        return ["the policy returns one loss per batch: no losses per source, task or episode, no standard errors"]
+    alike = {tuple(entry.get("terms", ())) for kind in KINDS for entry in result.get(f"{kind}s", {}).values()}
+    if len(alike) < 2:
+        return []
+    return ["groups with other loss terms: compare their terms, not their losses; means average each term by itself"]
+
+
 # -- inside -----------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ A stop request interrupts a validation, and unreadable validation frames end it.
 both cases and marked (`PENDING` in its state); a run that resumes from it makes that validation first.
 """
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,21 @@ from understudy.train.data.run_data import RunData
 from understudy.train.state import TrainState
 from understudy.train.track.trackers import MetricsLog
 from understudy.train.validation.by_mode import ValidationFiles
-from understudy.train.validation.metrics import check_keep_best
+from understudy.train.validation.metrics import check_keep_best, notes_on_groups
 from understudy.train.validation.validation_loss import ValidationFailed, ValidationStopped
+
+logger = logging.getLogger(__name__)
+
+
+def describe_validation(step: int, result: Mapping[str, Any], lowest: tuple[float, int] | None) -> str:
+    """Describe a validation in one line: its loss, the terms, the lowest loss so far with its step, and notes."""
+    terms = result["terms"] if len(result["terms"]) > 1 else {}
+    means = ", ".join(f"{term} {entry['loss']:.4g}" for term, entry in terms.items())
+    error = "" if result["se"] is None else f" ± {result['se']:.2g}"
+    parts = [f"loss {result['loss']:.4g}{error}" + (f" ({means})" if means else "")]
+    if lowest is not None:
+        parts.append("the lowest so far" if lowest[1] == step else f"lowest {lowest[0]:.4g} at step {lowest[1]:,}")
+    return "; ".join([*parts, *notes_on_groups(result)])
 
 
 def read_validation_data(config: TrainConfig, data: RunData) -> ValidationData | None:
@@ -54,4 +68,6 @@ def evaluate_and_log(
         log.discard_row()
         return None, error
     log.log(state.step, {"kind": "val", **result})
+    if state.mesh.rank == 0:
+        logger.info("validation at step %s: %s", state.step, describe_validation(state.step, result, log.lowest))
     return result, None
