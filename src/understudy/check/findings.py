@@ -1,18 +1,18 @@
 """Findings of a check: `Finding`, `Place` and `Report`, and the names of all rules.
 
 An *error* is a proof that the dataset contradicts itself or cannot be read. A *warning* is a measured irregularity that
-a person should look at. A *note* is a fact about the dataset.
+a person should look at. A *note* is a fact about the dataset. *undecided* is a rule without power on the dataset.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from typing import Any, Literal
 
 import numpy as np
 
-Severity = Literal["error", "warning", "note"]
+Severity = Literal["error", "warning", "note", "undecided"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 RULES = {
@@ -132,7 +132,7 @@ class Finding:
 
     Attributes:
         rule: a key of `RULES`.
-        severity: "error", "warning" or "note".
+        severity: "error", "warning" or "note"; "undecided" is that of `undecided`.
         message: the measured fact as one line, without the place.
         place: its location.
         measured: measured value, as JSON holds it; None where there is no single one.
@@ -160,6 +160,19 @@ class Finding:
         return bool(self.place.episodes)
 
 
+def undecided(rule: str, needs: float, unit: str, count: float, place: Place = Place()) -> Finding:  # noqa: B008
+    """Return the entry of `Report.undecided` for a rule that has too little data: "needs 5 episodes, 4 here".
+
+    Args:
+        rule: a key of `RULES`.
+        needs: least number.
+        unit: the counted thing as a plural noun, "episodes with motion".
+        count: number in this dataset.
+        place: column or camera, where the rule decides on others.
+    """
+    return Finding(rule, "undecided", f"needs {needs:g} {unit}, {count:g} here", place, measured=count, expected=needs)
+
+
 @dataclass(frozen=True)
 class Report:
     """Result of a check.
@@ -171,6 +184,7 @@ class Report:
         frames: number of frames.
         read: name -> number of things that were read: "data_files", "rows", "sensor_files", "videos", "images".
         findings: worst first.
+        undecided: rules that this dataset has too little data for, one entry per rule.
         ranking: most unusual episodes first (see `rules/episodes.py`), as JSON holds them.
         seconds: duration of the check.
         idle_share: share of idle frames (`data/selection/motion.py`); None where no action or state was read.
@@ -182,6 +196,7 @@ class Report:
     frames: int
     read: dict[str, int]
     findings: tuple[Finding, ...]
+    undecided: tuple[Finding, ...] = ()
     ranking: tuple[dict[str, Any], ...] = ()
     seconds: float = 0.0
     idle_share: float | None = None
@@ -219,6 +234,7 @@ class Report:
             "seconds": round(self.seconds, 3),
             "idle_share": self.idle_share,
             "findings": [_plain(asdict(finding)) for finding in self.findings],
+            "undecided": [_plain(asdict(finding)) for finding in self.undecided],
             "ranking": [_plain(entry) for entry in self.ranking],
         }
 
@@ -238,6 +254,18 @@ def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return findings with errors first, then in the order of `RULES`, and the highest score first in a rule."""
     order = {rule: number for number, rule in enumerate(RULES)}
     return tuple(sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), order[f.rule], -f.score)))
+
+
+def merge_undecided(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return one entry per rule, in the order of `RULES`: that of the least data. Several places leave none."""
+    by_rule: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_rule.setdefault(finding.rule, []).append(finding)
+    merged = []
+    for rule in sorted(by_rule, key=list(RULES).index):
+        least = min(by_rule[rule], key=lambda finding: finding.measured)
+        merged.append(least if len(by_rule[rule]) == 1 else replace(least, place=Place()))
+    return tuple(merged)
 
 
 def list_ids(ids: Sequence[int], limit: int = 8) -> str:

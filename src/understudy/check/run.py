@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from understudy.check.findings import Finding, Place, Report, sort_findings
+from understudy.check.findings import Finding, Place, Report, merge_undecided, sort_findings
 from understudy.check.image_facts import SAMPLED_EPISODES, ImageFacts, read_images
 from understudy.check.remedies import fill
 from understudy.check.row_facts import RowFacts, read_rows
@@ -88,13 +88,15 @@ def check_dataset(
             findings += check_changed_images(catalog, decoded)
             findings += [*check_motion(catalog, decoded), *check_depth(catalog, decoded)]
             read |= {"videos": sum(map(len, videos.files.values())), "images": decoded.images}
+    decided = [finding for finding in findings if finding.severity != "undecided"]
     return Report(
         root=catalog.root,
         version=catalog.version,
         episodes=catalog.num_episodes,
         frames=catalog.num_frames,
         read=read,
-        findings=tuple(replace(one, fix=fill(one.fix, catalog.root)) for one in sort_findings(findings)),
+        findings=tuple(replace(one, fix=fill(one.fix, catalog.root)) for one in sort_findings(decided)),
+        undecided=merge_undecided(finding for finding in findings if finding.severity == "undecided"),
         ranking=tuple(rank_episodes(catalog, facts)[:20]),
         seconds=time.monotonic() - begin,
         idle_share=_idle_share(catalog, facts),

@@ -23,6 +23,12 @@ def format_report(report: Report, limit: int = 40) -> str:
                 lines.append(f"  fix: {finding.fix}")
         if len(own) > limit:
             lines.append(f"and {len(own) - limit} more of severity {severity}")
+    if report.undecided:
+        by_reason: dict[str, list[str]] = {}
+        for rule in report.undecided:
+            by_reason.setdefault(": ".join(filter(None, (str(rule.place), rule.message))), []).append(rule.rule)
+        lines.append("too little data for")
+        lines += [f"  {', '.join(rules)}: {reason}" for reason, rules in by_reason.items()]
     if report.ranking:
         lines.append("most unusual episodes")
         lines += [f"  {entry['episode']}: {entry['why']}" for entry in report.ranking[:5]]

@@ -33,6 +33,7 @@ def check_page(report: Report, catalog: Catalog | None) -> str:
         html.section(f"{severity.title()}s", *_table([one for one in report.findings if one.severity == severity]))
         for severity in SEVERITIES
     ]
+    sections.append(html.section("Too little data", *_table(list(report.undecided))))
     worst = _worst(report)
     return html.page(
         f"{name} · understudy check",
@@ -46,7 +47,7 @@ def check_page(report: Report, catalog: Catalog | None) -> str:
 
 def _table(findings: list[Finding]) -> list[str]:
     rows = [
-        [one.rule, str(one.place), one.message, RULES[one.rule], one.fix if one.severity != "note" else ""]
+        [one.rule, str(one.place), one.message, RULES[one.rule], one.fix if one.severity in ("error", "warning") else ""]
         for one in findings
     ]
     return [html.card(html.table(["rule", "place", "finding", "a sound dataset", "fix"], rows))] if rows else []
