@@ -160,7 +160,7 @@ class Finding:
         return bool(self.place.episodes)
 
 
-def undecided(rule: str, needs: float, unit: str, count: float, place: Place = Place()) -> Finding:  # noqa: B008
+def undecided(rule: str, needs: float, unit: str, count: float, place: Place = Place()) -> Finding:
     """Return the entry of `Report.undecided` for a rule that has too little data: "needs 5 episodes, 4 here".
 
     Args:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from understudy.check.column_facts import Column
-from understudy.check.findings import Finding, Place, Severity
+from understudy.check.findings import Finding, Place, Severity, undecided
 from understudy.check.pairs import LAGS
 from understudy.check.remedies import LOOK
 from understudy.check.row_facts import ACTION, STATE, RowFacts
@@ -177,11 +177,13 @@ def _delays(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     follows = facts.pairs.follows
     rows = np.flatnonzero(np.isfinite(follows).all(axis=1))
     if len(rows) < FEW + 1:
+        yield undecided("values.lag", FEW + 1, "episodes of 28 frames with motion", len(rows))
         return
     best = follows[rows].argmax(axis=1)
     peak = follows[rows].max(axis=1)
     clear = peak > 0.5
     if clear.sum() < FEW + 1:
+        yield undecided("values.lag", FEW + 1, "episodes whose state follows the action", int(clear.sum()))
         return
     usual = int(np.median(best[clear]))
     if (np.abs(best[clear] - usual) <= 1).mean() < 0.8:

@@ -47,7 +47,13 @@ def check_page(report: Report, catalog: Catalog | None) -> str:
 
 def _table(findings: list[Finding]) -> list[str]:
     rows = [
-        [one.rule, str(one.place), one.message, RULES[one.rule], one.fix if one.severity in ("error", "warning") else ""]
+        [
+            one.rule,
+            str(one.place),
+            one.message,
+            RULES[one.rule],
+            one.fix if one.severity in ("error", "warning") else "",
+        ]
         for one in findings
     ]
     return [html.card(html.table(["rule", "place", "finding", "a sound dataset", "fix"], rows))] if rows else []

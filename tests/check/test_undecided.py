@@ -1,0 +1,36 @@
+"""Rules with too little data are listed as undecided, beside the findings."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from check.test_false_alarms import episode
+from understudy.check.findings import Finding, Place, merge_undecided, undecided
+from understudy.check.run import check_dataset
+from understudy.cli import main
+from understudy.data.write.writer import EpisodeWriter
+
+
+def test_a_rule_with_too_little_data_is_undecided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    features = {key: {"dtype": "float32", "shape": (3,)} for key in ("observation.state", "action")}
+    with EpisodeWriter(tmp_path / "set", fps=20, features=features) as writer:
+        for number in range(4):
+            rows = episode(number, 40, 3)
+            for values in zip(*rows.values(), strict=True):
+                writer.add_frame(dict(zip(rows, values, strict=True)), "move")
+            writer.save_episode()
+    report = check_dataset(tmp_path / "set", "none")
+    [lag] = [entry for entry in report.undecided if entry.rule == "values.lag"]
+    assert (lag.severity, lag.measured, lag.expected) == ("undecided", 4, 5)
+    assert not [finding for finding in report.findings if finding.severity == "undecided"]
+    assert main.main(["check", str(tmp_path / "set"), "--pictures", "none", "--json"]) == 0
+    assert "values.lag" in [entry["rule"] for entry in json.loads(capsys.readouterr().out)["undecided"]]
+
+
+def test_one_entry_per_rule_has_the_least_data() -> None:
+    entries: list[Finding] = [
+        undecided("images.shifted", 5, "clips", count, Place(camera=str(count))) for count in (3, 1)
+    ]
+    [merged] = merge_undecided([*entries, undecided("values.lag", 5, "episodes", 4)])[1:]
+    assert (merged.rule, merged.measured, merged.place) == ("images.shifted", 1, Place())
