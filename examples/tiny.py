@@ -11,8 +11,10 @@ import understudy as us
 
 
 def dataset() -> str:
-    if len(sys.argv) > 1:
-        return sys.argv[1]
+    return sys.argv[1] if len(sys.argv) > 1 else temporary()
+
+
+def temporary() -> str:
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return record(folder + "/tiny")

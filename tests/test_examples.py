@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+import os
 import runpy
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ import torch
 from understudy import Catalog, EpisodeDataset
 
 FOLDER = Path(__file__).parents[1] / "examples"
-SHOWN = ("plain_loop", "torch_dataloader", "accelerate_loop", "lerobot_act")
+SHOWN = ("plain_loop", "torch_dataloader", "lerobot_act")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def run(name: str, *arguments: object) -> None:
         for needed in ("lerobot", "torchvision"):
             if importlib.util.find_spec(needed) is None:
                 pytest.skip(f"{needed} is not installed")
-    if name == "accelerate_loop":
+    if name == "streaming":
         pytest.importorskip("accelerate")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [name, *map(str, arguments)])
@@ -100,7 +102,39 @@ def test_example_runs_on_its_own_recording(
     assert "position to save 512" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_streaming_runs_on_its_own_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run("streaming", "--dummy", "--steps", 2, "--batch-size", 8, "--num-threads", 1)
+    assert "position to save 16 (1 processes" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_streaming_of_two_processes_resumes_in_one(doubles: Path, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+
+    def stream(processes: int, output: str, *words: object) -> None:
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if processes == 2 else []
+        options = ["--root", doubles, "--batch-size", 8, "--save-freq", 3, "--output-dir", tmp_path / output, *words]
+        command = [sys.executable, *launch, str(FOLDER / "streaming.py"), *map(str, options)]
+        done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert f"({processes} processes" in done.stdout
+
+    stream(1, "whole", "--steps", 7)
+    stream(2, "parts", "--steps", 4)
+    stream(1, "parts", "--steps", 7, "--resume-from", tmp_path / "parts" / "4.pt")
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == ["3.pt", "4.pt", "6.pt", "7.pt"]
+    whole, parts = (torch.load(tmp_path / name / "7.pt", weights_only=True) for name in ("whole", "parts"))
+    assert parts["loader"] == whole["loader"]
+    assert parts["loader"]["position"] == 56
+    assert torch.allclose(parts["model"]["weight"], whole["model"]["weight"], atol=1e-2)
+
+
 def test_examples_are_short_and_all_tested() -> None:
     files = {path.stem: path.read_text().splitlines() for path in FOLDER.glob("*.py")}
-    assert set(files) == {*SHOWN, "tiny"}
-    assert all(len(lines) < 40 for lines in files.values())
+    assert set(files) == {*SHOWN, "streaming", "tiny"}
+    assert all(len(lines) < (100 if name == "streaming" else 45) for name, lines in files.items())

@@ -14,7 +14,7 @@ from support.datasets import Spec, write_dataset
 LENGTHS = (40, 9, 31, 16)  # 96 frames, three batches
 SCRIPT = Path(__file__).parents[1] / "support" / "launched_rank.py"
 LAUNCHERS = {
-    "torchrun": (["torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"], []),
+    "torchrun": (["torch.distributed.run", "--nproc-per-node", "2", "--standalone"], []),
     "accelerate": (
         ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"],
         ["group"],

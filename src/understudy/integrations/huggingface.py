@@ -5,7 +5,7 @@
 
     trainer = MyTrainer(model=model, args=TrainingArguments(..., max_steps=1000), train_dataset=us.EpisodeDataset(path))
 
-Accelerate loops need no class: `examples/accelerate_loop.py`.
+Accelerate loops need no class: `examples/streaming.py`.
 """
 
 from collections.abc import Callable, Iterator
