@@ -85,7 +85,7 @@ def train(cluster: Any) -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
             out = stack.enter_context((folder / "out").open("wb"))
             command = [sys.executable, str(RECIPE), config.output_dir, str(folder / "config.yaml"), "--workers", "2"]
             env = {**os.environ, "RAY_ADDRESS": cluster.address}
-            process = subprocess.Popen([*command, *options], env=env, stdout=out, stderr=subprocess.STDOUT)
+            process = subprocess.Popen([*command, *options], env=env, stdout=out, stderr=subprocess.STDOUT, cwd=folder)
             stack.callback(process.wait)
             stack.callback(process.kill)  # Ray ends the workers of a driver that is gone
             return process
@@ -161,10 +161,10 @@ def test_drained_host_loses_no_step(cluster: Any, train: Callable[..., Any], who
 
 
 def test_exit_codes_without_a_restart(train: Callable[..., Any], whole: Path, tmp_path: Path) -> None:
-    """A stop by file ends with 75, data that cannot be used with 2."""
+    """A stop by file ends with 75, data that cannot be used with 2. A relative path is that of the driver's folder."""
     (tmp_path / "stopped").mkdir()
     root = tmp_path / "stopped/run"
-    process = train(settings(whole.parent / "dataset", root))
+    process = train(settings(Path(os.path.relpath(whole.parent / "dataset", root.parent)), root))
     wait_for(process, root, 5)
     (root / "STOP").touch()
     code, out, resumed = finish(process, root)
