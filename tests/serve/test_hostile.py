@@ -213,3 +213,32 @@ def test_an_error_is_explained_by_its_own_observation(server: PolicyServer, seen
         assert "missing key" not in answer
         assert "9" in answer
         assert reply(connection, seen[0])["actions"].shape == (16, 7)
+
+
+# -- bounds of the actions ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bounds", ["off", "clamp", "error"])
+def test_replies_name_the_actions_that_were_moved_to_their_bounds(
+    bounds: Any, folder: Path, seen: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The robot's own actions, which the policy multiplies."""
+    local = us.load_policy(folder, head="arm", action_bounds="clamp")
+    with served(folder, action_bounds=bounds) as server, RemotePolicy(server.address) as policy:
+        for net in (local.policy, server.robot.policy):
+            net.act = lambda *args, act=net.act, **options: 6 * act(*args, **options)  # type: ignore[method-assign]
+        for robot in (local, policy):
+            robot.reset(seed=4)
+        assert policy.metadata["action_bounds"] == bounds
+        if bounds == "error":
+            with refused("action_bounds", kind=ValueError):
+                policy.act(seen[0])
+            return
+        with caplog.at_level(logging.WARNING):
+            actions = policy.act(seen[0])
+        expected = local.act(seen[0])
+        assert np.array_equal(actions, expected) == (bounds == "clamp")
+        assert policy.clamped == (local.clamped if bounds == "clamp" else {})
+        assert local.clamped
+        assert server.metrics.value("understudy_clamped_chunks_total") == (bounds == "clamp")
+        assert sum("clamped" in line for line in caplog.messages) == len(policy.clamped)

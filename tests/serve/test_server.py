@@ -69,6 +69,23 @@ def test_actions_are_those_of_the_local_policy_to_the_bit(
         assert policy.metadata["cameras"]["observation.images.front"] == [96, 128, 3]
 
 
+def test_the_local_policy_takes_the_noise_of_an_episode_as_the_remote_one(
+    server: PolicyServer, folder: Path, seen: list[Observation]
+) -> None:
+    local = us.load_policy(folder, head="arm")
+    with RemotePolicy(server.address) as remote:
+        for _ in range(2):
+            for policy in (local, remote):
+                policy.reset(seed=5, position=100)
+            for observation in seen[:5]:
+                actions = [policy.select_action(observation, horizon=2) for policy in (local, remote)]
+                assert np.array_equal(*actions)
+    local.reset(seed=5)
+    batch = {key: [value] if key == "task" else value[None] for key, value in seen[0].items()}
+    with refused("generator", kind=ValueError):
+        local.act(batch)
+
+
 def test_select_action_executes_chunks(server: PolicyServer, folder: Path, seen: list[Observation]) -> None:
     with RemotePolicy(server.address) as policy:
         policy.reset(seed=5)

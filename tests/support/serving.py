@@ -14,7 +14,7 @@ from understudy.serve.server import PolicyServer, running_server
 def served(folder: Path, *, head: str | None = "arm", **settings: Any) -> Iterator[PolicyServer]:
     """Serve the policy of a folder on a free port."""
     reaction = settings.setdefault("contract", "warn")
-    robot = us.load_policy(folder, head=head, contract=reaction)
+    robot = us.load_policy(folder, head=head, contract=reaction, action_bounds=settings.get("action_bounds", "off"))
     with running_server(robot, ServeConfig(policy=str(folder), **({"port": 0, "warm_up": 0} | settings))) as server:
         yield server
 

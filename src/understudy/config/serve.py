@@ -23,6 +23,9 @@ class ServeConfig:
     """Norm head of the robots; needed where the policy has several."""
     contract: Literal["warn", "strict", "off"] = "warn"
     """Reaction to observations that differ from those of training: a line in log and reply, a refusal, or nothing."""
+    action_bounds: Literal["clamp", "error", "off"] = "off"
+    """Reaction to actions outside the recorded ones by more than a tenth of their range: they are moved to the bound,
+    and the reply names them; an error; or nothing."""
     device: str = "cpu"
     """Device of the policy."""
     compute: Literal["", "float32", "bfloat16"] = ""

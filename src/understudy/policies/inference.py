@@ -17,9 +17,10 @@ from understudy.contract.image_size import size_error
 from understudy.contract.mismatch import Mismatch
 from understudy.contract.observed import ObservationCheck
 from understudy.policies import policy_folder
+from understudy.policies.acting.action_bounds import ActionBounds, action_facts, bound_actions
 from understudy.policies.acting.contract_reaction import Reaction, compare_weights, explained, plain, react
 from understudy.policies.acting.prepared import Prepared, executing_actions, predict
-from understudy.policies.draws import Draws, generate_draws
+from understudy.policies.draws import Draws, generate_draws, make_draws
 from understudy.policies.observation_history import ObservationHistory, seen_times, step_rate
 from understudy.policies.policy import Policy, build_saved
 from understudy.prompt_metadata import observed_metadata
@@ -34,6 +35,7 @@ def load_policy(
     normalization: Mapping[str, Any] | None = None,
     norm_asset: str = "",
     contract: Reaction = "warn",
+    action_bounds: ActionBounds = "off",
 ) -> "RobotPolicy":
     """Load a policy from an exported folder, a run directory that holds one, the hub, or from released weights.
 
@@ -48,9 +50,12 @@ def load_policy(
         norm_asset: ID of openpi's normalization, where the folder has several.
         contract: reaction to weights or observations that differ from those of training (`RobotPolicy.check`): a
             `ContractWarning`, a `ContractError`, or nothing. A folder without contract.json is not checked.
+        action_bounds: reaction to actions outside the recorded ones by more than a tenth of their range: "clamp" moves
+            them to the nearest bound (`RobotPolicy.clamped`), "error" raises ValueError, "off" changes nothing.
 
     Raises:
-        ValueError: the folder holds no policy, or `head` is missing or unknown. OSError: it cannot be read.
+        ValueError: the folder holds no policy or no `action_bounds`, or `head` is missing or unknown.
+        OSError: it cannot be read.
         ContractError: `contract` is strict, and the weights are not those that contract.json was written with.
     """
     if contract not in get_args(Reaction):
@@ -59,11 +64,11 @@ def load_policy(
     saved = policy_folder.load(folder, normalization, norm_asset)
     if compute is not None:
         saved = saved._replace(config=replace(saved.config, compute=compute))
-    facts = read_contract(folder) if contract != "off" else None
-    if facts is not None:
+    facts = read_contract(folder) if (contract, action_bounds) != ("off", "off") else None
+    if facts is not None and contract != "off":
         react(contract, compare_weights(folder, saved.weights.files))
     policy = build_saved(saved, folder, narrow=True).to(device).eval()
-    return RobotPolicy(policy, saved.metadata, head, contract=facts, reaction=contract)
+    return RobotPolicy(policy, saved.metadata, head, contract=facts, reaction=contract, action_bounds=action_bounds)
 
 
 class RobotPolicy:
@@ -84,6 +89,7 @@ class RobotPolicy:
         *,
         contract: InputContract | None = None,
         reaction: Reaction = "warn",
+        action_bounds: ActionBounds = "off",
     ) -> None:
         """Choose the norm head.
 
@@ -93,9 +99,10 @@ class RobotPolicy:
             head: norm head of the robot.
             contract: facts about the observations of training; None: nothing is checked.
             reaction: to observations that differ from them.
+            action_bounds: see `load_policy`.
 
         Raises:
-            ValueError: `head` is missing where there are several, or unknown.
+            ValueError: `head` is missing where there are several, or unknown; `contract` has no `action_bounds`.
         """
         names = policy.norm_heads
         if head is None and len(names) > 1:
@@ -115,8 +122,16 @@ class RobotPolicy:
         if contract is not None and facts is None:
             fix = "export the policy again with its own contract.json"
             react(reaction, [Mismatch("other robot", "", ", ".join(contract.robots), names[self.head], fix)])
+        if action_bounds not in get_args(ActionBounds):
+            raise ValueError(f"action_bounds={action_bounds!r}: must be one of {', '.join(get_args(ActionBounds))}")
+        self.action_bounds: ActionBounds = action_bounds
+        self._bounds = action_facts(facts) if action_bounds != "off" else None
+        self.clamped: dict[str, float] = {}
+        """Dimensions of the last chunk that were moved to a bound, with the largest distance of each."""
         self._queue: deque[np.ndarray] = deque()
         self._histories: list[ObservationHistory] | None = None  # of each row; None: before the first `reset`
+        self._step = 0  # in this episode
+        self._noise: tuple[int, int] | None = None
 
     @property
     def config(self) -> Any:
@@ -128,9 +143,16 @@ class RobotPolicy:
         """Width of this robot's actions."""
         return self.policy.normalizer.dims[ACTION][self.head]
 
-    def reset(self) -> None:
-        """Start an episode: the policy forgets its past observations and the rest of the chunk in execution."""
-        self._histories = []
+    def reset(self, *, seed: int | None = None, position: int = 0) -> None:
+        """Start an episode: the policy forgets its past observations and the rest of the chunk in execution.
+
+        Args:
+            seed: of the noise; the chunk of control step k has that of `position` + k, as in `understudy rollout` and
+                from a server. None: the noise is that of `act`.
+            position: position of the first step.
+        """
+        self._histories, self._step, self.clamped = [], 0, {}
+        self._noise = None if seed is None else (seed, position)
         self._queue.clear()
         self._found.clear()
         for check in self._checks:
@@ -223,6 +245,7 @@ class RobotPolicy:
         self.check(observation, time=time)
         if self._windows():
             self._histories = self._remember(self._read(observation), time)
+        self._step += 1
 
     def act(
         self,
@@ -247,7 +270,7 @@ class RobotPolicy:
             time: time of the observation in seconds, on any clock, for policies with a history: they see the frames
                 nearest to the ages of training. None: each observation is a step of 1/fps of the recordings.
             steps: integration steps, where the policy samples.
-            generator: CPU generator of the random numbers; None is torch's default one.
+            generator: CPU generator of the random numbers; None: those of `reset`, torch's default one without a seed.
             previous: numbers [n, A], or [B, n, A] of a batch: the rest of the executed chunk in the robot's units, at
                 most T actions. Its first action is the one at the time of the observation. None: a chunk of its own.
             delay: actions of `previous` that the robot executes before it gets the new chunk.
@@ -255,22 +278,31 @@ class RobotPolicy:
                 are given, which needs a policy trained for it (`policy.max_delay`).
 
         Returns:
-            float32 [T, A], or [B, T, A] of a batch, in the robot's units, not clipped. The first action belongs to the
-            time of the observation. The robot skips the first `delay` actions, which it has executed by then.
+            float32 [T, A], or [B, T, A] of a batch, in the robot's units, within `action_bounds`. The first action
+            belongs to the time of the observation. The robot skips the first `delay` actions, which it has executed by
+            then.
 
         Raises:
             ValueError: a missing key, a wrong shape or dtype, a state that is not finite, by name; an action that is
-                not finite, whatever the `contract`; `delay` or `horizon` without `previous`; the policy cannot continue
-                chunks, or not with this `delay` and `horizon`; with a history, no `reset` before, or a `time` that does
-                not follow the last one.
+                not finite, whatever the `contract`, or outside, with `action_bounds="error"`; `delay` or `horizon`
+                without `previous`; the policy cannot continue chunks, or not with this `delay` and `horizon`; with a
+                history, no `reset` before, or a `time` that does not follow the last one.
             ContractError: the observation differs from those of training, with `contract="strict"`.
         """
         prepared = self.prepare(
             observation, time=time, steps=steps, generator=generator, previous=previous, delay=delay, horizon=horizon
         )
-        actions = predict(self.policy, [prepared])[0]
+        actions, self.clamped = self.bound(predict(self.policy, [prepared])[0])
         self.accept(prepared)  # the policy itself may refuse the call until here
         return actions
+
+    def bound(self, actions: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
+        """Return actions within `action_bounds`, and the moved dimensions with the largest distance of each.
+
+        Raises:
+            ValueError: an action is outside, with `action_bounds="error"`.
+        """
+        return (actions, {}) if self._bounds is None else bound_actions(actions, self._bounds, self.action_bounds)
 
     def prepare(
         self,
@@ -304,12 +336,18 @@ class RobotPolicy:
         if self._windows():
             histories = self._remember(batch, time)
             batch |= self._seen(batch, histories)
+        if draws is None and generator is None and self._noise is not None:
+            if not single:
+                raise ValueError("a batch has no noise of reset(seed=), which is that of one episode; give a generator")
+            seed, position = self._noise
+            draws = make_draws(policy.random_spec("act"), seed, np.array([position + self._step]), "rollout")
         if draws is None:
             draws = generate_draws(policy.random_spec("act"), rows, generator)
         return Prepared(batch, draws, executing, delay, horizon, steps, self.action_dim, single, histories)
 
     def accept(self, prepared: Prepared) -> None:
         """Add a prepared observation to the history, once its chunk is there."""
+        self._step += 1
         if prepared.histories is not None:
             self._histories = prepared.histories
 

@@ -32,6 +32,7 @@ class Answer:
         value: the result of `Job.prepare`, where that is no `Ready`.
         ready: the computed request.
         actions: float32 [T, A] in the robot's units.
+        clamped: dimensions that were moved to their bounds, with the largest distance of each.
         queue_s: seconds in the queue.
         compute_s: seconds of the pass, preparation included.
         robots: robots that shared the pass.
@@ -40,6 +41,7 @@ class Answer:
     value: Any = None
     ready: Ready | None = None
     actions: np.ndarray | None = None
+    clamped: dict[str, float] = field(default_factory=dict)
     queue_s: float = 0.0
     compute_s: float = 0.0
     robots: int = 1

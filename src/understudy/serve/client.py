@@ -42,6 +42,7 @@ class RemotePolicy:
     Attributes:
         metadata: facts about the policy: `chunk`, `action_dim`, `action_names`, `fps`, `cameras`, `history` and more.
         mismatches: differences from training that the server found in this episode.
+        clamped: dimensions of the last chunk that the server moved to a bound, with the largest distance of each.
         timing: milliseconds of the last request on the server: `queue_ms`, `infer_ms`, `total_ms`.
         reconnects: connections made after the first one.
     """
@@ -82,6 +83,7 @@ class RemotePolicy:
         self.timeout_s = timeout_s
         self.metadata: dict[str, Any] = {}
         self.mismatches: list[Mismatch] = []
+        self.clamped: dict[str, float] = {}
         self.timing: dict[str, float] = {}
         self.reconnects = -1
         self._lock = threading.RLock()
@@ -117,6 +119,7 @@ class RemotePolicy:
         with self._lock:
             self._queue.clear()
             self.mismatches.clear()
+            self.clamped = {}
             self._step, self._executed = 0, None
             self._noise = None if seed is None else (seed, position)
             if self._past is not None:
@@ -170,7 +173,7 @@ class RemotePolicy:
             if noise is not None:
                 control["noise"] = asdict(noise)
             reply = self._request(observation, control)
-            self._executed = None
+            self._executed, self.clamped = None, dict(reply.get("clamped", {}))
             self._remember(observation, time)
             if self._past is not None:
                 self._past.mark_sent()

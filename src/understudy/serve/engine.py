@@ -112,6 +112,8 @@ class Engine:
             raise DeadlineError(f"no chunk within {seconds:g} s, the deadline of the request", "deadline")
         try:
             answer = future.result()
+            if answer.actions is not None:
+                answer.actions, answer.clamped = session.robot.bound(answer.actions)
         except (ValueError, TypeError) as error:
             better = session.explain(error)
             known = better.mismatches if isinstance(better, ContractError) else ()
@@ -123,6 +125,10 @@ class Engine:
             self.report(answer.value, robot)
             return answer
         session.accept(answer.ready)
+        self.metrics.count("understudy_clamped_chunks_total", by=bool(answer.clamped))
+        for name in sorted(answer.clamped.keys() - session.clamped):
+            LOG.warning("%s: action %s clamped by %.4g (action_bounds)", robot, name, answer.clamped[name])
+        session.clamped |= answer.clamped.keys()
         self.report(answer.ready.found, robot)
         wall = time.monotonic() - since
         for stage, value in (("wall", wall), ("queue", answer.queue_s), ("compute", answer.compute_s)):

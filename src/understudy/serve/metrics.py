@@ -11,6 +11,7 @@ ACTIONS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 HELP = {
     "understudy_requests_total": "counter, requests by outcome",
     "understudy_mismatches_total": "counter, differences between robots and training by kind",
+    "understudy_clamped_chunks_total": "counter, chunks with an action that was moved to its bound",
     "understudy_refused_connections_total": "counter, connections that were refused, by reason",
     "understudy_connections": "gauge, connected robots",
     "understudy_queue": "gauge, waiting requests",

@@ -234,6 +234,7 @@ class PolicyServer:
             return "ok", {"mismatches": list(map(describe_mismatch, answer.value))}
         return "ok", {
             "actions": answer.actions,
+            "clamped": answer.clamped,
             "mismatches": list(map(describe_mismatch, answer.ready.found)),
             "server_timing": {
                 "infer_ms": 1000 * answer.compute_s,

@@ -51,6 +51,7 @@ class Session:
 
     Attributes:
         fresh: differences from training that the observations of the latest request add.
+        clamped: dimensions that were clamped in this episode.
     """
 
     def __init__(self, robot: RobotPolicy, reaction: Reaction, seed: int | None = None) -> None:
@@ -64,6 +65,7 @@ class Session:
             self._check = ObservationCheck(contract, head)
         self._found: list[Mismatch] = []  # in this episode
         self.fresh: list[Mismatch] = []
+        self.clamped: set[str] = set()
         self._compared: Mapping[str, Any] = {}  # the latest observation
         self._declared: list[Mismatch] = []  # for the whole connection
         self._last: float | None = None  # time of the latest observation in the history
@@ -84,7 +86,7 @@ class Session:
     def reset(self) -> None:
         """Start an episode."""
         self.robot.reset()
-        self.fresh = []
+        self.fresh, self.clamped = [], set()
         self._found.clear()
         self._last = None
         if self._check is not None:
@@ -212,7 +214,8 @@ def copy_for_robot(robot: RobotPolicy) -> RobotPolicy:
     """Return a policy of the same network with a state of its own, which compares nothing by itself."""
     name = robot.policy.norm_heads[robot.head]
     metadata = {"heads": {name: robot.metadata}}
-    return RobotPolicy(robot.policy, metadata, name, contract=robot.contract, reaction="off")
+    bounds = robot.action_bounds
+    return RobotPolicy(robot.policy, metadata, name, contract=robot.contract, reaction="off", action_bounds=bounds)
 
 
 def read_declaration(stated: Mapping[str, Any]) -> Declaration:
@@ -260,6 +263,7 @@ def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[s
         "contract": reaction if facts is not None else "off",
         "instructions": list(facts.tasks[:100]) if facts is not None else [],
         "continues_chunks": policy.continues_chunks,
+        "action_bounds": robot.action_bounds,
         "max_delay": int(getattr(config, "max_delay", 0) or 0),
         "output": ACTION,
     }

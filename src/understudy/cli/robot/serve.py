@@ -36,6 +36,7 @@ def serve(config: ServeConfig) -> int:
             head=config.head or None,
             compute=config.compute or None,
             contract=config.contract,
+            action_bounds=config.action_bounds,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
