@@ -117,6 +117,8 @@ class Catalog:
             if address is root:
                 raise
             what = f"there is no such folder, and as a dataset on the hub, {address}: {error.what}"
+            if error.where == address:  # without the hub it is a path, and a later attempt would fail alike
+                raise DatasetError(what, where=root, fix=error.fix) from error
             raise error.replaced(what=what, where=root) from error
         where = files.where(INFO)
         given = {"video_path": video_path, "data_path": data_path, "codebase_version": version}
