@@ -15,6 +15,12 @@ def test_api_page_has_every_public_name() -> None:
     assert sorted(listed) == sorted(set(us.__all__) - {"__version__"})
 
 
+def test_api_page_has_every_name_for_policies() -> None:
+    listed = re.findall(r"^::: understudy\.policies\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == us.policies.__all__
+    assert all(getattr(us.policies, name) for name in listed)
+
+
 def test_every_public_name_has_a_docstring() -> None:
     assert [name for name in us.__all__ if not (getattr(us, name).__doc__ or "").strip()] == []
 

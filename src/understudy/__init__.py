@@ -7,17 +7,12 @@ The public names are those of `__init__.pyi`. Each is imported when it is first 
 and a tool that reads metadata only never imports torch.
 """
 
-import ast
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-_MODULES = {
-    alias.name: str(node.module)
-    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body
-    if isinstance(node, ast.ImportFrom) and str(node.module).startswith("understudy")
-    for alias in node.names
-}
+from understudy.public_names import public_names
+
+_MODULES = public_names(__file__)
 
 __all__ = sorted([*_MODULES, "train"])
 _RENAMED = {"Remote": "RemoteOptions"}
@@ -29,8 +24,8 @@ def __getattr__(name: str) -> Any:
 
         warn_renamed(f"understudy.{name}", f"understudy.{_RENAMED[name]}")
         name = _RENAMED[name]
-    if name == "train":  # the package is callable: `us.train(config)` and `understudy.train.run` both work
-        return import_module("understudy.train")
+    if name in ("policies", "train"):  # the latter is callable: `us.train(config)` and `understudy.train.run` both work
+        return import_module(f"understudy.{name}")
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'understudy' has no attribute {name!r}")

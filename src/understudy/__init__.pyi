@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from understudy import policies as policies
 from understudy._version import __version__ as __version__
 from understudy.check.loader.results import LoaderReport as LoaderReport
 from understudy.check.loader.run import check_loader as check_loader

@@ -98,7 +98,7 @@ def test_tables_have_every_setting_of_every_command(tables: list[Table]) -> None
             table.command
         )
         extra = {name for name in offered - paths if ".no-" not in name and not name.startswith("--no-")}
-        assert extra <= {"--help", "--print-config", "--debug", "--launch"}, table.command
+        assert extra <= {"--help", "--print-config", "--debug", "--policy-code", "--launch"}, table.command
 
 
 def test_commands_are_completed(complete: Complete) -> None:

@@ -165,10 +165,15 @@ LESS_MEMORY = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. `--debug` adds the traceback to a one-line error."""
     from understudy.credentials import strip_credentials
+    from understudy.policies.code_files import given_code
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         sys.argv[1:] = map(strip_credentials, arguments)  # trackers record the command line
+    file, arguments = take_option(arguments, "--policy-code")
+    if file is not None and not os.path.isfile(file):
+        print(f"understudy: --policy-code {file!r}: there is no such file; give the Python file", file=sys.stderr)
+        return WRONG_INPUT
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     if not debug:
@@ -193,7 +198,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name is None:
         print(_unknown(" ".join(arguments[: 1 + (arguments[0] == "order")])), file=sys.stderr)
         return WRONG_INPUT
-    code = _run(name, arguments[len(name.split()) :], debug)
+    with given_code(file or ""):
+        code = _run(name, arguments[len(name.split()) :], debug)
     if code and argv is None and int(os.environ.get("WORLD_SIZE") or 1) > 1:
         # Threads of torch's process group that still start up would abort the interpreter's exit, and hide the code.
         sys.stdout.flush()
@@ -332,15 +338,23 @@ def split_launch(arguments: list[str]) -> tuple[int | None, list[str]]:
     """
     from understudy.errors import ConfigError
 
+    text, rest = take_option(arguments, "--launch")
+    if text is None:
+        return None, rest
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigError(f"--launch {text!r}: must be the number of processes on this host")
+    return int(text), rest
+
+
+def take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
+    """Remove an option that is no setting; returns its value, None without it, and the other arguments."""
     for index, argument in enumerate(arguments):
-        if argument == "--launch" or argument.startswith("--launch="):
+        if argument == name or argument.startswith(f"{name}="):
             _, equals, text = argument.partition("=")
             rest = arguments[index + 1 :]
             if not equals:
                 text, rest = (rest[0], rest[1:]) if rest else ("", rest)
-            if not (text.isascii() and text.isdigit()):
-                raise ConfigError(f"--launch {text!r}: must be the number of processes on this host")
-            return int(text), arguments[:index] + rest
+            return text, arguments[:index] + rest
     return None, arguments
 
 

@@ -1,6 +1,10 @@
 """Networks: tensors in, per-sample losses or actions out.
 
+The names that a policy of your own needs are public here, `from understudy.policies import Policy`: those of
+`__init__.pyi`, in docs/api.md. A release that changes one incompatibly raises the major version; before 1.0 the minor.
+
 registry           types of policies by name, their settings and configs
+code_files         types of policies in a Python file
 policy             `Policy`, the base class of all of them
 draws              random numbers of a policy, keyed by position
 losses             per-sample losses
@@ -22,3 +26,18 @@ policy_folder      a policy as a folder: weights, config, normalization
 folder_formats     a policy as a folder of another tool
 weight_files       tensors in safetensors files, read row by row
 """
+
+from importlib import import_module
+from typing import Any
+
+from understudy.public_names import public_names
+
+_MODULES = public_names(__file__)
+
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    raise AttributeError(f"module 'understudy.policies' has no attribute {name!r}")

@@ -20,6 +20,7 @@ from understudy.policies import policy_folder
 from understudy.policies.acting.action_bounds import ActionBounds, action_facts, bound_actions
 from understudy.policies.acting.contract_reaction import Reaction, compare_weights, explained, plain, react
 from understudy.policies.acting.prepared import Prepared, executing_actions, predict
+from understudy.policies.code_files import given_code
 from understudy.policies.draws import Draws, generate_draws, make_draws
 from understudy.policies.observation_history import ObservationHistory, seen_times, step_rate
 from understudy.policies.policy import Policy, build_saved
@@ -36,6 +37,7 @@ def load_policy(
     norm_asset: str = "",
     contract: Reaction = "warn",
     action_bounds: ActionBounds = "off",
+    code: str | Path = "",
 ) -> "RobotPolicy":
     """Load a policy from an exported folder, a run directory that holds one, the hub, or from released weights.
 
@@ -52,6 +54,8 @@ def load_policy(
             `ContractWarning`, a `ContractError`, or nothing. A folder without contract.json is not checked.
         action_bounds: reaction to actions outside the recorded ones by more than a tenth of their range: "clamp" moves
             them to the nearest bound (`RobotPolicy.clamped`), "error" raises ValueError, "off" changes nothing.
+        code: Python file to import for a type that is defined in a file. Without it that file is imported from the
+            path of training alone, if it has not changed; a folder's copy never is.
 
     Raises:
         ValueError: the folder holds no policy or no `action_bounds`, or `head` is missing or unknown.
@@ -61,7 +65,8 @@ def load_policy(
     if contract not in get_args(Reaction):
         raise ValueError(f"contract={contract!r}: must be one of {', '.join(get_args(Reaction))}")
     folder = policy_folder.find(directory)
-    saved = policy_folder.load(folder, normalization, norm_asset)
+    with given_code(code):
+        saved = policy_folder.load(folder, normalization, norm_asset)
     if compute is not None:
         saved = saved._replace(config=replace(saved.config, compute=compute))
     facts = read_contract(folder) if (contract, action_bounds) != ("off", "off") else None

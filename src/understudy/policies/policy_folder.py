@@ -25,6 +25,7 @@ from understudy.errors import ConfigError
 from understudy.hub.download import fetch_model
 from understudy.hub.ids import SCHEME, model_id
 from understudy.optional_packages import MissingExtraError
+from understudy.policies.code_files import CODE, code_of
 from understudy.policies.companion_files import copy_files, is_policy_file, located
 from understudy.policies.field_types import type_problems
 from understudy.policies.registry import folder_readers, policy_type, stored_type, tensor_openers
@@ -70,6 +71,8 @@ def save(
         contract = facts.pop(CONTRACT, None)
         content = {**asdict(config), **copy_files(config, fresh), **({METADATA: facts} if facts else {})}
         (fresh / CONFIG).write_text(json.dumps({"type": config.type, **content}, indent=2) + "\n")
+        if (code := code_of(config.type)) is not None:
+            (fresh / CODE).write_bytes(code)
         (fresh / NORMALIZATION).write_text(json.dumps(normalization, indent=2) + "\n")
         # safetensors wants plain contiguous CPU tensors; a float32 weight keeps its bits.
         plain = {config.stored_name(name): weight.detach().cpu().contiguous() for name, weight in weights.items()}
@@ -107,7 +110,11 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
         return
     files = policy_type(kind).settings.FILES
     for entry in entries:
-        own = entry.name in (CONFIG, NORMALIZATION, WEIGHTS, FILE, CARD) and entry.is_file() and not entry.is_symlink()
+        own = (
+            entry.name in (CONFIG, NORMALIZATION, WEIGHTS, FILE, CARD, CODE)
+            and entry.is_file()
+            and not entry.is_symlink()
+        )
         if not own and not is_policy_file(files, entry):
             raise FileExistsError(f"{directory} holds {entry.name}, which is no file of a policy: {fix}")
     try:

@@ -14,7 +14,8 @@ settings and `PolicyConfig`. A run writes the settings, the data add the facts, 
 
     MINE = PolicyType(MySettings, MyConfig, "my_package.model:MyPolicy")
 
-An installed package registers a type by an entry point of the group `understudy.policies`, named as the `type`:
+The type in a file is `FILE.py:NAME` (`code_files.py`): `--policy.type my_policy.py:MINE`. An installed package
+registers a type by an entry point of the group `understudy.policies`, named as the `type`:
 
     [project.entry-points."understudy.policies"]
     mine = "my_package:MINE"
@@ -29,6 +30,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
+
+from understudy.policies.code_files import import_type, is_code, pin
 
 GROUP = "understudy.policies"
 """Group of the entry points."""
@@ -226,7 +229,7 @@ class PolicySettings:
         Raises:
             ValueError: there is no such type.
         """
-        return policy_type(stored_type(values)).settings
+        return policy_type(pin(stored_type(values))).settings
 
     @classmethod
     def from_mapping(cls, stored: Mapping[str, Any]) -> Self:
@@ -234,6 +237,8 @@ class PolicySettings:
         named = {cls.OLD_NAMES.get(name, name): value for name, value in stored.items()}
         known = {field.name for field in fields(cls)} - {"type"}
         values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in named.items() if n in known}
+        if is_code(stored_type(stored)):
+            values["type"] = stored_type(stored)
         return cls(**values)
 
     @classmethod
@@ -250,11 +255,15 @@ class PolicySettings:
             if not isinstance(value, Mapping):
                 raise PydanticCustomError("policy", "expected settings of a policy")
             try:
-                chosen = cls.select(value)
+                kind = pin(stored_type(value))
+                chosen = cls.select({"type": kind})
             except ValueError as error:
                 raise PydanticCustomError("policy_type", "{reason}", {"reason": str(error)}) from error
-            checked: PolicySettings = TypeAdapter(chosen).validate_python(dict(value))
-            return checked
+            if not is_code(kind):
+                checked: PolicySettings = TypeAdapter(chosen).validate_python(dict(value))
+                return checked
+            own = {name: item for name, item in value.items() if name != "type"}
+            return replace(TypeAdapter(chosen).validate_python(own), type=kind)
 
         return core_schema.no_info_plain_validator_function(check)
 
@@ -361,6 +370,11 @@ def policy_type(name: str) -> PolicyType:
     Raises:
         ValueError: there is no such type, or the entry point is no `PolicyType`.
     """
+    if is_code(str(name)):
+        found = import_type(name)
+        if not isinstance(found, PolicyType):
+            raise ValueError(f"policy type {name!r}: is a {type(found).__name__}, not a PolicyType")
+        return found
     points = _points()
     if name not in points:
         close = [own for own in (f"lerobot-{name}",) if own in points] or get_close_matches(str(name), points, n=1)

@@ -136,7 +136,7 @@ def test_folder_of_lerobot_acts_as_in_lerobot(tmp_path: Path) -> None:
         "observation.state": PolicyFeature(FeatureType.STATE, (3,)),
     }
     outputs = {"action": PolicyFeature(FeatureType.ACTION, (2,))}
-    sizes = {name: value for name, value in SMALL.items() if name != "image_size"}
+    sizes = {name: value for name, value in SMALL.items() if name not in ("image_size", "pretrained_backbone_weights")}
     theirs = ACTPolicy(
         ACTConfig(
             input_features=inputs, output_features=outputs, chunk_size=4, n_action_steps=4, device="cpu",

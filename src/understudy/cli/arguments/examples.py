@@ -4,6 +4,7 @@ GENERAL = [
     ("-h, --help", "Show this help."),
     ("--print-config", "Print the complete settings as YAML, and do nothing else."),
     ("--debug", "Show the traceback of an error."),
+    ("--policy-code FILE", "Python file of a policy whose type is code of its own (docs/policies.md)."),
 ]
 """Flags of every command."""
 LAUNCH = (

@@ -19,6 +19,7 @@ from understudy.config.renamed import current_flags
 from understudy.config.schema import SUFFIXES, complete, plain, read_file, run_defaults, validate
 from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError, optional_imports
+from understudy.policies.code_files import is_code, pin
 
 with optional_imports():
     import tyro
@@ -102,9 +103,11 @@ def with_policy_type(cls: type, arguments: list[str], default: Any) -> Any:
         return default
     default = cls() if default is None else default
     try:
-        chosen = kind.select({"type": named[-1]})
+        chosen = kind.select({"type": (name := pin(named[-1]))})
     except ValueError as error:
         raise ConfigError("; ".join([f"--policy.type: {error}", *translate(cls, arguments)])) from error
+    if is_code(name):
+        return replace(default, policy=replace(chosen(), type=name))
     return default if isinstance(default.policy, chosen) else replace(default, policy=chosen())
 
 
@@ -163,7 +166,10 @@ def _parsed(cls: type, arguments: list[str], default: Any, program: str) -> Any:
     Raises:
         ConfigError: An argument is wrong; the message is tyro's box of several lines as one.
     """
-    arguments = _squares(cls, _booleans(cls, arguments, default))
+    code, arguments = "", _squares(cls, _booleans(cls, arguments, default))
+    if is_code(str(getattr(getattr(default, "policy", None), "type", ""))):
+        code, arguments = default.policy.type, _without_type(arguments)
+        default = replace(default, policy=replace(default.policy, type=type(default.policy).type))
     if empty := _empty_list(cls, arguments):
         raise ConfigError(f"{empty}: no value follows it; leave it out for none")
     default = _without_mappings(cls, arguments, default)
@@ -177,7 +183,15 @@ def _parsed(cls: type, arguments: list[str], default: Any, program: str) -> Any:
         raise ConfigError("; ".join([describe_error(output.getvalue()), *translate(cls, arguments, default)])) from None
     if unknown:
         raise ConfigError("; ".join(describe_unknown(cls, unknown)))
-    return parsed
+    return replace(parsed, policy=replace(parsed.policy, type=code)) if code else parsed
+
+
+def _without_type(arguments: list[str]) -> list[str]:
+    """Remove `--policy.type FILE.py:NAME`, which `with_policy_type` has read."""
+    kept = [argument for argument in arguments if not argument.startswith("--policy.type=")]
+    while "--policy.type" in kept:
+        del kept[(place := kept.index("--policy.type")) : place + 2]
+    return kept
 
 
 def _empty_list(cls: type, arguments: list[str]) -> str | None:

@@ -71,7 +71,9 @@ def _table(name: str) -> Table:
                 continue  # a package of another author is broken or not installed; its name is still completed
             policies[policy] = tuple(flag for flag in found if flag.name.startswith("--policy."))
     flags = [flag for flag in _flags(cls) if not (policies and flag.name.startswith("--policy."))]
-    flags += [Flag(words.split()[-1], text, takes_value=False) for words, text in GENERAL]
+    for words, text in GENERAL:
+        option = next(word for word in words.split() if word.startswith("--"))
+        flags.append(Flag(option, text, takes_value=not words.endswith(option)))
     if command.launchable:
         flags.append(Flag(LAUNCH[0].split()[0], help.first_sentence(LAUNCH[1])))
     return Table(name, command.summary, tuple(flags), policies, _positional_choices(cls))

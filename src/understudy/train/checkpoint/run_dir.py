@@ -10,6 +10,7 @@ rollouts/       results of rollouts (`train/background_rollouts.py`)
 validation/     loss sums of each episode, step-00001000.npz … (`train/validation/episode_sums.py`)
 imagined.png    imagined futures of the latest validation (`train/validation/imagined.py`)
 report.html     the report
+policy_code.py  code of a policy that is no package's (`policies/code_files.py`)
 STOP            a file that stops the run like a signal (`distributed/signals.py`); the run removes it
 """
 
@@ -28,6 +29,7 @@ from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError, RunInUseError
 from understudy.hub.download import pull
 from understudy.hub.ids import model_id, parse_address
+from understudy.policies.code_files import CODE, code_of, pin_missing
 from understudy.train.checkpoint import checksums
 from understudy.train.checkpoint.data_paths import find_moved
 
@@ -166,7 +168,7 @@ class RunDir:
             raise ConfigError(f"{self.root}: this is a dataset, and a run would mix with it; use another --output-dir")
         if self.root.exists() and not self.root.is_dir():
             raise ConfigError(f"{self.root}: is a file, and a run is a folder; use another --output-dir")
-        others = (self.policy, self.rollouts, self.validation, self.imagined, self.report)
+        others = (self.root / CODE, self.policy, self.rollouts, self.validation, self.imagined, self.report)
         taken = [path for path in others if path.exists()]
         taken += [path for path in (self.metrics,) if path.exists() and (path.is_dir() or path.stat().st_size)]
         taken += [path for path in (self.checkpoints,) if path.exists() and (path.is_file() or any(path.iterdir()))]
@@ -192,6 +194,8 @@ class RunDir:
         """
         self.refuse_existing()
         self.checkpoints.mkdir(parents=True, exist_ok=True)
+        if (code := code_of(config.policy.type)) is not None:
+            (self.root / CODE).write_bytes(code)
         write_text(self.order, json.dumps(checksums.add_seal({"format": FORMAT, **record}), indent=2))
         self.write_settings(config)
 
@@ -207,7 +211,7 @@ class RunDir:
         """
         if any(self.rollouts.glob("step-*.json")):
             return
-        for path in (self.config, self.order, self.metrics, self.imagined):
+        for path in (self.config, self.order, self.metrics, self.imagined, self.root / CODE):
             path.unlink(missing_ok=True)
         for folder in (self.rollouts, self.validation):
             shutil.rmtree(folder, ignore_errors=True)
@@ -263,6 +267,11 @@ def read_settings(content: Mapping[str, Any], where: object) -> TrainConfig:
         content: the stored mapping, unchecked.
         where: its file, for messages.
     """
+    policy = content.get("policy")
+    if isinstance(policy, Mapping) and pin_missing(str(policy.get("type", ""))):
+        raise ConfigError(
+            f"{where}: policy.type: {policy['type']}: a run stores code with its checksum; restore the file"
+        )
     if "val" not in content:
         content = {"val_frames": 0, **content}  # before there was such a setting, validations took all frames
     return validate(TrainConfig, content, where=where, fresh=False, warn=False)

@@ -1,0 +1,16 @@
+"""Public names of a policy's author and their modules: the only list of them (docs/policies.md)."""
+
+from understudy.batch_keys import ACTION as ACTION
+from understudy.batch_keys import STATE as STATE
+from understudy.batch_keys import TASK as TASK
+from understudy.policies.common.normalizer import Normalizer as Normalizer
+from understudy.policies.draws import Draws as Draws
+from understudy.policies.draws import RandomSpec as RandomSpec
+from understudy.policies.losses import Loss as Loss
+from understudy.policies.losses import masked_squared_error as masked_squared_error
+from understudy.policies.losses import valid_elements as valid_elements
+from understudy.policies.policy import Policy as Policy
+from understudy.policies.registry import PolicyConfig as PolicyConfig
+from understudy.policies.registry import PolicySettings as PolicySettings
+from understudy.policies.registry import PolicyType as PolicyType
+from understudy.policies.registry import policy_type as policy_type
