@@ -23,6 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from support.ranks import in_ranks
 from support.refusals import refused
 from support.runs import tiny_config, tiny_dataset
+from understudy import progress
 from understudy.cli.main import main
 from understudy.config.schema import override
 from understudy.config.train import EmaConfig, OptimConfig, ParallelConfig, TrainConfig
@@ -352,8 +353,9 @@ def test_plan_is_for_the_rank_with_most_samples(data: Path) -> None:
 
 @pytest.mark.usefixtures("shapes")
 def test_plan_command_prints_and_fails_where_the_card_is_too_small(
-    data: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(progress, "MIN_INTERVAL", 0.0)
     words = ["plan", "--data.root", str(data), "--batch-size", "4", "--json"]
     assert main([*words, "--gpu-memory", "1.7KB", "1.4KB"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -368,6 +370,10 @@ def test_plan_command_prints_and_fails_where_the_card_is_too_small(
     printed = capsys.readouterr()
     assert "largest micro-batch" in printed.out
     assert "steps on shapes" in printed.err
+    lines = [line for line in printed.err.splitlines() if re.match(r"plan: \d+ of 12 steps", line)]
+    assert len(lines) > 4
+    assert "checkpointing full" in "".join(lines)
+    assert "12 of 12" in lines[-1]
     for unusable in ("much", "80"):  # a number could mean bytes or GB
         assert main([*words, "--gpu-memory", unusable]) == 2
         assert "80GB" in capsys.readouterr().err or unusable == "much"
