@@ -27,7 +27,19 @@ def correct(entry: str, file: str = "meta/info.json") -> str:
     return f"correct {entry} in {file}"
 
 
-def fill(fix: str, root: str) -> str:
-    """Put the addresses of the dataset and of a new folder into a fix."""
+def fill(fix: str, root: str, leaves_none: bool = False) -> str:
+    """Put the addresses of the dataset and of a new folder into a fix.
+
+    Args:
+        fix: the fix of a finding.
+        root: address of the dataset.
+        leaves_none: whether the finding is about all episodes, so that none may be left out.
+    """
+    if leaves_none and any(flag in fix for flag in ("--exclude-", "--data.on-bad-episode", "--data.exclude-episodes")):
+        fix = (
+            fix.split(", or leave")[0]
+            if ", or leave" in fix
+            else "all episodes have it: repair the files, or record anew"
+        )
     name = root.rstrip("/").rpartition("/")[2]
     return fix.replace("SRC OUT", f"{root} {name}-mended").replace("check SRC", f"check {root}")

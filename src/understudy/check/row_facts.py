@@ -176,10 +176,14 @@ def _read_file(
     keys = numeric_keys(catalog)
     cameras = [key for key, feature in catalog.features.items() if feature.is_camera and not feature.is_video]
     texts = [key for key, feature in catalog.features.items() if feature.is_text]
+    stored = {
+        key: [part.key for part in catalog.joined.get(key, ())] or [catalog.stored_names.get(key, key)]
+        for key in (*keys, *cameras, *texts)
+    }
     try:
         with catalog.files.parquet(path) as opened:
             schema, total = opened.schema_arrow, int(opened.metadata.num_rows)
-        table = catalog.files.table(path, [*keys, *INDEX_KEYS])
+        table = catalog.files.table(path, [*(name for key in keys for name in stored[key]), *INDEX_KEYS])
     except SourceError:
         raise  # says nothing about the file
     except DatasetError as error:
@@ -187,15 +191,21 @@ def _read_file(
         return 0
     facts.schemas.setdefault(tuple(sorted((f.name, str(f.type)) for f in schema)), []).append(file)
     declared = {*catalog.features, *catalog.skipped_features, *INDEX_KEYS}
+    declared.update(*stored.values())
     facts.undeclared |= {f.name: str(f.type) for f in schema if f.name not in declared}
-    for key in (*keys, *cameras, *texts):
-        if key not in schema.names:
+    for key, names in stored.items():
+        if not set(names) <= set(schema.names):
             facts.lacking.setdefault(key, []).append(file)
     columns: dict[str, np.ndarray] = {}
     for key in (*INDEX_KEYS, *keys):
-        if key in table.column_names:
+        names = stored.get(key, [key])
+        if set(names) <= set(table.column_names):
             try:
-                columns[key] = _column(table.column(key), catalog.features.get(key), where, key)
+                parts = catalog.joined.get(key, (catalog.features.get(key),))
+                arrays = [_column(table.column(name), part, where, key) for name, part in zip(names, parts)]
+                columns[key] = (
+                    arrays[0] if len(arrays) == 1 else np.concatenate([a.reshape(total, -1) for a in arrays], 1)
+                )
             except DatasetError as error:
                 facts.unreadable.append((file, key, error))
     starts, found = _find_episodes(catalog, rows, columns.get("episode_index"), total, path, facts)

@@ -12,7 +12,7 @@ import numpy as np
 from understudy.check.findings import Finding, Place, Report, merge_undecided, sort_findings
 from understudy.check.image_facts import SAMPLED_EPISODES, ImageFacts, read_images
 from understudy.check.remedies import fill
-from understudy.check.row_facts import RowFacts, read_rows
+from understudy.check.row_facts import ACTION, STATE, RowFacts, read_rows
 from understudy.check.rules.changed_images import check_changed_images
 from understudy.check.rules.clocks import check_clocks
 from understudy.check.rules.depth import check_depth
@@ -31,11 +31,14 @@ from understudy.check.rules.videos import check_places, check_videos
 from understudy.check.sensor_facts import read_sensor_facts
 from understudy.check.video_facts import SAMPLED_FILES, VideoFacts, read_videos
 from understudy.data.format.catalog import INFO, Catalog
+from understudy.data.format.standard_keys import rename_keys
 from understudy.data.selection.motion import named_motion
 from understudy.errors import DatasetError, SourceError
 from understudy.progress import Progress
 from understudy.storage.remote_options import RemoteOptions
 
+ROLES = {ACTION: ("actions",), STATE: ("state", "observation.states", "observation.qpos", "qpos")}
+"""Standard key -> other usual keys of openpi, LIBERO and ALOHA."""
 Images = Literal["none", "sample", "all"]
 
 
@@ -43,6 +46,8 @@ def check_dataset(
     root: str | os.PathLike[str] | Catalog,
     images: Images = "sample",
     *,
+    action: str = "",
+    state: str = "",
     remote: RemoteOptions | None = None,
     show_progress: bool = False,
 ) -> Report:
@@ -51,11 +56,13 @@ def check_dataset(
     Args:
         root: path, URL or hub id, or an open catalog.
         images: videos and images to read: "none", a "sample" spread evenly over the episodes, or "all".
+        action: key of the action; by default `action`, else the first of `ROLES`.
+        state: key of the state; by default `observation.state`, else the first of `ROLES`.
         remote: options for a dataset on another machine.
         show_progress: whether to show progress on stderr.
 
     Raises:
-        DatasetError: there is no dataset at `root`, or its source gives no answer.
+        DatasetError: there is no dataset at `root`, its source gives no answer, or `action` or `state` is no vector.
     """
     begin = time.monotonic()
     findings: list[Finding] = []
@@ -75,6 +82,7 @@ def check_dataset(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # irregularities are findings
         findings += _check_metadata(catalog, images != "none")
+        catalog, own = _with_roles(catalog, action, state)
         facts = _read(catalog, show_progress)
         findings += _check_rows(catalog, facts)
         read = {"data_files": facts.files, "rows": facts.rows}
@@ -95,12 +103,32 @@ def check_dataset(
         episodes=catalog.num_episodes,
         frames=catalog.num_frames,
         read=read,
-        findings=tuple(replace(one, fix=fill(one.fix, catalog.root)) for one in sort_findings(decided)),
+        findings=tuple(_name_columns(one, catalog, own) for one in sort_findings(decided)),
         undecided=merge_undecided(finding for finding in findings if finding.severity == "undecided"),
         ranking=tuple(rank_episodes(catalog, facts)[:20]),
         seconds=time.monotonic() - begin,
         idle_share=_idle_share(catalog, facts),
     )
+
+
+def _with_roles(catalog: Catalog, action: str, state: str) -> tuple[Catalog, dict[str, str]]:
+    """Return the catalog with its action and state under the standard keys, and standard key -> own key.
+
+    Without names, `ROLES` are tried where the standard key is absent.
+    """
+    own = {key: name for key, name in ((ACTION, action), (STATE, state)) if name}
+    for key, names in ROLES.items():
+        usual = [name for name in names if name in catalog.features and len(catalog.features[name].shape) == 1]
+        if key not in own and key not in catalog.features and usual:
+            own[key] = usual[0]
+    return rename_keys(catalog, own), own
+
+
+def _name_columns(finding: Finding, catalog: Catalog, own: dict[str, str]) -> Finding:
+    """Fill the fix of a finding, and place it at the dataset's own key."""
+    place = replace(finding.place, column=own.get(finding.place.column, finding.place.column))
+    leaves_none = len(place.episodes) == catalog.num_episodes
+    return replace(finding, place=place, fix=fill(finding.fix, catalog.root, leaves_none))
 
 
 def _idle_share(catalog: Catalog, facts: RowFacts) -> float | None:

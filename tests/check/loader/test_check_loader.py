@@ -466,16 +466,10 @@ def test_check_loader_without_hooks_does_not_check_what_it_cannot(
     found = statuses(report)
     assert found["coverage"] == found["rows"] == found["windows"] == found["epochs.repeat"] == "passed"
     assert found["epochs.differ"] == "failed"  # the same list again
-    needs_arguments = (
-        "coverage.ranks",
-        "ranks.even",
-        "coverage.workers",
-        "workers.same",
-        "workers.busy",
-        "resume.world",
-    )
-    for name in ("padding", "images", "resume", "resume.ranks", *needs_arguments):
+    for name in ("padding", "images", "resume", "resume.ranks", "coverage.ranks", "ranks.even", "resume.world"):
         assert found[name] == "not checked", name
+    for name in ("coverage.workers", "workers.same", "workers.busy"):
+        assert found[name] == "not applicable", name
     assert not report.passed
 
 
@@ -556,3 +550,20 @@ def test_check_loader_passes_episode_sampler(root: Path, data: us.EpisodeDataset
         load_state=lambda loader, state: loader.sampler.load_state_dict(state),
     )
     assert set(statuses(report).values()) == {"passed"}, str(report)
+
+
+def test_check_loader_closes_loaders_of_each_epoch(data: us.EpisodeDataset) -> None:
+    def make(rank: int, world_size: int, epoch: int) -> us.Loader:
+        return us.Loader(data, batch_size=BATCH, seed=0, rank=rank, world_size=world_size)
+
+    report = in_time(lambda: us.check_loader(make, data, timeout=5, skip=("resume", "resume.ranks", "resume.world")))
+    assert report["coverage.ranks"].status == report["epochs.repeat"].status == "passed"
+
+
+def test_check_loader_passes_a_loader_without_workers(data: us.EpisodeDataset) -> None:
+    def make(rank: int, world_size: int) -> us.Loader:
+        return us.Loader(data, batch_size=BATCH, seed=0, rank=rank, world_size=world_size)
+
+    report = us.check_loader(make, data, skip=["ranks.even"])
+    assert report["workers.same"].status == "not applicable"
+    assert report.passed, report

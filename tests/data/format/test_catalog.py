@@ -226,7 +226,7 @@ def test_catalog_missing_files_are_named(copy: Any) -> None:
     (root / "data/chunk-002/episode_000004.parquet").unlink()
     (root / f"videos/chunk-003/{WRIST}/episode_000006.mp4").unlink()
     lines = Catalog.open(root).report()
-    assert "data: 1 of 3 files are not there, first data/chunk-002/episode_000004.parquet (episode 4)" in lines
+    assert "data: 1 of 3 files are not there: data/chunk-002/episode_000004.parquet (episode 4)" in lines
     assert any(line.startswith(f"{WRIST}: 1 of 3 files") and "(episode 6)" in line for line in lines)
 
 
@@ -240,7 +240,7 @@ def test_catalog_a_link_to_nowhere_is_a_missing_file(copy: Any) -> None:
         (root / name).unlink()
         (root / name).symlink_to(target or (root / name))
     lines = Catalog.open(root).report()
-    assert "data: 1 of 3 files are not there, first data/chunk-002/episode_000004.parquet (episode 4)" in lines
+    assert "data: 1 of 3 files are not there: data/chunk-002/episode_000004.parquet (episode 4)" in lines
     assert any(line.startswith(f"{WRIST}: 1 of 3 files") and "(episode 6)" in line for line in lines)
 
 

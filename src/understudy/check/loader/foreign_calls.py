@@ -33,6 +33,7 @@ class ForeignCalls:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._tasks: queue.SimpleQueue[Any] | None = None
+        self._thread: threading.Thread | None = None
         self._failed: list[tuple[bool, float, BaseException, str]] = []  # new thread, time, error, name
         self._stalled: LoaderStalled | None = None
 
@@ -57,7 +58,7 @@ class ForeignCalls:
             self._previous(args)
 
     def call(self, work: Callable[[], Any]) -> Any:
-        """Return the result of `work`, run in the loader's thread.
+        """Return the result of `work`, run in the loader's thread; called from there, run at once.
 
         Raises:
             LoaderStalled: it took too long, or a thread failed; also at each later call.
@@ -65,9 +66,12 @@ class ForeignCalls:
         """
         if self._stalled is not None:
             raise self._stalled
+        if self._thread is threading.current_thread():
+            return work()
         if self._tasks is None:
             self._tasks = queue.SimpleQueue()
-            threading.Thread(target=_serve, args=(self._tasks,), name="check_loader", daemon=True).start()
+            self._thread = threading.Thread(target=_serve, args=(self._tasks,), name="check_loader", daemon=True)
+            self._thread.start()
         done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self._tasks.put((contextvars.copy_context(), work, done))
         end = time.monotonic() + self._timeout

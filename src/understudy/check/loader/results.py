@@ -33,8 +33,8 @@ class LoaderCheck:
 
     Attributes:
         name: a key of `CHECKS`.
-        status: "passed", "failed", "not checked" (it could not be made), or "not applicable" (the dataset has nothing
-            to check, or the caller skips it).
+        status: "passed", "failed", "not checked" (it could not be made), or "not applicable" (dataset or loader have
+            nothing to check, such as workers, or the caller skips it).
         detail: the measured facts, or the reason why it was not made.
         measured: the same facts as JSON holds them.
     """

@@ -124,4 +124,4 @@ class _Interrupted:
 
 
 def _raised(error: str) -> LoaderCheck:
-    return LoaderCheck("resume", "failed", f"the loader raised {error}", {"error": error})
+    return LoaderCheck("resume", "failed", f"the loader failed: {error}", {"error": error})

@@ -174,4 +174,4 @@ def check_resume_world(
 
 
 def _raised(name: str, error: str) -> LoaderCheck:
-    return LoaderCheck(name, "failed", f"the loader raised {error}", {"error": error})
+    return LoaderCheck(name, "failed", f"the loader failed: {error}", {"error": error})

@@ -234,7 +234,7 @@ class _Checks:
         if len(known) < 2 or not known[1].samples:
             self._put_missing("epochs.differ", "the loader ended after one epoch: let make_loader take `epoch`")
         elif known[1].end == "error":
-            self._put(LoaderCheck("epochs.differ", "failed", f"the loader raised {known[1].error} in epoch 1"))
+            self._put(LoaderCheck("epochs.differ", "failed", f"the loader failed in epoch 1: {known[1].error}"))
         else:
             total, first, second = len(self._numbers), known[0].numbers, known[1].numbers
             if known[0].end == "limit" and not self._factory.takes("epoch"):
@@ -255,7 +255,7 @@ class _Checks:
         self._put(
             check_even(ranks[0], world_size)
             if ranks[0].end != "error"
-            else LoaderCheck("ranks.even", "not checked", f"the loader raised {ranks[0].error}")
+            else LoaderCheck("ranks.even", "not checked", f"the loader failed: {ranks[0].error}")
         )
         return ranks[0] if ranks[0].end != "error" else None
 
@@ -284,7 +284,7 @@ class _Checks:
         """Check several workers, and return the number with which the loader works."""
         if not self._factory.takes("num_workers"):
             for name in ("coverage.workers", "workers.same", "workers.busy"):
-                self._put_missing(name, "make_loader takes no `num_workers`")
+                self._put(LoaderCheck(name, "not applicable", "make_loader takes no `num_workers`"))
             return 0
         if self._skip.issuperset(("coverage.workers", "workers.same", "workers.busy")):
             return 0

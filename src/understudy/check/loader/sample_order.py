@@ -22,7 +22,7 @@ def check_coverage(name: str, numbers: SampleNumbers, epochs: Sequence[Stretch])
     """
     for epoch in epochs:
         if epoch.end == "error":
-            return LoaderCheck(name, "failed", f"the loader raised {epoch.error}", {"error": epoch.error})
+            return LoaderCheck(name, "failed", f"the loader failed: {epoch.error}", {"error": epoch.error})
     total, first = len(numbers), epochs[0].numbers
     if epochs[0].end == "cut":
         return _check_cut(name, numbers, first)
@@ -93,7 +93,7 @@ def check_equal(name: str, one: Stretch, other: Stretch, words: str) -> LoaderCh
     """Check that two stretches have the same batches, samples and content."""
     for stretch in (one, other):
         if stretch.end == "error":
-            return LoaderCheck(name, "failed", f"the loader raised {stretch.error}", {"error": stretch.error})
+            return LoaderCheck(name, "failed", f"the loader failed: {stretch.error}", {"error": stretch.error})
     if len(one.samples) != len(other.samples):
         counts = [len(one.samples), len(other.samples)]
         detail = f"{words}: {counts[1]} batches, not {counts[0]}"

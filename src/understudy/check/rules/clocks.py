@@ -12,7 +12,19 @@ from understudy.data.format.catalog import INFO, Catalog
 TOLERANCE = 1e-4
 """Seconds by which LeRobot lets a timestamp differ from a multiple of 1/fps."""
 _RATE = 0.03  # share by which the median step may differ from 1/fps
+_UNLIKE = 0.26  # logarithm of the ratio of two rates from which they are two findings
+_UNITS = {"milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
 _FIX = f"frames are paired by number here; for LeRobot: {REWRITE}"
+
+
+def _rate_fix(catalog: Catalog, rate: float) -> str:
+    """Return the remedy for timestamps that advance at another rate than info.json declares: the videos decide."""
+    videos = [float(catalog.features[camera].info.get("video.fps") or 0) for camera in catalog.episodes.videos]
+    if any(abs(fps / catalog.fps - 1) < _RATE for fps in videos):
+        return f"the videos play at {catalog.fps:g} frames per second, as declared: keep fps; {_FIX}"
+    if not videos or all(abs(fps / rate - 1) < _RATE for fps in videos):
+        return correct(f"fps: {videos[0] if videos else rate:.4g}", INFO)
+    return f"if the videos play at {rate:.4g} frames per second, {correct('fps', INFO)}; if not, {_FIX}"
 
 
 def check_clocks(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
@@ -39,12 +51,13 @@ def check_clocks(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     several &= least > 0
     rate = np.divide(1, middle, out=np.full(len(middle), np.nan), where=middle > 0)
     wrong = np.flatnonzero(several & (catalog.episodes.lengths > 3) & (np.abs(middle * fps - 1) > _RATE))
-    if len(wrong):
-        own = float(np.median(rate[wrong]))
-        all_of_them = len(wrong) > 0.5 * several.sum()
+    wrong = wrong[np.argsort(rate[wrong], kind="stable")]
+    for alike in np.split(wrong, np.flatnonzero(np.diff(np.log(rate[wrong])) > _UNLIKE) + 1) if len(wrong) else ():
+        own = float(np.median(rate[alike]))
         message = f"timestamps advance at {own:.4g} frames per second, info.json declares {fps:g}"
-        fix = correct(f"fps: {own:.4g}", INFO) if all_of_them else _FIX
-        yield about("clock.fps", "error", wrong, message, own, fps, fix)
+        unit = next((name for name, factor in _UNITS.items() if abs(own * factor / fps - 1) < 0.1), "")
+        fix = _rate_fix(catalog, own) if len(alike) > 0.5 * several.sum() else _FIX
+        yield about("clock.fps", "error", np.sort(alike), message + f": in {unit}?" * bool(unit), own, fps, fix)
     fine = several & ~np.isin(np.arange(len(first)), wrong)
     late = np.flatnonzero(fine & (most * fps > 1.5))
     if len(late):

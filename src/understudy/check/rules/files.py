@@ -31,7 +31,7 @@ def check_files(catalog: Catalog) -> Iterator[Finding]:
             Place(episodes=tuple(ids[gap.rows].tolist()), camera="" if gap.kind == "data" else gap.kind),
             measured=len(gap.rows),
             expected=0,
-            fix="download the files again, or skip their episodes: --data.on-bad-episode skip",
+            fix=restore("the files"),
         )
     if gaps is not None:
         yield from _orphans(catalog)
@@ -139,7 +139,7 @@ def _unreadable(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
             Place(episodes=tuple(table.ids[rows].tolist()), column=key, file=path),
             measured=len(files),
             expected=0,
-            fix=f"restore the files, or leave the key {key!r} out",
+            fix=f"restore the files, or remove the feature {key!r} from meta/info.json",
         )
     if len(facts.schemas) > 1 and not facts.lacking:
         kinds = [dict(schema) for schema in sorted(facts.schemas, key=lambda schema: -len(facts.schemas[schema]))]

@@ -67,7 +67,7 @@ def _finite(catalog: Catalog, column: Column) -> Iterator[Finding]:
     yield Finding(
         "values.finite",
         severity,
-        f"{frames} frames hold a value that is not finite",
+        f"{frames} frame{'s' * (frames > 1)} with a value that is not finite",
         Place(episodes, column.key, frame=int(column.bad_frame[rows[0]])),
         measured=frames,
         expected=0,

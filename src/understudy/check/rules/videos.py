@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from understudy.check.findings import Finding, Place, Severity
 from understudy.check.remedies import EDIT, correct, restore
+from understudy.check.rules.clocks import TOLERANCE
 from understudy.check.video_facts import VideoFacts, VideoFile, frame_times
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.data.format.lerobot_v3 import episode_files
@@ -185,12 +186,13 @@ def _starts(
     first = videos.first.copy()
     by_time = videos.first_by_time if videos.first_by_time is not None else np.full(len(first), -1)
     off = np.where(used, begins * fps - first, 0.0)
+    exact = TOLERANCE * fps
     jumps = is_proven = False
     for file in np.unique(videos.file[used]).tolist():
         rows = np.flatnonzero(used & (videos.file == file))
         rows = rows[np.argsort(first[rows], kind="stable")]
         before = np.concatenate([[0], lengths[rows][:-1]])
-        if not (np.abs(off[rows]) > _DRIFT).any():
+        if not (np.abs(off[rows]) > exact).any():
             continue
         times = frame_times(catalog, camera, file) if opens_videos else None
         if (by_time[rows] >= 0).all() and (times is None or len(times) > videos.expected[file]):
@@ -219,6 +221,18 @@ def _starts(
         place = Place(tuple(ids[late].tolist()), camera=camera, file=EPISODES)
         fix = f"frames are paired by number here; for LeRobot: {EDIT} (writes these times anew)"
         yield Finding("videos.start", "warning", message, place, float(off[row]), 0.0, fix, float(abs(off[row])))
+    near = np.flatnonzero((np.abs(off) > exact) & (np.abs(off) <= _DRIFT))
+    if len(near):
+        row = int(near[np.abs(off[near]).argmax()])
+        seconds = float(off[row] / fps)
+        message = (
+            f"from_timestamp is {begins[row]:.6g} s, {seconds:+.3g} s from the frame; LeRobot allows {TOLERANCE:g} s"
+        )
+        place = Place(tuple(ids[near].tolist()), camera=camera, file=EPISODES)
+        fix = f"frames are paired by number here; for LeRobot: {EDIT} (writes these times anew)"
+        yield Finding(
+            "videos.start", "warning" if is_proven else "note", message, place, seconds, 0.0, fix, float(abs(off[row]))
+        )
     if ends is not None:
         spans = (ends - begins) * fps
         wrong = np.flatnonzero(used & np.isfinite(ends) & (np.abs(spans - lengths) > 1.5))

@@ -22,6 +22,10 @@ class CheckConfig:
     """Folder (or URL) of a LeRobot dataset."""
     pictures: Literal["none", "sample", "all"] = "sample"
     """Videos and images to read: none of them, a sample spread over the episodes, or all."""
+    action: str = ""
+    """Key of the action, or several joined by +; the default is `action`, else `actions`."""
+    state: str = ""
+    """Key of the state, as `--action`; the default is `observation.state`, else `state` or another usual name."""
     skip_bad: str = ""
     """JSON file to write: ids of the bad episodes, those of errors, with their rules. `understudy edit --exclude-bad`
     reads it; a training finds those that it cannot read itself, with `data.on_bad_episode` skip."""
@@ -55,7 +59,9 @@ def check(config: CheckConfig) -> int:
         require("report")
         refuse_foreign(Path(config.page))
         refuse_existing(config.page, "page", config.overwrite)
-    report = check_dataset(config.path, config.pictures, show_progress=not config.json)
+    report = check_dataset(
+        config.path, config.pictures, action=config.action, state=config.state, show_progress=not config.json
+    )
     if config.skip_bad:
         write_bad_episodes(report, Path(config.skip_bad))
     if config.page:

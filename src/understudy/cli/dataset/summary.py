@@ -8,6 +8,9 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+_LARGER = 2.0
+"""Ratio of bytes from which a summary names `--crf`."""
+
 if TYPE_CHECKING:
     from understudy.data.format.catalog import Catalog
     from understudy.edit.plan import Plan
@@ -113,6 +116,11 @@ def format_summary(facts: Mapping[str, Any]) -> list[str]:
             compared = f"{own['images_compared']:,} images compared"
             psnr = "equal images" if own["psnr_db"] is None else f"PSNR {own['psnr_db']:.1f} dB"
             lines.append(f"    {psnr}, SSIM {own['ssim']:.4f} ({compared})")
+        if own["encoded"] and own["bytes"] > _LARGER * max(1, own["bytes_before"]):
+            lines.append(
+                f"    {own['bytes'] / own['bytes_before']:.1f} times the bytes: other cuts than at key frames encode; "
+                f"`understudy edit {facts['root']} OUT --crf N` with a larger N makes them smaller"
+            )
         if "decode_ms" in own:
             before, after = own["decode_ms_before"], own["decode_ms"]
             lines.append(

@@ -143,7 +143,8 @@ def read_metadata(files: Files) -> dict[str, dict[int, Any]]:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(value) or pa.types.is_large_string(value))
 
 
 def _read(files: Files, cameras: list[str]) -> pa.Table:
@@ -165,7 +166,9 @@ def _read(files: Files, cameras: list[str]) -> pa.Table:
         tables.append(table)
     if not tables:
         raise DatasetError(
-            "holds no chunk-*/file-*.parquet", where=files.where(EPISODES), fix="download meta/episodes again"
+            "holds no chunk-*/file-*.parquet",
+            where=files.where(EPISODES),
+            fix="copy it from the source of the dataset: it gives the place of each episode",
         )
     return pa.concat_tables(tables, promote_options="default")
 

@@ -11,12 +11,13 @@ from difflib import get_close_matches
 
 import numpy as np
 
-from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos
+from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos, describe_ids
 from understudy.storage.dataset_root import Files
 
 _CHUNK = re.compile(r"chunk-\d+")
 _REMOTE_CHECKS = 8  # files of a remote camera whose existence is checked
 _MAX_LISTINGS = 100  # remote folders that are listed, one request each
+_LISTED = 4  # paths in a message
 _MAX_OPENED = 64  # files of a kind whose first bytes are read; all of them where one is a git LFS pointer
 
 
@@ -66,8 +67,11 @@ def find_missing(files: Files, table: EpisodeTable, cameras: Iterable[str]) -> l
             if not numbers:
                 continue
             rows = used[np.isin(file_of[used], numbers)]
-            line = f"{what}: {len(numbers)} of {len(needed)} files {why}, first {places.path(numbers[0])} "
-            line += f"(episode {int(table.ids[rows[0]])})" + (f": run `git lfs pull` in {files.root}" * (why == _LFS))
+            line = f"{what}: {len(numbers)} of {len(needed)} files {why}: "
+            line += ", ".join(places.path(number) for number in numbers[:_LISTED])
+            line += f" and {len(numbers) - _LISTED} more" * (len(numbers) > _LISTED)
+            line += f" (episode{'s' * (len(rows) > 1)} {describe_ids(table.ids[rows])})"
+            line += f": run `git lfs pull` in {files.root}" * (why == _LFS)
             found.append(MissingFiles(what, line, rows))
         unnamed = np.flatnonzero((table.lengths > 0) & (file_of < 0))
         if len(unnamed):

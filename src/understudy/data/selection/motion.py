@@ -117,15 +117,13 @@ def changes(values: np.ndarray) -> np.ndarray:
 
 
 class SpeedHistogram:
-    """Counts of the magnitudes of D dimensions. Zeros and values that are not finite are not counted."""
+    """Counts of the magnitudes of `width` dimensions D. Zeros and values that are not finite are not counted."""
 
-    def __init__(self) -> None:
-        self._counts = np.zeros((0, (_HIGHEST - _LOWEST) * _PER_OCTAVE), np.int64)
+    def __init__(self, width: int) -> None:
+        self._counts = np.zeros((width, (_HIGHEST - _LOWEST) * _PER_OCTAVE), np.int64)
 
     def add(self, steps: np.ndarray) -> None:
         """Count the changes (L, D) of an episode."""
-        if not len(self._counts):
-            self._counts = np.zeros((steps.shape[1], self._counts.shape[1]), np.int64)
         for counts, column in zip(self._counts, np.abs(steps).T):
             moved = column[np.isfinite(column) & (column > 0)]
             bins = np.floor((np.log2(moved) - _LOWEST) * _PER_OCTAVE).astype(np.int64)
@@ -167,7 +165,7 @@ class Speeds:
 
     def __init__(self, is_rate: np.ndarray) -> None:
         self._is_rate = is_rate
-        self._steps, self._values = SpeedHistogram(), SpeedHistogram()
+        self._steps, self._values = SpeedHistogram(len(is_rate)), SpeedHistogram(int(is_rate.sum()))
 
     def add(self, steps: np.ndarray, values: np.ndarray) -> None:
         """Count the changes (any, D) and the values (L, D) of an episode."""
