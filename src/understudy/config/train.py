@@ -246,9 +246,9 @@ class TrainConfig:
     ] = "none"
     """Activations that are recomputed in the backward pass, which saves memory and takes time: none, the cheap ones of
     each block (`selective`), or all of them (`full`)."""
-    peak_check: Annotated[Literal["error", "warn", "off"], NO_EFFECT] = "error"
+    peak_check: Annotated[Literal["error", "warn", "off"], NO_EFFECT] = "warn"
     """Action where the predicted peak of a step exceeds the free memory of a GPU, before the first step: end the run,
-    log a warning, or predict nothing. The prediction has the longest texts, so a run with shorter ones may fit."""
+    log a warning, or predict nothing. No GPU has confirmed a prediction yet, and it has the longest texts."""
     loader: Annotated[LoaderConfig, NO_EFFECT] = field(default_factory=LoaderConfig)
     checkpoint: Annotated[CheckpointConfig, NO_EFFECT] = field(default_factory=CheckpointConfig)
     val: ValConfig = field(default_factory=ValConfig)

@@ -30,12 +30,12 @@ CONFIG = TrainConfig(data=DataConfig(root="d"))
 @pytest.mark.parametrize(
     ("free", "outcome"), [(18.99, "refused"), (19.01, "logged"), (21.2, "logged"), (21.3, "silent"), (80, "silent")]
 )
-@pytest.mark.parametrize("changes", [{}, {"compile": True}, {"peak_check": "warn"}])
+@pytest.mark.parametrize("changes", [{"peak_check": "error"}, {"peak_check": "error", "compile": True}, {}])
 def test_peak_beyond_the_memory_is_refused_with_its_parts(
     caplog: pytest.LogCaptureFixture, free: float, outcome: str, changes: dict[str, Any]
 ) -> None:
     config, size = replace(CONFIG, **changes), int(free * 10**9)
-    if outcome == "refused" and not changes:
+    if outcome == "refused" and changes == {"peak_check": "error"}:
         parts = "20.00", f"{free:.2f}", "2.00", "4.00", "5.00"
         values = *parts, "activation_checkpoint", "micro_batch_size", 32, "peak_check"
         with refused(*values, kind=ConfigError):
@@ -96,7 +96,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_forecast_is_that_of_the_plan_and_refuses_a_small_gpu(data: Path) -> None:
-    config = tiny_config(data, data.parent / "run").resolved()
+    config = replace(tiny_config(data, data.parent / "run"), peak_check="error").resolved()
     opened = open_data(config)
     scales, sample = choose_normalization(config, opened), one_sample(config, open_data(config))
     peak = trace_step(config, opened, scales, sample, 1, "cuda", 4).memory["peak"]
