@@ -502,6 +502,15 @@ def test_check_loader_refuses_batches_without_a_place(data: us.EpisodeDataset) -
         us.check_loader(list, data, skip=["coverages"])
 
 
+def test_check_loader_in_one_of_several_processes(
+    root: Path, data: us.EpisodeDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError):
+        us.check_loader(lambda: us.Loader(root, batch_size=BATCH), data)
+
+
 def test_check_loader_passes_loader(root: Path, data: us.EpisodeDataset) -> None:
     def make_loader(rank: int, world_size: int, num_workers: int) -> us.Loader:
         options: dict[str, Any] = {"delta_timestamps": WINDOWS, "num_threads": num_workers + 1, "seed": 0}

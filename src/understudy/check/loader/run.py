@@ -29,6 +29,7 @@ from understudy.check.loader.sample_order import (
 from understudy.check.loader.workers import check_busy, mark_workers, unmark_workers
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import ConfigError
+from understudy.process_rank import find_rank
 
 
 def check_loader(
@@ -80,10 +81,17 @@ def check_loader(
         timeout: seconds to wait for one batch. A loader that takes longer fails all checks that are left.
 
     Raises:
-        ConfigError: the samples of a batch cannot be identified, or an argument is out of range.
+        ConfigError: the samples of a batch cannot be identified, an argument is out of range, or this is one of several
+            processes and `make_loader` takes no `rank` and `world_size`.
         DatasetError: the dataset cannot be read.
     """
     begin = time.monotonic()
+    factory, process = Factory(make_loader), find_rank()
+    if process.world_size > 1 and not factory.takes("rank", "world_size"):
+        raise ConfigError(
+            f"this process is rank {process.rank} of {process.world_size}, and make_loader takes no `rank` and "
+            "`world_size`: its loaders give this rank's share alone; let it take both, or check in one process"
+        )
     if unknown := sorted(set(skip) - set(CHECKS)):
         raise ConfigError(f"skip names {unknown[0]!r}; the checks are {', '.join(CHECKS)}")
     for name, value, least in (("world_size", world_size, 2), ("num_workers", num_workers, 1)):
@@ -111,7 +119,8 @@ def check_loader(
             update = stack.enter_context(Progress(10 * epoch, "loader", "sample")).update
         reader = Reader(numbers, adapt, update, stack.enter_context(ForeignCalls(timeout)))
         hooks = (save_state, load_state) if save_state is not None and load_state is not None else None
-        checks = _Checks(Factory(make_loader), reader, data, max_batches, frozenset(skip), hooks)
+        warnings.filterwarnings("ignore", "a loader was given rank=0")  # the check of one rank means it
+        checks = _Checks(factory, reader, data, max_batches, frozenset(skip), hooks)
         found = checks.run(world_size, num_workers, shuffled, max_images)
     return LoaderReport(
         dataset=str(data.catalog.root),
