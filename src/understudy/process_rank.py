@@ -81,13 +81,16 @@ def find_rank(rank: int | None = None, world_size: int | None = None) -> Process
         return ProcessRank(rank, world_size, True)
     if rank is not None or world_size is not None:
         raise ConfigError(f"rank {rank} with world_size {world_size}: give both, or neither to have them found")
-    group, named = _group(), _named()
-    if group is not None and group[1] == 1 and named[1] > 1:
+    group = _group()
+    if group is not None and group[1] > 1:
+        return ProcessRank(*group, False)  # whatever the environment holds: Lightning sets WORLD_SIZE alone
+    named = _named()
+    if group is not None and named[1] > 1:
         raise ConfigError(
             f"the process group has 1 process, and the environment names rank {named[0]} of {named[1]}: give rank= and "
             "world_size="
         )
-    return ProcessRank(*(named if group is None else group), False)
+    return ProcessRank(*named, False)
 
 
 @cache
@@ -107,13 +110,14 @@ def _group() -> tuple[int, int] | None:
 def _named() -> tuple[int, int]:
     """RANK and WORLD_SIZE of the environment; 0 and 1 without them."""
     texts = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
-    if texts == ["", ""]:
+    if texts in (["", ""], ["", "1"]):
         return 0, 1
     numbers = [int(text) if text.isascii() and text.isdigit() else -1 for text in texts]
     if not 0 <= numbers[0] < numbers[1]:
         raise ConfigError(
             f"RANK={texts[0]!r} with WORLD_SIZE={texts[1]!r} in the environment: need 0 <= RANK < WORLD_SIZE, or "
-            "neither; set or unset both, or give rank= and world_size="
+            "neither; make the loader after init_process_group (in Lightning: in train_dataloader), or give rank= and "
+            "world_size="
         )
     return numbers[0], numbers[1]
 
