@@ -49,7 +49,7 @@ def loss(train: Records, val: Records) -> str:
             chart.set_ylim(0, top)
         if len(at) or len(val_at):
             chart.legend(fontsize=9)
-        chart.set_xlabel("step")
+        _label(chart, "step", "loss")
 
     linear = html.chart(lambda chart: draw(chart, False), "loss per step", height=3.2, wide=True)
     above = int((losses > top).sum())
@@ -61,8 +61,8 @@ def loss(train: Records, val: Records) -> str:
     return html.views("loss", [("linear", linear), ("logarithmic", log)])
 
 
-def series(records: Records, key: str, color: int, *, log: bool = False, smooth: bool = False) -> str:
-    """Draw one quantity over the steps."""
+def series(records: Records, key: str, color: int, *, unit: str, log: bool = False, smooth: bool = False) -> str:
+    """Draw one quantity over the steps; `unit` is the title of its axis."""
     steps, values = _series(records, key)
 
     def draw(chart: "Axes") -> None:
@@ -74,8 +74,8 @@ def series(records: Records, key: str, color: int, *, log: bool = False, smooth:
             if log and np.all(values > 0):
                 html.log_scale(chart)
             else:
-                chart.set_ylim(bottom=min(0, float(values.min())))
-        chart.set_xlabel("step")
+                chart.set_ylim(min(0, float(values.min())), max(0, 1.08 * float(values.max())) or None)
+        _label(chart, "step", unit)
 
     return html.chart(draw, f"{key} per step")
 
@@ -92,7 +92,7 @@ def per_task(val: Records) -> str:
         if tasks and len(tasks) <= 8:
             chart.legend(fontsize=9)
         chart.set_ylim(0, 1.08 * chart.get_ylim()[1])
-        chart.set_xlabel("step")
+        _label(chart, "step", "validation loss")
 
     return html.chart(draw, "validation loss per task and step", height=2.8, wide=True)
 
@@ -111,7 +111,7 @@ def success(rollouts: Records) -> str:
         bars = np.clip([rate - low, high - rate], 0, None)  # at rates 0 and 1 rounding makes one of them negative
         chart.errorbar(steps, rate, bars, color=COLORS[1], marker="o", markersize=4, linewidth=1.6, capsize=3)
         chart.set_ylim(-0.03, 1.03)
-        chart.set_xlabel("step")
+        _label(chart, "step", "success rate")
 
     return html.chart(draw, "success per step", height=2.4, wide=True)
 
@@ -135,7 +135,7 @@ def per_flow_time(val: Records) -> str:
                 label = f"step {record['step']:,}" + (f", {terms}" if terms else "")
                 chart.step(edges, [losses[0], *losses], where="pre", color=color, ls=dashes, linewidth=1.8, label=label)
         chart.set_ylim(0, 1.08 * chart.get_ylim()[1])
-        chart.set_xlabel("flow time")
+        _label(chart, "flow time", "validation loss", whole=False)
         chart.legend(fontsize=9)
 
     return html.chart(draw, "validation loss over flow time")
@@ -150,6 +150,39 @@ def chunk(actions: np.ndarray, padded: np.ndarray) -> str:
         chart.plot(frames, actions[:, dimension], color=color, alpha=0.25, linewidth=1.2)
         chart.plot(frames, np.where(padded, np.nan, actions[:, dimension]), color=color, linewidth=1.6)
     return html.svg(figure, "action chunk, one line per dimension")
+
+
+def term(train: Records, val: Records, name: str) -> str:
+    """Draw a loss term: the moving mean in training, and the validations."""
+    curves = [
+        [{"step": r["step"], **r["terms"][name]} for r in records if name in r.get("terms", {})]
+        for records in (train, val)
+    ]
+
+    def draw(chart: "Axes") -> None:
+        (at, losses), (val_at, val_losses) = (_series(records, "loss") for records in curves)
+        if len(at):
+            chart.plot(at, losses, color=COLORS[0], alpha=0.22, linewidth=0.7)
+            chart.plot(at, smoothed(losses), color=COLORS[0], linewidth=1.8, label="training")
+        if len(val_at):
+            chart.plot(val_at, val_losses, color=COLORS[1], marker="o", markersize=3.5, label="validation")
+        if len(at) or len(val_at):
+            chart.legend(fontsize=9)
+            top = max(float(np.percentile(values, 98)) for values in (losses, val_losses) if len(values))
+            chart.set_ylim(0, max(1e-9, 1.15 * top))
+        _label(chart, "step", f"{name} loss")
+
+    return html.chart(draw, f"{name} loss per step")
+
+
+def _label(chart: "Axes", x: str, y: str, *, whole: bool = True) -> None:
+    """Name the axes; with `whole` the ticks of x are whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    chart.set_xlabel(x)
+    chart.set_ylabel(y)
+    if whole:
+        chart.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:

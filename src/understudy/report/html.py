@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 COLORS = ("#2f7fd8", "#e0762b", "#2aa36f", "#c0569f", "#b08a00", "#56a8d8", "#d04a4a", "#8a7fd0")
 
 _INK = "#010203"  # matplotlib's drawing color, which the page replaces by its text color
+_NUMBER = r"(not finite|–|[±+−-]? ?[\d,]*\.?\d+(e[+-]?\d+)?( ?(%|ms|s|GB|GiB|MB|MiB))?)?"
 _salt = itertools.count()
 _MARK = '<meta name="generator" content="understudy">'
 
@@ -161,7 +162,7 @@ def tiles(values: Sequence[tuple[str, str]]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Render a table. Text is escaped, except for `Raw`; numbers are right-aligned.
+    """Render a table. Text is escaped, except for `Raw`; numbers, also formatted ones, are right-aligned.
 
     Columns of long texts keep a readable width, and the card scrolls.
     """
@@ -174,7 +175,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
     def kind(column: int) -> str:
         values = [row[column] for row in rows]
-        if rows and all(isinstance(value, int | float) for value in values):
+        if any(values) and all(_is_number(value) for value in values):
             return "number"
         longest = max((len(str(value)) for value in values if not isinstance(value, Raw)), default=0)
         return "long" if longest > 24 else "short" if longest else ""
@@ -183,6 +184,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     lines = ["".join(cell("th", name, kind) for name, kind in zip(head, kinds))] if any(head) else []
     lines += ["".join(cell("td", value, kind) for value, kind in zip(row, kinds)) for row in rows]
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a cell belongs to a column of numbers: a number, one with a sign, a unit or none, or an empty cell."""
+    return isinstance(value, int | float) or re.fullmatch(_NUMBER, str(value)) is not None
 
 
 class Raw(str):
@@ -290,9 +296,13 @@ def log_scale(chart: "Axes") -> None:
     """Set a logarithmic vertical axis with plain numbers, since exponents are unreadable on a narrow screen."""
     from matplotlib.ticker import LogFormatter
 
+    class Plain(LogFormatter):
+        def _num_to_string(self, x: float, vmin: float, vmax: float) -> str:
+            return f"{x:g}"
+
     chart.set_yscale("log")
-    chart.yaxis.set_major_formatter(LogFormatter())
-    chart.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1.2, 0.4)))
+    chart.yaxis.set_major_formatter(Plain())
+    chart.yaxis.set_minor_formatter(Plain(labelOnlyBase=False, minor_thresholds=(1.2, 0.4)))
 
 
 def svg(figure: "Figure", alt: str) -> str:

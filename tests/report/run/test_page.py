@@ -16,13 +16,17 @@ from support.refusals import refused
 from support.runs import series, tiny_config, tiny_dataset
 from understudy.errors import ConfigError
 from understudy.report import charts
+from understudy.report.html import table
+from understudy.report.run.losses import render_losses
 from understudy.report.run.page import write_report
 from understudy.report.run.step import render_sources, render_step
+from understudy.report.run.validation import decimals
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.profiling.profile import Profile, RankProfile, combine, step_settings
 from understudy.train.profiling.timer import PHASES
 from understudy.train.track import metrics_file
+from understudy.train.track.verdict import read_verdict
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +77,50 @@ def test_report_of_a_complete_run(done: Path) -> None:
     assert "torch" in html
     for outside in ('src="http', 'href="http', "url(http", "@import"):
         assert outside not in html
+
+
+@pytest.mark.slow
+def test_report_begins_with_the_verdict(done: Path) -> None:
+    """Result first: the gap of the losses, the lowest validation, then loss and validation; speed is below."""
+    html = html_of(done)
+    verdict = read_verdict(RunDir(done).metrics)
+    assert verdict is not None
+    assert verdict.ratio is not None
+    first, *sections = html.split("<h2")
+    assert all(f"<b>{tile}</b>" in first for tile in (f"{verdict.ratio:.3g} ×", f"step {verdict.lowest_step}"))
+    assert verdict.trend in first
+    assert "samples per second" not in first
+    names = [re.sub("<[^>]*>", "", "<" + section.split("</h2>")[0]) for section in sections]
+    assert names.index("Loss") < names.index("Validation") < names.index("The first batch")
+    assert names.index("The first batch") < names.index("Optimizer and speed") < names.index("Settings")
+
+
+@pytest.mark.slow
+def test_report_has_a_chart_of_each_term_and_a_table_of_each_group() -> None:
+    def entry(**losses: float) -> dict[str, Any]:
+        return {"terms": {name: {"loss": loss, "elements": 2} for name, loss in losses.items()}}
+
+    both = entry(flow=1.0, text=3.0)
+    sources = {"sources": {"<a>": both, "b": entry(flow=0.5)}}
+    train = [{"kind": "train", "step": step, "loss": 4.0, **both, **sources} for step in (1, 2)]
+    val = [{"kind": "val", "step": 2, "loss": 4.0, "se": None, **both, **sources}]
+    html = render_losses(train, val)
+    assert [f"<h3>{name}</h3>" in html for name in ("flow", "text")] == [True, True]
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in html.split("<tr>")]
+    assert ["source", "&lt;a&gt;", "1", "3", "1", "3"] in rows
+    assert ["source", "b", "0.5", "", "0.5", ""] in rows
+    assert render_losses([{"step": 1, "loss": 1.0, **entry(flow=1.0)}], []).count("<h3>") == 1
+
+
+def test_tables_align_formatted_numbers() -> None:
+    rows = [["a", "0.9412", "± 0.05", "1/2"], ["b", "not finite", "", "1e-4 at step 5"]]
+    text = table(["name", "loss", "error", "words"], rows)
+    assert re.findall(r'<th scope="col" class="(\w+)"', text) == ["short", "number", "number", "short"]
+
+
+@pytest.mark.parametrize(("error", "digits"), [(None, 4), (0.0, 4), (float("inf"), 4), (0.05, 3), (1.79, 1), (25.0, 0)])
+def test_losses_have_the_digits_that_their_error_allows(error: float | None, digits: int) -> None:
+    assert decimals(error) == digits
 
 
 @pytest.mark.slow
@@ -226,7 +274,7 @@ def test_report_of_rollouts_during_training(done: Path, tmp_path: Path) -> None:
     log.close()
     html = html_of(tmp_path / "r")
     assert html.count("<svg") == html_of(done).count("<svg") + 2  # for wide screens and narrow ones
-    assert "Success of rollouts during training" in html
+    assert "Success over the steps" in html
     assert "success of the weights of step 12" in html
     assert "tabletop, the weights of step 12" in html
     for text in ("19/20", "20/20", "76 to 99 %", "&lt;i&gt;lift"):

@@ -32,6 +32,9 @@ def test_verdict_knows_a_validation_that_still_falls() -> None:
     assert verdict is not None
     assert verdict.falling
     assert verdict.validations == 2
+    flat = compare_losses(steps([1.0, 1.0]), validations(s1=1.0, s2=0.995))
+    assert flat is not None
+    assert not flat.falling
 
 
 def test_verdict_compares_a_common_term_where_the_sums_differ() -> None:

@@ -1,6 +1,7 @@
 """The report.html of a run.
 
 page          the page
+losses        its section on training losses
 validation    its section on validation
 heatmap       loss per group over the steps
 tables        a validation as text

@@ -32,8 +32,9 @@ def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 
     from understudy.atomic import write_text
     from understudy.config.schema import dump_yaml
     from understudy.errors import CheckpointError
-    from understudy.report import html
+    from understudy.report import charts, html
     from understudy.report.run.imagined import render_imagined
+    from understudy.report.run.losses import render_losses
     from understudy.report.run.rollouts import read_results, render_during_training, render_result
     from understudy.report.run.step import render_sources, render_step
     from understudy.report.run.validation import render_validation
@@ -65,17 +66,24 @@ def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 
         f'<h1>{_text(name)}</h1><p class="soft">step {done:,} of {config.steps:,}, {state} · '
         f"{_text(config.data.root or ', '.join(config.data.names()))}</p>",
         html.tiles(_headlines(kinds, rollouts)),
-        html.section("Training", _curves(kinds)),
-        html.section("One step", render_step(config, kinds["speed"], root), render_sources(order, kinds["speed"])),
-        html.section("Validation", render_validation(kinds["val"])),
-        html.section("Worst validation episodes", worst),
-        html.section("Imagined futures", render_imagined(kinds["val"], run.imagined)),
         html.section(
             "Rollouts",
             render_during_training(kinds["rollout"]),
+            html.card("<h3>Success over the steps</h3>", charts.success(kinds["rollout"])) if kinds["rollout"] else "",
             *[render_result(result, run.rollouts) for result in rollouts],
         ),
+        html.section("Worst validation episodes", worst),
+        html.section("Loss", render_losses(kinds["train"], kinds["val"])),
+        html.section("Validation", render_validation(kinds["val"])),
+        html.section("Imagined futures", render_imagined(kinds["val"], run.imagined)),
         html.section("The first batch", _batch(config, recorded_sources(record)), note=_BATCH_NOTE),
+        html.section(
+            "Optimizer and speed",
+            html.tiles(_speed(kinds)),
+            _curves(kinds),
+            render_step(config, kinds["speed"], root),
+            render_sources(order, kinds["speed"]),
+        ),
         html.section(
             "Settings",
             _changed_settings(config),
@@ -127,15 +135,11 @@ def _shown(value: Any) -> str:
 
 
 def _headlines(kinds: dict[str, list[dict[str, Any]]], rollouts: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Headline figures, as far as the run has them."""
+    """Figures of the result: success, then losses and their gap."""
     from understudy.report.run.validation import number
+    from understudy.train.track.verdict import compare_losses
 
     found = []
-    losses = [r["loss"] for r in kinds["train"] if r["loss"] is not None]
-    if losses:
-        found.append((f"{np.mean(losses[-100:]):.3f}", f"training loss, mean of the last {len(losses[-100:])} steps"))
-    if kinds["val"]:
-        found.append((number(kinds["val"][-1]["loss"], 3), "validation loss"))
     if kinds["rollout"]:
         latest = max(kinds["rollout"], key=lambda record: record["step"])
         rate = latest["success"]
@@ -144,6 +148,26 @@ def _headlines(kinds: dict[str, list[dict[str, Any]]], rollouts: list[dict[str, 
         rate = result["success"]
         name = "success with swapped text" if result["swap_text"] else "success"
         found.append((f"{rate['successes']}/{rate['episodes']}", f"{name}, {result['world']}"))
+    if verdict := compare_losses(kinds["train"], kinds["val"]):
+        loss = f"{verdict.term} loss" if verdict.term else "loss"
+        if verdict.ratio is not None:
+            found.append((f"{verdict.ratio:.3g} ×", f"validation {loss} over training {loss}"))
+        found.append((number(verdict.validation, 3), f"validation {loss} at step {verdict.step:,}"))
+        found.append((number(verdict.training, 3), f"training {loss}, mean of the {verdict.steps} steps before"))
+        if verdict.validations > 1:
+            found.append((f"step {verdict.lowest_step:,}", verdict.trend))
+        return found
+    losses = [r["loss"] for r in kinds["train"] if r["loss"] is not None]
+    if losses:
+        found.append((f"{np.mean(losses[-100:]):.3f}", f"training loss, mean of the last {len(losses[-100:])} steps"))
+    if kinds["val"]:
+        found.append((number(kinds["val"][-1]["loss"], 3), "validation loss"))
+    return found
+
+
+def _speed(kinds: dict[str, list[dict[str, Any]]]) -> list[tuple[str, str]]:
+    """Figures of the speed of the run."""
+    found = []
     if kinds["speed"]:
         speed = [r["samples_per_s"] for r in kinds["speed"]]
         found.append((f"{np.median(speed):,.0f}", "samples per second, median"))
@@ -179,17 +203,16 @@ def _curves(kinds: dict[str, list[dict[str, Any]]]) -> str:
     from understudy.report import charts, html
 
     if not kinds["train"]:
-        return html.card('<p class="soft">No step has been logged yet.</p>')
+        return ""
     series = {
-        "Gradient norm, before clipping": charts.series(kinds["train"], "grad_norm", 2, log=True, smooth=True),
-        "Learning rate": charts.series(kinds["train"], "lr", 3),
-        "Samples per second": charts.series(kinds["speed"], "samples_per_s", 5),
-        "Share of the time spent waiting for data": charts.series(kinds["speed"], "wait", 6),
+        "Gradient norm, before clipping": charts.series(
+            kinds["train"], "grad_norm", 2, unit="norm", log=True, smooth=True
+        ),
+        "Learning rate": charts.series(kinds["train"], "lr", 3, unit="learning rate"),
+        "Samples per second": charts.series(kinds["speed"], "samples_per_s", 5, unit="samples / s"),
+        "Share of the time spent waiting for data": charts.series(kinds["speed"], "wait", 6, unit="share of the time"),
     }
-    loss = html.card("<h3>Loss</h3>", charts.loss(kinds["train"], kinds["val"]))
-    if kinds["rollout"]:
-        loss += html.card("<h3>Success of rollouts during training</h3>", charts.success(kinds["rollout"]))
-    return loss + html.grid([html.card(f"<h3>{title}</h3>", chart) for title, chart in series.items()], "two")
+    return html.grid([html.card(f"<h3>{title}</h3>", chart) for title, chart in series.items()], "two")
 
 
 def _first_and_last(images: Any) -> list[Any]:

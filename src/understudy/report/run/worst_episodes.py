@@ -36,7 +36,7 @@ RECORDED, PREDICTED = html.COLORS[0], html.COLORS[1]
 
 
 def render_worst_episodes(run: RunDir, val: Sequence[Mapping[str, Any]], count: int, *, predict: bool = True) -> str:
-    """Render the `count` episodes with the largest loss of the latest validation; "" without validations or count.
+    """Render the `count` episodes with the largest loss of the latest validation; "" where there are none.
 
     Args:
         run: the run.
@@ -44,7 +44,7 @@ def render_worst_episodes(run: RunDir, val: Sequence[Mapping[str, Any]], count: 
         count: number of episodes.
         predict: whether to load a checkpoint for predicted actions.
     """
-    if not val or not count:
+    if not val or not count or val[-1].get("scalar"):
         return ""
     found = read_validated(run, val)
     if found is None:

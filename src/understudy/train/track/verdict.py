@@ -13,6 +13,8 @@ Records = Sequence[Mapping[str, Any]]
 
 STEPS = 100
 """Most steps of the mean of the training loss."""
+FALL = 0.01
+"""Share by which a validation loss has to fall to be called falling."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Verdict:
     validation: float
     step: int
     """Step of the validation."""
+    before: float | None
+    """Loss of the validation before it."""
     lowest: float
     """Lowest validation loss."""
     lowest_step: int
@@ -39,8 +43,8 @@ class Verdict:
 
     @property
     def falling(self) -> bool:
-        """Whether the latest of several validations is the lowest."""
-        return self.validations > 1 and self.lowest_step == self.step
+        """Whether the latest of several validations is the lowest, by `FALL` or more."""
+        return self.lowest_step == self.step and self.before is not None and self.validation <= (1 - FALL) * self.before
 
     def __str__(self) -> str:
         loss = f"{self.term} loss" if self.term else "loss"
@@ -56,6 +60,8 @@ class Verdict:
         """Describe the lowest validation in one line."""
         if self.falling:
             return f"the last of {self.validations:,} validations is the lowest: it is still falling"
+        if self.lowest_step == self.step:
+            return f"the last of {self.validations:,} validations is the lowest, by less than {FALL:.0%}"
         return f"lowest at step {self.lowest_step:,}: {self.lowest:.4g}"
 
 
@@ -85,11 +91,13 @@ def compare_losses(train: Records, val: Records) -> Verdict | None:
         term = next(common, "")
     losses = [(record["step"], loss_of(record, term)) for record in val]
     known = [(loss, step) for step, loss in losses if loss is not None]
-    training = _mean(before, term)
+    training = mean_loss(before, term)
     if not known or known[-1][1] != val[-1]["step"] or training is None:
         return None
     lowest, lowest_step = min(known)
-    return Verdict(term, training, len(before), known[-1][0], known[-1][1], lowest, lowest_step, len(known))
+    last, step = known[-1]
+    previous = known[-2][0] if len(known) > 1 else None
+    return Verdict(term, training, len(before), last, step, previous, lowest, lowest_step, len(known))
 
 
 def loss_of(record: Mapping[str, Any], term: str) -> float | None:
@@ -98,8 +106,8 @@ def loss_of(record: Mapping[str, Any], term: str) -> float | None:
     return None if loss is None else float(loss)
 
 
-def _mean(train: Records, term: str) -> float | None:
-    """Mean loss of steps; of a term it weighs each element the same. None without a finite loss."""
+def mean_loss(train: Records, term: str) -> float | None:
+    """Return the mean loss of records; of a term each element weighs the same. None without a finite loss."""
     elements = [record["terms"][term]["elements"] if term in record.get("terms", {}) else 1 for record in train]
     pairs = [(loss_of(record, term), count) for record, count in zip(train, elements)]
     known = np.array([(loss, count) for loss, count in pairs if loss is not None]).reshape(-1, 2)
