@@ -21,6 +21,7 @@ from support.policies import policy
 from support.refusals import refused
 from support.runs import same_run, tiny_config, tiny_dataset
 from support.writable_hub import TOKEN, Repo, WritableHub, serve_hub
+from understudy.checksums import ChecksumError
 from understudy.cli.main import FAILED, WRONG_INPUT, main
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
@@ -194,6 +195,21 @@ def test_dataset_comes_back_and_opens_by_its_id(
     before = len(hub.downloads)
     assert main(["pull", "hf://datasets/me/set", "--output-dir", "here/copy"]) == 0
     assert len(hub.downloads) == before
+
+
+def test_pulled_file_that_was_changed_is_fetched_again(hub: WritableHub, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "policy")
+    assert main(["push", str(folder), "--to", "hf://me/policy"]) == 0
+    repo, sound = hub.repos["models/me/policy"], (folder / "model.safetensors").read_bytes()
+    repo.add({"model.safetensors": sound[:-1] + bytes([sound[-1] ^ 1])})
+    with refused("model.safetensors", kind=ConfigError):
+        pull(HubId("me/policy"), tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+    with refused(kind=ChecksumError) as caught:
+        us.load_policy("hf://me/policy")
+    assert caught.value.path.name == "model.safetensors"
+    repo.add({"model.safetensors": sound})
+    assert contents(pull(HubId("me/policy"), tmp_path / "back")) == contents(folder)
 
 
 def test_stopped_pull_continues(hub: WritableHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

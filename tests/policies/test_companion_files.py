@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 
+from support.policies import editable
+from support.refusals import refused
 from understudy.errors import ConfigError
 from understudy.policies import policy_folder, registry
 from understudy.policies.companion_files import check_unchanged, digests
@@ -57,7 +59,7 @@ def test_a_saved_policy_has_copies_and_finds_them_anywhere(here: Path) -> None:
     saved = save(here, config(here))
     files = sorted(str(path.relative_to(saved)) for path in saved.rglob("*") if path.is_file())
     names = ["codes/codes.json", "codes/more.json", "config.json", "model.safetensors", "normalisation.json"]
-    assert files == ["README.md", *names, "words.model"]
+    assert files == ["README.md", *names, "understudy.sha256", "words.model"]
     moved = saved.rename(here / "elsewhere")
     (here / "my.model").unlink()
     loaded = policy_folder.load(moved).config
@@ -75,9 +77,18 @@ def test_a_loaded_policy_is_saved_again_with_its_files(here: Path) -> None:
     assert digests(policy_folder.load(again).config) == digests(config(here))
 
 
+@pytest.mark.parametrize("path", ["/etc/hostname", "../my.model", "codes/../../my.model"])
+def test_a_folder_names_no_file_outside_it(here: Path, path: str) -> None:
+    saved = editable(save(here, config(here)))
+    stored = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps(stored | {"words": path}))
+    with refused("words", repr(path), kind=ValueError):
+        policy_folder.load(saved)
+
+
 def test_a_policy_without_files_has_none(here: Path) -> None:
     saved = save(here, config(here, words="", codes=""))
-    assert len(list(saved.iterdir())) == 4
+    assert len(list(saved.iterdir())) == 5
     assert policy_folder.load(saved).config.words == ""
 
 

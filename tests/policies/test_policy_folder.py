@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import understudy as us
 from support.calls import recorded_calls
-from support.policies import batch, draws, policy
+from support.policies import batch, draws, editable, policy
 from support.refusals import refused
 from understudy.policies.flow.model import FlowPolicy
 
@@ -47,7 +47,7 @@ def test_normalization_survives_where_decimal_text_could_round(tmp_path: Path) -
     assert torch.equal(back.normalizer.action.spread, values[None])
 
 
-def test_the_folder_holds_four_readable_files(tmp_path: Path) -> None:
+def test_the_folder_holds_five_readable_files(tmp_path: Path) -> None:
     model = policy()
     model.save(tmp_path / "policy")
     assert sorted(p.name for p in tmp_path.rglob("*.*")) == [
@@ -55,6 +55,7 @@ def test_the_folder_holds_four_readable_files(tmp_path: Path) -> None:
         "config.json",
         "model.safetensors",
         "normalisation.json",
+        "understudy.sha256",
     ]
     assert json.loads((tmp_path / "policy/config.json").read_text())["chunk"] == 4
     maps = json.loads((tmp_path / "policy/normalisation.json").read_text())
@@ -192,7 +193,7 @@ def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkey
 @pytest.mark.parametrize("name", ["config.json", "normalisation.json", "model.safetensors"])
 def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     policy().save(tmp_path)
-    (tmp_path / name).unlink()
+    (editable(tmp_path) / name).unlink()
     with pytest.raises(FileNotFoundError, match=name):
         FlowPolicy.load(tmp_path)
 
@@ -202,7 +203,7 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
 )
 def test_a_wrong_config_is_refused(tmp_path: Path, text: str, named: str) -> None:
     policy().save(tmp_path)
-    path = tmp_path / "config.json"
+    path = editable(tmp_path) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"surplus": 1}) if text == "SURPLUS" else text)
     with refused(path, named, kind=ValueError):
         FlowPolicy.load(tmp_path)
@@ -210,7 +211,7 @@ def test_a_wrong_config_is_refused(tmp_path: Path, text: str, named: str) -> Non
 
 def test_damaged_weights_are_named(tmp_path: Path) -> None:
     policy().save(tmp_path)
-    path = tmp_path / "model.safetensors"
+    path = editable(tmp_path) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:100])
     with refused(path, kind=ValueError):
         FlowPolicy.load(tmp_path)
@@ -219,7 +220,7 @@ def test_damaged_weights_are_named(tmp_path: Path) -> None:
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     policy(width=64).save(tmp_path / "wide")
     policy().save(tmp_path / "policy")
-    (tmp_path / "wide/model.safetensors").rename(tmp_path / "policy/model.safetensors")
+    (tmp_path / "wide/model.safetensors").rename(editable(tmp_path / "policy") / "model.safetensors")
     with refused("fuse.weight", kind=ValueError):
         FlowPolicy.load(tmp_path / "policy")
 

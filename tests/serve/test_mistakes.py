@@ -8,8 +8,8 @@ import pytest
 import understudy as us
 from support.arm import NAMES
 from support.refusals import refused
+from understudy.checksums import ChecksumError
 from understudy.contract.declared import Declaration
-from understudy.contract.mismatch import ContractError
 
 pytest.importorskip("websockets", reason="needs the extra serve")
 pytest.importorskip("msgpack", reason="needs the extra serve")
@@ -36,9 +36,9 @@ def test_each_mistake_is_named(mistake: str, server: PolicyServer) -> None:
 def test_half_loaded_weights_are_named(folder: Path, tmp_path: Path) -> None:
     """The server does not start."""
     broken = half_loaded(folder, tmp_path / "policy")
-    with refused(kind=ContractError) as caught:
+    with refused(kind=ChecksumError) as caught:
         us.load_policy(broken, head="arm", contract="strict")
-    assert [(mismatch.kind, mismatch.key) for mismatch in caught.value.mismatches] == [("weights", "model.safetensors")]
+    assert caught.value.path == broken / "model.safetensors"
 
 
 def test_another_head_is_named(server: PolicyServer) -> None:

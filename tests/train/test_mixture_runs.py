@@ -17,6 +17,7 @@ import torch
 
 from support import resumed
 from support.mixtures import NAMES, WEIGHTS, mixed, tiny_sources
+from support.policies import editable
 from support.ranks import in_ranks, outcomes_in_ranks
 from support.refusals import refused
 from support.runs import final_tensors, same_run, series, tiny_config, tiny_dataset
@@ -259,7 +260,7 @@ def test_export_of_several_heads_starts_a_run(whole: Path, sources: tuple[Source
     with refused("init_from", "arm::joint, hand::joint", "small, two, wide", kind=ConfigError):
         run.train(replace(settings(unknown, tmp_path / "unknown"), init_from=str(tmp_path / "policy")))
     # As wide as the widest, but the other head's own dimensions are others: some would never be learnt.
-    folder = tmp_path / "policy/normalisation.json"
+    folder = editable(tmp_path / "policy") / "normalisation.json"
     units = json.loads(folder.read_text())
     folder.write_text(json.dumps(units | {"dims": units["dims"] | {"action": [4, 1]}}))
     with refused("init_from", [4, 1], "'action'", [4, 2], kind=ConfigError):

@@ -28,7 +28,6 @@ Kind = Literal[
     "time",
     "rate",
     "instruction",
-    "weights",
 ]
 """Kinds of mismatch. `degrees` and `radians` are units that came; `normalized` numbers came instead of raw ones."""
 

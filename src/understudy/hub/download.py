@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from understudy.atomic import sync, write_text
+from understudy.checksums import FILE, ChecksumError, check_checksums
 from understudy.errors import ConfigError, hub_remedy, summarize
 from understudy.hub.ids import HubId
 from understudy.optional_packages import require
@@ -63,7 +64,8 @@ def pull(wanted: HubId, target: Path) -> Path:
         `target`.
 
     Raises:
-        ConfigError: `target` exists and is another folder, or it cannot be fetched.
+        ConfigError: `target` exists and is another folder, it cannot be fetched, or a file is not the one that was
+            written (`checksums.py`).
         MissingExtraError: the extra `hub` is not installed. OSError: the disk cannot be written.
     """
     if is_origin(target, wanted):
@@ -89,6 +91,7 @@ def pull(wanted: HubId, target: Path) -> Path:
         with hub_errors(str(wanted), "cannot be fetched from the hub"):
             snapshot_download(wanted.name, revision=info.sha, repo_type=wanted.kind, local_dir=part)
         _remove_others(part, {file.rfilename for file in info.siblings})
+        _check_sums(part, wanted)
         shutil.rmtree(part / ".cache" / "huggingface", ignore_errors=True)  # the state of the download
         if (part / ".cache").is_dir() and not any((part / ".cache").iterdir()):
             (part / ".cache").rmdir()
@@ -135,6 +138,16 @@ def _remove_others(part: Path, names: set[str]) -> None:
         own = path.relative_to(part)
         if path.is_file() and own.parts[:2] != (".cache", "huggingface") and own.as_posix() not in {*names, ORIGIN}:
             path.unlink()
+
+
+def _check_sums(part: Path, wanted: HubId) -> None:
+    """Compare the files of a draft with their checksums; a wrong one is removed, so that the next call fetches it."""
+    try:
+        for sums in part.rglob(FILE):
+            check_checksums(sums.parent)
+    except ChecksumError as error:
+        error.path.unlink(missing_ok=True)
+        raise ConfigError(f"{wanted}: {error}") from error
 
 
 @contextmanager

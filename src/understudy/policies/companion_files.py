@@ -37,7 +37,13 @@ def located(config: Any, folder: Path) -> Any:
     """Return a config read from `folder` with the paths of its files.
 
     A field without a value takes the file of its name there: a folder written by hand may leave the field out.
+
+    Raises:
+        ValueError: a path leaves the folder. A downloaded folder must not name files of this machine.
     """
+    for field, path in _named(config):
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"{field}: {str(path)!r} is outside the folder; copy the file into it, and name it alone")
     beside = {
         field: str(folder / names[0])
         for field, names in config.FILES.items()

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from understudy.atomic import replace_folder, sync
+from understudy.checksums import write_checksums
 from understudy.errors import ConfigError
 from understudy.policies.registry import policy_type
 
@@ -107,6 +108,7 @@ def save_folder(directory: str | Path, folder: ForeignFolder, weights: Mapping[s
         except SafetensorError as error:  # its name for a full disk
             raise OSError(f"{target / WEIGHTS} cannot be written: {error}") from error
         (fresh / WEIGHTS).chmod(0o666 & ~_umask(fresh))
+        write_checksums(fresh)
         check_absent(target)  # again: writing took a while
 
 

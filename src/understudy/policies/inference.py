@@ -18,7 +18,7 @@ from understudy.contract.mismatch import Mismatch
 from understudy.contract.observed import ObservationCheck
 from understudy.policies import policy_folder
 from understudy.policies.acting.action_bounds import ActionBounds, action_facts, bound_actions
-from understudy.policies.acting.contract_reaction import Reaction, compare_weights, explained, plain, react
+from understudy.policies.acting.contract_reaction import Reaction, explained, plain, react
 from understudy.policies.acting.prepared import Prepared, executing_actions, predict
 from understudy.policies.code_files import given_code
 from understudy.policies.draws import Draws, generate_draws, make_draws
@@ -50,7 +50,7 @@ def load_policy(
             layers hold their weights so, too.
         normalization: content of normalisation.json, in place of the folder's.
         norm_asset: ID of openpi's normalization, where the folder has several.
-        contract: reaction to weights or observations that differ from those of training (`RobotPolicy.check`): a
+        contract: reaction to observations that differ from those of training (`RobotPolicy.check`): a
             `ContractWarning`, a `ContractError`, or nothing. A folder without contract.json is not checked.
         action_bounds: reaction to actions outside the recorded ones by more than a tenth of their range: "clamp" moves
             them to the nearest bound (`RobotPolicy.clamped`), "error" raises ValueError, "off" changes nothing.
@@ -58,9 +58,9 @@ def load_policy(
             path of training alone, if it has not changed; a folder's copy never is.
 
     Raises:
-        ValueError: the folder holds no policy or no `action_bounds`, or `head` is missing or unknown.
+        ValueError: the folder holds no policy or no `action_bounds`, or one with a file that is not the one that was
+            written (`ChecksumError`), or `head` is missing or unknown.
         OSError: it cannot be read.
-        ContractError: `contract` is strict, and the weights are not those that contract.json was written with.
     """
     if contract not in get_args(Reaction):
         raise ValueError(f"contract={contract!r}: must be one of {', '.join(get_args(Reaction))}")
@@ -70,8 +70,6 @@ def load_policy(
     if compute is not None:
         saved = saved._replace(config=replace(saved.config, compute=compute))
     facts = read_contract(folder) if (contract, action_bounds) != ("off", "off") else None
-    if facts is not None and contract != "off":
-        react(contract, compare_weights(folder, saved.weights.files))
     policy = build_saved(saved, folder, narrow=True).to(device).eval()
     return RobotPolicy(policy, saved.metadata, head, contract=facts, reaction=contract, action_bounds=action_bounds)
 

@@ -2,8 +2,8 @@
 
 A robot needs nothing else, and can read it without this package. README.md describes it (`contract/model_card.py`).
 config.json has the type of the policy, its settings, the facts of its data, and under `metadata` the names of
-dimensions and cameras of each norm head. contract.json has the inputs of training (`contract/facts.py`), and a digest
-of the weights that it was written with.
+dimensions and cameras of each norm head. contract.json has the inputs of training (`contract/facts.py`).
+understudy.sha256 has the checksums of the files, which `load` compares (`checksums.py`).
 """
 
 import json
@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from understudy import checksums
 from understudy.atomic import recover_folder, replace_folder
 from understudy.contract.facts import FILE, write_contract
 from understudy.contract.model_card import FILE as CARD
@@ -83,9 +84,10 @@ def save(
         # safetensors makes a file that its owner alone may read.
         (fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode & 0o777)
         if contract is not None:
-            write_contract(fresh / FILE, {**contract, "weights": WeightFiles(fresh, floats_only=False).sample_digest()})
+            write_contract(fresh / FILE, contract)
         count = sum(weight.numel() for weight in weights.values())
         (fresh / CARD).write_text(make_card({"type": config.type, **content}, count, contract), encoding="utf-8")
+        checksums.write_checksums(fresh)
         check_replaceable(target, config.type)  # again: writing took a while
         if (target / CARD).is_file() and not is_unchanged(text := (target / CARD).read_bytes()):
             (fresh / CARD).write_bytes(text)  # a user's own
@@ -110,12 +112,8 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
         return
     files = policy_type(kind).settings.FILES
     for entry in entries:
-        own = (
-            entry.name in (CONFIG, NORMALIZATION, WEIGHTS, FILE, CARD, CODE)
-            and entry.is_file()
-            and not entry.is_symlink()
-        )
-        if not own and not is_policy_file(files, entry):
+        own = entry.name in (CONFIG, NORMALIZATION, WEIGHTS, FILE, CARD, CODE, checksums.FILE)
+        if not (own and entry.is_file() and not entry.is_symlink()) and not is_policy_file(files, entry):
             raise FileExistsError(f"{directory} holds {entry.name}, which is no file of a policy: {fix}")
     try:
         found = stored_type(_object(target / CONFIG))
@@ -154,19 +152,23 @@ def of_run(folder: Path) -> Path:
 def load(directory: str | Path, normalization: Mapping[str, Any] | None = None, asset: str = "") -> Saved:
     """Read a saved policy of any registered type, or a folder of another tool that a type can read (`FOLDER`).
 
+    Each file that has a checksum is read whole once, to compare it.
+
     Args:
         directory: the folder.
         normalization: content of normalisation.json, in place of the folder's.
         asset: which normalization, where a folder of another tool has several.
 
     Raises:
-        FileNotFoundError: a missing folder or file. ValueError: a content that is not a policy's.
+        FileNotFoundError: a missing folder or file. ValueError: a content that is not a policy's, or is not the one
+            that was written (`ChecksumError`).
     """
     source = Path(directory)
     if not source.exists() and source.parent.is_dir():
         recover_folder(source)
     if not source.is_dir():
         raise FileNotFoundError(f"{source} holds no policy: there is no such folder")
+    checksums.check_checksums(source)
     stored = _object(source / CONFIG) if (source / CONFIG).is_file() else {}
     metadata = stored.pop(METADATA, {})
     if not isinstance(metadata, Mapping):

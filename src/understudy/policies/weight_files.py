@@ -16,6 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from understudy.checksums import file_sha256
+
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Dtypes of weights, by their names in a file."""
@@ -68,21 +70,6 @@ class TensorReader(ABC):
         Raises:
             OSError: a file cannot be read. ValueError: it changed since it was opened first.
         """
-
-    def sample_digest(self) -> str:
-        """Return the SHA-256 of names, shapes and dtypes, and of the first and last row of each tensor, in hexadecimal.
-
-        It is read in a second where `digest` reads 14 GB, and differs where tensors are missing, zero or of another
-        checkpoint. Raises as `read` does.
-        """
-        content = hashlib.sha256()
-        for key in sorted(self.shapes):
-            shape = self.shapes[key]
-            content.update(f"{key} {shape} {self.dtypes[key]}\n".encode())
-            rows = shape[0] if shape else 1
-            for row in sorted({0, max(0, rows - 1)}) if prod(shape) else ():
-                content.update(self.read(key, row, row + 1).reshape(-1)[:4096].view(torch.uint8).numpy().tobytes())
-        return content.hexdigest()
 
     def check_values(self) -> None:
         """Read all tensors, `PART` bytes at a time; raises as `read` does."""
@@ -187,10 +174,7 @@ def digest_files(files: Mapping[str, Path]) -> str:
     Raises:
         OSError: a file cannot be read.
     """
-    found = {}
-    for name, path in files.items():
-        with open(path, "rb") as file:
-            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    found = {name: file_sha256(path) for name, path in files.items()}
     if len(found) == 1:
         return next(iter(found.values()))
     return hashlib.sha256("".join(f"{own} {name}\n" for name, own in found.items()).encode()).hexdigest()

@@ -23,6 +23,7 @@ from support.lerobot_policies import (
     run_config,
     smolvla_config,
 )
+from support.policies import editable
 from support.refusals import refused
 from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError
@@ -98,7 +99,7 @@ def test_folder_of_the_vision_language_model_is_absolute(tmp_path: Path, monkeyp
 def test_variants_of_smolvla_that_ours_lacks_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     folder = describe_folder("lerobot", smolvla_config("vlm"), NORMALIZATION, {})
     save_folder(tmp_path / "smolvla", folder, {"a": torch.ones(1)})
-    path = tmp_path / "smolvla" / "config.json"
+    path = editable(tmp_path / "smolvla") / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with refused(next(iter(change)), kind=ValueError):
         policy_folder.load(tmp_path / "smolvla")
@@ -159,7 +160,7 @@ def test_type_of_another_package_takes_precedence(tmp_path: Path, monkeypatch: p
 )
 def test_inputs_that_ours_lacks_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     save_folder(tmp_path / "act", describe_folder("lerobot", config(), NORMALIZATION, {}), {"a": torch.ones(1)})
-    path = tmp_path / "act" / "config.json"
+    path = editable(tmp_path / "act") / "config.json"
     stored = json.loads(path.read_text())
     path.write_text(json.dumps({**stored, "input_features": {**stored["input_features"], **change}}))
     with pytest.raises(ValueError, match="input_features"):

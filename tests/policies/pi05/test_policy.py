@@ -15,6 +15,7 @@ pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
 from support.pi05_policy import CAMERAS, NORMALISATION, batch, policy
+from support.policies import editable
 from support.refusals import refused
 from support.sentences import write_model
 from understudy.config.train import OptimConfig
@@ -468,6 +469,7 @@ def test_a_folder_with_dimensions_alone_is_enough(tokenizer: Path, tmp_path: Pat
     """The documented way to a policy from released weights of any size."""
     made = policy(tokenizer)
     made.save(tmp_path)
+    editable(tmp_path)
     stored = json.loads((tmp_path / "config.json").read_text())
     assert stored["dimensions"]["vlm"]["width"] == made.sizes.vlm.width
     short = {

@@ -18,6 +18,7 @@ pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
 from support.pi05 import SMALL
 from support.pi05_policy import CAMERAS, NORMALISATION, policy
+from support.policies import editable
 from support.refusals import refused
 from support.released import released_shapes
 from support.runs import tiny_config, tiny_dataset
@@ -50,7 +51,7 @@ def folder_of(made: Pi05Policy, path: Path, tool: str) -> Path:
         policy_folder.save(path, made.config, MAPS, made.state_dict())
     else:
         save_folder(path, describe_folder(tool, made.config, MAPS, {}), made.state_dict())
-    return path
+    return editable(path)
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], object], name: str = "config.json") -> Path:

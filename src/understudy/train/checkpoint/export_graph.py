@@ -27,6 +27,7 @@ def export_graph(config: ExportConfig) -> None:
         CheckpointError: the checkpoint cannot be read. OSError: the folder cannot be written.
     """
     from understudy.atomic import create_folder
+    from understudy.checksums import write_checksums
     from understudy.contract.facts import FILE, write_contract
     from understudy.optional_packages import require
     from understudy.policies import folder_formats, policy_folder
@@ -70,6 +71,7 @@ def export_graph(config: ExportConfig) -> None:
         )
         if contract := facts.get(policy_folder.CONTRACT):
             write_contract(fresh / FILE, contract)
+        write_checksums(fresh)
     differences = ", ".join(f"{value:.2g} at batch size {rows}" for rows, value in parity["largest_difference"].items())
     size = sum(weight.numel() for weight in weights.values())
     print(f"{target}: {size:,} weights of {source.name} as {files.FILES[kind]}")
