@@ -197,6 +197,8 @@ def test_errors_have_no_traceback(
         (["--no-overwrite"], "--output-dir"),
         (["--lr", "1e-3"], "--optim.lr"),
         (["more"], "--name value"),
+        (["--compile", "yes"], "--compile: takes no value but true or false"),
+        (["--seed", "1", "--checkpoint.async-save=1"], "--checkpoint.async-save: takes no value but true or false"),
     ],
 )
 def test_settings_of_other_libraries_are_translated(
@@ -219,6 +221,16 @@ def test_another_error_hides_no_translation(wrong: list[str], capsys: pytest.Cap
     output = capsys.readouterr().err
     for hint in (wrong[-1].partition("=")[2] or wrong[-1], "--data.root hf://", "--precision", "--loader.num-threads"):
         assert hint in output
+
+
+def test_mistyped_run_is_named_with_its_neighbour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs/table").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for command in ("validate", "resume", "report"):
+        assert run(command, "runs/tabel") == main.WRONG_INPUT
+        assert "runs/table" in capsys.readouterr().err
 
 
 def test_unknown_policy_type_is_translated(capsys: pytest.CaptureFixture[str]) -> None:

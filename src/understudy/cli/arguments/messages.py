@@ -54,9 +54,11 @@ def translate(cls: type, arguments: list[str], default: Any = None) -> Iterator[
             yield _unknown_flag(flag, flags)
 
 
-def describe_unknown(cls: type, unknown: list[str]) -> Iterator[str]:
-    """Yield one line for each unknown argument; the value after an unknown flag belongs to the flag."""
+def describe_unknown(cls: type, unknown: list[str], arguments: list[str]) -> Iterator[str]:
+    """Yield one line for each unknown argument of `arguments`; the value after an unknown flag belongs to the flag."""
     flags = [f"--{path.replace('_', '-')}" for path, _ in setting_paths(cls)]
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    flag_of = dict(zip(words[1:], words))
     value = False
     for argument in unknown:
         if argument.startswith("-"):
@@ -67,7 +69,7 @@ def describe_unknown(cls: type, unknown: list[str]) -> Iterator[str]:
         elif value:
             value = False
         else:
-            yield _misplaced(argument, flags)
+            yield _misplaced(argument, flag_of.get(argument, ""), flags)
 
 
 def _unknown_flag(flag: str, flags: list[str]) -> str:
@@ -78,7 +80,8 @@ def _unknown_flag(flag: str, flags: list[str]) -> str:
     return f"{flag}: unknown setting; " + (f"did you mean {close[0]}?" if close else "--help lists all")
 
 
-def _misplaced(argument: str, flags: list[str]) -> str:
+def _misplaced(argument: str, flag: str, flags: list[str]) -> str:
+    """Describe an argument that no setting takes; `flag` is the word before it."""
     path = Path(argument)
     if "--data.root" in flags and (path / "meta").is_dir():
         return f"{argument}: this is a dataset; did you mean --data.root {argument}?"
@@ -88,6 +91,8 @@ def _misplaced(argument: str, flags: list[str]) -> str:
         return f"{argument}: settings files end in {', '.join(SUFFIXES)}"
     if "--data.root" in flags and ("/" in argument or path.exists()):
         return f"{argument}: no settings file ({', '.join(SUFFIXES)}); a dataset is given as --data.root {argument}"
+    if flag.startswith("--"):
+        return f"{flag}: takes no value but true or false, not {argument}"
     return f"{argument}: unexpected argument; settings are --name value"
 
 

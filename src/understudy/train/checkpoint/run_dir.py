@@ -28,7 +28,7 @@ from understudy.config.schema import dump_yaml, read_file, validate
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError, RunInUseError
 from understudy.hub.download import pull
-from understudy.hub.ids import model_id, parse_address
+from understudy.hub.ids import model_id, near_path, parse_address
 from understudy.policies.code_files import CODE, code_of, pin_missing
 from understudy.train.checkpoint import checksums
 from understudy.train.checkpoint.data_paths import find_moved
@@ -146,9 +146,9 @@ class RunDir:
                 raise ConfigError(
                     f"{self.root}: this is a dataset; give the folder of a run, the --output-dir of its `train`"
                 )
-            raise ConfigError(
-                f"{self.root}: no run here (no config.yaml); `understudy train --output-dir {self.root}` starts one"
-            )
+            near = "" if self.root.exists() else near_path(str(self.root))
+            fix = f"did you mean {near}?" if near else f"`understudy train --output-dir {self.root}` starts one"
+            raise ConfigError(f"{self.root}: no run here (no config.yaml); {fix}")
         self.read_record()
         return self.located(read_settings(read_file(self.config), self.config))
 
