@@ -1,13 +1,16 @@
 """README.md of a policy folder: facts of the policy, in a form that hubs read; a user's own text is kept."""
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 import understudy as us
 from support.policies import policy
 from support.runs import tiny_config, tiny_dataset
+from understudy.contract.facts import CameraFacts, InputContract, RobotFacts, VectorFacts
 from understudy.contract.model_card import is_unchanged, make_card
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
@@ -31,6 +34,22 @@ def test_card_of_a_run_has_its_facts(tmp_path: Path) -> None:
         assert [each for each in shown if each not in text] == []
         assert contract.provenance["figures"].keys() == {"loss, mean of all samples", "loss, mean of the tasks"}
         assert is_unchanged(text.encode())
+
+
+def test_texts_of_a_dataset_have_no_effect_in_a_card() -> None:
+    """Neither HTML nor Markdown, nor lines and cells of their own."""
+    evil = "`<img src=x onerror=alert(1)>` [x](javascript:y)\n# forged | a\x1b[2J"
+    names = ("<b>", "a|b\n|c|")
+    figures = {name: np.ones(2) for name in ("mean", "std", "min", "max", "q01", "q99")}
+    vector, camera = VectorFacts(evil, names, figures), CameraFacts(evil, (4, 4))
+    facts = RobotFacts(30, 4, evil, evil, vector, vector, {evil: camera}, (evil, ""), 0, 1)
+    contract = InputContract({evil: facts, "b": facts}, {"run": evil, "datasets": [evil]}).to_json()
+    text = make_card({"type": "flow"}, 3, contract)
+    plain = re.sub("`[^`\n]*`", "", text.partition("## Data")[2].partition("<!--")[0])
+    assert not set("<[\x1b`") & set(plain.replace("[H, W, 3]", "").replace("[2]", ""))
+    lines = text.splitlines()
+    assert [line for line in lines if line.startswith("#") and "forged" in line and "`" not in line] == []
+    assert {line.count("|") for line in lines if line.startswith("|")} == {4}
 
 
 def test_card_is_replaced_with_its_policy(tmp_path: Path) -> None:

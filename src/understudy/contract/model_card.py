@@ -10,6 +10,7 @@ from typing import Any
 
 from understudy._version import __version__
 from understudy.contract.facts import RobotFacts, VectorFacts
+from understudy.contract.mismatch import printable
 
 FILE = "README.md"
 _MARK = "<!-- model card of understudy, sha256 of the text above: "
@@ -44,7 +45,7 @@ def make_card(config: Mapping[str, Any], weights: int, contract: Mapping[str, An
         f'policy = us.load_policy("PATH")  # this folder, or hf://OWNER/NAME\n{_call(contract)}\n```',
     ]
     if data := provenance.get("datasets"):
-        parts += ["## Data", "\n".join(f"* {name}" for name in data)]
+        parts += ["## Data", "\n".join(f"* {_code(name)}" for name in data)]
     if most := config.get("max_delay"):
         parts += ["## Delay", f"Trained to continue chunks that arrive up to {most} actions late (`max_delay`)."]
     if figures := provenance.get("figures"):
@@ -52,7 +53,7 @@ def make_card(config: Mapping[str, Any], weights: int, contract: Mapping[str, An
         parts += ["## Figures", "\n".join(["| on validation episodes | |", "|---|---|", *rows])]
     robots = (contract or {}).get("robots", {})
     for head, stored in robots.items():
-        parts += [f"## Inputs and outputs{f' of {head}' if len(robots) > 1 else ''}", _robot(stored)]
+        parts += [f"## Inputs and outputs{f' of {_code(head)}' if len(robots) > 1 else ''}", _robot(stored)]
     if not robots:
         parts += ["## Inputs and outputs", f"```json\n{json.dumps(_plain_facts(config), indent=2)}\n```"]
     text = "\n\n".join(parts) + "\n\n"
@@ -63,7 +64,7 @@ def _origin(provenance: Mapping[str, Any]) -> str:
     if "run" not in provenance:
         return ""
     step = f" at step {provenance['step']}" if "step" in provenance else ""
-    return f"From run `{provenance['run']}`{step}."
+    return f"From run {_code(provenance['run'])}{step}."
 
 
 def _call(contract: Mapping[str, Any] | None) -> str:
@@ -74,7 +75,7 @@ def _call(contract: Mapping[str, Any] | None) -> str:
 
 def _robot(stored: Mapping[str, Any]) -> str:
     facts = RobotFacts.from_json(stored)
-    robot = ", ".join(filter(None, [facts.robot_type, facts.control_mode]))
+    robot = ", ".join(_code(name) for name in (facts.robot_type, facts.control_mode) if name)
     lines = [
         f"{robot + ': ' if robot else ''}{facts.fps:g} control steps per second, {facts.chunk} actions at once.",
         "",
@@ -83,9 +84,9 @@ def _robot(stored: Mapping[str, Any]) -> str:
     ]
     for camera in facts.cameras.values():
         size = f"{camera.size[0]} x {camera.size[1]}" if any(camera.size) else "any size"
-        lines.append(f"| `{camera.key}` | uint8 [H, W, 3], {size}, RGB | |")
+        lines.append(f"| {_code(camera.key)} | uint8 [H, W, 3], {size}, RGB | |")
     lines += [_vector(vector) for vector in (facts.state, facts.action) if vector is not None]
-    tasks = [f"* {task}" for task in facts.tasks[:_MOST_TASKS] if task]
+    tasks = [f"* {_code(task)}" for task in facts.tasks[:_MOST_TASKS] if task]
     if left := len(facts.tasks) + facts.tasks_left_out - _MOST_TASKS:
         tasks += [f"* and {left} others, in contract.json"] if left > 0 else []
     return "\n".join([*lines, *(["", "Instructions of training:", "", *tasks] if tasks else [])])
@@ -93,7 +94,14 @@ def _robot(stored: Mapping[str, Any]) -> str:
 
 def _vector(facts: VectorFacts) -> str:
     more = f" and {facts.width - _MOST_NAMES} others" if facts.width > _MOST_NAMES else ""
-    return f"| `{facts.key}` | float32 [{facts.width}] | {', '.join(facts.names[:_MOST_NAMES])}{more} |"
+    names = ", ".join(map(_code, facts.names[:_MOST_NAMES]))
+    return f"| {_code(facts.key)} | float32 [{facts.width}] | {names}{more} |"
+
+
+def _code(text: str) -> str:
+    """Return a text of a dataset as code of Markdown, in which no HTML, link or line break has an effect."""
+    plain = printable(text).replace("`", "'").replace("|", "\N{BROKEN BAR}")
+    return f"`{plain or ' '}`"
 
 
 def _plain_facts(config: Mapping[str, Any]) -> dict[str, Any]:

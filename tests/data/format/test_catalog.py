@@ -51,6 +51,15 @@ def copy(written: Path, tmp_path: Path) -> Any:
     return make
 
 
+@pytest.mark.parametrize("robot", [["arm"], {"a": 1}, "arm\n\x1b[2J", 3])
+def test_a_robot_type_that_is_no_name_is_left_out(copy: Any, robot: Any) -> None:
+    root = copy("v3.0")
+    edit_json(root / "meta/info.json", lambda info: info.update(robot_type=robot))
+    catalog = Catalog.open(root)
+    assert catalog.robot_type is None
+    assert [line.isprintable() for line in catalog.oddities if line.startswith("robot_type")] == [True]
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_catalog_what_it_says(written: Path, version: str) -> None:
     catalog = Catalog.open(written / version)

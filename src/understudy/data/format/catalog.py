@@ -152,6 +152,9 @@ class Catalog:
         episodes = replace(episodes, videos={key: v for key, v in episodes.videos.items() if key not in lacking})
         oddities[:0] = [f"{key} {why}: left out" for key, why in skipped_features.items()]
         robot = info.get("robot_type")
+        if robot is not None and not (isinstance(robot, str) and robot.isprintable()):
+            oddities.append(f"robot_type is {repr(robot)[:80]}: left out, since it is no name of printable letters")
+            robot = None
         _check_totals(info, episodes, len(by_index), oddities)
         oddities += [f"{key} {feature.audio}" for key, feature in features.items() if feature.audio]
         oddities += [
@@ -169,7 +172,7 @@ class Catalog:
             files=files,
             version=version,
             fps=fps,
-            robot_type=robot if isinstance(robot, str) else None,
+            robot_type=robot,
             features=features,
             tasks=tasks,
             episodes=episodes,
