@@ -1,6 +1,7 @@
 """A replayed episode gives the actions of open-loop validation; a difference is placed, and its size is reported."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -78,3 +79,19 @@ def test_a_chunk_that_is_not_finite_is_placed(trained: Path) -> None:
     config = ReplayConfig(run=str(trained), contract="off")
     with open_checkpoint(trained) as (state, validation), refused("step", "action", kind=RemoteError):
         replay_episode(state, validation, robot, 0, config)
+
+
+@pytest.mark.parametrize("command", ["replay", "rollout"])
+def test_a_folder_that_is_no_run_is_not_to_be_resumed(
+    command: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in (tmp_path / "nothing", trained.parent / "dataset"):
+        assert main([command, str(folder)]) == 2
+        error = capsys.readouterr().err
+        assert str(folder) in error
+        assert "resume" not in error
+    unfinished = tmp_path / "run"
+    shutil.copytree(trained, unfinished)
+    shutil.rmtree(unfinished / "policy")
+    assert main([command, str(unfinished)]) == 2
+    assert f"understudy resume {unfinished}" in capsys.readouterr().err

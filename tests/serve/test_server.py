@@ -4,6 +4,7 @@ import http.client
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ import understudy as us
 from support.arm import Observation, arm_observations
 from support.refusals import refused
 from support.serving import outcomes, served
+from understudy.cli.main import main
 from understudy.cli.robot.serve import serve
 from understudy.config.serve import ServeConfig
 from understudy.errors import ConfigError
@@ -351,6 +353,36 @@ def test_a_closed_server_leaves_no_connection(folder: Path, seen: list[Observati
     assert caught.value.rcvd.code == 1001
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", server.port), 1)
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Deleted:
+    def __del__(self):  # an exception in it is lost, as in C code that imports numpy
+        os.kill(os.getpid(), signal.SIGINT)
+        sum(range(1000))
+
+def interrupt(event, args):
+    if event == "import" and args[0] == "understudy.serve.server":
+        Deleted()
+
+sys.addaudithook(interrupt)
+from understudy.cli.main import main
+sys.exit(main(["serve", sys.argv[1], "--head", "arm", "--port", "0", "--warm-up", "0"]))
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_during_imports_ends_the_command(folder: Path) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, str(folder)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert (found.returncode, found.stdout, found.stderr.splitlines()) == (130, "", ["understudy serve: interrupted"])
+
+
+def test_a_folder_that_is_missing_is_wrong_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", str(tmp_path / "nothing")]) == 2
+    assert str(tmp_path / "nothing") in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_named(folder: Path) -> None:

@@ -17,8 +17,7 @@ def rollout(config: RolloutConfig) -> int:
 
     torch.set_num_threads(1)  # for small matrices a second thread gains little, and costs much on a busy machine
     run = RunDir(Path(config.run))
-    if not run.policy.is_dir():
-        raise ConfigError(f"{run.policy}: no policy here; the end of the run writes it: `understudy resume {run.root}`")
+    run.require_policy()
     # A folder with only policy/ suffices if the environment has the policy's own names.
     data, sources = DataConfig(), None
     if run.config.is_file():

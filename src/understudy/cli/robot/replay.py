@@ -75,10 +75,7 @@ def replay(config: ReplayConfig) -> int:
     from understudy.train.run import open_checkpoint
 
     logging.getLogger("understudy.serve").setLevel(logging.ERROR)  # the result has its lines
-    folder = RunDir(Path(config.run)).policy
-    if not folder.is_dir():
-        resume = f"`understudy resume {config.run}`"
-        raise ConfigError(f"{folder}: no policy here; the end of the run writes it: {resume}")
+    folder = RunDir(Path(config.run)).require_policy()
     with open_checkpoint(Path(config.run), config.checkpoint or _exported_step(folder)) as (state, validation):
         number = _choose_source(config, validation)
         head = validation.heads[int(validation.head_of[number])]

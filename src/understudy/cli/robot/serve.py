@@ -3,14 +3,73 @@
 import asyncio
 import errno
 import logging
+import os
 import signal
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from understudy.config.serve import ServeConfig
+
+if TYPE_CHECKING:
+    from understudy.serve.server import PolicyServer
 
 
 def serve(config: ServeConfig) -> int:
     """Serve until SIGTERM or SIGINT; the first line on stdout is the address."""
+    from understudy.errors import ConfigError
+
+    with ended_by_interrupt():
+        server = _load(config)
+
+    def announce() -> None:
+        others = " and every other address of this machine" if config.host in ("0.0.0.0", "::", "") else ""
+        print(f"serving {config.policy} at {server.address}{others}", flush=True)
+        if server.lerobot_address is not None:
+            print(f"serving LeRobot's robot_client: --server_address={server.lerobot_address}", flush=True)
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await server.run(stop, announce)
+
+    try:
+        asyncio.run(run())
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port: {error.strerror}; --port 0 takes a free one") from error
+        raise
+    except ValueError as error:  # of the first passes
+        raise ConfigError(f"{config.policy}: {error}") from error
+    return 0
+
+
+@contextmanager
+def ended_by_interrupt() -> Iterator[None]:
+    """End the process at Ctrl-C within the block, which has nothing to save.
+
+    KeyboardInterrupt inside an import of numpy or torch is lost, or leaves half of a module behind.
+    """
+
+    def end(*_: object) -> None:
+        os.write(2, b"understudy serve: interrupted\n")
+        os._exit(128 + signal.SIGINT)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _load(config: ServeConfig) -> "PolicyServer":
+    """Load the policy of a server."""
     from understudy.optional_packages import require
 
     if config.lerobot_port >= 0:
@@ -38,30 +97,11 @@ def serve(config: ServeConfig) -> int:
             contract=config.contract,
             action_bounds=config.action_bounds,
         )
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         raise ConfigError(str(error)) from error
     server = PolicyServer(robot, config)
     if line := warn_if_open(config, read_token(config.token_file)):
         warnings.warn(line, stacklevel=1)
     if config.lerobot_port >= 0 and read_token(config.token_file) is not None:
         warnings.warn("LeRobot's robot_client sends no token, so it is refused; serve it without one", stacklevel=1)
-
-    def announce() -> None:
-        others = " and every other address of this machine" if config.host in ("0.0.0.0", "::", "") else ""
-        print(f"serving {config.policy} at {server.address}{others}", flush=True)
-        if server.lerobot_address is not None:
-            print(f"serving LeRobot's robot_client: --server_address={server.lerobot_address}", flush=True)
-
-    async def run() -> None:
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await server.run(stop, announce)
-
-    try:
-        asyncio.run(run())
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port: {error.strerror}; --port 0 takes a free one") from error
-        raise
-    return 0
+    return server

@@ -135,6 +135,19 @@ class RunDir:
             )
         return dict(content)
 
+    def require_policy(self) -> Path:
+        """Return the folder of the exported policy.
+
+        Raises:
+            ConfigError: there is no run, or it has exported none yet.
+        """
+        if not self.policy.is_dir():
+            self.settings()
+            raise ConfigError(
+                f"{self.policy}: no policy here; the end of the run writes it: `understudy resume {self.root}`"
+            )
+        return self.policy
+
     def settings(self) -> TrainConfig:
         """Return the run's settings, with the present places of the run and of its data.
 
