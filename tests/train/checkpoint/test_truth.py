@@ -5,11 +5,13 @@ import json
 import os
 import pickle
 import random
+import resource
 import shutil
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed.checkpoint import metadata
@@ -241,3 +243,39 @@ def test_read_index_allows_only_enum_members(saved: Path, name: str) -> None:
     (path / ".metadata").write_bytes(pickle.dumps(Evil(getattr, metadata._MEM_FORMAT_ENCODING, name)))
     with pytest.raises(ValueError, match=r"\.metadata"):
         read_index(path)
+
+
+@pytest.mark.parametrize(
+    "target", [b"cpathlib\nPosixPath\n", b"ctorch\nSize\n", b"ctorch.distributed.checkpoint.metadata\nMetadata\n"]
+)
+def test_read_index_sets_no_state_of_a_class(saved: Path, target: bytes) -> None:
+    path = saved / "step-00000006"
+    (path / ".metadata").write_bytes(target + b"(N}(Vname\nVx\nutb.")
+    with pytest.raises(ValueError, match=r"\.metadata"):
+        read_index(path)
+    assert (Path("/a/b").name, hasattr(torch.Size, "name")) == ("b", False)
+
+
+def test_read_index_gives_an_index_of_a_memo_no_memory(saved: Path) -> None:
+    path = saved / "step-00000006"
+    (path / ".metadata").write_bytes(b"\x80\x02Nr\x00\x00\x00\x200.")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=r"\.metadata"):
+        read_index(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB; 2 ** 29 entries are 4 GiB
+
+
+@pytest.mark.parametrize("read", [checkpoint.tensor_names, checkpoint.tensor_dtypes, checkpoint.read_tensors])
+def test_each_changed_bit_of_an_index_is_a_checkpoint_error(saved: Path, read: Callable[[Path], object]) -> None:
+    path = saved / "step-00000006/.metadata"
+    whole = path.read_bytes()
+    try:
+        for bit in np.random.default_rng(0).integers(0, 8 * len(whole), 40).tolist():
+            changed = bytearray(whole)
+            changed[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(changed)
+            with pytest.raises(CheckpointError):
+                read(path.parent)
+    finally:
+        path.write_bytes(whole)
+    read(path.parent)

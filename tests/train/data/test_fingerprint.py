@@ -106,8 +106,6 @@ def test_changed_file_is_named(tmp_path: Path, version: str, monkeypatch: pytest
         path = sorted((tmp_path / "d").glob(kind))[5]
         whole = path.read_bytes()
         path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
-        if kind[0] == "v":
-            path.write_bytes(whole + b"\0")
         now = digests(tmp_path / "d")
         [name] = fingerprint.changed_kinds(before, now)
         assert str(path.relative_to(tmp_path / "d")) in fingerprint.describe_change(before[name] or [], now[name] or [])
@@ -126,6 +124,22 @@ def test_large_datasets_are_compared_by_footers(tmp_path: Path, monkeypatch: pyt
     }
 
 
+def test_a_changed_byte_inside_a_video_is_noticed_up_to_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_dataset(tmp_path / "d")
+    before = digests(tmp_path / "d")
+    path = sorted((tmp_path / "d").glob("videos/*/*/*.mp4"))[0]
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    monkeypatch.setattr(fingerprint, "ENDS", middle // 2)
+    path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    [name] = [name for name in fingerprint.changed_kinds(before, digests(tmp_path / "d")) if "sample" not in name]
+    assert name.startswith("video files")
+    monkeypatch.setattr(fingerprint, "MAX_VIDEOS", 0)
+    large = digests(tmp_path / "d")
+    path.write_bytes(whole)
+    assert fingerprint.changed_kinds(large, digests(tmp_path / "d")) == []
+
+
 def test_digests_are_cached_until_a_file_changes(tmp_path: Path) -> None:
     """A digest that was altered in the cache comes back until its file changes."""
     tiny_dataset(tmp_path / "d")
@@ -136,9 +150,12 @@ def test_digests_are_cached_until_a_file_changes(tmp_path: Path) -> None:
         known = json.loads(file.read_text())
         altered += len(known)
         file.write_text(json.dumps({path: [version, f"{digest}-cached"] for path, (version, digest) in known.items()}))
-    assert altered == len(list((tmp_path / "d").glob("data/chunk-*/*.parquet")))
+    files = [path for kind in ("data", "videos/*") for path in (tmp_path / "d").glob(f"{kind}/chunk-*/*")]
+    assert altered == len(files)
     assert digests(tmp_path / "d", tmp_path / "cache") != first
     other_actions(tmp_path / "d")
+    for path in (tmp_path / "d").rglob("*.mp4"):
+        os.utime(path, (1, 1))
     assert digests(tmp_path / "d", tmp_path / "cache") == digests(tmp_path / "d") != first
     for torn in ("{", "[]", '{"x": 1}'):
         for file in (tmp_path / "cache").rglob("*.json"):

@@ -115,25 +115,33 @@ def load(path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | N
 
 def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
     """Read the tensors of a checkpoint whose names start with `prefix`, whole, on the CPU; raises as `load` does."""
-    with _as_checkpoint_error(f"{path}: cannot be loaded", instead=path):
-        tensors = {
-            name: torch.empty(item.size, dtype=item.properties.dtype)
-            for name, item in tensor_files.read_contents(path).items()
-            if name.startswith(prefix)
-        }
+    tensors = {
+        name: torch.empty(item.size, dtype=item.properties.dtype)
+        for name, item in _read_contents(path).items()
+        if name.startswith(prefix)
+    }
     load(path, tensors)
     return tensors
 
 
 def tensor_names(path: Path) -> list[str]:
     """List the names of the tensors of a checkpoint; raises as `load` does."""
-    return list(tensor_dtypes(path))
+    return list(_read_contents(path))
 
 
 def tensor_dtypes(path: Path) -> dict[str, torch.dtype]:
     """Return the dtypes of the tensors of a checkpoint, by name; raises as `load` does."""
+    return {name: item.properties.dtype for name, item in _read_contents(path).items()}
+
+
+def _read_contents(path: Path) -> dict[str, Any]:
+    """Read name -> `TensorStorageMetadata`, after the checksums of the indexes; raises as `load` does."""
+    files = read_state(path).get(checksums.FILES, {})
+    indexes = {name: entry for name, entry in files.items() if name.rpartition("/")[2] == INDEX}
+    if damage := checksums.find_damage(path, indexes):
+        raise CheckpointError(f"{path}: cannot be loaded: {' '.join(damage)}; {_suggest_earlier(path, damage[0])}")
     with _as_checkpoint_error(f"{path}: cannot be loaded", instead=path):
-        return {name: item.properties.dtype for name, item in tensor_files.read_contents(path).items()}
+        return tensor_files.read_contents(path)
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -6,11 +6,12 @@ tensors (DCP unpickles them), and files outside the checkpoint. The tensors them
 loader.
 """
 
+import io
 import pickle
 from collections import OrderedDict
 from enum import Enum
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader, metadata
@@ -42,7 +43,20 @@ def _member(of: type[Enum], name: str) -> Enum:
     raise pickle.UnpicklingError("it asks for an attribute, which does not belong in a checkpoint")
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    """Unpickler in Python: its memo takes no more memory than its entries, and states are checked."""
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+
+    def load_build(self) -> None:
+        """Set the state of an object; that of a class or of an Enum's member would change this process."""
+        target = self.stack[-2]  # type: ignore[attr-defined]  # mypy's stubs leave the stack out
+        if isinstance(target, type | Enum) or type(target).__name__ not in CLASSES.get(type(target).__module__, ()):
+            raise pickle.UnpicklingError(f"it sets the state of {target!r:.80}, which does not belong in a checkpoint")
+        super().load_build()  # type: ignore[misc]
+
+    dispatch[pickle.BUILD[0]] = load_build
+
     def find_class(self, module: str, name: str) -> Any:
         if name in CLASSES.get(module, ()):
             return super().find_class(module, name)
@@ -64,8 +78,7 @@ def read_index(path: Path) -> metadata.Metadata:
         ValueError: it cannot be read, or contains anything but tensors and files of this checkpoint.
     """
     try:
-        with (path / INDEX).open("rb") as file:
-            index = _Unpickler(file).load()
+        index = _Unpickler(io.BytesIO((path / INDEX).read_bytes())).load()
         if not isinstance(index, metadata.Metadata):
             raise pickle.UnpicklingError(f"it contains a {type(index).__name__}")
         for name, item in index.state_dict_metadata.items():

@@ -2,7 +2,7 @@
 
     rows      each parquet file whole while all together are at most `MAX_WHOLE` bytes; beyond that size and footer of
               each (the footer holds the least and largest values and the compressed size of each column chunk)
-    videos    the size of each file
+    videos    each file whole while all of a camera are at most `MAX_VIDEOS` bytes; beyond that the size of each
     sensors   those in use, like rows, and their declaration
     a sample  of `SAMPLE` files of each kind, spread evenly: size and footer, or size, first and last bytes
 
@@ -31,6 +31,7 @@ from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.storage.dataset_root import Files
 
 MAX_WHOLE = 4 << 30
+MAX_VIDEOS = 1 << 30  # a second of one core
 MAX_FILES = 50_000  # files of a kind that are read, spread evenly if there are more
 SAMPLE = 16
 ENDS = 1 << 16  # bytes at each end of a video
@@ -58,7 +59,7 @@ def digest_files(
     for camera in cameras:
         if camera in episodes.videos:
             videos = episodes.videos[camera]
-            found |= _kind(files, videos.files, videos.file[rows], f"{VIDEOS} of {camera}", None, _ends, _sizes)
+            found |= _kind(files, videos.files, videos.file[rows], f"{VIDEOS} of {camera}", cache, _ends, _videos)
     for key in parts[0].keys:
         if key in catalog.sensors:
             paths = [SENSORS, *sensor_files(catalog, catalog.sensors[key])]
@@ -117,8 +118,21 @@ def _spread(numbers: np.ndarray, most: int) -> list[int]:
 
 def _rows(files: Files, paths: Sequence[str], cache: Path | None) -> list[str]:
     """Digest of each parquet file."""
-    sizes = [int(size) if size != MISSING else 0 for size in _sizes(files, paths, None)]
-    how: Callable[[Files, str], str] = _whole if sum(sizes) <= MAX_WHOLE else _footer
+    return _digest_all(files, paths, cache, _whole if _total(_sizes(files, paths)) <= MAX_WHOLE else _footer)
+
+
+def _videos(files: Files, paths: Sequence[str], cache: Path | None) -> list[str]:
+    """Digest of each video, or its size where they are too large to be read."""
+    sizes = _sizes(files, paths)
+    return _digest_all(files, paths, cache, _whole) if _total(sizes) <= MAX_VIDEOS else sizes
+
+
+def _total(sizes: Sequence[str]) -> int:
+    return sum(int(size) for size in sizes if size != MISSING)
+
+
+def _digest_all(files: Files, paths: Sequence[str], cache: Path | None, how: Callable[[Files, str], str]) -> list[str]:
+    """Digest of each file, from the cache where its version is the same."""
     store = cache / "files" / f"{_digest(files.root.encode())}.json" if cache is not None else None
     known = _read_cache(store)
 
@@ -149,7 +163,7 @@ def _read_cache(store: Path | None) -> dict[str, list[str]]:
     return {k: v for k, v in found.items() if isinstance(v, list) and len(v) == 2} if good else {}
 
 
-def _sizes(files: Files, paths: Sequence[str], _: Path | None) -> list[str]:
+def _sizes(files: Files, paths: Sequence[str]) -> list[str]:
     """Size of each file."""
 
     def size(path: str) -> str:
