@@ -1,5 +1,6 @@
 """Sound datasets that look unusual raise no alarm: short ones, rotations, unused arms, shocks."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,7 +102,18 @@ def start_elsewhere(number: int, rows: Rows) -> None:
         rows[STATE][:, 1] += 0.01
 
 
-@pytest.mark.parametrize("change", [wrap, flip, rest, move_once, touch, scale, start_elsewhere])
+def flicker(number: int, rows: Rows) -> None:
+    """Two joints rest at a value of the episode, and return to it exactly by ticks; they move in few episodes."""
+    rng = np.random.default_rng([9, number])
+    for values in rows.values():
+        values[:, 4:] = np.float32(0.1 * (number % 7)) + 0.001 * (rng.random((len(values), 2)) < 0.3)
+    if number % 8 == 0:
+        for values in rows.values():
+            values[20:28, 4] += 0.11 * np.arange(8, dtype=np.float32)
+            values[28:36, 4] += 0.11 * np.arange(8, 0, -1, dtype=np.float32)
+
+
+@pytest.mark.parametrize("change", [wrap, flip, rest, move_once, touch, scale, start_elsewhere, flicker])
 def test_rotations_unused_arms_and_shocks_raise_no_alarm(tmp_path: Path, change: Change) -> None:
     assert check(tmp_path / "set", (90, 120, 100) * 8, change) == []
 
@@ -129,6 +141,25 @@ def encoder_offset(number: int, rows: Rows) -> None:
         rows[STATE][:, 1] += 0.8
 
 
+def glitch_beside_motion(number: int, rows: Rows) -> None:
+    """A joint that rests moves in few episodes; in one of them it jumps there and back."""
+    for values in rows.values():
+        values[:, 5] = 0.001 * np.sin(np.arange(len(values)))
+    if number in (2, 5, 9):
+        for values in rows.values():
+            values[20:40, 5] += 0.04 * np.arange(20)
+            values[40:60, 5] += 0.04 * np.arange(20, 0, -1)
+    if number == 5:
+        rows[ACTION][70, 5] = 1.5
+
+
+def quaternion_of_another_norm(number: int, rows: Rows) -> None:
+    flip(number, rows)
+    if number == 5:
+        for values in rows.values():
+            values[:, 2:6] *= 1.3
+
+
 @pytest.mark.parametrize(
     ("change", "rule", "episode"),
     [
@@ -141,3 +172,32 @@ def encoder_offset(number: int, rows: Rows) -> None:
 def test_faults_beside_them_are_named(tmp_path: Path, change: Change, rule: str, episode: int) -> None:
     found = check(tmp_path / "set", (90, 120, 100) * 6, change)
     assert [one.rule for one in found if episode in one.place.episodes] == [rule]
+
+
+def test_motion_of_a_joint_that_rests_is_no_outlier_beside_a_glitch(tmp_path: Path) -> None:
+    found = check(tmp_path / "set", (90, 120, 100) * 6, glitch_beside_motion)
+    assert {one.place.episodes for one in found if one.rule in ("values.outlier", "values.jump")} == {(5,)}
+
+
+def test_a_quaternion_of_another_norm_is_named(tmp_path: Path) -> None:
+    found = check(tmp_path / "set", (90, 120, 100) * 6, quaternion_of_another_norm)
+    assert {one.place.episodes for one in found if one.rule == "values.quaternion"} == {(5,)}
+
+
+def test_rounding_of_a_constant_in_statistics_is_no_fault(tmp_path: Path) -> None:
+    def hold(number: int, rows: Rows) -> None:
+        for values in rows.values():
+            values[:, 5] = 1.4142135
+
+    check(tmp_path / "set", (30, 40, 50, 35), hold)
+    path = tmp_path / "set/meta/stats.json"
+    stats = json.loads(path.read_text())
+    for key in (STATE, ACTION):
+        stats[key]["std"][5] = 0.0004883  # sqrt(E[x^2] - E[x]^2) in float32
+    path.write_text(json.dumps(stats))
+    assert [one for one in check_dataset(tmp_path / "set", "none").findings if one.severity != "note"] == []
+    stats[ACTION]["std"][5] = 0.01
+    path.write_text(json.dumps(stats))
+    assert [one.rule for one in check_dataset(tmp_path / "set", "none").findings if one.severity != "note"] == [
+        "statistics.values"
+    ]

@@ -32,7 +32,7 @@ def idle(of: list[np.ndarray]) -> list[int]:
     counter = IdleCounter(np.zeros(of[0].shape[1], bool))
     for row, values in enumerate(of):
         counter.add(row, values)
-    return counter.result(len(of) + 1).tolist()
+    return counter.result(len(of) + 1)[0].tolist()
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e-6, 1e6])

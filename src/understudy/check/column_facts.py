@@ -7,7 +7,10 @@ import numpy as np
 SAMPLE = 1 << 16
 """Rows kept of a dataset for quantiles, evenly spread."""
 _BLOCK = 1 << 21  # numbers that are converted to float64 at a time
-_PER_EPISODE = ("low", "high", "mean", "m2", "first", "step", "beside", "path", "jerk", "at_low", "at_high", "visits")
+_PER_EPISODE = (
+    *("low", "high", "mean", "m2", "first", "last", "step", "beside", "path", "jerk", "tick", "changes"),
+    *("at_low", "at_high", "visits", "entry", "zero_edge"),
+)
 
 
 @dataclass
@@ -24,6 +27,11 @@ class Column:
         jerk: sum of the absolute second differences of consecutive changes.
         at_low, at_high: frames at the episode's least and greatest value.
         visits: separate runs of frames at the greatest or least value, whichever has more frames.
+        last: value in the last frame.
+        tick: smallest change that is not 0; infinite without any. `changes`: frames that differ from the one before.
+        entry: mean change by which the runs of `visits` are entered.
+        zeros: int64 (N,), frames whose values are all 0; `zero_frame` int64 (N,) is the first.
+        zero_edge: largest change between such a frame and another one.
         bad: int64 (N,), frames with a value that is not finite; `bad_frame` int64 (N,) is the first.
         sample: float64 (S, D), rows evenly spread over the dataset.
         steps: float64 (S, D), absolute changes to the next row of those rows.
@@ -44,6 +52,13 @@ class Column:
     at_low: np.ndarray
     at_high: np.ndarray
     visits: np.ndarray
+    last: np.ndarray
+    tick: np.ndarray
+    changes: np.ndarray
+    entry: np.ndarray
+    zero_edge: np.ndarray
+    zeros: np.ndarray
+    zero_frame: np.ndarray
     bad: np.ndarray
     bad_frame: np.ndarray
     sample: np.ndarray
@@ -76,6 +91,7 @@ class ColumnBuilder:
         self._tables = {name: np.full((episodes, width), np.nan) for name in _PER_EPISODE}
         self._step_frame = np.zeros((episodes, width), np.int64)
         self._bad, self._bad_frame = np.zeros(episodes, np.int64), np.zeros(episodes, np.int64)
+        self._zeros, self._zero_frame = np.zeros(episodes, np.int64), np.zeros(episodes, np.int64)
         self._stride = max(1, frames // SAMPLE)
         self._seen = 0
         self._sample: list[np.ndarray] = []
@@ -128,7 +144,10 @@ class ColumnBuilder:
         step = np.maximum.reduceat(change, begins)
         tables = {"low": low, "high": high, "mean": mean, "m2": m2, "first": block[begins], "step": step}
         tables |= {"path": path, "jerk": jerk}
-        tables |= self._bounds(block, low, high, begins, of)
+        tables |= {"last": block[begins + lengths - 1], "tick": _least_change(change, begins)}
+        tables["changes"] = np.add.reduceat(change > 0, begins, dtype=np.float64)
+        tables["zero_edge"] = self._add_zeros(rows, block, change, begins, of)
+        tables |= self._bounds(block, low, high, change, begins, of)
         for name, table in tables.items():
             self._tables[name][rows] = table
         # The frame of the largest step is only needed where it is large: the first frame that reaches it.
@@ -161,10 +180,10 @@ class ColumnBuilder:
 
     @staticmethod
     def _bounds(
-        block: np.ndarray, low: np.ndarray, high: np.ndarray, begins: np.ndarray, of: np.ndarray
+        block: np.ndarray, low: np.ndarray, high: np.ndarray, change: np.ndarray, begins: np.ndarray, of: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Frames at the extremes, and separate visits of the one with more frames."""
-        counts, visits = {}, {}
+        """Frames at the extremes, separate visits of the one with more frames, and the mean change that enters it."""
+        counts, visits, entry = {}, {}, {}
         for name, bound in (("at_low", low), ("at_high", high)):
             at = block == bound[of]
             enters = at.copy()
@@ -172,8 +191,23 @@ class ColumnBuilder:
             enters[begins] = at[begins]
             counts[name] = np.add.reduceat(at, begins, dtype=np.float64)
             visits[name] = np.add.reduceat(enters, begins, dtype=np.float64)
+            entry[name] = np.add.reduceat(change * enters, begins) / visits[name]
         more = counts["at_high"] >= counts["at_low"]
-        return counts | {"visits": np.where(more, visits["at_high"], visits["at_low"])}
+        chosen = {"visits": visits, "entry": entry}
+        return counts | {name: np.where(more, table["at_high"], table["at_low"]) for name, table in chosen.items()}
+
+    def _add_zeros(
+        self, rows: np.ndarray, block: np.ndarray, change: np.ndarray, begins: np.ndarray, of: np.ndarray
+    ) -> np.ndarray:
+        """Count frames of zeros, and return the largest change between one and another frame (n, D)."""
+        zero = np.asarray(~block.any(axis=1))
+        if not zero.any():
+            return np.zeros((len(rows), block.shape[1]))
+        self._zeros[rows] = np.add.reduceat(zero.astype(np.int64), begins)
+        self._zero_frame[rows] = np.minimum.reduceat(np.where(zero, np.arange(len(block)), len(block)), begins) - begins
+        edge = np.zeros(len(block), bool)
+        edge[1:] = zero[1:] != zero[:-1]
+        return np.asarray(np.maximum.reduceat(change * edge[:, None], begins))
 
     def result(self) -> Column:
         """Return the summary; NaN for episodes that were not added."""
@@ -183,8 +217,15 @@ class ColumnBuilder:
             names=self.names,
             **self._tables,
             step_frame=self._step_frame,
+            zeros=self._zeros,
+            zero_frame=self._zero_frame,
             bad=self._bad,
             bad_frame=self._bad_frame,
             sample=np.concatenate([empty, *self._sample]),
             steps=np.concatenate([empty, *self._steps]),
         )
+
+
+def _least_change(change: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """Smallest change above 0 of each episode, infinite without any."""
+    return np.asarray(np.minimum.reduceat(np.where(change > 0, change, np.inf), begins))

@@ -21,7 +21,7 @@ class IdleCounter:
         self._waiting: list[tuple[int, np.ndarray, np.ndarray]] = []
         self._frames = 0
         self._known: tuple[np.ndarray, np.ndarray] | None = None
-        self._counts: dict[int, int] = {}
+        self._counts: dict[int, tuple[int, int]] = {}
 
     def add(self, row: int, values: np.ndarray) -> None:
         """Add the actions and states (L, D) of the episode of a table row."""
@@ -38,13 +38,13 @@ class IdleCounter:
             self._decide()
 
     def result(self, episodes: int) -> np.ndarray:
-        """Return the idle frames of each table row, int64 (episodes,)."""
+        """Return the idle frames of each table row, and those at its end, int64 (2, episodes)."""
         if self._known is None:
             self._decide()
-        found = np.zeros(episodes, np.int64)
-        for row, count in self._counts.items():
-            found[row] = count
-        return found
+        counts = np.zeros((2, episodes), np.int64)
+        for row, both in self._counts.items():
+            counts[:, row] = both
+        return counts
 
     def _decide(self) -> None:
         self._known = self._speeds.thresholds()
@@ -54,4 +54,5 @@ class IdleCounter:
 
     def _count(self, row: int, steps: np.ndarray, values: np.ndarray, threshold: np.ndarray, rates: np.ndarray) -> None:
         if len(steps):
-            self._counts[row] = int((~moves(steps, threshold, values, rates)).sum())
+            moved = np.flatnonzero(moves(steps, threshold, values, rates))
+            self._counts[row] = len(steps) - len(moved), len(steps) - 1 - int(moved[-1]) if len(moved) else len(steps)

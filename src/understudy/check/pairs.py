@@ -15,17 +15,25 @@ class PairFacts:
     Attributes:
         correlation: float64 (N, D), correlation of action and state; NaN where one of them is constant.
         follows: float64 (N, len(LAGS)), correlation of the changes of all dimensions at each lag; NaN without motion.
+        copies: bool (N,), action and state are equal in all frames, and move.
+        frozen: int64 (N,), frames of the longest range in which no dimension of the state changes; `frozen_frame` int64
+            (N,) is its first.
+        meanwhile: float64 (N,), range of the action in it as a share of that of the episode, mean over the dimensions.
     """
 
     def __init__(self, episodes: int, width: int) -> None:
         self.correlation = np.full((episodes, width), np.nan)
         self.follows = np.full((episodes, len(LAGS)), np.nan)
+        self.copies = np.zeros(episodes, bool)
+        self.frozen, self.frozen_frame = np.zeros(episodes, np.int64), np.zeros(episodes, np.int64)
+        self.meanwhile = np.zeros(episodes)
 
     def add(self, row: int, action: np.ndarray, state: np.ndarray) -> None:
         """Add an episode: its table row, and action and state of shape (length, D)."""
         a, s = action[:_LONGEST].astype(np.float64), state[:_LONGEST].astype(np.float64)
         if len(a) < 2 * len(LAGS) or not (np.isfinite(a).all() and np.isfinite(s).all()):
             return
+        self._add_equality(row, a, s)
         da, ds = a - a.mean(0), s - s.mean(0)
         scale = np.sqrt((da**2).sum(0) * (ds**2).sum(0))
         self.correlation[row] = np.divide((da * ds).sum(0), scale, out=np.full(len(scale), np.nan), where=scale > 0)
@@ -42,6 +50,19 @@ class PairFacts:
             y = vs[begin + lag : last + lag].reshape(-1)
             norm = np.sqrt((x @ x) * (y @ y))
             self.follows[row, at] = (x @ y) / norm if norm > 0 else np.nan
+
+    def _add_equality(self, row: int, action: np.ndarray, state: np.ndarray) -> None:
+        extent = np.ptp(action, axis=0)
+        moving = extent > 0
+        self.copies[row] = bool(moving.any() and (action == state).all())
+        still = np.concatenate([[0], (state[1:] == state[:-1]).all(axis=1), [0]])
+        turns = np.flatnonzero(np.diff(still))
+        if len(turns) and moving.any():
+            begins, ends = turns[::2], turns[1::2]
+            longest = int((ends - begins).argmax())
+            begin, end = int(begins[longest]), int(ends[longest]) + 1
+            self.frozen[row], self.frozen_frame[row] = end - begin, begin
+            self.meanwhile[row] = float((np.ptp(action[begin:end], axis=0)[moving] / extent[moving]).mean())
 
 
 def _cut(changes: np.ndarray) -> np.ndarray:

@@ -44,7 +44,7 @@ class RowFacts:
         time: float64 (N, 5): first timestamp, least, median and largest step, and the largest distance from
             first + frame / fps, all in seconds.
         late_frame: frame after the largest step of `timestamp`.
-        idle: idle frames (`data/selection/motion.py`).
+        idle: idle frames (`data/selection/motion.py`); `idle_end`: those after the last motion.
         digest: per episode 16 bytes that depend on all numeric columns but the index columns, b"" unread.
         used_tasks: (row, task_index) of all tasks in the rows.
         orphans: id -> rows of episodes that are not listed for the file that holds them.
@@ -71,6 +71,7 @@ class RowFacts:
     time: np.ndarray
     late_frame: np.ndarray
     idle: np.ndarray
+    idle_end: np.ndarray
     digest: list[bytes]
     used_tasks: list[tuple[int, int]] = field(default_factory=list)
     orphans: Counter[int] = field(default_factory=Counter)
@@ -109,6 +110,7 @@ class RowFacts:
             time=np.full((episodes, 5), np.nan),
             late_frame=np.zeros(episodes, np.int64),
             idle=np.zeros(episodes, np.int64),
+            idle_end=np.zeros(episodes, np.int64),
             digest=[b""] * episodes,
         )
 
@@ -145,7 +147,7 @@ def read_rows(catalog: Catalog, progress: Callable[[int], None] = lambda rows: N
             facts.rows += count
             facts.files += count > 0
         progress(int(table.lengths[rows].sum()))
-    facts.idle = idle.result(len(table))
+    facts.idle, facts.idle_end = idle.result(len(table))
     facts.columns = {key: builder.result() for key, builder in builders.items()}
     return facts
 

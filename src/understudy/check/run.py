@@ -13,6 +13,7 @@ from understudy.check.findings import Finding, Place, Report, merge_undecided, s
 from understudy.check.image_facts import SAMPLED_EPISODES, ImageFacts, read_images
 from understudy.check.remedies import fill
 from understudy.check.row_facts import ACTION, STATE, RowFacts, read_rows
+from understudy.check.rules.action_state import check_action_state
 from understudy.check.rules.changed_images import check_changed_images
 from understudy.check.rules.clocks import check_clocks
 from understudy.check.rules.depth import check_depth
@@ -23,6 +24,7 @@ from understudy.check.rules.metadata import check_metadata
 from understudy.check.rules.motion import check_motion
 from understudy.check.rules.offsets import check_offsets
 from understudy.check.rules.sensors import check_sensors
+from understudy.check.rules.signals import check_signals
 from understudy.check.rules.statistics import check_statistics
 from understudy.check.rules.tasks import check_tasks
 from understudy.check.rules.units import check_units
@@ -167,6 +169,8 @@ def _check_rows(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     yield from check_clocks(catalog, facts)
     yield from check_values(catalog, facts)
     yield from check_units(catalog, facts)
+    yield from check_action_state(catalog, facts)
+    yield from check_signals(catalog, facts)
     yield from check_offsets(catalog, facts)
     yield from check_statistics(catalog, facts)
     yield from check_episodes(catalog, facts)

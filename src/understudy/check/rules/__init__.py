@@ -5,7 +5,9 @@ files       data files, and places of episodes in them
 tasks       task list, and tasks of episodes
 clocks      timestamps
 values      numbers of one column
-units       unit, direction, delay and order of dimensions
+units       unit, direction and order of dimensions
+action_state  action against state
+signals     noise, zeros and quaternions of an episode against the others
 offsets     dimensions that are shifted in one episode
 statistics  recorded statistics
 episodes    repeated and unusual episodes

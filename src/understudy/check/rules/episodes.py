@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from understudy.check.column_facts import Column
-from understudy.check.findings import Finding, Place
+from understudy.check.findings import Finding, Place, Severity, undecided
 from understudy.check.remedies import LOOK, drop
 from understudy.check.rotations import quaternions, wrapping
 from understudy.check.row_facts import ACTION, STATE, RowFacts
+from understudy.check.rules.values import FEW
 from understudy.data.format.catalog import Catalog
 
 ENOUGH = 8
@@ -20,12 +21,18 @@ WARN, NOTE = 8.0, 5.0
 RANKED = 20
 _LEAST_SCATTER = {"length": 0.15, "path": 0.15, "jerk": 0.2, "idle share": 0.05, "distance": 0.25}
 _LOGARITHMIC = ("length", "path", "jerk")
+_SAME, _SAME_MEAN = 0.01, 0.002  # shares of the range of a dimension by which copies may differ
+_LEAST_MOVING = 3  # dimensions
+_NEIGHBORS = 8  # episodes with the next larger mean that each is compared with
+_LONG_REST = 1.5  # seconds
 _LEAST_FRAMES = 10  # of an episode whose motion is compared
 
 
 def check_episodes(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     """Yield findings about repeated and about unusual episodes."""
     yield from _repeated(catalog, facts)
+    yield from _nearly_repeated(catalog, facts)
+    yield from _idle_ends(catalog, facts)
     by_reason: dict[tuple[str, str], list[tuple[int, float, Any, Any]]] = defaultdict(list)
     for entry in rank_episodes(catalog, facts):
         for name, z in entry["z"].items():
@@ -62,6 +69,57 @@ def _repeated(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
                 expected=1,
                 fix=drop(ids[1:]),
             )
+
+
+def _nearly_repeated(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+    """Episodes of one length whose first values, means and extremes are equal up to noise in all dimensions."""
+    tables, moved = [], np.zeros(len(catalog.episodes), bool)
+    for column in (facts.columns.get(key) for key in (ACTION, STATE)):
+        if column is not None and len(column.sample):
+            low, high = np.quantile(column.sample, [0.005, 0.995], axis=0)
+            moves = high > low
+            moved |= (column.range > 0.2 * np.where(moves, high - low, np.inf)).sum(axis=1) >= _LEAST_MOVING
+            parts = (column.mean, column.first, column.low, column.high)
+            for share, part in zip((_SAME_MEAN, *3 * (_SAME,)), parts):
+                tables.append((part[:, moves] - low[moves]) / (high - low)[moves] / share)
+    if not moved.any():
+        return
+    values, lengths = np.concatenate(tables, axis=1), catalog.episodes.lengths
+    rows = np.flatnonzero(facts.is_read & (lengths >= _LEAST_FRAMES) & np.isfinite(values).all(axis=1) & moved)
+    rows = rows[np.lexsort((values[rows, 0], lengths[rows]))]
+    near: set[int] = set()
+    for step in range(1, _NEIGHBORS + 1):
+        one, two = rows[:-step], rows[step:]
+        alike = (lengths[one] == lengths[two]) & (np.abs(values[one, 0] - values[two, 0]) < 1)
+        one, two = one[alike], two[alike]
+        same = (np.abs(values[one] - values[two]) < 1).all(axis=1)
+        same &= np.array([facts.digest[a] != facts.digest[b] for a, b in zip(one.tolist(), two.tolist())], bool)
+        near |= {*one[same].tolist(), *two[same].tolist()}
+    if near:
+        ids = np.sort(catalog.episodes.ids[list(near)])
+        severity: Severity = "warning" if len(near) <= max(2, 0.2 * len(rows)) else "note"
+        message = f"{len(near)} episodes equal another one up to noise: the same length, starts, means and extremes"
+        yield Finding("episodes.duplicate", severity, message, Place(tuple(ids.tolist())), len(near), 0, LOOK)
+
+
+def _idle_ends(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+    """Episodes that rest at their end far longer than the others."""
+    rows = np.flatnonzero(facts.is_read & (catalog.episodes.lengths >= _LEAST_FRAMES))
+    if len(rows) <= FEW:
+        yield undecided("episodes.idle", FEW + 1, f"episodes of {_LEAST_FRAMES} frames", len(rows))
+        return
+    seconds = facts.idle_end[rows] / float(catalog.fps)
+    usual = float(np.median(seconds))
+    scatter = 1.4826 * float(np.median(np.abs(seconds - usual)))
+    odd = seconds - usual > max(_LONG_REST, 6 * scatter)
+    before = catalog.episodes.lengths[rows] - 1 - facts.idle_end[rows]
+    odd &= (before > 0) & (facts.idle[rows] - facts.idle_end[rows] <= 0.1 * before)  # slow ones rest in between, too
+    if odd.any() and odd.sum() <= max(1, 0.2 * len(rows)):
+        ids = catalog.episodes.ids[rows[odd]]
+        worst = float(seconds[odd].max())
+        message = f"no motion in the last {worst:.3g} s, in the other episodes {usual:.3g} s"
+        fix = "cut the rest: understudy ranges, then understudy edit --keep-ranges"
+        yield Finding("episodes.idle", "warning", message, Place(tuple(ids.tolist())), worst, usual, fix)
 
 
 def rank_episodes(catalog: Catalog, facts: RowFacts) -> list[dict[str, Any]]:

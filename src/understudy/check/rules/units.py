@@ -1,13 +1,11 @@
-"""Rules that compare one episode's dimensions with those of the others: unit, direction, delay, column order."""
+"""Rules that compare one episode's dimensions with those of the others: unit, direction, column order."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
 from understudy.check.column_facts import Column
-from understudy.check.findings import Finding, Place, Severity, undecided
-from understudy.check.pairs import LAGS
-from understudy.check.remedies import LOOK
+from understudy.check.findings import Finding, Place, Severity
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.check.rules.values import FEW, is_gripper, is_input
 from understudy.data.format.catalog import Catalog
@@ -34,7 +32,6 @@ def check_units(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
             yield from _exchanged(catalog, column, rows)
     if facts.pairs is not None:
         yield from _directions(catalog, facts)
-        yield from _delays(catalog, facts)
 
 
 def _place(catalog: Catalog, rows: np.ndarray, key: str, dimension: str = "") -> Place:
@@ -130,21 +127,33 @@ def _exchanged(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[F
     far = np.abs(mean - center) / unit
     for row in np.flatnonzero((far > 6).sum(axis=1) >= 2).tolist():
         dims = np.flatnonzero(far[row] > 6)
-        if len(dims) > 12:
-            continue
-        for i, a in enumerate(dims.tolist()):
-            for b in dims[i + 1 :].tolist():
-                cross = abs(mean[row, a] - center[b]) / unit[b], abs(mean[row, b] - center[a]) / unit[a]
-                if max(cross) < 3 and min(far[row, a], far[row, b]) > 3 * max(cross):
-                    yield Finding(
-                        "values.exchanged",
-                        "warning",
-                        f"{column.names[a]} and {column.names[b]} have each other's usual values",
-                        _place(catalog, rows[row : row + 1], column.key, column.names[a]),
-                        measured=[float(mean[row, a]), float(mean[row, b])],
-                        expected=[float(center[a]), float(center[b])],
-                        fix=_FIX,
-                    )
+        cross = np.abs(mean[row, dims][:, None] - center[dims]) / unit[dims]  # (dimension, place whose values it has)
+        cross[np.eye(len(dims), dtype=bool)] = np.inf
+        to = cross.argmin(axis=1)
+        fits = (cross.min(axis=1) < 3) & (far[row, dims] > 3 * cross.min(axis=1))
+        for cycle in _cycles(to, fits) if len(dims) <= 12 else ():
+            names = [column.names[dims[place]] for place in cycle]
+            yield Finding(
+                "values.exchanged",
+                "warning",
+                f"{' and '.join(names)} have each other's usual values",
+                _place(catalog, rows[row : row + 1], column.key, names[0]),
+                measured=mean[row, dims[cycle]].tolist(),
+                expected=center[dims[cycle]].tolist(),
+                fix=_FIX,
+            )
+
+
+def _cycles(to: np.ndarray, fits: np.ndarray) -> Iterator[list[int]]:
+    """Yield the cycles of a map (n,), through places that fit alone."""
+    seen: set[int] = set()
+    for start in range(len(to)):
+        path = [start]
+        while fits[path[-1]] and int(to[path[-1]]) not in path:
+            path.append(int(to[path[-1]]))
+        if fits[path[-1]] and int(to[path[-1]]) == start and not seen & set(path):
+            seen |= set(path)
+            yield path
 
 
 def _directions(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
@@ -159,7 +168,8 @@ def _directions(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
             continue
         own = table[rows, dim]
         opposed = rows[own < -0.5]
-        if np.median(own) > 0.8 and 0 < len(opposed) <= max(1, 0.3 * len(rows)):
+        usual = 0.5 if is_gripper(facts.columns[STATE], dim) else 0.8
+        if np.median(own) > usual and 0 < len(opposed) <= max(1, 0.3 * len(rows)):
             yield Finding(
                 "values.sign",
                 "warning",
@@ -169,35 +179,3 @@ def _directions(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
                 expected=float(np.median(own)),
                 fix=_FIX,
             )
-
-
-def _delays(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
-    """Episodes in which the state follows the action by another number of frames than in the others."""
-    assert facts.pairs is not None
-    follows = facts.pairs.follows
-    rows = np.flatnonzero(np.isfinite(follows).all(axis=1))
-    if len(rows) < FEW + 1:
-        yield undecided("values.lag", FEW + 1, "episodes of 28 frames with motion", len(rows))
-        return
-    best = follows[rows].argmax(axis=1)
-    peak = follows[rows].max(axis=1)
-    clear = peak > 0.5
-    if clear.sum() < FEW + 1:
-        yield undecided("values.lag", FEW + 1, "episodes whose state follows the action", int(clear.sum()))
-        return
-    usual = int(np.median(best[clear]))
-    if (np.abs(best[clear] - usual) <= 1).mean() < 0.8:
-        return
-    here = follows[rows, usual]
-    odd = clear & (np.abs(best - usual) >= 2) & (peak > here + 0.25)
-    if odd.any() and odd.sum() <= max(1, 0.2 * clear.sum()):
-        at = int(np.flatnonzero(odd)[0])
-        yield Finding(
-            "values.lag",
-            "warning",
-            f"the state follows the action by {LAGS[int(best[at])]} frames, in the other episodes by {LAGS[usual]}",
-            _place(catalog, rows[odd], ACTION),
-            measured=LAGS[int(best[at])],
-            expected=LAGS[usual],
-            fix=LOOK,
-        )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from understudy.check.column_facts import Column
-from understudy.check.findings import Finding, Place, Severity
+from understudy.check.findings import Finding, Place, Severity, undecided
 from understudy.check.remedies import LOOK, drop
 from understudy.check.rotations import TURNS, is_sign_flip, quaternions, wrapping
 from understudy.check.row_facts import ACTION, STATE, RowFacts
@@ -22,9 +22,10 @@ _FAR = 8.0  # half ranges of the central 98 % from which a value is an outlier
 _EXTREME = 1e6  # from here on training refuses it, too (`data/stats/outliers.py`)
 _LEAST_UNIT = 1e-3  # and it counts in units of at least this
 _HUGE = 1e19
+_COMPARE = ("values.dead", "values.gripper", "values.jump", "values.saturation", "values.unit", "values.noise")
 _DECIDE = (ACTION, STATE)
 _SHOCK = 1000.0  # as `_FAR`, for sensors: forces, currents and accelerations peak at contacts
-_GLITCH = 0.25  # share of the distance of an outlier from the others that one step covers; motion takes many
+_GLITCH = 0.25  # share of the distance of an outlier from the others that one step covers, unlike those beside it
 _SHORT = 10  # frames of a dataset that may all be equal by chance
 
 
@@ -44,7 +45,10 @@ def check_values(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
             continue
         yield from _outliers(catalog, column, read)
         yield from _constant(column, read, int(catalog.episodes.lengths[read].sum()))
-        if read.sum() >= FEW:
+        if read.sum() < FEW:
+            for rule in _COMPARE if key in _DECIDE else ():
+                yield undecided(rule, FEW, "episodes", int(read.sum()))
+        else:
             yield from _dead(catalog, facts, column, read)
             yield from _jumps(catalog, column, read)
             yield from _bounds(catalog, facts, column, read)
@@ -94,9 +98,13 @@ def _outliers(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Fi
         is_extreme = (far * min(1.0, unit[dim] / _LEAST_UNIT) > _EXTREME and not resting[dim]) or abs(value) > _HUGE
         if not is_extreme and (resting[dim] or len(rows) > max(1, _MINORITY * read.sum())):
             continue
-        glitches = rows[column.step[rows, dim] > _GLITCH * beyond[rows, dim] * unit[dim]]
-        if not is_extreme:
-            rows = glitches if len(glitches) else rows
+        step = column.step[rows, dim]
+        glitches = rows[(step > _GLITCH * beyond[rows, dim] * unit[dim]) & (step > 4 * column.beside[rows, dim])]
+        if not is_extreme and len(glitches):
+            rows = glitches
+            row = int(rows[beyond[rows, dim].argmax()])
+            is_high = column.high[row, dim] - q99[dim] > q01[dim] - column.low[row, dim]
+            value, far = float((column.high if is_high else column.low)[row, dim]), float(beyond[row, dim])
         z = abs(value - column.sample[:, dim].mean()) / std[dim] if std[dim] > 0 else float("inf")
         severity: Severity = "error" if is_extreme else "warning" if len(glitches) else "note"
         yield Finding(
@@ -106,7 +114,7 @@ def _outliers(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Fi
             _place(catalog, rows, column, dim),
             measured=float(value),
             expected=[float(q01[dim]), float(q99[dim])],
-            fix=drop(catalog.episodes.ids[rows].tolist()),
+            fix=drop(catalog.episodes.ids[rows].tolist()) if is_extreme or len(rows) == 1 else LOOK,
             score=far,
         )
 
@@ -258,8 +266,11 @@ def _bounds(catalog: Catalog, facts: RowFacts, column: Column, read: np.ndarray)
     lengths = np.maximum(catalog.episodes.lengths, 1)[:, None]
     at_high = column.at_high >= column.at_low
     share = np.where(at_high, column.at_high, column.at_low) / lengths
-    stuck = (share > 0.1) & (column.visits >= 3) & (column.range > 0) & read[:, None]
     spread = _spread(column)
+    speed = np.array([np.quantile(steps[steps > 0], 0.75) if steps.any() else np.inf for steps in column.steps.T])
+    # Motion is cut off at a bound at its usual speed; a joint at rest comes and goes by ticks.
+    stuck = (share > 0.1) & (column.visits >= 3) & (column.range > 0.2 * spread) & read[:, None]
+    stuck &= column.entry > 0.25 * speed
     for dim in np.flatnonzero(stuck.any(axis=0)).tolist():
         if is_gripper(column, dim):
             continue
@@ -276,15 +287,17 @@ def _bounds(catalog: Catalog, facts: RowFacts, column: Column, read: np.ndarray)
         rows = rows[beyond > 0.05 * spread[dim]]
         if not len(rows):
             continue
-        row = int(rows[share[rows, dim].argmax()])
-        bound = column.high[row, dim] if at_high[row, dim] else column.low[row, dim]
-        yield Finding(
-            "values.saturation",
-            "warning",
-            f"{share[row, dim]:.0%} of the frames are exactly {bound:.4g}, in {int(column.visits[row, dim])} separate "
-            "ranges, and other episodes exceed it",
-            _place(catalog, rows, column, dim),
-            measured=float(share[row, dim]),
-            expected=0.0,
-            fix=LOOK,
-        )
+        bounds = np.where(at_high[rows, dim], column.high[rows, dim], column.low[rows, dim])
+        for bound in np.unique(bounds):
+            here = rows[bounds == bound]
+            row = int(here[share[here, dim].argmax()])
+            yield Finding(
+                "values.saturation",
+                "warning",
+                f"up to {share[row, dim]:.0%} of the frames are exactly {bound:.4g}, in "
+                f"{int(column.visits[row, dim])} separate ranges, and other episodes exceed it",
+                _place(catalog, here, column, dim),
+                measured=float(share[row, dim]),
+                expected=0.0,
+                fix=LOOK,
+            )

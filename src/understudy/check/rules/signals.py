@@ -1,0 +1,158 @@
+"""Rules of the signal in one dimension, compared with the other episodes: noise, ticks, rows of zeros, quaternions."""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from understudy.check.column_facts import Column
+from understudy.check.findings import Finding, Place, Severity
+from understudy.check.remedies import LOOK, drop
+from understudy.check.row_facts import ACTION, STATE, RowFacts
+from understudy.check.rules.values import FEW, is_gripper
+from understudy.data.format.catalog import Catalog
+
+_MINORITY = 0.2
+_LEAST_FRAMES = 20
+_LOUDER = 1.8  # mean second difference in those of the others
+_ROUGHER, _ROUGH = 1.5, 0.8  # the same relative to the mean change, in those of the others; 1.7 is that of noise
+_COARSER, _COARSE = 4.0, 0.15  # least change in those of the others, and in mean changes
+_LEAST_CHANGES = 8
+_EDGE = 4.0  # usual changes between rows of zeros and others
+_NORM = 0.04  # deviation of a squared norm
+_QUATERNION = re.compile(r"(^|[^a-z])(q[wxyz]|quat[a-z]*)([^a-z]|$)")
+
+
+def check_signals(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+    """Yield findings about action and state."""
+    for key in (ACTION, STATE):
+        column = facts.columns.get(key)
+        if column is None:
+            continue
+        read = facts.is_read & np.isfinite(column.mean).all(axis=1) & (column.bad == 0)
+        yield from _zeros(catalog, column, read)
+        rows = np.flatnonzero(read & (catalog.episodes.lengths >= _LEAST_FRAMES))
+        if len(rows) > FEW:
+            yield from _noise(catalog, column, rows)
+            yield from _norms(catalog, column, rows)
+            yield from _inverted(catalog, column, rows)
+
+
+def _finding(
+    catalog: Catalog,
+    rule: str,
+    column: Column,
+    odd: np.ndarray,
+    rows: np.ndarray,
+    message: str,
+    measured: float,
+    expected: float,
+) -> Finding:
+    """Warn of the episodes of `rows` with a dimension in bool (n, D)."""
+    dims = np.flatnonzero(odd.any(axis=0))
+    names = ", ".join(column.names[dim] for dim in dims[:8].tolist())
+    ids = np.sort(catalog.episodes.ids[rows[odd.any(axis=1)]])
+    place = Place(tuple(ids.tolist()), column.key, column.names[dims[0]] if len(dims) == 1 and column.width > 1 else "")
+    return Finding(rule, "warning", f"{names}: {message}", place, measured, expected, LOOK)
+
+
+def _few(odd: np.ndarray) -> np.ndarray:
+    """Keep the dimensions of bool (n, D) in which a minority of the episodes is odd."""
+    return odd & (odd.sum(axis=0) <= max(1, _MINORITY * len(odd)))
+
+
+def _noise(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Finding]:
+    """Noise raises second differences; coarse ticks raise the least change. Both against nearly all other episodes."""
+    lengths = catalog.episodes.lengths[rows][:, None]
+    grippers = np.array([is_gripper(column, dim) for dim in range(column.width)])
+    jerk, mean = column.jerk[rows], column.path[rows] / np.maximum(lengths - 1, 1)
+    others = np.quantile(jerk, 1 - _MINORITY, axis=0)
+    rough = np.divide(jerk, mean, out=np.zeros(jerk.shape), where=mean > 0)
+    limit = np.maximum(_ROUGH, _ROUGHER * np.quantile(rough, 1 - _MINORITY, axis=0))
+    odd = _few((jerk > _LOUDER * others) & (rough > limit) & (others > 0) & ~grippers)
+    odd &= column.step[rows] < 30 * mean  # one jump is no noise
+    if odd.any():
+        row, dim = np.unravel_index(int(np.where(odd, jerk / np.where(others > 0, others, 1), 0).argmax()), odd.shape)
+        ratio = float(jerk[row, dim] / others[dim])
+        message = f"second differences are {ratio:.3g} times those of the other episodes: noise"
+        yield _finding(catalog, "values.noise", column, odd, rows, message, ratio, 1.0)
+    tick, changes = column.tick[rows], column.changes[rows]
+    step = np.divide(column.path[rows], changes, out=np.full(tick.shape, np.inf), where=changes >= _LEAST_CHANGES)
+    tick = np.where(np.isfinite(tick), tick, 0.0)
+    usual = np.quantile(tick, 1 - _MINORITY, axis=0)
+    odd = _few((tick > _COARSER * usual) & (tick > _COARSE * step) & (usual > 0) & ~grippers)
+    moves = column.range[rows] > 0.3 * np.median(column.range[rows], axis=0)
+    odd &= moves
+    if odd.any():
+        row, dim = np.unravel_index(int(np.where(odd, tick / np.where(usual > 0, usual, 1), 0).argmax()), odd.shape)
+        message = f"the least change is {tick[row, dim]:.3g}, in the other episodes {usual[dim]:.3g}: coarse steps"
+        yield _finding(catalog, "values.noise", column, odd, rows, message, float(tick[row, dim]), float(usual[dim]))
+
+
+def _zeros(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Finding]:
+    """Rows of zeros that the values jump to or from."""
+    if column.width < 2 or not len(column.steps):
+        return
+    usual = np.quantile(column.steps, 0.99, axis=0)
+    edge = (column.zero_edge > np.maximum(_EDGE * usual, 1e-9)) & (column.zeros > 0)[:, None]
+    rows = np.flatnonzero(read & (edge.sum(axis=1) >= min(2, column.width)))
+    if len(rows):
+        frames = int(column.zeros[rows].sum())
+        ids = catalog.episodes.ids[rows]
+        place = Place(tuple(ids.tolist()), column.key, frame=int(column.zero_frame[rows[0]]))
+        message = f"{frames} row{'s' * (frames > 1)} of zeros beside other values: not recorded yet?"
+        fix = f"cut these frames with --keep-ranges, or {drop(ids.tolist())}"
+        yield Finding("values.zeros", "warning", message, place, frames, 0, fix)
+
+
+def _norms(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Finding]:
+    """Four dimensions side by side of norm 1 in most episodes, or by their names, and of another norm in some."""
+    lengths = np.maximum(catalog.episodes.lengths[rows], 1)[:, None]
+    square = column.m2[rows] / lengths + column.mean[rows] ** 2
+    varies = column.high[rows].max(axis=0) > column.low[rows].min(axis=0)
+    start = 0
+    while start + 4 <= column.width:
+        part = slice(start, start + 4)
+        off = np.abs(square[:, part].sum(axis=1) - 1)
+        names = [name.lower() for name in column.names[part]]
+        named = all(_QUATERNION.search(name) for name in names)
+        others = np.median(off) < 0.25 * _NORM and varies[part].all()
+        odd = off > _NORM
+        if odd.any() and (named or (others and odd.mean() <= _MINORITY)):
+            table = np.zeros((len(rows), column.width), bool)
+            table[odd, part] = True
+            worst = float(np.sqrt(square[off.argmax(), part].sum()))
+            yield _finding(catalog, "values.quaternion", column, table, rows, f"norm {worst:.3g}", worst, 1.0)
+        start += 4 if named or others else 1
+
+
+def _inverted(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Finding]:
+    """Grippers that begin and end at the other end of their range than in nearly all other episodes."""
+    low, high = column.low[rows].min(axis=0), column.high[rows].max(axis=0)
+    middle = (low + high) / 2
+    odd = np.zeros((len(rows), column.width), bool)
+    strong = True
+    for dim in range(column.width):
+        if not (is_gripper(column, dim) and high[dim] > low[dim]):
+            continue
+        moves = column.range[rows, dim] > 0.5 * (high[dim] - low[dim])
+        sides = [np.sign(table[rows, dim] - middle[dim]) for table in (column.first, column.last)]
+        mean = column.mean[rows, dim]
+        if moves.sum() <= FEW:
+            continue
+        usual = [float(np.median(side[moves])) for side in sides]
+        other = (
+            moves & np.all([side == -most for side, most in zip(sides, usual)], axis=0) & (np.array(usual) != 0).all()
+        )
+        center = float(np.median(mean[moves]))
+        other &= np.abs(2 * middle[dim] - mean - center) < np.abs(mean - center)
+        rest = moves & ~other
+        agree = np.mean([side[rest] == most for side, most in zip(sides, usual)]) if rest.any() else 0.0
+        if other.any() and other.sum() <= max(1, _MINORITY * len(rows)) and agree >= 0.9:
+            odd[other, dim] = True
+            strong &= agree >= 0.95 and usual[0] == usual[1]
+    if odd.any():
+        severity: Severity = "warning" if strong else "note"
+        message = "begins and ends at the other end of its range than in the other episodes: inverted?"
+        finding = _finding(catalog, "values.sign", column, odd, rows, message, int(odd.any(axis=1).sum()), 0)
+        yield Finding("values.sign", severity, finding.message, finding.place, finding.measured, finding.expected, LOOK)
