@@ -75,6 +75,7 @@ def test_bounds_need_a_recorded_minimum_and_maximum(folder: Path, tmp_path: Path
     contract = json.loads((unknown / "contract.json").read_text())
     contract["robots"]["arm"]["action"]["max"][2] = None
     (unknown / "contract.json").write_text(json.dumps(contract))
+    (unknown / "understudy.sha256").unlink()
     with refused(NAMES[2], kind=ValueError):
         us.load_policy(unknown, head="arm", action_bounds="clamp")
     (unknown / "contract.json").unlink()
@@ -82,3 +83,25 @@ def test_bounds_need_a_recorded_minimum_and_maximum(folder: Path, tmp_path: Path
         us.load_policy(unknown, head="arm", action_bounds="error")
     with refused("action_bounds='clip'", kind=ValueError):
         us.load_policy(folder, head="arm", action_bounds="clip")  # type: ignore[arg-type]
+
+
+def test_bounds_of_learnt_differences_are_those_of_the_recorded_actions(folder: Path) -> None:
+    """The state is added before the actions are compared: the robot receives absolute targets."""
+    normalization = json.loads((folder / "normalisation.json").read_text())
+    normalization["delta"] = [[True] * 7] * 2
+    chunks = {}
+    for bounds in ("off", "clamp"):
+        policy = us.load_policy(
+            folder,
+            head="arm",
+            contract="off",
+            normalization=normalization,
+            action_bounds=bounds,  # type: ignore[arg-type]
+        )
+        policy.reset(seed=1)
+        chunks[bounds] = policy.act(SEEN)
+    plain = us.load_policy(folder, head="arm", contract="off")
+    plain.reset(seed=1)
+    np.testing.assert_allclose(chunks["off"], plain.act(SEEN) + SEEN["observation.state"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(chunks["clamp"], np.clip(chunks["off"], LOW, HIGH).astype(np.float32))
+    assert policy.clamped
