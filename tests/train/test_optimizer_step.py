@@ -102,9 +102,10 @@ def stepped(
     lr: float,
     clip: float = 1.0,
     accumulate: int = 1,
+    **other: Any,
 ) -> StepResult:
     parts = split_micro_batches(batch, as_draws(noise, time), accumulate)
-    return optimizer_step(policy, optimizer, parts, mesh, lr=lr, clip=clip, weights={"flow": 1.0})
+    return optimizer_step(policy, optimizer, parts, mesh, lr=lr, clip=clip, weights={"flow": 1.0}, **other)
 
 
 # -- schedule
@@ -201,6 +202,19 @@ def test_the_gradient_is_that_of_sum_over_count(mesh: Mesh, policy: FlowPolicy, 
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-5, msg=name)
 
 
+def test_a_loss_that_is_not_finite_affects_its_own_group_alone(
+    mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]
+) -> None:
+    noise, time = drawn(batch)
+    noise[0] = float("nan")
+    batch = dict(batch, source=torch.arange(8) % 3)
+    result = stepped(mesh, policy, adamw(policy, OptimConfig()), batch, noise, time, lr=0.0, groups={"source": 4})
+    assert result.groups is not None
+    sums, counts = result.groups[..., 0]
+    assert torch.isnan(sums).tolist() == [True, False, False, False]
+    assert (counts.sum(), counts[3]) == (result.terms[1, 0], 0)
+
+
 def test_clipping_bounds_the_global_norm(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
     noise, time = drawn(batch)
     result = stepped(mesh, policy, adamw(policy, OptimConfig()), batch, noise, time, lr=0.0, clip=0.01)
@@ -243,9 +257,11 @@ def test_a_step_never_waits_for_the_device(mesh: Mesh, policy: FlowPolicy, batch
     optimizer, average = adamw(policy, OptimConfig()), make_average(policy)
     noise, time = drawn(batch)
     with Asks() as asks:
-        result = stepped(mesh, policy, optimizer, batch, noise, time, lr=1e-2, accumulate=2)
+        groups = {"source": 2}
+        result = stepped(mesh, policy, optimizer, batch, noise, time, lr=1e-2, accumulate=2, groups=groups)
         update_average(average, policy, optimizer, 0.9)
         assert asks.count == 0
+        assert result.groups is not None
         assert bool(result.loss > 0)  # the control
         assert asks.count == 1
 
@@ -271,6 +287,7 @@ def test_a_step_never_waits_for_a_gpu(root: Path, precision: Any) -> None:
     data = open_data(config)
     with parallel.join_mesh(config) as mesh, Loader(data.training, order=data.order(config), num_threads=1) as loader:
         training = init_train_state(config, data, compute_normalization(data, "mean_std"), mesh)
+        training.sources = ("one", "two")  # so that losses are summed per source
         training.train_step(next(loader))  # objects made once may wait
         later = next(loader)
         torch.cuda.set_sync_debug_mode("error")
