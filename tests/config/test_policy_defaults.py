@@ -9,6 +9,7 @@ import pytest
 from understudy.cli.main import main, read_settings
 from understudy.config.schema import dump_yaml, load, validate, validate_new
 from understudy.config.train import TrainConfig
+from understudy.errors import ConfigError
 from understudy.policies.registry import policy_type
 
 ROOT = ["--data.root", "d"]
@@ -76,3 +77,12 @@ def test_mixtures_keep_settings_of_single_datasets_apart(monkeypatch: pytest.Mon
     assert (one.data.drop_n_last_frames, one.data.normalize) == (7, "min_max")
     mixed = validate_new(TrainConfig, {"data": {"sources": [{"root": "a"}, {"root": "b"}]}})
     assert (mixed.data.drop_n_last_frames, mixed.data.normalize, mixed.problems()) == (0, "min_max", [])
+
+
+def test_eager_attention_and_chosen_blocks_have_their_conditions() -> None:
+    for flags in (["--attention", "eager", "--max-num-tokens", "99"], ["--activation-checkpoint-blocks", "2"]):
+        with pytest.raises(ConfigError) as error:
+            read_settings("train", [*ROOT, *flags])
+        assert flags[0].strip("-").replace("-", "_") in str(error.value)
+    made = read_settings("plan", [*ROOT, "--activation-checkpoint", "full", "--activation-checkpoint-blocks", "2"])
+    assert made.recomputation() == "full, 1 of 2 blocks"

@@ -72,6 +72,7 @@ def format_plan(found: "Plan", cards: Sequence[str]) -> str:
     c, width = found.conditions, max(map(len, NAMES.values())) + 2
     ranks = f"{c['ranks']} ranks ({c['ranks'] // c['shards']} replicas of {c['shards']} shards)"
     words = [f"{found.parameters:,} parameters, {found.trained:,} trained", c["precision"]]
+    words += [f"attention {c['attention']}"] if c["attention"] != "sdpa" else []
     words += [f"activation checkpointing {c['activation_checkpoint']}", ranks if c["ranks"] > 1 else "1 rank"]
     lines = [", ".join([*words, f"micro-batch {found.micro_batch_size}", f"arithmetic of a {c['device']} device"]), ""]
     lines.append(f"{'memory per rank':<{width}}{'MiB':>12}")

@@ -246,6 +246,14 @@ class TrainConfig:
     ] = "none"
     """Activations that are recomputed in the backward pass, which saves memory and takes time: none, the cheap ones of
     each block (`selective`), or all of them (`full`)."""
+    activation_checkpoint_blocks: Annotated[
+        tuple[str, ...], OnResume("the same numbers, with different memory and time")
+    ] = ()
+    """Blocks whose activations are recomputed: a number N for every N-th one (N, 2 N, ...), or patterns of module names
+    (`vision.*`). The default is all."""
+    attention: Annotated[Literal["sdpa", "eager"], ROUNDING] = "sdpa"
+    """Attention of the step and of validation: `sdpa` is the kernel that torch picks, `eager` the matrix products and
+    the softmax one by one, for a comparison in `profile`. Exported policies always have `sdpa`."""
     peak_check: Annotated[Literal["error", "warn", "off"], NO_EFFECT] = "warn"
     """Action where the predicted peak of a step exceeds the free memory of a GPU, before the first step: end the run,
     log a warning, or predict nothing. No GPU has confirmed a prediction yet, and it has the longest texts."""
@@ -298,6 +306,14 @@ class TrainConfig:
     def accumulates(self) -> bool:
         """Return whether the settings may cut the share of a process into several micro-batches."""
         return any((self.micro_batch_size, self.max_num_tokens, self.max_samples))
+
+    def recomputation(self) -> str:
+        """Return the mode and the blocks of activation checkpointing as text."""
+        mode, blocks = self.activation_checkpoint, self.activation_checkpoint_blocks
+        if mode == "none" or not blocks:
+            return mode
+        number = len(blocks) == 1 and blocks[0].isdecimal()
+        return f"{mode}, 1 of {blocks[0]} blocks" if number else f"{mode}, blocks {' '.join(blocks)}"
 
     def mode_weights(self) -> dict[str, float]:
         """Return the weight of each mode, in the sequence of `policies.common.task_modes.MODES`; they sum to 1."""
@@ -363,6 +379,16 @@ class TrainConfig:
             found.append(
                 f"micro_batch_size: {self.micro_batch_size}: sets equal parts, and {name} ({limits}) limits them: "
                 "leave out one of both"
+            )
+        if self.activation_checkpoint_blocks and self.activation_checkpoint == "none":
+            blocks = " ".join(self.activation_checkpoint_blocks)
+            found.append(
+                f"activation_checkpoint_blocks: {blocks}: activation_checkpoint is none; set selective or full"
+            )
+        if self.attention == "eager" and self.max_num_tokens and self.device != "cpu":
+            found.append(
+                f"attention: eager: packed tokens (max_num_tokens {self.max_num_tokens}) have a kernel of their own; "
+                "leave out one of both, or set device to cpu"
             )
         found += self._window_problems()
         if self.precision == "bf16-split" and self.parallel.dp_shard > 1:

@@ -5,6 +5,7 @@ mesh                     the device mesh, agreement between ranks, FSDP2
 keepalive                wait for rank 0 as long as it works
 fill_weights             parameters filled row by row, whole or sharded
 signals                  stop requests by signal or file
+attention                kernels of attention
 activation_checkpoint    activation checkpointing per block
 compile                  torch.compile per block
 unused_parameters        parameters that a loss does not reach

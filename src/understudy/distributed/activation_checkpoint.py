@@ -6,8 +6,9 @@ only. Both work with every mesh, every precision and `compile`. Activation check
 then `mesh.shard`, which must also gather a block's weights for the recomputation.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from understudy.errors import ConfigError
+from understudy.optim.param_groups import check_patterns
 
 CheckpointMode = Literal["none", "selective", "full"]
 
@@ -31,6 +33,30 @@ SAVED = [
     aten._scaled_dot_product_cudnn_attention.default,
 ]
 """Operations whose results `selective` keeps: nearly all of a network's arithmetic, about half of its activations."""
+
+
+def select_blocks(policy: nn.Module, blocks: Iterable[nn.Module], chosen: Sequence[str]) -> list[nn.Module]:
+    """Return the blocks that are checkpointed.
+
+    Args:
+        policy: the module around the blocks.
+        blocks: all of them, in their sequence.
+        chosen: one number N for every N-th block, or patterns of names in `policy`; empty: all blocks.
+
+    Raises:
+        ConfigError: N is 0 or above the number of blocks, or a pattern fits no block.
+    """
+    every, setting = list(blocks), "activation_checkpoint_blocks"
+    if not chosen:
+        return every
+    if len(chosen) == 1 and chosen[0].isdecimal():
+        step = int(chosen[0])
+        if not 1 <= step <= len(every):
+            raise ConfigError(f"{setting}: {step}: must be from 1 to {len(every)}, the number of blocks")
+        return every[step - 1 :: step]
+    names = {id(module): name for name, module in policy.named_modules()}
+    check_patterns(setting, chosen, [names[id(block)] for block in every], kind="block")
+    return [block for block in every if any(fnmatchcase(names[id(block)], pattern) for pattern in chosen)]
 
 
 def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: CheckpointMode) -> None:

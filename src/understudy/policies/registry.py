@@ -92,6 +92,8 @@ class PolicySettings:
     "" is area averaging."""
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "mean_std"
     """Normalization by the data that this type expects: the default of `data.normalize`."""
+    DEVIATION: ClassVar[str] = ""
+    """Difference to the training that `run_defaults` takes its values from, for a line at the start of a run."""
     RESIZED: ClassVar[str] = "area"
     """Name of the way in which images are resized, for messages."""
 

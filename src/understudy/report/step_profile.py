@@ -114,6 +114,8 @@ def describe(conditions: Mapping[str, Any]) -> str:
     extras = [f"in {c['micro_batches']} parts" if c["micro_batches"] > 1 else "", "compiled" if c["compile"] else ""]
     if c["activation_checkpoint"] != "none":
         extras.append(f"activation checkpointing {c['activation_checkpoint']}")
+    if c.get("attention", "sdpa") != "sdpa":
+        extras.append(f"attention {c['attention']}")
     words = [
         *([f"policy {c['policy']}"] if "policy" in c else []),
         f"{c['parameters']:,} parameters",

@@ -107,6 +107,8 @@ def describe_defaults(config: TrainConfig) -> list[str]:
     taken = [f"{name} {value}" for name, value in brought.items() if own.get(name) == value]
     others = [f"{name} {own.get(name)} (its own: {value})" for name, value in brought.items() if own.get(name) != value]
     lines = [f"from policy {config.policy.type}: {', '.join(taken)}"] if taken else []
+    if config.policy.DEVIATION:
+        lines.append(f"{config.policy.type}: {config.policy.DEVIATION}")
     return lines + ([f"not from policy {config.policy.type}: {', '.join(others)}"] if others else [])
 
 

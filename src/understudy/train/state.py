@@ -19,7 +19,8 @@ from torch import Tensor
 from understudy.batch_keys import MODE, SOURCE
 from understudy.bytesize import parse_bytes
 from understudy.config.train import TrainConfig
-from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
+from understudy.distributed.activation_checkpoint import apply_activation_checkpointing, select_blocks
+from understudy.distributed.attention import attention_kernels
 from understudy.distributed.compile import compile_blocks
 from understudy.distributed.fill_weights import ReadRows, RowsAsTensors, fill, materialise, to_device_or_meta
 from understudy.distributed.mesh import Mesh, fair_threads, reshard_weights, shard
@@ -145,18 +146,19 @@ class TrainState:
         """
         config = self.config
         parts, self.part_counts = cut_batch(self.policy, config, self.mesh, batch, draws)
-        result = optimizer_step(
-            self.policy,
-            self.optimizer,
-            parts,
-            self.mesh,
-            lr=self.lr,
-            clip=config.optim.grad_clip_norm,
-            weights=self.weights,
-            groups={key: len(names) for key, names in self.groups.items()},
-            timer=timer,
-            check=not self.checked,
-        )
+        with attention_kernels(config.attention):
+            result = optimizer_step(
+                self.policy,
+                self.optimizer,
+                parts,
+                self.mesh,
+                lr=self.lr,
+                clip=config.optim.grad_clip_norm,
+                weights=self.weights,
+                groups={key: len(names) for key, names in self.groups.items()},
+                timer=timer,
+                check=not self.checked,
+            )
         self.step, self.checked = self.step + 1, True
         if self.average is not None:
             with timer("optimizer"):
@@ -197,20 +199,23 @@ class TrainState:
         config, network = self.config, self.eval_policy
         threads = fair_threads(self.mesh) if config.loader.num_threads == "auto" else config.loader.num_threads
         try:
-            return evaluate_modes(
-                network,
-                held,
-                config.seed,
-                self.mesh,
-                self.weights,
-                config.val_modes(),
-                per_dim=per_dim,
-                files=files,
-                open_loop=config.val.open_loop_every,
-                threads=threads,
-                memory=parse_bytes(config.loader.memory) // self.mesh.local_world_size // 8,  # the rest is the loader's
-                asked=asked,
-            )
+            with attention_kernels(config.attention):
+                return evaluate_modes(
+                    network,
+                    held,
+                    config.seed,
+                    self.mesh,
+                    self.weights,
+                    config.val_modes(),
+                    per_dim=per_dim,
+                    files=files,
+                    open_loop=config.val.open_loop_every,
+                    threads=threads,
+                    memory=parse_bytes(config.loader.memory)
+                    // self.mesh.local_world_size
+                    // 8,  # the rest is the loader's
+                    asked=asked,
+                )
         finally:
             reshard_weights(network, self.mesh)
 
@@ -389,7 +394,9 @@ def assemble(
     check_gpu_memory(policy, config, mesh, free_memory(mesh.device))
     average = make_average(policy) if config.optim.ema.decay else None
     masters: Mapping[str, Tensor] = precision.store(policy, config)
-    apply_activation_checkpointing(policy.blocks(), config.activation_checkpoint)  # the average is never trained
+    if config.activation_checkpoint != "none":  # the average is never trained
+        recomputed = select_blocks(policy, policy.blocks(), config.activation_checkpoint_blocks)
+        apply_activation_checkpointing(recomputed, config.activation_checkpoint)
     for module in (policy, average):
         if module is not None:
             to_device_or_meta(module, mesh.device)

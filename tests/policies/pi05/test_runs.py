@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")
@@ -25,6 +26,7 @@ from understudy.policies.pi05.config import Pi0Settings, Pi05Settings
 from understudy.policies.pi05.sizes import Sizes
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.profiling.plan import plan
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +86,51 @@ def test_recomputed_runs_are_equal_to_the_bit(files: Path, tmp_path: Path, mode:
     again = config(files, tmp_path / "again", Pi05Settings, steps=4, activation_checkpoint=mode)
     assert run.train(again) == run.DONE
     assert series(tmp_path / "plain") == series(tmp_path / "again")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", [("2",), ("vision.*",)])
+def test_chosen_blocks_alone_are_recomputed(files: Path, tmp_path: Path, blocks: tuple[str, ...]) -> None:
+    plain = config(files, tmp_path / "plain", Pi05Settings, steps=2, val={"every": 0})
+    few = replace(plain, activation_checkpoint="full", activation_checkpoint_blocks=blocks)
+    every = replace(few, activation_checkpoint_blocks=())
+    kept = [plan(made, 1, "cpu").memory["activations"] for made in (plain, few, every)]
+    assert kept[0] > kept[1] > kept[2]
+    assert run.train(plain) == run.DONE
+    assert run.train(replace(few, output_dir=str(tmp_path / "few"))) == run.DONE
+    assert series(tmp_path / "plain") == series(tmp_path / "few")
+    for wrong in (("0",), ("99",), ("nothing.*",)):
+        with refused("activation_checkpoint_blocks", wrong[0], kind=ConfigError):
+            run.train(replace(few, output_dir=str(tmp_path / "no"), activation_checkpoint_blocks=wrong))
+
+
+class Kernels(TorchDispatchMode):
+    """The kernels of attention that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "attention" in (name := func.overloadpacket.__name__):
+            self.names.add(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["none", "full"])
+def test_eager_attention_differs_by_rounding_alone(files: Path, tmp_path: Path, mode: Any) -> None:
+    losses, names = [], []
+    for attention in ("sdpa", "eager"):
+        out = tmp_path / attention
+        made = config(files, out, Pi05Settings, steps=4, attention=attention, activation_checkpoint=mode)
+        with Kernels() as kernels:
+            assert run.train(made) == run.DONE
+        losses.append([record["loss"] for kind in ("train", "val") for record in series(out, kind)])
+        names.append(kernels.names)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+    assert names[0]
+    assert names[1] == set()
 
 
 @pytest.mark.slow

@@ -17,6 +17,10 @@ class LerobotDiffusionSettings(ColorSettings):
 
     THEIR_TYPE: ClassVar[str] = "diffusion"
     THEIR_CONFIG: ClassVar[str] = "lerobot.policies.diffusion.configuration_diffusion:DiffusionConfig"
+    DEVIATION: ClassVar[str] = (
+        "LeRobot's ResNets start with the weights of ImageNet and have batch normalization; here they are fresh, with "
+        "group normalization unless policy.use_group_norm is off. LeRobot's Adam adds weight decay to the gradients"
+    )
     RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute", "n_action_steps", "num_inference_steps")
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "min_max"
 
