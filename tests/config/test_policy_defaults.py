@@ -10,6 +10,7 @@ from understudy.cli.main import main, read_settings
 from understudy.config.schema import dump_yaml, load, validate, validate_new
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
+from understudy.optional_packages import is_installed
 from understudy.policies.registry import policy_type
 
 ROOT = ["--data.root", "d"]
@@ -86,3 +87,12 @@ def test_eager_attention_and_chosen_blocks_have_their_conditions() -> None:
         assert flags[0].strip("-").replace("-", "_") in str(error.value)
     made = read_settings("plan", [*ROOT, "--activation-checkpoint", "full", "--activation-checkpoint-blocks", "2"])
     assert made.recomputation() == "full, 1 of 2 blocks"
+
+
+@pytest.mark.skipif(is_installed("lerobot"), reason="needs an installation without LeRobot")
+def test_defaults_of_a_missing_package_are_refused_or_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *ROOT, "--policy.type", "lerobot-act", "--print-config"]) == 2
+    assert "understudy[lerobot]" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        read_settings("train", ["--policy.type", "lerobot-act", "--help"])
+    assert "understudy[lerobot]" in " ".join(capsys.readouterr().out.split())

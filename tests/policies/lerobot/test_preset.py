@@ -15,6 +15,7 @@ from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.param_groups import parameter_groups
+from understudy.train.startup_summary import describe_defaults
 
 pytest.importorskip("lerobot")
 
@@ -135,3 +136,11 @@ def flags(data: Path, out: Path) -> list[str]:
     small = ["--policy.dim-model", "16", "--policy.n-heads", "2", "--policy.dim-feedforward", "8"]
     command = ["train", "--policy.type", "lerobot-act", *small, "--data.root", str(data), "--steps", "1"]
     return [*command, "--batch-size", "2", "--val.every", "0", "--log.no-report", "--output-dir", str(out)]
+
+
+@pytest.mark.slow
+def test_the_start_names_a_difference_to_lerobot() -> None:
+    config = validate_new(TrainConfig, {"policy": {"type": "lerobot-diffusion"}, "optim": {"lr": 1e-3}})
+    lines = describe_defaults(config)
+    assert config.policy.DEVIATION in lines[1]
+    assert "optim.lr 0.001 (its own: 0.0001)" in lines[2]

@@ -6,7 +6,7 @@ import pydoc
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stderr, suppress
+from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -75,8 +75,10 @@ def settings(
         return replace(validate(cls, content, where=file, warn=False, brought=brought), policy=chosen.policy)
 
     if helped:
-        with suppress(MissingExtraError):  # then the help has the defaults of every run
+        try:
             default = with_brought(cls() if default is None and "policy" in get_type_hints(cls) else default)
+        except MissingExtraError as error:
+            about += f" The policy brings other defaults than those below, but {error}."
         examples, paged = EXAMPLES.get(name, ()), sys.stdin.isatty() and sys.stdout.isatty()
         _print(_help(cls, default, program, argument, about, examples, launchable=launchable, paged=paged), paged)
         raise SystemExit(0)
