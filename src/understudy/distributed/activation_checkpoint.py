@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from understudy.errors import ConfigError
-from understudy.optim.param_groups import check_patterns
 
 CheckpointMode = Literal["none", "selective", "full"]
 
@@ -55,8 +54,11 @@ def select_blocks(policy: nn.Module, blocks: Iterable[nn.Module], chosen: Sequen
             raise ConfigError(f"{setting}: {step}: must be from 1 to {len(every)}, the number of blocks")
         return every[step - 1 :: step]
     names = {id(module): name for name, module in policy.named_modules()}
-    check_patterns(setting, chosen, [names[id(block)] for block in every], kind="block")
-    return [block for block in every if any(fnmatchcase(names[id(block)], pattern) for pattern in chosen)]
+    named = {names[id(block)]: block for block in every}
+    for pattern in chosen:
+        if not any(fnmatchcase(name, pattern) for name in named):
+            raise ConfigError(f"{setting}: {pattern!r} fits no block; there are {', '.join(list(named)[:5])}, …")
+    return [block for name, block in named.items() if any(fnmatchcase(name, pattern) for pattern in chosen)]
 
 
 def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: CheckpointMode) -> None:
