@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from understudy.check.run import check_dataset
+from understudy.cli.main import main
 
 
 def load() -> ModuleType:
@@ -45,9 +46,7 @@ def test_held_faults_are_a_split_of_their_own() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault", [fault for fault in planted.FAULTS if fault.split == "known"], ids=lambda fault: fault.name
-)
+@pytest.mark.parametrize("fault", KNOWN_FAULTS, ids=lambda fault: fault.name)
 def test_check_names_the_planted_fault(fault: Any, bases: dict[str, Path], tmp_path: Path) -> None:
     images = "sample" if any(rule.startswith(NEED_IMAGES) for rule in fault.rules) else "none"
     report = planted.plant(fault, bases, tmp_path, images)
@@ -76,3 +75,15 @@ def test_unusual_but_sound_datasets_raise_no_alarm(title: str, tmp_path: Path) -
 def test_real_recordings_raise_no_alarm(real_data: Path, name: str) -> None:
     report = check_dataset(real_data / name, "none")
     assert planted.alarms(report, planted.KNOWN.get(name, set())) == []
+
+
+@pytest.mark.slow
+def test_outputs_of_edit_raise_no_alarm(real_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "keep.json").write_text('{"0": [[0, 60], [80, 200]], "1": [[10, 150]], "2": [[0, 90], [91, 250]]}')
+    for name, arguments in (
+        ("g1_v21", ["--episodes", "0", "1", "2", "3", "4", "5"]),
+        ("g1_v30", ["--keep-ranges", str(tmp_path / "keep.json")]),
+        ("gr1_sim_v20", []),
+    ):
+        assert main(["edit", str(real_data / name), str(tmp_path / name), *arguments]) == 0
+        assert planted.alarms(check_dataset(tmp_path / name, "none"), set()) == []

@@ -125,6 +125,7 @@ def _exchanged(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[F
     scatter = 1.4826 * np.median(np.abs(mean - center), axis=0)
     unit = np.maximum(scatter, 0.25 * width) + 1e-9
     far = np.abs(mean - center) / unit
+    far[far <= 2 * np.quantile(far, 0.8, axis=0)] = 0  # other episodes are as far: the place of rest varies
     for row in np.flatnonzero((far > 6).sum(axis=1) >= 2).tolist():
         dims = np.flatnonzero(far[row] > 6)
         cross = np.abs(mean[row, dims][:, None] - center[dims]) / unit[dims]  # (dimension, place whose values it has)
