@@ -207,6 +207,20 @@ def test_token_losses_equal_the_plain_cross_entropy(tokenizer: Path, fast: str) 
 
 
 @pytest.mark.parametrize("insulation", [True, False])
+def test_insulation_does_not_depend_on_loss_weights(tokenizer: Path, fast: str, insulation: bool) -> None:
+    """A loss weight of 0 leaves its term out."""
+    made = talker(tokenizer, fast, insulation=insulation)
+    ready = made.preprocess(batch(response=True))
+    draws = generate_draws(made.random_spec("train"), 4, torch.Generator().manual_seed(3))
+    flow = made.losses(ready, draws, terms=["flow"])["flow"]
+    reached = {name for name, grad in grads(made, flow.sum.sum()).items() if grad is not None and grad.any()}
+    assert reached
+    assert any(of_tower(name) for name in reached) is not insulation
+    [described] = made.describe_losses(["flow"])
+    assert ("expert alone" in described) is insulation
+
+
+@pytest.mark.parametrize("insulation", [True, False])
 def test_insulation_divides_the_training(tokenizer: Path, fast: str, insulation: bool) -> None:
     made, given = talker(tokenizer, fast, insulation=insulation), batch(response=True)
     found = losses(made, given)

@@ -97,7 +97,8 @@ class Pi05Settings(TextSettings, PolicySettings):
     a chunk that is still being executed (training-time real-time chunking). 0: none."""
     insulation: bool = True
     """With `response_tokens` or `fast`: the flow loss trains the action expert alone, and the predicted tokens train
-    the rest (knowledge insulation). Without both, the flow loss trains everything."""
+    the rest (knowledge insulation), whatever their loss weights are: with weights of 0 nothing trains the rest. Without
+    both settings, the flow loss trains everything."""
 
     history: tuple[float, ...] = ()
     """Ages in seconds of the past frames of each camera that the policy sees, as in `5 4 3 2 1`: multiples of 1/fps.

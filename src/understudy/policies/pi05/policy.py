@@ -98,16 +98,20 @@ class Pi05Policy(Policy, Pi0Network):
         """Names of the loss terms: `flow`, and `text` and `fast` where the policy predicts these tokens."""
         return (FLOW, *((TEXT,) if self.config.response_tokens else ()), *((FAST,) if self.config.fast else ()))
 
+    @property
+    def insulates(self) -> bool:
+        """Whether the flow loss trains the action expert alone: a matter of the settings, and of no loss weight."""
+        return bool(self.config.insulation) and len(self.loss_terms) > 1
+
     def describe_losses(self, terms: Collection[str]) -> list[str]:
         """Describe which loss reaches which part; a frozen part is not trained by it."""
         tokens = [term for term in terms if term != FLOW]
         seen = self.config.describe_history()
-        if not tokens:
-            return ["losses: flow reaches vision, vlm and expert", *seen]
-        found = f"losses: {' and '.join(tokens)} {'reach' if len(tokens) > 1 else 'reaches'} vision and vlm"
+        parts = [f"{' and '.join(tokens)} {'reach' if len(tokens) > 1 else 'reaches'} vision and vlm"] if tokens else []
         if FLOW in terms:
-            found += "; flow reaches " + ("expert alone" if self.config.insulation else "vision, vlm and expert")
-        return [f"{found} (policy.insulation is {'on' if self.config.insulation else 'off'})", *seen]
+            parts.append(f"flow reaches {'expert alone' if self.insulates else 'vision, vlm and expert'}")
+        state = f" (policy.insulation is {'on' if self.insulates else 'off'})" if len(self.loss_terms) > 1 else ""
+        return [f"losses: {'; '.join(parts)}{state}", *seen]
 
     def blocks(self) -> list[nn.Module]:
         """Layers of the vision encoder, then those of both towers."""
@@ -215,7 +219,7 @@ class Pi05Policy(Policy, Pi0Network):
             noisy,
             times,
             self._state(batch),
-            insulate=self.config.insulation and bool(predicted),
+            insulate=self.insulates,
             hidden=bool(predicted),
             packing=packing_of(sizes, self.sizes.vision.tokens, tail is not None) if self.packs else None,
         )

@@ -56,6 +56,7 @@ class _Unpickler(pickle._Unpickler):
         super().load_build()  # type: ignore[misc]
 
     dispatch[pickle.BUILD[0]] = load_build
+    del dispatch[pickle.BYTEARRAY8[0]]  # it would take any number of bytes
 
     def find_class(self, module: str, name: str) -> Any:
         if name in CLASSES.get(module, ()):
