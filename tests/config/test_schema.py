@@ -122,3 +122,23 @@ def test_validate_names_a_nested_value_of_the_wrong_type() -> None:
     with pytest.raises(ConfigError, match="inner"):
         validate(Outer, {"inner": 3})
     assert plain(validate(Outer, {"inner": {"a": "4"}})) == {"inner": {"a": 4}}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("c.json", '{"steps": 3, "data": {"root": "d"}, "steps": 4}'),
+        ("c.json", '{"data": {"root": "d", "root": "e"}}'),
+        ("c.yaml", "steps: 3\ndata: {root: d}\nsteps: 4\n"),
+        ("c.yaml", "data:\n  root: d\n  root: e\n"),
+    ],
+)
+def test_setting_that_is_there_twice_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with refused("root" if "steps" not in text else "steps", 2, kind=ConfigError):
+        read_file(tmp_path / name)
+
+
+def test_setting_beside_a_merge_of_yaml_is_no_second_one(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: *b, y: 4}\n")
+    assert read_file(tmp_path / "c.yaml")["c"] == {"x": 3, "y": 4}

@@ -58,7 +58,8 @@ def test_load_state_dict_refuses_another_order_and_names_both(data: us.EpisodeDa
         assert all(name in str(error.value) for name in (*prints, other.order.spec.fingerprint[:12]))
         assert other.position == before
         other.close()
-    for wrong in ({}, {"position": 8}, {**state, "position": -4}, {**state, "more": 1}):
+    odd = [{**state, "position": value} for value in (-4, 1.5, True, "x", None)]
+    for wrong in ({}, {"position": 8}, *odd, {**state, "order": 3}, {**state, "more": 1}):
         with refused("position", "order", kind=us.ConfigError):
             loader.load_state_dict(wrong)
     loader.close()

@@ -2,11 +2,13 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -221,8 +223,38 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     policy(width=64).save(tmp_path / "wide")
     policy().save(tmp_path / "policy")
     (tmp_path / "wide/model.safetensors").rename(editable(tmp_path / "policy") / "model.safetensors")
-    with refused("fuse.weight", kind=ValueError):
+    with refused("text.near.weight", 64, 32, kind=ValueError):
         FlowPolicy.load(tmp_path / "policy")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"width": 1_000_000},
+        {"chunk": 10**10},
+        {"chunk": 10**18},
+        {"channels": 2**16},
+        {"cameras": [f"observation.images.{number}" for number in range(2000)]},
+    ],
+)
+def test_config_chooses_no_amount_of_memory(tmp_path: Path, change: dict[str, Any]) -> None:
+    policy().save(tmp_path)
+    path = editable(tmp_path) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with refused(str(tmp_path), kind=ValueError):
+        FlowPolicy.load(tmp_path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # KiB: 256 MiB
+
+
+@pytest.mark.parametrize("dims", [[float("inf")], [float("nan")], ["x"], 3, [1.5], [0]])
+def test_wrong_number_of_dimensions_is_one_clean_error(tmp_path: Path, dims: Any) -> None:
+    policy().save(tmp_path)
+    path = editable(tmp_path) / "normalisation.json"
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps(stored | {"dims": stored["dims"] | {"action": dims}}))
+    with pytest.raises(ValueError, match="dims"):
+        FlowPolicy.load(tmp_path)
 
 
 def test_a_run_without_a_policy_yet_names_the_command_that_writes_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -48,7 +49,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
         import yaml
 
     try:
-        content = yaml.safe_load(text)
+        content = yaml.load(text, _unique_loader())
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a number of 5,000 digits; thousands of brackets
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     return _as_mapping(path, content)
@@ -56,9 +57,33 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 def _parse_json(path: Path, text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid JSON: {error}") from error
+
+
+def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Return a mapping. Raises ValueError: a key is there twice, as in a file that two editors merged."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice} is set {names.count(twice)} times; keep one of them")
+    return found
+
+
+@cache
+def _unique_loader() -> Any:
+    """Return yaml's safe loader, which also refuses a repeated key; a key beside a merge (`<<`) is none."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            _unique([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+            return node
+
+    return Loader
 
 
 def _as_mapping(path: Path, content: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from understudy.policies.imagined import Imagined
 from understudy.policies.losses import Loss, valid_elements
 from understudy.policies.meta_device import OnMeta
 from understudy.policies.registry import policy_type
-from understudy.policies.weight_files import ReadRows, StoredRows, StoredTensors
+from understudy.policies.weight_files import ReadRows, StoredRows, StoredTensors, stored_shapes
 
 
 class Policy(nn.Module):
@@ -377,8 +377,13 @@ def build_saved(saved: policy_folder.Saved, where: object, narrow: bool = False)
                 policy = make()
         except RuntimeError:  # its constructor computes with values
             policy = None
+        if policy is not None and type(policy).load_weights is Policy.load_weights:
+            _check_shapes(policy, saved, where)  # before a number in config.json chooses an amount of memory
         if policy is None or (not policy.fills_weights and any(p.is_meta for p in policy.parameters())):
-            policy = make()
+            try:
+                policy = make()
+            except RuntimeError as error:
+                raise ValueError(f"{where}: the network of this config cannot be built: {error}") from error
     if narrow:
         narrow_weights(policy)
     try:
@@ -386,6 +391,18 @@ def build_saved(saved: policy_folder.Saved, where: object, narrow: bool = False)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     return policy
+
+
+def _check_shapes(policy: Policy, saved: policy_folder.Saved, where: object) -> None:
+    """Raise ValueError where the network of a config has other shapes than the header of the stored weights."""
+    shapes = stored_shapes(saved.weights)
+    stored = {current_name(name, saved.config.OLD_MODULES): shape for name, shape in shapes.items()}
+    for name, tensor in policy.state_dict().items():
+        if stored.get(name) != (wanted := tuple(tensor.shape)):
+            there = stored.get(name, "missing")
+            raise ValueError(
+                f"{where}: the weights are not those of this config: {name} is {there}, and config.json needs {wanted}"
+            )
 
 
 def narrow_weights(policy: Policy) -> None:

@@ -461,6 +461,7 @@ def test_catalog_open_of_a_run_names_its_dataset(tmp_path: Path, monkeypatch: py
         ({"storage_format": "lance"}, ["storage_format", "'lance'"]),
         ({"fps": "fast"}, ["fps", "'fast'"]),
         ({"fps": 0}, ["fps", 0]),
+        ({"fps": 1e-300}, ["fps", 1e-300]),
         ({"fps": True}, ["fps", True]),
         ({"fps": None}, ["fps", None]),
         ({"features": []}, ["features", []]),
@@ -477,6 +478,13 @@ def test_catalog_wrong_values_in_info(copy: Any, version: str, change: dict[str,
     root = copy(version)
     edit_json(root / "meta/info.json", lambda info: info.update(change))
     refuse_open(root, "info.json", *words)
+
+
+def test_catalog_notes_a_key_that_is_there_twice(copy: Any, caplog: pytest.LogCaptureFixture) -> None:
+    path = copy("v3.0") / "meta/info.json"
+    path.write_text('{"fps": 7, ' + path.read_text().lstrip()[1:])
+    assert Catalog.open(path.parent.parent).fps == 10
+    assert any("fps" in record.getMessage() and str(path) in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", "\x00\xff", '{"a": ' * 100_000])

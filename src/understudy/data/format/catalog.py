@@ -129,8 +129,10 @@ class Catalog:
             if given[name] is not None:
                 _check_given_template(name, given[name], reader.FIELDS, files.root)
         fps = info.get("fps")
-        if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < 1e6:
-            raise DatasetError(f"fps is {fps!r}, not a positive number", where=where, fix="write the recording rate")
+        if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 1e-6 < fps < 1e6:
+            raise DatasetError(
+                f"fps is {fps!r}, not within 0.000001 and 1,000,000", where=where, fix="write the recording rate"
+            )
         features = parse_features(info.get("features"), where)
         skipped_features = {key: feature.unreadable for key, feature in features.items() if feature.unreadable}
         features = {key: feature for key, feature in features.items() if key not in skipped_features}

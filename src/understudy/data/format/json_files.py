@@ -1,6 +1,7 @@
 """JSON files of `meta/`, checked value by value: an error names the file and the line."""
 
 import json
+import logging
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import pyarrow as pa
 from understudy.errors import DatasetError
 from understudy.storage.dataset_root import Files
 
+logger = logging.getLogger(__name__)
+
 
 def read_json(files: Files, path: str) -> dict[str, Any]:
     """Read a JSON file that holds one object. Raises DatasetError."""
@@ -16,12 +19,22 @@ def read_json(files: Files, path: str) -> dict[str, Any]:
     if not data.strip():
         raise DatasetError("the file is empty", where=files.where(path), fix="restore it or download it again")
     try:
-        value = json.loads(data)
+        value = json.loads(data, object_pairs_hook=lambda pairs: _last_of_each(pairs, files.where(path)))
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"not valid JSON: {error}", where=files.where(path), fix="repair or restore it") from error
     if not isinstance(value, dict):
         raise DatasetError("does not hold a JSON object", where=files.where(path), fix="repair or restore it")
     return value
+
+
+def _last_of_each(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+    """Return a JSON object; the last value of a repeated key counts, and a warning names the key."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        logger.warning("%s: key %r is there %d times, and the last one counts", where, twice, names.count(twice))
+    return found
 
 
 def read_columns(files: Files, path: str, schema: pa.Schema) -> pa.Table:

@@ -56,10 +56,14 @@ class Normalizer(nn.Module):
         self.widths = dict(widths)
         self.dims: dict[str, list[int]] = {}
         for key, width in widths.items():
-            own = [int(dim) for dim in normalization.get("dims", {}).get(key, [width] * count)]
-            if len(own) != count or not all(1 <= dim <= width for dim in own):
+            own = normalization.get("dims", {}).get(key, [width] * count)
+            if (
+                not isinstance(own, list | tuple)
+                or len(own) != count
+                or not all(dim in range(1, width + 1) for dim in own)
+            ):
                 raise ValueError(f"normalization says dims {own} of {key!r}: {count} numbers from 1 to {width}")
-            self.dims[key] = own
+            own = self.dims[key] = [int(dim) for dim in own]
             past = torch.arange(width) >= torch.tensor(own)[:, None] if min(own) < width else None
             self.register_buffer(f"{_short(key)}_past", past, persistent=False)  # bool [H, dim], None: all are real
         delta = torch.as_tensor(normalization.get("delta", [[False] * widths[ACTION]] * count), dtype=torch.bool)
