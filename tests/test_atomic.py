@@ -12,7 +12,15 @@ import pytest
 
 from support.calls import recorded_calls
 from support.refusals import refused
-from understudy.atomic import DRAFT_SUFFIX, draft_path, replace_file, replace_folder, write_bytes, write_text
+from understudy.atomic import (
+    DRAFT_SUFFIX,
+    create_folder,
+    draft_path,
+    replace_file,
+    replace_folder,
+    write_bytes,
+    write_text,
+)
 
 
 def raise_error(number: int) -> Callable[..., Any]:
@@ -94,3 +102,25 @@ def test_replace_folder_that_fails_leaves_the_old_folder(
         (folder / "a").write_text("new")
     assert (target / "a").read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_create_folder_fills_an_empty_folder_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with create_folder(tmp_path / "out") as draft:
+        (draft / "file").write_text("content")
+    assert (tmp_path / "out" / "file").read_text() == "content"
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("out", "link"):
+        with pytest.raises(FileExistsError), create_folder(tmp_path / name):
+            raise AssertionError
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "out"]
+
+
+def test_create_folder_names_the_folder_and_no_draft_in_errors(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space") as caught, create_folder(tmp_path / "out") as draft:
+        raise OSError(28, "No space left on device", str(draft / "videos" / "a.mp4"))
+    assert caught.value.filename == str(tmp_path / "out")
+    with pytest.raises(FileNotFoundError) as caught, create_folder(tmp_path / "out"):
+        (tmp_path / "source").read_bytes()
+    assert caught.value.filename == str(tmp_path / "source")
+    assert list(tmp_path.iterdir()) == []

@@ -36,10 +36,14 @@ def refuse_existing(path: str | Path, setting: str, overwrite: bool | None = Fal
     Raises:
         ConfigError: Something is there, and `overwrite` is not True.
     """
-    there = os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path))
-    if there and not overwrite:
+    if is_taken(path) and not overwrite:
         fix = "name another one" if overwrite is None else "name another one, or replace it with --overwrite"
         raise ConfigError(f"{setting}: {path} exists; {fix}")
+
+
+def is_taken(path: str | Path) -> bool:
+    """Return whether something is at `path` that an output would replace; an empty folder is nothing."""
+    return os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path) or bool(os.listdir(path)))
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
@@ -86,11 +90,12 @@ def draft_path(path: Path) -> Path:
 
 @contextmanager
 def path_in_errors(path: Path) -> Iterator[None]:
-    """Name `path` in an OSError that names no file, or only a draft."""
+    """Name `path` in an OSError that names no file, or only a draft of it."""
     try:
         yield
     except OSError as error:
-        if error.errno is None or (error.filename is not None and not str(error.filename).endswith(DRAFT_SUFFIX)):
+        name = str(error.filename or "")
+        if error.errno is None or (name and not name.endswith(DRAFT_SUFFIX) and f"{_WORK_SUFFIX}/new" not in name):
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
 
@@ -151,22 +156,23 @@ def create_folder(target: Path) -> Iterator[Path]:
 
     Raises:
         BeingWritten: Another process is creating `target` now.
-        FileExistsError: `target` exists, before or after the block; it is not touched.
-        OSError: Nothing is created and nothing is left beside it.
+        FileExistsError: `target` exists and is no empty folder, before or after the block; it is not touched.
+        OSError: Nothing is created and nothing is left beside it; the error names `target` and no draft.
     """
     taken = FileExistsError(errno.EEXIST, "exists already", str(target))
-    if os.path.lexists(target):
+    if is_taken(target):
         raise taken
     target.parent.mkdir(parents=True, exist_ok=True)
     work, lock = _work_folder(target, alone=True)
     new = work / "new"
     try:
         new.mkdir()
-        yield new
+        with path_in_errors(target):
+            yield new
         for folder, _, names in os.walk(new, topdown=False):
             for name in (*names, ""):
                 sync(Path(folder, name))
-        if os.path.lexists(target):
+        if is_taken(target):
             raise taken
         try:
             os.rename(new, target)  # refuses a folder with content that appeared at this instant

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from understudy.atomic import BeingWritten, create_folder
+from understudy.atomic import BeingWritten, create_folder, is_taken
 from understudy.data.format.catalog import Catalog
 from understudy.edit.plan import Plan
 from understudy.edit.provenance import write_provenance
@@ -12,11 +12,11 @@ from understudy.errors import DatasetError
 
 
 def check_output(out: Path, catalogs: Sequence[Catalog]) -> None:
-    """Raise DatasetError where the output exists, or is a source or a folder inside one."""
+    """Raise DatasetError where the output is taken, or is a source or a folder inside one."""
     for catalog in catalogs:
         if catalog.files.is_local and out.resolve().is_relative_to(Path(catalog.root).resolve()):
             raise DatasetError("is a source, or a folder inside it", where=out, fix="a set is never edited in place")
-    if out.exists() or out.is_symlink():
+    if is_taken(out):
         raise DatasetError("exists", where=out, fix="name a new folder; nothing is overwritten")
 
 

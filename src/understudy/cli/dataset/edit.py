@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from understudy.atomic import is_taken
 from understudy.config.declare import Ge, Interval, Positional
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def output_problems(paths: Sequence[str], command: str) -> list[str]:
         return [f"paths: required, the dataset to read and the folder to write: understudy {command} SRC OUT"]
     if "://" in paths[-1]:
         return [f"paths: {paths[-1]}: the output is a folder on this machine"]
-    return [f"paths: {paths[-1]} exists; name a new folder, nothing is overwritten"] if Path(paths[-1]).exists() else []
+    return [f"paths: {paths[-1]} exists; name a new folder, nothing is overwritten"] if is_taken(paths[-1]) else []
 
 
 def pair_problems(name: str, pairs: Sequence[str]) -> list[str]:
