@@ -93,6 +93,16 @@ def test_network_is_that_of_the_port(family: str) -> None:
 
 
 @BOTH
+def test_inputs_with_the_cameras_first_are_turned_and_noted(family: str, folder: Path) -> None:
+    """With as many samples as cameras the shapes do not tell."""
+    edit(folder, "inputs", lambda inputs: inputs | {"images": inputs["images"].transpose(0, 1)})
+    turned = parity.load(folder)
+    figures = parity.compare(turned)
+    assert fits(figures)
+    assert any("cameras first" in note for note in turned.notes)
+
+
+@BOTH
 def test_keys_are_those_of_the_port(family: str) -> None:
     network = parity.load(GOLDEN / family).network
     theirs = {key: value.shape for key, value in load_file(GOLDEN / family / "weights.safetensors").items()}
