@@ -210,7 +210,7 @@ def compare(golden: Golden) -> dict[str, Any]:
 def turn_images(golden: Golden) -> None:
     """Exchange batch and cameras of the images where the reference agrees better so, and note it.
 
-    With as many samples as cameras the shapes do not tell the two layouts apart; embeddings or the loss do.
+    With as many samples as cameras both layouts have one shape; embeddings or the loss differ.
     """
     given, reference = golden.inputs, golden.reference
     name = next((key for key in ("prefix", "loss") if key in reference), None)

@@ -21,7 +21,7 @@ def position_in(state: Mapping[str, Any], order: Order) -> int:
     """
     position: Any = state.get("position")
     text: Any = state.get("order")
-    whole = isinstance(position, Integral) and not isinstance(position, bool) and position >= 0
+    whole = isinstance(position, Integral) and not isinstance(position, bool) and int(position) >= 0
     if set(state) != {"position", "order"} or not whole or not isinstance(text, str):
         raise ConfigError(
             f"{str(dict(state))[:80]}: need a dict of position (a whole number from 0) and order (a text), as "

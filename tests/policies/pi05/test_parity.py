@@ -94,7 +94,7 @@ def test_network_is_that_of_the_port(family: str) -> None:
 
 @BOTH
 def test_inputs_with_the_cameras_first_are_turned_and_noted(family: str, folder: Path) -> None:
-    """With as many samples as cameras the shapes do not tell."""
+    """With as many samples as cameras both layouts have one shape."""
     edit(folder, "inputs", lambda inputs: inputs | {"images": inputs["images"].transpose(0, 1)})
     turned = parity.load(folder)
     figures = parity.compare(turned)
