@@ -1,5 +1,6 @@
 """The loader: its batches depend on the order alone, not on threads, memory, ranks or restarts."""
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -315,3 +316,15 @@ def test_loader_ranks_share_a_mixture_of_divided_slots(root: Path, twin: Path, w
         assert [s for share in shares for s in share["source"].tolist()] == source
         seen = [identity(p)[1:] for share in shares for p in share[TOP].numpy()]
         assert seen == list(zip(episode, frame))
+
+
+def test_loader_shares_the_cores_among_the_ranks_of_a_host(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    alone = Loader(root, batch_size=4, rank=0, world_size=2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    shared = Loader(root, batch_size=4, rank=0, world_size=2)
+    assert (alone.plan.num_threads, shared.plan.num_threads) == (6, 3)
+    assert shared.state_dict() == alone.state_dict()  # the same order
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "100")
+    assert Loader(root, batch_size=4).plan.num_threads == 1
+    assert Loader(root, batch_size=4, num_threads=5).plan.num_threads == 5

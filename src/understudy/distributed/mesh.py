@@ -22,7 +22,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from understudy.cores import available_cores
 from understudy.distributed.keepalive import RankStalled, send_heartbeats, wait_for_rank_0
 from understudy.distributed.torch_release import leave_groups_alive, missing_feature
 from understudy.errors import ConfigError, RankError, is_wrong_input
@@ -262,11 +261,6 @@ def choose_device(config: "TrainConfig", local_rank: int) -> torch.device:
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
-
-
-def fair_threads(mesh: Mesh) -> int:
-    """Return the number of loader threads of one process on this host: its share of the cores, 1 to 8."""
-    return max(1, min(8, available_cores() // mesh.local_world_size))
 
 
 def shard(

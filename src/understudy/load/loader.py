@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn, Unpack
 
 import torch
 
-from understudy.cores import available_cores
+from understudy.cores import MOST_LOADER_THREADS, fair_threads, processes_here
 from understudy.deprecation import renamed_arguments, renamed_attribute
 from understudy.load.bad_frames import Substitutes, Substitution
 from understudy.load.batch_request import (
@@ -42,8 +42,6 @@ from understudy.process_rank import find_rank
 
 __all__ = ["Batch", "Loader"]
 
-_MOST_THREADS = 8  # of num_threads="auto"
-
 
 class Loader:
     """Endless iterator over batches: dicts of stacked tensors [batch_size / world_size, ...], strings as lists.
@@ -63,7 +61,8 @@ class Loader:
         batch_size: samples per step over all ranks, instead of `order`. The order is then made by `fit_order`.
         seed: of that order; 0 by default.
         weights: share of each dataset in that order; by default each is read once in the same time.
-        num_threads: threads that make batches; "auto" is one per available core, at most 8.
+        num_threads: threads that make batches; "auto" is one per available core, shared with the other ranks of
+            this host (LOCAL_WORLD_SIZE), at most 8. No sample depends on it.
         pin: batches in page-locked memory.
         device: device to which batches are copied, beside the work of the current stream. A CUDA device implies `pin`.
         host_keys: keys of batches that are not copied to `device`.
@@ -129,8 +128,8 @@ class Loader:
             raise ValueError("pin: page-locked memory is for a CUDA device, and torch finds none here; leave it out")
         self._device_copy = DeviceCopy(torch.device(device), host_keys) if device is not None else None
         self._process = find_rank(rank, world_size)
-        # The order must not depend on the cores of this machine.
-        fitted = _MOST_THREADS if num_threads == "auto" else num_threads
+        # The order must not depend on the cores of this machine, nor on the ranks that share them.
+        fitted = MOST_LOADER_THREADS if num_threads == "auto" else num_threads
         request = make_request(
             datasets,
             order=order,
@@ -167,7 +166,7 @@ class Loader:
             request.order,
             rank=request.rank,
             world_size=request.world_size,
-            num_threads=min(_MOST_THREADS, available_cores()) if num_threads == "auto" else num_threads,
+            num_threads=fair_threads(processes_here()) if num_threads == "auto" else num_threads,
             memory=request.memory_bytes,
             image_size=request.image_size,
             may_keep=colors == "rgb",

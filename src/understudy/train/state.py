@@ -19,11 +19,12 @@ from torch import Tensor
 from understudy.batch_keys import MODE, SOURCE
 from understudy.bytesize import parse_bytes
 from understudy.config.train import TrainConfig
+from understudy.cores import fair_threads
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing, select_blocks
 from understudy.distributed.attention import attention_kernels
 from understudy.distributed.compile import compile_blocks
 from understudy.distributed.fill_weights import ReadRows, RowsAsTensors, fill, materialise, to_device_or_meta
-from understudy.distributed.mesh import Mesh, fair_threads, reshard_weights, shard
+from understudy.distributed.mesh import Mesh, reshard_weights, shard
 from understudy.errors import ConfigError
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.lora import add_adapters
@@ -197,7 +198,7 @@ class TrainState:
         )
 
         config, network = self.config, self.eval_policy
-        threads = fair_threads(self.mesh) if config.loader.num_threads == "auto" else config.loader.num_threads
+        threads = config.loader.num_threads
         try:
             with attention_kernels(config.attention):
                 return evaluate_modes(
@@ -210,7 +211,7 @@ class TrainState:
                     per_dim=per_dim,
                     files=files,
                     open_loop=config.val.open_loop_every,
-                    threads=threads,
+                    threads=fair_threads(self.mesh.local_world_size) if threads == "auto" else threads,
                     memory=parse_bytes(config.loader.memory)
                     // self.mesh.local_world_size
                     // 8,  # the rest is the loader's

@@ -10,7 +10,8 @@ from typing import Any
 import torch.distributed as dist
 
 from understudy.bytesize import parse_bytes
-from understudy.cli.bench.measure import Round, Setting, Trial, conditions, cores, default_seconds, median_round
+from understudy.cli.bench.measure import Round, Setting, Trial, conditions, default_seconds, median_round
+from understudy.cores import fair_threads
 from understudy.errors import ConfigError
 from understudy.process_rank import find_rank
 
@@ -32,7 +33,7 @@ def measure_ranks(setting: Setting, rounds: int, seconds: float | None) -> dict[
     on_host = int(os.environ.get("LOCAL_WORLD_SIZE", process.world_size))
     setting = replace(
         setting,
-        threads=setting.threads or max(1, min(8, cores() // on_host)),
+        threads=setting.threads or fair_threads(on_host),
         memory=str(parse_bytes(setting.memory) // on_host),
         rank=process.rank,
         world_size=process.world_size,

@@ -7,7 +7,8 @@ from typing import Any
 from understudy.batch_keys import HOST_KEYS
 from understudy.bytesize import parse_bytes
 from understudy.config.train import TrainConfig
-from understudy.distributed.mesh import Mesh, fair_threads
+from understudy.cores import fair_threads
+from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError
 from understudy.load.batch_request import Batch
 from understudy.load.fit_order import fit_order
@@ -84,6 +85,8 @@ def _resources(config: TrainConfig, mesh: Mesh) -> dict[str, Any]:
     """Resources of a rank's loader."""
     return {
         "world_size": mesh.world_size,
-        "num_threads": config.loader.num_threads if config.loader.num_threads != "auto" else fair_threads(mesh),
+        "num_threads": config.loader.num_threads
+        if config.loader.num_threads != "auto"
+        else fair_threads(mesh.local_world_size),
         "memory": parse_bytes(config.loader.memory) // mesh.local_world_size,
     }
