@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.policies import editable
 from support.runs import series, tiny_dataset
 from understudy.cli.main import main, read_settings
 from understudy.config.schema import load, validate_new
@@ -113,8 +114,7 @@ def test_changed_code_is_imported_only_where_it_is_given(
 
 def test_a_downloaded_folder_imports_nothing(place: Path, tmp_path: Path) -> None:
     run = trained(place)
-    copy = tmp_path / "pulled"
-    shutil.copytree(run / "policy", copy)
+    copy = editable(shutil.copytree(run / "policy", tmp_path / "pulled"))
     os.remove(place / "my_policy.py")
     (copy / "evil.py").write_text("raise SystemExit('imported')\n")
     stored = json.loads((copy / "config.json").read_text())
