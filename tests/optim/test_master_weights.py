@@ -3,7 +3,9 @@
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +179,24 @@ def test_clipping_is_in_float32_and_leaves_the_live_gradients() -> None:
     plain_model, plain = wrapped()
     run(plain_model, plain, range(1))
     assert same(model, ours, plain_model, plain)
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_a_clip_in_bfloat16_is_noticed_once(clip: bool) -> None:
+    model, ours = wrapped()
+    for step in range(2):
+        with warnings.catch_warnings(record=True) as noticed:
+            warnings.simplefilter("always")
+            ours.zero_grad()
+            for _ in range(2):  # accumulated
+                backward(model)
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            else:
+                ours.clip_grad_norm_(1e-3)
+            ours.step()
+        assert [one.category for one in noticed] == [UserWarning] * (clip and step == 0)
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
 # An ordinary optimizer to others
@@ -589,7 +609,9 @@ def by_hand(rank: int) -> None:
         (loss * float("nan") if (rank, step) == (1, 4) else loss).backward()
         ours.clip_grad_norm_(1.0)
         before = ours.master(p).clone()
-        ours.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # the reduction is no clip
+            ours.step()
         assert torch.equal(ours.master(p), before) == (step == 4)
         check_equal_on_both(ours, f"DDP, step {step}")
     assert ours.skipped == 1
@@ -613,7 +635,10 @@ def with_accelerate(rank: int) -> None:
         with accelerator.accumulate(model):
             torch.manual_seed(10 * step + rank)
             accelerator.backward(model(torch.randn(8, 6).bfloat16()).float().square().mean())
-            optimizer.step()
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            with pytest.warns(UserWarning, match="MasterWeights") if step == 1 else nullcontext():
+                optimizer.step()
             optimizer.zero_grad()
         check_equal_on_both(ours, f"Accelerate, step {step}")
     assert int(ours.state[model.module[0].weight]["step"]) == 3

@@ -8,6 +8,7 @@ The storage of the weights never changes its dtype: that would drop the gradient
 ranks would silently diverge.
 """
 
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from understudy.optim.clip_watch import ClipWatch
 from understudy.optim.state import (
     check_master,
     check_moments,
@@ -48,8 +50,9 @@ class MasterWeights(Optimizer):
 
     - Call `step`, `state_dict` and `load_state_dict` on the wrapper; the wrapped optimizer's `step` refuses.
     - Clip with `optimizer.clip_grad_norm_(max_norm)`. `torch.nn.utils.clip_grad_norm_` (and Accelerate's) works in
-      bfloat16: the norm has 8 bits and the gradients are rounded again. Under Accelerate call it on this object: the
-      AcceleratedOptimizer that `accelerator.prepare(optimizer)` returns does not forward it.
+      bfloat16: the norm has 8 bits and the gradients are rounded again. The first step warns of it. Under
+      Accelerate call it on this object: the AcceleratedOptimizer that `accelerator.prepare(optimizer)` returns does
+      not forward it.
     - Wrap in this order: model to its device, DistributedDataParallel, optimizer, MasterWeights. Masters follow a
       later move to another device, but a broadcast of other weights is refused (next point).
     - Weights written from outside (`model.load_state_dict`, a broadcast) differ from their masters. The next step
@@ -99,6 +102,8 @@ class MasterWeights(Optimizer):
         self.state = optimizer.state
         self._own(self.param_groups)
         optimizer.register_step_pre_hook(self._only_from_inside)
+        self._watch = ClipWatch(self._masters)
+        weakref.finalize(self, self._watch.close)
         if masters is not None:
             for parameter, master in given_masters(self.param_groups, masters).items():
                 self.set_master(parameter, master)
@@ -195,6 +200,9 @@ class MasterWeights(Optimizer):
                 loss = closure()
         self._check_weights()
         scale, self._scale = self._scale, None
+        if scale is None:
+            self._watch.warn()
+        self._watch.close()
         if self.skip_nonfinite and not torch.isfinite(grad_norm(list(self._masters))):
             self.skipped += 1
             return loss
@@ -324,7 +332,7 @@ class MasterWeights(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._versions = {}  # so that the next step compares the weights
-        self._scale, self._inside = None, False
+        self._scale, self._inside, self._watch = None, False, ClipWatch(())
         self.optimizer.register_step_pre_hook(self._only_from_inside)
 
 
