@@ -25,7 +25,7 @@ COMMANDS = [
 
 def test_page_has_commands() -> None:
     assert len(COMMANDS) >= 8
-    assert {command.split()[0] for command in COMMANDS} == {"understudy", "torchrun", "sbatch"}
+    assert {command.split()[0] for command in COMMANDS} == {"understudy", "torchrun", "accelerate", "sbatch"}
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ def test_command_parses(command: str, tmp_path: Path, monkeypatch: pytest.Monkey
         assert (ROOT / words[script]).is_file()
         run, *rest = words[script + 1 :]
         words = ["understudy", "train", *rest, "--output-dir", run]
-    if words[0] == "torchrun":
+    if words[0] in ("torchrun", "accelerate"):
         words = words[words.index("-m") + 1 :]
     named = main.COMMANDS[words[1]]
     count, arguments = main.split_launch(words[2:])
