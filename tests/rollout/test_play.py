@@ -306,7 +306,7 @@ def test_the_verb_plays_the_policy_of_a_run(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_run_without_a_policy_is_named(tmp_path: Path) -> None:
-    with refused(tmp_path / "policy", kind=ConfigError):
+    with refused(tmp_path, kind=ConfigError):
         rollout_run(RolloutConfig(run=str(tmp_path)))
     assert [line.partition(":")[0] for line in RolloutConfig().problems()] == ["run"]
 
