@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,6 +99,28 @@ def test_command_survives_sigterm_and_sigkill(data: Path, tmp_path: Path, reques
     assert run.resume(replace(RunDir(tmp_path / "r").settings(), steps=steps)) == run.DONE
     run.train(tiny_config(data, tmp_path / "whole", steps=steps, **often | {"checkpoint": {"every": steps}}))
     same_run(tmp_path / "whole", tmp_path / "r")
+
+
+COMPILER = """#!/bin/sh
+for word; do
+  if grep -qs kernel "$word"; then mkdir "$0.asked" 2> /dev/null && kill -TERM $PPID; exit 1; fi
+done
+exec g++ "$@"
+"""
+"""Stops the run at its first kernel, and fails from then on: the signal went to the process group."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_signal_to_the_process_group_stops_a_compiling_run(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(dump_yaml(tiny_config(data, tmp_path / "r", compile=True)))
+    (compiler := tmp_path / "c++").write_text(COMPILER)
+    compiler.chmod(0o755)
+    command = [sys.executable, "-m", "understudy", "train", tmp_path / "config.yaml"]
+    environment = {**os.environ, "CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (tmp_path / "c++.asked").exists()
+    assert (done.returncode, "Traceback" in done.stderr) == (run.STOPPED, False), done.stderr
 
 
 def test_train_refuses_a_run_in_progress(data: Path, tmp_path: Path) -> None:

@@ -70,3 +70,9 @@ def missing_compiler(device: torch.device) -> str | None:
     if shutil.which(compiler.split()[0]) is None:
         return f"CPU code needs a C++ compiler, and there is no {compiler}: install one, or name it in CXX"
     return None
+
+
+def is_compile_error(error: BaseException) -> bool:
+    """Return whether torch.compile failed: among other causes, a signal to the process group ended its compiler."""
+    modules = [kind.__module__ for kind in type(error).__mro__]
+    return any(module.startswith(("torch._dynamo", "torch._inductor")) for module in modules)

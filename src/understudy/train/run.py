@@ -19,6 +19,7 @@ from understudy.atomic import write_text
 from understudy.config.schema import dump_yaml, plain, without_credentials
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.credentials import CREDENTIALS_HINT, has_credentials
+from understudy.distributed.compile import is_compile_error
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.signals import Stop, Stopped, stop_signals
 from understudy.errors import ConfigError, DatasetError, RankError, is_out_of_memory, is_wrong_input
@@ -183,10 +184,15 @@ def _start(run: RunDir, config: TrainConfig, work: Callable[[Mesh, Stop], int]) 
             if mesh.rank == 0:
                 run.stop.unlink(missing_ok=True)  # an old file would stop the run at once
                 stop.file = run.stop
-            return work(mesh, stop)
+            try:
+                return work(mesh, stop)
+            except Exception as error:
+                if stop.noted and is_compile_error(error):
+                    raise Stopped("a signal that also reached the compiler") from error
+                raise
     except Stopped as signal:
         command = f"resume {run.root}" if run.config.exists() else f"train --output-dir {run.root} …"
-        logger.warning("stopped by %s before the first step: understudy %s starts again", signal, command)
+        logger.warning("stopped by %s before the next step: understudy %s starts again", signal, command)
         return STOPPED
 
 
