@@ -80,7 +80,8 @@ details > summary { cursor: pointer; font-weight: 600; } details[open] > summary
 .bar i { position: absolute; top: 0; bottom: 0; border-radius: 5px; background: var(--accent); opacity: 0.35; }
 .bar b { position: absolute; top: -2px; bottom: -2px; width: 3px; background: var(--accent); border-radius: 2px; }
 .dim { min-width: 0; } .dim b { display: block; font-size: 12.5px; font-weight: 600; overflow-wrap: anywhere; }
-.dim svg { height: 44px; } .dim span { color: var(--soft); font-size: 12px; }
+.curves { grid-template-columns: repeat(auto-fill, minmax(min(100%, 340px), 1fr)); gap: 14px 20px; }
+.dim svg { height: 44px; } .curves .dim svg { height: 120px; } .dim span { color: var(--soft); font-size: 12px; }
 .gap { height: 18px; }
 .key { display: inline-block; width: 18px; height: 3px; border-radius: 2px; vertical-align: middle;
   margin: 0 6px; }
@@ -151,7 +152,7 @@ def card(*parts: str) -> str:
 
 
 def grid(cards: Sequence[str], kind: str) -> str:
-    """Render cards in a grid; `kind` is a class of the style: two, tiles, samples, dims."""
+    """Render cards in a grid; `kind` is a class of the style: two, tiles, samples, dims, curves."""
     return f'<div class="grid {kind}">{"".join(cards)}</div>' if cards else ""
 
 

@@ -72,7 +72,8 @@ _CURVES_NOTE = (
 )
 _VALIDATION_NOTE = (
     "In brackets is the interval of 95 %: Student's t, from the standard error over episodes, since the frames of an "
-    "episode are correlated. A difference has an interval, paired by episode, where both validated the same samples."
+    "episode are correlated. Of few episodes it may reach below 0, which no loss does. A difference has an interval, "
+    "paired by episode, where both validated the same samples."
 )
 _WORST_NOTE = (
     "The episodes with the largest losses of each run's latest validation. The page of one run has their frames and "
@@ -148,11 +149,14 @@ def _differences(data: Mapping[str, Any]) -> list[str]:
         rows = [[" and ".join(r["runs"]), r["property"], r["why"], _joined(r["sources"])] for r in reasons]
         title = '<h3 class="bad">Some validation losses are not comparable</h3>'
         cards.append(html.card(title, html.table(["runs", "difference", "", "datasets"], rows)))
-    kinds = (("settings", "setting"), ("versions", "package"), ("datasets", "dataset"))
-    for kind, name in kinds:
-        rows = [[key, *(_value(own.get(letter)) for letter in letters)] for key, own in data[kind].items()]
-        shown = _folded(html.table([name, *letters], rows), len(rows)) if rows else '<p class="soft">None.</p>'
-        cards.append(html.card(f"<h3>{kind.capitalize()} that differ</h3>", shown))
+    kinds = {"settings": "setting", "versions": "package", "datasets": "dataset"}
+    for kind, name in kinds.items():
+        rows = [[key, *(_value(values.get(letter)) for letter in letters)] for key, values in data[kind].items()]
+        if rows:
+            table = _folded(html.table([name, *letters], rows), len(rows))
+            cards.append(html.card(f"<h3>{kind.capitalize()} that differ</h3>", table))
+    if equal := [kind for kind in kinds if not data[kind]]:
+        cards.append(html.card(f'<p class="soft">Equal in all runs: {_joined(equal)}.</p>'))
     return cards
 
 

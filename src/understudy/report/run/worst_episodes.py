@@ -156,15 +156,15 @@ class _Shown:
         cells = []
         for joint, name in enumerate(names):
             lines = [recorded[:, joint]]
-            mean_error = ""
+            extent = f" over {length / catalog.fps:.3g} s"
             if found is not None:
                 lines.append(np.asarray(found["actions"])[:, joint])
-                mean_error = f", MAE {found['mae'][joint]:.3g}"
-            cells.append(sparklines.curves(name, lines, (RECORDED, PREDICTED), mean_error))
-        first, rest = html.grid(cells[:CURVES], "dims"), cells[CURVES:]
+                extent += f", MAE {found['mae'][joint]:.3g}"
+            cells.append(sparklines.curves(name, lines, (RECORDED, PREDICTED), extent))
+        first, rest = html.grid(cells[:CURVES], "curves"), cells[CURVES:]
         if not rest:
             return note + first
-        folded = f"<details><summary>{len(rest)} more joints</summary>{html.grid(rest, 'dims')}</details>"
+        folded = f"<details><summary>{len(rest)} more joints</summary>{html.grid(rest, 'curves')}</details>"
         return f'{note}{first}<div class="gap"></div>{folded}'
 
 
@@ -205,6 +205,8 @@ def _note(text: str, legend: bool = False) -> str:
         f'<span class="key" style="background:{color}"></span>{name} '
         for color, name in ((RECORDED, "recorded"), (PREDICTED, "predicted"))
     )
-    units = "Actions in the robot's units over the episode; MAE is the mean absolute error."
-    shown = f"<p>{keys}<br><small>{units}</small></p>" if legend else ""
+    units = "Actions in the robot's units, from the least to the greatest value; MAE is the mean absolute error."
+    shown = (
+        f"<p>{keys}<br><small>{units} Frame by frame: <code>understudy view RUN</code>.</small></p>" if legend else ""
+    )
     return html.card(f'<p class="soft">{escape(text)}</p>{shown}')
