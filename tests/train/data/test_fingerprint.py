@@ -133,7 +133,10 @@ def test_a_changed_byte_inside_a_video_is_noticed_up_to_a_size(tmp_path: Path, m
     monkeypatch.setattr(fingerprint, "ENDS", middle // 2)
     path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
     [name] = [name for name in fingerprint.changed_kinds(before, digests(tmp_path / "d")) if "sample" not in name]
-    assert name.startswith("video files")
+    assert name.startswith("the contents of the video files")
+    sizes = {key.removeprefix("the contents of the "): [f"{path} 1"] for key in before if "contents" in key}
+    assert sizes
+    assert not fingerprint.changed_kinds(sizes, before)  # a run that recorded sizes resumes
     monkeypatch.setattr(fingerprint, "MAX_VIDEOS", 0)
     large = digests(tmp_path / "d")
     path.write_bytes(whole)

@@ -40,6 +40,7 @@ THREADS = 8
 MISSING = "missing"
 
 ROWS, VIDEOS, SOME = "data files", "video files", "a sample of the"
+CONTENTS = "the contents of the"  # of videos: runs of earlier versions recorded sizes under the name alone
 
 
 def digest_files(
@@ -59,7 +60,8 @@ def digest_files(
     for camera in cameras:
         if camera in episodes.videos:
             videos = episodes.videos[camera]
-            found |= _kind(files, videos.files, videos.file[rows], f"{VIDEOS} of {camera}", cache, _ends, _videos)
+            name = f"{VIDEOS} of {camera}"
+            found |= _kind(files, videos.files, videos.file[rows], name, cache, _ends, _videos, f"{CONTENTS} {name}")
     for key in parts[0].keys:
         if key in catalog.sensors:
             paths = [SENSORS, *sensor_files(catalog, catalog.sensors[key])]
@@ -94,13 +96,14 @@ def _kind(
     cache: Path | None,
     ends: Callable[[Files, str], str],
     everything: Callable[[Files, Sequence[str], Path | None], list[str]],
+    whole: str = "",
 ) -> dict[str, list[str] | None]:
     numbers = np.unique(used[used >= 0])
     few = _spread(numbers, SAMPLE)
     found = _each([table.find(files, number) for number in few], lambda path: ends(files, path))
     some = [f"{table.path(number)} {digest}" for number, digest in zip(few, found)]
     if not files.is_local:
-        return {f"{SOME} {name}": some, name: None}
+        return {f"{SOME} {name}": some, whole or name: None}
     many = _spread(numbers, MAX_FILES)
     found = everything(files, [table.find(files, number) for number in many], cache)
     parts = []
@@ -108,7 +111,7 @@ def _kind(
         more = f" and the {len(group) - 1} after it" if len(group) > 1 else ""
         digest = _digest("\n".join(found[i] for i in group).encode())
         parts += [f"{table.path(many[i])}{more} {digest}" for i in group[:1]]
-    return {f"{SOME} {name}": some, name: parts}
+    return {f"{SOME} {name}": some, whole or name: parts}
 
 
 def _spread(numbers: np.ndarray, most: int) -> list[int]:
