@@ -1,5 +1,7 @@
 """The verdict on a run: training against validation loss."""
 
+import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 from support.runs import series, tiny_config, tiny_dataset
 from understudy.config.schema import override
 from understudy.train import run
-from understudy.train.track.verdict import compare_losses
+from understudy.train.track.verdict import compare_losses, read_verdict
 
 
 def steps(losses: list[float | None], **more: Any) -> list[dict[str, Any]]:
@@ -59,6 +61,18 @@ def test_verdict_compares_a_common_term_where_the_sums_differ() -> None:
 )
 def test_without_two_finite_losses_there_is_no_verdict(losses: list[float | None], val: dict[str, Any]) -> None:
     assert compare_losses(steps(losses), validations(**val)) is None
+
+
+def test_verdict_of_a_long_run_holds_few_of_its_steps(tmp_path: Path) -> None:
+    records = [*steps([1.0] * 3000), *validations(s3000=2.0)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    tracemalloc.start()
+    verdict = read_verdict(tmp_path / "metrics.jsonl")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert verdict == compare_losses(records[:-1], records[-1:])
+    assert verdict is not None
+    assert peak < 300_000
 
 
 @pytest.mark.slow

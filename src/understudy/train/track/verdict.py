@@ -1,5 +1,6 @@
 """Verdict on a run from its metrics: training against validation loss, the lowest validation, and whether it falls."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,9 +67,14 @@ class Verdict:
 
 
 def read_verdict(path: Path) -> Verdict | None:
-    """Read the verdict on a run from its metrics.jsonl; see `compare_losses`."""
-    records = metrics_file.read(path)
-    train, val = ([record for record in records if record["kind"] == kind] for kind in ("train", "val"))
+    """Read the verdict on a run from its metrics.jsonl, of which few steps are held; see `compare_losses`."""
+    recent, train, val = deque[dict[str, Any]](maxlen=STEPS), list[dict[str, Any]](), list[dict[str, Any]]()
+    for record in metrics_file.iterate(path):
+        if record["kind"] == "train":
+            recent.append(record)
+        elif record["kind"] == "val":
+            train = list(recent)  # each of these steps is at or before the validation
+            val.append(record)
     return compare_losses(train, val)
 
 
@@ -90,14 +96,14 @@ def compare_losses(train: Records, val: Records) -> Verdict | None:
         common = (name for name in terms if any(name in record.get("terms", ()) for record in before))
         term = next(common, "")
     losses = [(record["step"], loss_of(record, term)) for record in val]
-    known = [(loss, step) for step, loss in losses if loss is not None]
+    finite = [(loss, step) for step, loss in losses if loss is not None]
     training = mean_loss(before, term)
-    if not known or known[-1][1] != val[-1]["step"] or training is None:
+    if not finite or finite[-1][1] != val[-1]["step"] or training is None:
         return None
-    lowest, lowest_step = min(known)
-    last, step = known[-1]
-    previous = known[-2][0] if len(known) > 1 else None
-    return Verdict(term, training, len(before), last, step, previous, lowest, lowest_step, len(known))
+    lowest, lowest_step = min(finite)
+    last, step = finite[-1]
+    previous = finite[-2][0] if len(finite) > 1 else None
+    return Verdict(term, training, len(before), last, step, previous, lowest, lowest_step, len(finite))
 
 
 def loss_of(record: Mapping[str, Any], term: str) -> float | None:
@@ -110,5 +116,5 @@ def mean_loss(train: Records, term: str) -> float | None:
     """Return the mean loss of records; of a term each element weighs the same. None without a finite loss."""
     elements = [record["terms"][term]["elements"] if term in record.get("terms", {}) else 1 for record in train]
     pairs = [(loss_of(record, term), count) for record, count in zip(train, elements)]
-    known = np.array([(loss, count) for loss, count in pairs if loss is not None]).reshape(-1, 2)
-    return float(np.average(known[:, 0], weights=known[:, 1])) if len(known) else None
+    finite = np.array([(loss, count) for loss, count in pairs if loss is not None]).reshape(-1, 2)
+    return float(np.average(finite[:, 0], weights=finite[:, 1])) if len(finite) else None
