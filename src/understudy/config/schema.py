@@ -64,12 +64,12 @@ def _parse_json(path: Path, text: str) -> Any:
 
 def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     """Return a mapping. Raises ValueError: a key is there twice, as in a file that two editors merged."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{twice} is set {names.count(twice)} times; keep one of them")
-    return found
+    return mapping
 
 
 @cache

@@ -23,6 +23,6 @@ def draw_instructions(texts: Sequence[str], separator: str, seed: int, positions
     """
     if not separator:
         return list(texts)
-    parts = [split_task(text, separator) for text in texts]
+    choices = [split_task(text, separator) for text in texts]
     draws = sample_uniform(seed, "instruction", positions).tolist()
-    return [own[int(draw * len(own))] for own, draw in zip(parts, draws, strict=True)]
+    return [tasks[int(draw * len(tasks))] for tasks, draw in zip(choices, draws, strict=True)]

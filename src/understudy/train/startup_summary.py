@@ -93,19 +93,23 @@ def describe_images(config: TrainConfig, data: RunData) -> list[str]:
             if camera not in part.missing_cameras:
                 recorded.setdefault(part.catalog.features[camera].size, []).append(name)
         for size, names in recorded.items():
-            own = "of an unknown size" if size is None else _size(size)
-            change = f" -> {seen} ({resized})" if own != seen else ""
+            stored = "of an unknown size" if size is None else _size(size)
+            change = f" -> {seen} ({resized})" if stored != seen else ""
             more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
             where = f" in {', '.join(names[:MAX_NAMED])}{more}" if len(recorded) > 1 else ""
-            lines.append(f"{camera} {own}{change}{where}")
+            lines.append(f"{camera} {stored}{change}{where}")
     return lines
 
 
 def describe_defaults(config: TrainConfig) -> list[str]:
     """Return the settings whose defaults come from the policy, and those that differ from them, in a line each."""
-    brought, own = flat(config.run_defaults()), flat(plain(config))
-    taken = [f"{name} {value}" for name, value in brought.items() if own.get(name) == value]
-    others = [f"{name} {own.get(name)} (its own: {value})" for name, value in brought.items() if own.get(name) != value]
+    brought, present = flat(config.run_defaults()), flat(plain(config))
+    taken = [f"{name} {value}" for name, value in brought.items() if present.get(name) == value]
+    others = [
+        f"{name} {present.get(name)} (its own: {value})"
+        for name, value in brought.items()
+        if present.get(name) != value
+    ]
     lines = [f"from policy {config.policy.type}: {', '.join(taken)}"] if taken else []
     if config.policy.DEVIATION:
         lines.append(f"{config.policy.type}: {config.policy.DEVIATION}")

@@ -1,6 +1,5 @@
 """Throughput of the loader in several processes at once: of all together, and of each."""
 
-import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -11,7 +10,7 @@ import torch.distributed as dist
 
 from understudy.bytesize import parse_bytes
 from understudy.cli.bench.measure import Round, Setting, Trial, conditions, default_seconds, median_round
-from understudy.cores import fair_threads
+from understudy.cores import fair_threads, processes_here
 from understudy.errors import ConfigError
 from understudy.process_rank import find_rank
 
@@ -30,7 +29,7 @@ def measure_ranks(setting: Setting, rounds: int, seconds: float | None) -> dict[
     process = find_rank()
     if setting.batch % process.world_size:
         raise ConfigError(f"batch_size: {setting.batch} over {process.world_size} processes; give a multiple")
-    on_host = int(os.environ.get("LOCAL_WORLD_SIZE", process.world_size))
+    on_host = processes_here()
     setting = replace(
         setting,
         threads=setting.threads or fair_threads(on_host),
@@ -43,10 +42,10 @@ def measure_ranks(setting: Setting, rounds: int, seconds: float | None) -> dict[
         with closing(Trial(setting)) as trial:
             time = seconds or default_seconds(len(trial.data))
             measured = [trial.measure(time, dist.barrier) for _ in range(rounds)]
-            own = {"first_batch_s": trial.first_batch_s, "waited_share": trial.waited_share}
+            waits = {"first_batch_s": trial.first_batch_s, "waited_share": trial.waited_share}
             cameras = len([key for key in trial.data.keys if key in trial.data.catalog.camera_keys])
         ranks: list[Any] = [None] * process.world_size
-        dist.all_gather_object(ranks, (measured, own))
+        dist.all_gather_object(ranks, (measured, waits))
     finally:
         dist.destroy_process_group()
     return {"path": setting.path, "batch": setting.batch, "chunk": setting.chunk, **_summarize(cameras, ranks)}
@@ -72,20 +71,20 @@ def _summarize(cameras: int, ranks: Sequence[tuple[Sequence[Round], dict[str, fl
     }
 
 
-def format_ranks(found: dict[str, Any]) -> str:
+def format_ranks(figures: dict[str, Any]) -> str:
     """Format the figures as a table."""
-    sides = [(f"all {found['world_size']} ranks", found), *((f"rank {n}", one) for n, one in enumerate(found["ranks"]))]
-    width = max(len(name) for name, _ in sides)
+    ranks, conditions = figures["ranks"], figures["conditions"]
+    rows = [(f"all {len(ranks)} ranks", figures), *((f"rank {n}", rank) for n, rank in enumerate(ranks))]
+    width = max(len(name) for name, _ in rows)
     lines = [f"{'':<{width}}{'samples/s':>12}{'frames/s':>12}{'CPU ms/sample':>15}{'waited':>9}"]
-    for name, one in sides:
-        rates = f"{one['samples_per_s']:>12,.0f}{one['frames_per_s']:>12,.0f}"
-        lines.append(f"{name:<{width}}{rates}{one['cpu_ms_per_sample']:>15.3f}{one['waited_share']:>9.0%}")
-    at = found["conditions"]
-    slowest = max(one["first_batch_s"] for one in found["ranks"])
+    for name, row in rows:
+        rates = f"{row['samples_per_s']:>12,.0f}{row['frames_per_s']:>12,.0f}"
+        lines.append(f"{name:<{width}}{rates}{row['cpu_ms_per_sample']:>15.3f}{row['waited_share']:>9.0%}")
+    slowest = max(rank["first_batch_s"] for rank in ranks)
     lines += [
         "",
         f"first batch of the slowest rank after {slowest:.2f} s; frames are images of all cameras",
-        f"measured {at['date']} UTC, rank 0 on {at['cpu']}, {at['cores']} cores",
+        f"measured {conditions['date']} UTC, rank 0 on {conditions['cpu']}, {conditions['cores']} cores",
     ]
     return "\n".join(lines)
 

@@ -29,12 +29,12 @@ def read_json(files: Files, path: str) -> dict[str, Any]:
 
 def _last_of_each(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
     """Return a JSON object; the last value of a repeated key counts, and a warning names the key."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         logger.warning("%s: key %r is there %d times, and the last one counts", where, twice, names.count(twice))
-    return found
+    return mapping
 
 
 def read_columns(files: Files, path: str, schema: pa.Schema) -> pa.Table:
