@@ -26,9 +26,13 @@ def check_page(report: Report, catalog: Catalog | None) -> str:
     counts = report.counts
     tiles = [(f"{counts[severity]:,}", f"{severity}s") for severity in SEVERITIES]
     tiles += [(f"{report.episodes:,}", "episodes"), (f"{report.frames:,}", "frames")]
-    tiles += [(f"{count:,}", f"{name.replace('_', ' ')} read") for name, count in report.read.items()]
+    read = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in report.read.items())
     name = report.root.rstrip("/").rpartition("/")[2]
-    result = "sound" if report.is_sound else f"{len(report.bad_episodes)} bad episodes"
+    faults = [
+        f"{counts[severity]:,} {severity}{'s' if counts[severity] > 1 else ''}"
+        for severity in ("error", "warning")
+        if counts[severity]
+    ]
     sections = [
         html.section(f"{severity.title()}s", *_table([one for one in report.findings if one.severity == severity]))
         for severity in SEVERITIES
@@ -37,8 +41,8 @@ def check_page(report: Report, catalog: Catalog | None) -> str:
     worst = _worst(report)
     return html.page(
         f"{name} · understudy check",
-        f'<h1>{escape(name)}: {escape(result)}</h1><p class="soft">LeRobot {escape(report.version)} · '
-        f"{escape(report.root)}</p>" + html.tiles(tiles),
+        f'<h1>{escape(name)}: {", ".join(faults) or "sound"}</h1><p class="soft">LeRobot {escape(report.version)} · '
+        f"{escape(report.root)} · read {escape(read)}</p>" + html.tiles(tiles),
         *sections,
         html.section("Worst episodes", *(_episode(catalog, *one) for one in worst)) if catalog is not None else "",
         html.section("Most unusual episodes", html.card(_ranking(report.ranking)) if report.ranking else ""),
