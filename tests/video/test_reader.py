@@ -253,7 +253,7 @@ def test_reader_pickles_as_its_path_and_can_be_closed(clips: dict[str, tuple[Pat
     path, images = clips["hevc-open"]
     video = open_video(path)
     video.read(np.array([5]))
-    assert len(pickle.dumps(video)) < 300
+    assert b"numpy" not in pickle.dumps(video)  # the index and the images are arrays
     assert np.array_equal(pickle.loads(pickle.dumps(video)).read(np.array([6]))[0], images[6])
     video.close()
     video.close()

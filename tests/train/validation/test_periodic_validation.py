@@ -172,7 +172,9 @@ class Kept:
 def test_tracker_gets_a_validation_made_after_resume(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=Kept, Settings=lambda **_: None))
+    offline = SimpleNamespace(settings=SimpleNamespace(mode="offline"))
+    wandb = SimpleNamespace(init=Kept, Settings=lambda **_: None, setup=lambda: offline)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     out = tmp_path / "r"
     with small_chunks():
         with Asked(1):
