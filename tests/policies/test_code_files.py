@@ -131,6 +131,28 @@ def test_a_downloaded_folder_imports_nothing(place: Path, tmp_path: Path) -> Non
     assert load_policy(copy, code=copy / CODE).config.hidden == 8  # its user has read it
 
 
+@pytest.mark.parametrize("mark", code_files.DOWNLOADED)
+def test_code_below_any_mark_of_a_download_is_not_imported(mark: str, tmp_path: Path) -> None:
+    code = tmp_path / "blobs" / "evil.py"
+    link = tmp_path / "pulled" / "policy" / "evil.py"
+    for path in (code, link, tmp_path / "pulled" / mark):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    code.write_text("raise SystemExit('imported')\n")
+    (tmp_path / "pulled" / mark).touch()
+    link.symlink_to(code)  # as in the hub's cache
+    with pytest.raises(ValueError, match="download"):
+        code_files.import_type(f"{link}:MINE#{code_files._digest(code.read_bytes())}")
+
+
+def test_code_at_a_relative_path_is_not_imported(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The author of a download knows the name of its folder, and not its place."""
+    kind = code_files.pin(f"{place / 'my_policy.py'}:MINE")
+    monkeypatch.chdir(place)
+    with pytest.raises(ValueError, match="download"):
+        code_files.import_type(kind.removeprefix(f"{place}/"))
+    assert code_files.import_type(kind)
+
+
 def test_a_run_from_elsewhere_may_not_name_code(place: Path) -> None:
     run = trained(place)
     text = (run / "config.yaml").read_text()

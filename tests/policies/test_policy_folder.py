@@ -2,11 +2,13 @@
 
 import json
 import os
+import random
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,15 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from torch import Tensor
 
 import understudy as us
+from support.arm import write_arm_policy
 from support.calls import recorded_calls
 from support.policies import batch, draws, editable, policy
 from support.refusals import refused
 from understudy.policies.flow.model import FlowPolicy
+from understudy.policies.policy import Policy
 
 
 def test_what_is_loaded_is_bit_equal(tmp_path: Path) -> None:
@@ -233,6 +238,7 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
         {"width": 1_000_000},
         {"chunk": 10**10},
         {"chunk": 10**18},
+        {"chunk": 10**30},
         {"channels": 2**16},
         {"cameras": [f"observation.images.{number}" for number in range(2000)]},
     ],
@@ -255,6 +261,58 @@ def test_wrong_number_of_dimensions_is_one_clean_error(tmp_path: Path, dims: Any
     path.write_text(json.dumps(stored | {"dims": stored["dims"] | {"action": dims}}))
     with pytest.raises(ValueError, match="dims"):
         FlowPolicy.load(tmp_path)
+
+
+def test_own_way_to_load_weights_takes_no_memory_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a policy fills what is not stored by itself, and the shapes of the others are compared."""
+
+    def load_weights(self: FlowPolicy, weights: Mapping[str, Tensor]) -> None:
+        Policy.load_weights(self, {"out_proj.bias": torch.ones(12), **weights})
+
+    monkeypatch.setattr(FlowPolicy, "load_weights", load_weights)
+    policy().save(tmp_path, {name: weight for name, weight in policy().state_dict().items() if name != "out_proj.bias"})
+    assert FlowPolicy.load(tmp_path).get_parameter("out_proj.bias").eq(1).all()
+    path = editable(tmp_path) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"width": 1_000_000}))
+    with refused("1000000", kind=ValueError):
+        FlowPolicy.load(tmp_path)
+
+
+WRONG = (float("inf"), 10**30, True, None, "x", [None], {"a": 1}, [["x"]])
+"""JSON values of another type than a file has."""
+
+
+def damaged(value: Any, wrong: Any) -> Iterator[Any]:
+    """Copies of a JSON value in each of which one part is `wrong`."""
+    yield wrong
+    if isinstance(value, dict | list):
+        items = list(value.items() if isinstance(value, dict) else enumerate(value))
+        for key, part in items[: 2 if isinstance(value, list) else None]:
+            for other in damaged(part, wrong):
+                changed = value.copy()
+                changed[key] = other
+                yield changed
+
+
+@pytest.mark.parametrize("name", ["normalisation.json", "config.json", "contract.json"])
+def test_wrong_value_in_a_file_is_one_clean_error(name: str, tmp_path: Path) -> None:
+    path, draw = editable(write_arm_policy(tmp_path / "policy")) / name, random.Random(name)
+    stored = json.loads(path.read_text())
+    for wrong in WRONG:
+        copies = list(damaged(stored, wrong))
+        for content in copies[:12] + draw.sample(copies, 12):
+            path.write_text(json.dumps(content))
+            with suppress(ValueError):
+                us.load_policy(path.parent, head="arm")
+
+
+@pytest.mark.parametrize("heads", [None, [], {"": None}, {"": ["x"]}, 3])
+def test_metadata_of_another_form_are_refused(tmp_path: Path, heads: Any) -> None:
+    policy().save(tmp_path)
+    path = editable(tmp_path) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"metadata": {"heads": heads}}))
+    with refused(path, "metadata", kind=ValueError):
+        us.load_policy(tmp_path)
 
 
 def test_a_run_without_a_policy_yet_names_the_command_that_writes_it(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def read_contract(folder: Path) -> InputContract | None:
         if not isinstance(stored, dict):
             raise ValueError(f"a {type(stored).__name__}, expected an object")
         return InputContract.from_json(stored)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 

@@ -20,8 +20,16 @@ CODE = "policy_code.py"
 """Name of the copy in runs and exported folders, for readers: it is not imported from there."""
 GIVEN = "UNDERSTUDY_POLICY_CODE"
 """Environment variable with the file that a user gives."""
-DOWNLOADED = ("order.json", "normalisation.json", "model.safetensors")
-"""Files of a run or policy folder; no code is imported below one, unless a user gives it."""
+DOWNLOADED = (
+    "order.json",
+    "normalisation.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "understudy.sha256",
+    ".understudy-hub.json",
+    ".cache/huggingface/download",
+)
+"""Files of a run, of a policy folder or of a download; no code is imported below one, unless a user gives it."""
 
 logger = logging.getLogger(__name__)
 _modules: dict[str, ModuleType] = {}
@@ -80,7 +88,7 @@ def import_type(kind: str) -> Any:
     if content is None:
         raise ValueError(f"policy type {name!r} is defined in {path}, which cannot be read; {fix}")
     if not given and (_digest(content) != digest or _is_downloaded(path)):
-        why = "lies in the folder of a run or policy" if _is_downloaded(path) else "has changed since"
+        why = "lies in a download or in the folder of a run or policy" if _is_downloaded(path) else "has changed since"
         raise ValueError(f"policy type {name!r} is defined in {path}, which {why}, and is not imported; {fix}")
     if _digest(content) != digest:
         logger.warning("policy type %r: %s is not the code that the policy was trained with (sha256)", name, path)
@@ -116,7 +124,9 @@ def _digest(content: bytes) -> str:
 
 
 def _is_downloaded(path: Path) -> bool:
-    return any((folder / name).exists() for folder in path.resolve().parents for name in DOWNLOADED)
+    """Whether a file may be of a downloaded folder, also behind a link; a path of training is absolute (`pin`)."""
+    folders = {*path.parents, *path.resolve().parents}
+    return not path.is_absolute() or any((folder / name).exists() for folder in folders for name in DOWNLOADED)
 
 
 def _import(path: Path, content: bytes) -> ModuleType:

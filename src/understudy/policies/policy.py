@@ -375,14 +375,14 @@ def build_saved(saved: policy_folder.Saved, where: object, narrow: bool = False)
         try:
             with OnMeta():
                 policy = make()
-        except RuntimeError:  # its constructor computes with values
+        except (RuntimeError, TypeError):  # its constructor computes with values, or a number is too large
             policy = None
-        if policy is not None and type(policy).load_weights is Policy.load_weights:
+        if policy is not None and not policy.fills_weights:
             _check_shapes(policy, saved, where)  # before a number in config.json chooses an amount of memory
         if policy is None or (not policy.fills_weights and any(p.is_meta for p in policy.parameters())):
             try:
                 policy = make()
-            except RuntimeError as error:
+            except (RuntimeError, TypeError) as error:
                 raise ValueError(f"{where}: the network of this config cannot be built: {error}") from error
     if narrow:
         narrow_weights(policy)
@@ -394,10 +394,15 @@ def build_saved(saved: policy_folder.Saved, where: object, narrow: bool = False)
 
 
 def _check_shapes(policy: Policy, saved: policy_folder.Saved, where: object) -> None:
-    """Raise ValueError where the network of a config has other shapes than the header of the stored weights."""
+    """Raise ValueError where the network of a config has other shapes than the header of the stored weights.
+
+    A policy with its own `load_weights` may fill names that are not stored.
+    """
     shapes = stored_shapes(saved.weights)
     stored = {current_name(name, saved.config.OLD_MODULES): shape for name, shape in shapes.items()}
     for name, tensor in policy.state_dict().items():
+        if name not in stored and type(policy).load_weights is not Policy.load_weights:
+            continue
         if stored.get(name) != (wanted := tuple(tensor.shape)):
             there = stored.get(name, "missing")
             raise ValueError(

@@ -171,8 +171,9 @@ def load(directory: str | Path, normalization: Mapping[str, Any] | None = None, 
     checksums.check_checksums(source)
     stored = _object(source / CONFIG) if (source / CONFIG).is_file() else {}
     metadata = stored.pop(METADATA, {})
-    if not isinstance(metadata, Mapping):
-        raise ValueError(f"{source / CONFIG}: {METADATA}: {metadata!r}: must be an object")
+    heads = metadata.get("heads", {}) if isinstance(metadata, Mapping) else None
+    if not isinstance(heads, Mapping) or not all(isinstance(facts, Mapping) for facts in heads.values()):
+        raise ValueError(f"{source / CONFIG}: {METADATA}: {metadata!r:.80}: must be an object with one in it by head")
     kind = stored_type(stored) if "type" in stored else None
     files = _open_tensors(source, kind)
     if normalization is None and (source / NORMALIZATION).is_file():

@@ -26,7 +26,7 @@ class Affine(nn.Module):
         super().__init__()
         try:
             offset, spread = (torch.as_tensor(array, dtype=torch.float32).clone() for array in (offset, spread))
-        except ValueError as error:  # rows of different lengths
+        except (TypeError, ValueError, RuntimeError) as error:  # no numbers, or rows of different lengths
             raise ValueError(f"offset and spread must be arrays of numbers, [dim] or [heads, dim]: {error}") from error
         if offset.ndim not in (1, 2) or offset.shape != spread.shape:
             shapes = f"offset {tuple(offset.shape)} and spread {tuple(spread.shape)}"

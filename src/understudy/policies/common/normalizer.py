@@ -40,12 +40,10 @@ class Normalizer(nn.Module):
         `widths` are those of the keys that the policy uses.
 
         Raises:
-            ValueError: an entry is missing, of the wrong width, or cannot be inverted.
+            ValueError: an entry is missing, of another type, of the wrong width, or cannot be inverted.
         """
         super().__init__()
-        for key in widths:
-            if key not in normalization:
-                raise ValueError(f"normalization has {sorted(normalization)}, the policy also needs {key!r}")
+        _check_types(normalization, widths)
         self.heads: tuple[str, ...] = tuple(normalization.get("heads", ONLY))
         if not self.heads or len(set(self.heads)) < len(self.heads):
             raise ValueError(f"normalization names the heads {list(self.heads)}: one name for each, at least one")
@@ -60,13 +58,17 @@ class Normalizer(nn.Module):
             if (
                 not isinstance(own, list | tuple)
                 or len(own) != count
-                or not all(dim in range(1, width + 1) for dim in own)
+                or not all(dim in range(1, width + 1) and not isinstance(dim, bool) for dim in own)
             ):
                 raise ValueError(f"normalization says dims {own} of {key!r}: {count} numbers from 1 to {width}")
             own = self.dims[key] = [int(dim) for dim in own]
             past = torch.arange(width) >= torch.tensor(own)[:, None] if min(own) < width else None
             self.register_buffer(f"{_short(key)}_past", past, persistent=False)  # bool [H, dim], None: all are real
-        delta = torch.as_tensor(normalization.get("delta", [[False] * widths[ACTION]] * count), dtype=torch.bool)
+        stored = normalization.get("delta", [[False] * widths[ACTION]] * count)
+        try:
+            delta = torch.as_tensor(stored, dtype=torch.bool)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"normalization's delta is {stored!r:.80}: give true or false by head, dim") from error
         check_shape("normalization's delta", delta, (count, widths[ACTION]))
         for head, dim in delta.nonzero().tolist():
             self._check_inverse(head, dim)
@@ -154,6 +156,19 @@ def blanked(x: Tensor, dim_is_pad: Tensor | None) -> Tensor:
         return x
     rows, dim = dim_is_pad.shape
     return torch.where(dim_is_pad.view(rows, *[1] * (x.ndim - 2), dim), 0.0, x)
+
+
+def _check_types(normalization: Mapping[str, Any], widths: Mapping[str, int]) -> None:
+    """Raise ValueError where a key is missing, or an entry of a JSON file has another type."""
+    for key in widths:
+        if key not in normalization:
+            raise ValueError(f"normalization has {sorted(normalization)}, the policy also needs {key!r}")
+    for key in (*widths, "dims"):
+        if not isinstance(entry := normalization.get(key, {}), Mapping):
+            raise ValueError(f"normalization's {key} is {entry!r:.80}: it must be an object")
+    heads = normalization.get("heads", ONLY)
+    if not isinstance(heads, list | tuple) or not all(isinstance(name, str) for name in heads):
+        raise ValueError(f"normalization's heads are {heads!r:.80}: they must be a list of names")
 
 
 def _short(key: str) -> str:
