@@ -264,7 +264,7 @@ def test_wrong_number_of_dimensions_is_one_clean_error(tmp_path: Path, dims: Any
 
 
 def test_own_way_to_load_weights_takes_no_memory_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a policy fills what is not stored by itself, and the shapes of the others are compared."""
+    """Such a policy fills missing names by itself, and the shapes of the others are compared."""
 
     def load_weights(self: FlowPolicy, weights: Mapping[str, Tensor]) -> None:
         Policy.load_weights(self, {"out_proj.bias": torch.ones(12), **weights})

@@ -24,6 +24,7 @@ from understudy.contract.mismatch import ContractError, ContractWarning
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.serve import dial
+from understudy.serve.async_chunks import AsyncChunks
 from understudy.serve.client import RemotePolicy
 from understudy.serve.coding import MessageError
 from understudy.serve.past import PastObservations
@@ -160,6 +161,22 @@ def test_an_oversized_observation_is_refused_before_it_is_sent(folder: Path, see
         with refused("50,000", kind=MessageError):
             policy.act(seen[0])
         assert policy.reconnects == 0
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_actions_of_another_server_that_are_not_finite_reach_no_robot(
+    broken: float, folder: Path, seen: list[Observation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(*args: Any) -> tuple[str, dict[str, Any]]:
+        return "ok", {"actions": np.where(np.arange(112).reshape(16, 7) == 111, broken, 0).astype(np.float32)}
+
+    monkeypatch.setattr(PolicyServer, "_answer", answer)
+    with served(folder) as server, RemotePolicy(server.address) as policy:
+        for call in (policy.act, policy.select_action):
+            with refused("finite", kind=ValueError):
+                call(seen[0])
+        with AsyncChunks(policy, delay=0) as chunks, refused("finite", kind=ValueError):
+            chunks.select_action(seen[0])
 
 
 def test_a_server_that_ends_each_connection_is_not_flooded(

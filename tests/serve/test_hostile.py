@@ -122,6 +122,7 @@ def lists(count: int, item: bytes = b"\x90") -> bytes:
         lists(4000, lists(100)),
         lists(4000, lists(100, b"\x80")),
         b"\xdf" + (1_000_000).to_bytes(4, "big") + b"\x90\xc0" * 1_000_000,
+        lists(4000, b"\xde\x0f\xff" + b"\xa0\xc0" * 4095),  # one key again and again
     ],
 )
 def test_a_message_of_many_objects_is_refused_early(data: bytes) -> None:
@@ -166,6 +167,18 @@ def test_absurd_images_are_refused_before_they_are_resized(
     if reaction == "warn":
         with plain(server) as connection:
             assert "front" in reply(connection, observation)
+
+
+@pytest.mark.parametrize(
+    "control", [{"noise": {"seed": 1, "position": 2, "purpose": "p" * 10_000_000}}, {"steps": 1000}, {"steps": 1 << 60}]
+)
+def test_costly_requests_are_refused_before_they_are_computed(
+    control: Any, server: PolicyServer, seen: list[Any]
+) -> None:
+    before = outcomes(server).get("ok", 0)
+    with plain(server) as connection:
+        assert reply(connection, {**seen[0], "understudy": control})["error"]["fault"] == "message"
+    assert outcomes(server).get("ok", 0) == before
 
 
 # -- the log --------------------------------------------------------------------------------------------------------

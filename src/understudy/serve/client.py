@@ -154,7 +154,8 @@ class RemotePolicy:
             float32 [T, A], in the robot's units.
 
         Raises:
-            ValueError, ContractError: as the local policy. MessageError: a value cannot be sent.
+            ValueError, ContractError: as the local policy, or the server's actions are not finite.
+            MessageError: a value cannot be sent.
             DeadlineError: no answer within `timeout_s`. RemoteError: the server refuses or fails.
         """
         with self._lock:
@@ -173,13 +174,15 @@ class RemotePolicy:
             if noise is not None:
                 control["noise"] = asdict(noise)
             reply = self._request(observation, control)
+            actions = reply.get("actions")
+            if not isinstance(actions, np.ndarray) or actions.ndim != 2 or actions.dtype.kind not in "iuf":
+                raise RemoteError(f"{self._name} answered without actions; is it a policy server?")
+            if not np.isfinite(actions).all():  # of another server than ours
+                raise ValueError(f"{self._name} answered with an action that is not finite: check its policy")
             self._executed, self.clamped = None, dict(reply.get("clamped", {}))
             self._remember(observation, time)
             if self._past is not None:
                 self._past.mark_sent()
-            actions = reply.get("actions")
-            if not isinstance(actions, np.ndarray) or actions.ndim != 2:
-                raise RemoteError(f"{self._name} answered without actions; is it a policy server?")
             return np.array(actions)
 
     def observe(self, observation: Mapping[str, Any], *, time: float | None = None) -> None:

@@ -57,7 +57,7 @@ def decode(data: bytes) -> Any:
     try:
         return msgpack.unpackb(
             data,
-            object_hook=lambda values: _unpack(count(values)),
+            object_pairs_hook=lambda pairs: _unpack(dict(count(pairs))),  # a key may come again and again
             list_hook=count,
             max_array_len=_LONGEST_LIST,
             max_map_len=_LONGEST_LIST,

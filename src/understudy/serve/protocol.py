@@ -100,8 +100,9 @@ def past_times(request: Request, fps: float | None) -> list[tuple[float | None, 
     return [(_seconds(step, time, fps), seen) for step, time, seen in request.past]
 
 
-MOST_STEPS = 1000
-"""Most integration steps of a request."""
+MOST_STEPS = 100
+"""Most integration steps of a request: the other robots wait meanwhile."""
+_LONGEST_PURPOSE = 64
 
 
 def read_request(message: Any) -> tuple[Request, dict[str, Any]]:
@@ -184,8 +185,9 @@ def _noise(value: Any) -> Noise | None:
         raise MessageError("noise must be a dict of seed, position and purpose")
     seed, position = _integer(value, "seed", 0, (1 << 63) - 1), _integer(value, "position", 0, (1 << 63) - 1)
     purpose = value.get("purpose", "rollout")
-    if seed is None or position is None or not isinstance(purpose, str):
-        raise MessageError("noise must have a seed and a position of 0 or more, and its purpose must be a word")
+    if seed is None or position is None or not isinstance(purpose, str) or len(purpose) > _LONGEST_PURPOSE:
+        text = f"its purpose must be a word of at most {_LONGEST_PURPOSE} letters"  # hashed for each random number
+        raise MessageError(f"noise must have a seed and a position of 0 or more, and {text}")
     return Noise(seed, position, purpose)
 
 

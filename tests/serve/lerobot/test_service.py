@@ -1,5 +1,6 @@
 """LeRobot's service: chunks of the local policy, skipped observations, and faulty, greedy, vanished robots."""
 
+import json
 import logging
 import os
 import signal
@@ -9,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -163,6 +164,49 @@ def test_absurd_values_are_errors(reaction: Any, code: str, folder: Path, seen: 
                 arm.actions()
             arm.start()
             assert np.isfinite(values(arm.act(seen[1]))).all()
+
+
+def test_clamped_dimensions_are_in_the_metadata_of_the_answer(folder: Path, seen: list[Observation]) -> None:
+    local = us.load_policy(folder, head="arm", action_bounds="clamp")
+    with served(folder, lerobot_port=0, seed=9, action_bounds="clamp") as server, client(server) as arm:
+        for net in (local.policy, server.robot.policy):
+            net.act = lambda *args, act=net.act, **options: 6 * act(*args, **options)  # type: ignore[method-assign]
+        local.act(standard(seen[0]), generator=torch.Generator().manual_seed(9))
+        arm.start()
+        arm.send(TimedObservation(0, 0, raw(seen[0]), True))
+        _, call = arm.channel.unary_unary("/transport.AsyncInference/GetActions").with_call(b"", timeout=10)
+        metadata = dict(call.trailing_metadata())
+        assert local.clamped
+        assert json.loads(metadata[service.CLAMPED]) == local.clamped
+    with served(folder, lerobot_port=0, action_bounds="error") as server, client(server) as arm:
+        server.robot.policy.act = lambda *args, act=server.robot.policy.act, **options: 6 * act(*args, **options)  # type: ignore[method-assign]
+        arm.start()
+        with failing("INVALID_ARGUMENT", "action_bounds"):
+            arm.act(seen[0])
+
+
+FORGED = "x\n2026 INFO robot 7 connected \x1b[2J"
+
+
+def test_robots_write_no_line_of_their_own(
+    folder: Path, seen: list[Observation], caplog: pytest.LogCaptureFixture
+) -> None:
+    names = {**FEATURES["observation.state"], "names": [FORGED * 200] * 7}
+    instructions = [
+        {"policy_type": FORGED * 1000, "pretrained_name_or_path": FORGED * 1000},
+        {"lerobot_features": FEATURES | {"observation.state": names}},
+        {"rename_map": {"observation.images.front": FORGED}},
+    ]
+    observations = [{FORGED: 1.0}, {FORGED: [1]}, {"task": FORGED}, {"task": "t" * 1_000_000}]
+    with served(folder, lerobot_port=0) as server, caplog.at_level(logging.INFO):
+        for changes, values in [*((each, {}) for each in instructions), *(({}, each) for each in observations)]:
+            with client(server) as arm, suppress(grpc.RpcError):
+                arm.start(**changes)
+                arm.send(TimedObservation(0, 0, {**raw(seen[0]), **values}, True))
+                arm.actions()
+    records = [record.getMessage() for record in caplog.records if record.name == "understudy.serve"]
+    assert sum(FORGED.encode("unicode_escape").decode() in text for text in records) >= 5
+    assert all(text.isprintable() and len(text) < 3000 for text in records)
 
 
 class Hostile:

@@ -6,6 +6,7 @@ that ends is UNAVAILABLE.
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -38,6 +39,9 @@ _FPS = 30  # LeRobot's, for policies of unknown rate
 _IDLE_S = 5.0  # without a call, after which a robot gives up its place to a new one
 _IDLE_CONNECTION_S = 60.0
 _CALLS = 4  # of a robot at the same time
+CLAMPED = "understudy-clamped"
+"""Trailing metadata of an answer: JSON of the dimensions that were moved to a bound, with their largest distances."""
+_MOST_CLAMPED = 32
 _MOST_DETAILS = 2000  # letters of an error: gRPC limits headers to 8 kB
 _CODES = {
     "contract": grpc.StatusCode.FAILED_PRECONDITION,
@@ -203,14 +207,14 @@ class LeRobotService:
         robot = self._robot(context)
         try:
             async with robot.serving:
-                return await self._chunk(robot)
+                return await self._chunk(robot, context)
         except asyncio.CancelledError:
             if self._robots.get(context.peer()) is robot:
                 robot.mark_failed()
                 self._pause(context.peer())
             raise
 
-    async def _chunk(self, robot: Robot) -> bytes:
+    async def _chunk(self, robot: Robot, context: Context) -> bytes:
         taken = await robot.take(WAIT_S)
         self._check_open()
         if taken is None:
@@ -230,6 +234,9 @@ class LeRobotService:
             engine.busy -= 1
         engine.count("ok")
         assert answer.actions is not None
+        if answer.clamped:  # LeRobot's messages have no place for it
+            farthest = sorted(answer.clamped.items(), key=lambda each: -each[1])[:_MOST_CLAMPED]
+            context.set_trailing_metadata(((CLAMPED, json.dumps(dict(farthest))),))
         actions = answer.actions[: robot.most_actions]
         times = observation.timestamp, observation.timestep, self._seconds
         return wire.write_bytes(write_actions(actions, *times, observation.module))
