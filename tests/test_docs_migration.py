@@ -111,3 +111,43 @@ def test_minus_one_is_uncapped(flag: str) -> None:
     assert config == read_settings("train", ["--data.root", "there"])
     with refused(flag.lstrip("-").replace("-", "_"), -2, kind=ConfigError):
         read_settings("train", ["--data.root", "there", flag, "-2"])
+
+
+@pytest.mark.parametrize("word", ["trainer.max_iter=5", "--trainer.max_iter=5", "--trainer.max_iter"])
+def test_overrides_of_cosmos_get_their_hint(word: str) -> None:
+    with refused("trainer.max_iter", "--steps", kind=ConfigError):
+        read_settings("train", ["--data.root", "there", word])
+
+
+@pytest.mark.parametrize("flag", ["--max_num_tokens_after_packing", "--no_such_flag"])
+@pytest.mark.parametrize("value", ["-1", "-.5", "-1e3"])
+def test_negative_value_belongs_to_its_unknown_flag(flag: str, value: str) -> None:
+    with refused(flag, kind=ConfigError) as caught:
+        read_settings("train", ["--data.root", "there", flag, value])
+    assert value not in str(caught.value)
+
+
+def test_items_of_a_foreign_list_get_the_hint_of_the_list() -> None:
+    with refused(OPENTAU["dataset-mixture.datasets"], kind=ConfigError):
+        read_settings("train", ["--dataset_mixture.datasets.0.weight", "2"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [
+        ("--grad_accumulation_steps", OPENTAU["gradient-accumulation-steps"]),
+        ("--episode_pool_sizes", OPENTAU["episode-pool-size"]),
+        ("--policy.tokenizer", "--policy.type pi05"),
+        ("--policy.widht", "--policy.width"),
+        ("--sed", "--seed"),
+    ],
+)
+def test_nearest_name_is_proposed(flag: str, hint: str) -> None:
+    """Names of other trainers and of other policies are candidates, too."""
+    with refused(hint, kind=ConfigError):
+        read_settings("train", ["--data.root", "there", flag, "2"])
+
+
+def test_settings_of_the_chosen_policy_are_proposed() -> None:
+    with refused("--policy.tokenizer?", kind=ConfigError):
+        read_settings("train", ["--policy.type", "pi05", "--policy.tokeniser", "x"])

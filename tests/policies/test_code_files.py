@@ -75,6 +75,23 @@ def test_settings_pin_the_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(ConfigError) as error:
             read_settings("train", ["--policy.type", *words, "--data.root", "data"])
         assert words[0].rpartition(":")[2] in str(error.value)
+    with pytest.raises(ConfigError, match=r"FILE\.py:NAME"):
+        read_settings("train", ["--policy.type", "my_policy.py", "--data.root", "data"])
+    for name in ("MyPolicy", "OTHER"):  # the message names the type that the file has
+        with pytest.raises(ConfigError, match=f"{name} .* MINE$"):
+            read_settings("train", ["--policy.type", f"my_policy.py:{name}", "--data.root", "data"])
+    with pytest.raises(ConfigError, match=r"--policy\.hidden\?"):
+        read_settings("train", ["--policy.type", "my_policy.py:MINE", "--policy.hiden", "8"])
+
+
+def test_settings_of_code_that_is_gone_are_not_called_unknown(place: Path) -> None:
+    kind = code_files.pin(f"{place / 'my_policy.py'}:MINE")
+    os.remove(place / "my_policy.py")
+    forget()
+    with pytest.raises(ConfigError) as error:
+        validate_new(TrainConfig, {"policy": {"type": kind, "hidden": 8}})
+    assert "--policy-code" in str(error.value)
+    assert "hidden" not in str(error.value)
 
 
 def test_file_trains_resumes_and_acts(place: Path, tmp_path: Path) -> None:
@@ -106,7 +123,10 @@ def test_changed_code_is_imported_only_where_it_is_given(
         load_policy(run)
     assert main(["resume", str(run), "--steps", "6"]) == 2
     assert load_policy(run, code=file).config.hidden == 8
-    assert "sha256" in caplog.text
+    assert caplog.text.count("sha256") == 1
+    forget()
+    assert load_policy(run, code=file).config.hidden == 8
+    assert caplog.text.count("sha256") == 1  # once per process
     forget()
     assert main(["resume", str(run), "--steps", "6", "--policy-code", str(file)]) == 0
     assert os.environ.get(code_files.GIVEN) is None

@@ -143,6 +143,10 @@ OPENTAU = {
     "video-decoder-cache-size": "--loader.memory, in bytes, for images and decoders together",
     "drop-n-first-frames": "--data.drop-n-first-frames",
     "drop-n-last-frames": "--data.drop-n-last-frames",
+    "policy.attention-implementation": "--attention",
+    "attn-implementation": "--attention",
+    "resume-from": "understudy resume RUN",
+    "dummy": "understudy bench PATH: loading alone, with --launch N of several processes",
 }
 """Settings of OpenTau, and of streaming datasets, that LeRobot has not -> the equivalent here."""
 
@@ -205,3 +209,11 @@ ACCELERATE = {
 
 FOREIGN = {**ACCELERATE, **COSMOS, **OPENTAU, **OPENPI, **LEROBOT}
 """Settings of all of them."""
+
+
+def equivalent(name: str) -> str | None:
+    """Return the hint for a setting of another trainer, or for an item of one (`dataset_mixture.datasets.0.weight`)."""
+    name = name.replace("_", "-")
+    while name not in FOREIGN and name.count(".") > 1:
+        name = name.rpartition(".")[0]
+    return FOREIGN.get(name)

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from understudy.config.foreign import FOREIGN
+from understudy.config.foreign import equivalent
 from understudy.config.renamed import current_names
 from understudy.credentials import remember_credentials
 from understudy.errors import ConfigError
@@ -280,17 +280,17 @@ def _unwritable(content: Any, path: str = "") -> Iterator[str]:
         yield f"{path}: {content!r} contains the character NUL"
 
 
-def _selected(cls: type, value: Mapping[str, Any]) -> type:
-    """Return the class that `value` selects, if `cls` is a tagged union, else `cls`."""
+def _selected(cls: type, value: Mapping[str, Any]) -> type | None:
+    """Return the class that `value` selects, if `cls` is a tagged union, else `cls`; None: there is no such class."""
     try:
         return getattr(cls, "select", lambda _: cls)(value)
     except ValueError:
-        return cls  # the check of the values reports it
+        return None  # the check of the values reports it, and its names are not known
 
 
 def _of_other_tools(path: str, value: Any) -> list[str]:
     """One line for a name of another trainer, or for each such name in a group that is unknown here."""
-    if ours := FOREIGN.get(path.replace("_", "-")):
+    if ours := equivalent(path):
         return [f"{path}: unknown name; here it is {ours}"]
     inside = value.items() if isinstance(value, Mapping) else ()
     return [line for name, item in inside for line in _of_other_tools(f"{path}.{name}", item)]
@@ -309,7 +309,10 @@ def _unknown_names(cls: type, content: Mapping[str, Any], prefix: str = "") -> I
             hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
             yield f"{prefix}{name}: unknown name; {hint}"
         elif isinstance(value, Mapping) and is_dataclass(hints[name]):
-            yield from _unknown_names(_selected(hints[name], value), value, f"{prefix}{name}.")
+            if (selected := _selected(hints[name], value)) is None:
+                yield from _of_other_tools(f"{prefix}{name}", value)
+            else:
+                yield from _unknown_names(selected, value, f"{prefix}{name}.")
         elif isinstance(value, list):
             item_type = next(iter(get_args(hints[name])), None)
             for number, item in enumerate(value):

@@ -37,6 +37,8 @@ _types: dict[str, Any] = {}
 """Imported objects by stored type."""
 _contents: dict[str, bytes] = {}
 """Bytes of their files."""
+_warned: set[tuple[str, str]] = set()
+"""Names and checksums of the code that a warning has named."""
 
 
 def is_code(kind: str) -> bool:
@@ -65,11 +67,16 @@ def pin(kind: str) -> str:
     return f"{os.path.abspath(file)}:{name}#{_digest(content)}"
 
 
-def import_type(kind: str) -> Any:
+def import_type(kind: str, expected: type) -> Any:
     """Return the object of a pinned type from its file, each file once per process.
 
+    Args:
+        kind: the pinned type.
+        expected: class of the object, `PolicyType`.
+
     Raises:
-        ValueError: the type is not pinned, its code is not given and not at its path, or it cannot be imported.
+        ValueError: the type is not pinned, its code is not given and not at its path, it cannot be imported, or has
+            no such object.
     """
     place, _, digest = kind.partition("#")
     file, _, name = place.rpartition(":")
@@ -91,10 +98,12 @@ def import_type(kind: str) -> Any:
         why = "lies in a download or in the folder of a run or policy" if _is_downloaded(path) else "has changed since"
         raise ValueError(f"policy type {name!r} is defined in {path}, which {why}, and is not imported; {fix}")
     if _digest(content) != digest:
-        logger.warning("policy type %r: %s is not the code that the policy was trained with (sha256)", name, path)
+        _warn_once(name, path, content)
     module = _import(path.resolve(), content)
-    if not hasattr(module, name):
-        raise ValueError(f"policy type {name!r}: {path} defines no {name}")
+    if not isinstance(getattr(module, name, None), expected):
+        names = [other for other, value in vars(module).items() if isinstance(value, expected)]
+        there = f"there is {', '.join(names)}" if names else f"it has none; add {name} = {expected.__name__}(...)"
+        raise ValueError(f"{path}: {name} is no {expected.__name__} of this file; {there}")
     _contents[kind], _types[kind] = content, getattr(module, name)
     return _types[kind]
 
@@ -117,6 +126,12 @@ def given_code(file: str | Path) -> Iterator[None]:
             del os.environ[GIVEN]
         elif file and before is not None:
             os.environ[GIVEN] = before
+
+
+def _warn_once(name: str, path: Path, content: bytes) -> None:
+    if (name, digest := _digest(content)) not in _warned:
+        _warned.add((name, digest))
+        logger.warning("policy type %r: %s is not the code that the policy was trained with (sha256)", name, path)
 
 
 def _digest(content: bytes) -> str:

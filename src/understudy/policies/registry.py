@@ -373,12 +373,13 @@ def policy_type(name: str) -> PolicyType:
         ValueError: there is no such type, or the entry point is no `PolicyType`.
     """
     if is_code(str(name)):
-        found = import_type(name)
-        if not isinstance(found, PolicyType):
-            raise ValueError(f"policy type {name!r}: is a {type(found).__name__}, not a PolicyType")
+        found = import_type(name, PolicyType)
+        assert isinstance(found, PolicyType)
         return found
     points = _points()
     if name not in points:
+        if str(name).endswith(".py"):
+            raise ValueError(f"{name}: names no policy type of the file; give FILE.py:NAME, NAME = PolicyType(...)")
         close = [own for own in (f"lerobot-{name}",) if own in points] or get_close_matches(str(name), points, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(points))}"
         raise ValueError(f"no policy type {name!r}; {hint}")

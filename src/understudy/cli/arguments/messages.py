@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from understudy.cli.arguments.setting_paths import list_settings, setting_paths
-from understudy.config.foreign import FOREIGN
+from understudy.config.foreign import FOREIGN, equivalent
 from understudy.config.schema import SUFFIXES
+from understudy.policies.registry import BUILT_IN, policy_type
 
 PARSING = {
     r"^Error parsing (\S+): invalid literal for int\(\) with base 10: ": r"\1: must be a whole number, not ",
@@ -44,9 +45,7 @@ def translate(cls: type, arguments: list[str], default: Any = None) -> Iterator[
         arguments: Words of the command line.
         default: Instance with the chosen policy, whose own settings are known too.
     """
-    flags = [f"--{path.replace('_', '-')}" for path, _ in setting_paths(cls)]
-    if policy := getattr(default, "policy", None):
-        flags += [f"--policy.{own.name.replace('_', '-')}" for own in fields(policy)]
+    flags = _flags(cls, default)
     for argument in arguments:
         flag = argument.partition("=")[0]
         name = flag.replace("_", "-")
@@ -54,14 +53,21 @@ def translate(cls: type, arguments: list[str], default: Any = None) -> Iterator[
             yield _unknown_flag(flag, flags)
 
 
-def describe_unknown(cls: type, unknown: list[str], arguments: list[str]) -> Iterator[str]:
-    """Yield one line for each unknown argument of `arguments`; the value after an unknown flag belongs to the flag."""
-    flags = [f"--{path.replace('_', '-')}" for path, _ in setting_paths(cls)]
+def describe_unknown(cls: type, unknown: list[str], arguments: list[str], default: Any = None) -> Iterator[str]:
+    """Yield one line for each unknown argument of `arguments`; the value after an unknown flag belongs to the flag.
+
+    Args:
+        cls: Settings class.
+        unknown: Words that no setting takes.
+        arguments: Words of the command line.
+        default: Instance with the chosen policy, whose settings are the known ones of `policy`.
+    """
+    flags = _flags(cls, default)
     words = [word for argument in arguments for word in argument.split("=", 1)]
     flag_of = dict(zip(words[1:], words))
     value = False
     for argument in unknown:
-        if argument.startswith("-"):
+        if argument.startswith("-") and not (value and re.match(r"-\.?\d", argument)):
             flag = argument.partition("=")[0]
             listed = flag.lstrip("-").replace("-", "_") in dict(list_settings(cls))
             yield f"{flag}: a list, which only a settings file can set" if listed else _unknown_flag(flag, flags)
@@ -72,16 +78,43 @@ def describe_unknown(cls: type, unknown: list[str], arguments: list[str]) -> Ite
             yield _misplaced(argument, flag_of.get(argument, ""), flags)
 
 
+def _flags(cls: type, default: Any) -> list[str]:
+    """Return the flags of a settings class, with those of the policy that `default` has."""
+    policy = getattr(default, "policy", None)
+    paths = [path for path, _ in setting_paths(cls) if policy is None or not path.startswith("policy.")]
+    paths += [f"policy.{own.name}" for own in fields(policy)] if policy is not None else []
+    return [f"--{path.replace('_', '-')}" for path in paths]
+
+
 def _unknown_flag(flag: str, flags: list[str]) -> str:
-    if ours := FOREIGN.get(flag.lstrip("-").replace("_", "-").removeprefix("no-")):
-        return f"{flag}: unknown setting; here it is {ours}"
     name = flag.lstrip("-").replace("_", "-")
-    close = difflib.get_close_matches(f"--{name}", flags, n=1) or [f for f in flags if f.rpartition(".")[2] == name][:1]
+    if ours := equivalent(name.removeprefix("no-")):
+        return f"{flag}: unknown setting; here it is {ours}"
+    if "--policy.type" in flags and (types := _types_with(name)):
+        return f"{flag}: a setting of the policy types {', '.join(types)}: add --policy.type {types[0]}"
+    foreign = [f"--{other}" for other in FOREIGN] if "--data.root" in flags else []
+    close = difflib.get_close_matches(f"--{name}", [*foreign, *flags], n=1, cutoff=0.85)
+    if close and close[0] not in flags:
+        return f"{flag}: unknown setting; {close[0]} of another trainer is here {FOREIGN[close[0][2:]]}"
+    close = difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=0.65)
+    close = close or [f for f in flags if f.rpartition(".")[2] == name][:1]
     return f"{flag}: unknown setting; " + (f"did you mean {close[0]}?" if close else "--help lists all")
+
+
+def _types_with(name: str) -> list[str]:
+    """Return the built-in policy types that have the setting `policy.NAME`."""
+    group, _, field = name.partition(".")
+    if group != "policy" or field == "type":
+        return []
+    types = {kind: fields(policy_type(kind).settings) for kind in BUILT_IN}
+    return [kind for kind, owned in types.items() if field in {own.name.replace("_", "-") for own in owned}]
 
 
 def _misplaced(argument: str, flag: str, flags: list[str]) -> str:
     """Describe an argument that no setting takes; `flag` is the word before it."""
+    name, override, _ = argument.partition("=")
+    if override and (ours := equivalent(name)):
+        return f"{name}: unknown setting; here it is {ours}"
     path = Path(argument)
     if "--data.root" in flags and (path / "meta").is_dir():
         return f"{argument}: this is a dataset; did you mean --data.root {argument}?"

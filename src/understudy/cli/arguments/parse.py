@@ -184,7 +184,7 @@ def _parsed(cls: type, arguments: list[str], default: Any, program: str) -> Any:
             raise
         raise ConfigError("; ".join([describe_error(output.getvalue()), *translate(cls, arguments, default)])) from None
     if unknown:
-        raise ConfigError("; ".join(describe_unknown(cls, unknown, arguments)))
+        raise ConfigError("; ".join(describe_unknown(cls, unknown, arguments, default)))
     return replace(parsed, policy=replace(parsed.policy, type=code)) if code else parsed
 
 
