@@ -42,6 +42,7 @@ import numpy as np
 import torch
 
 from understudy.batch_keys import HEAD
+from understudy.checksums import write_checksums
 from understudy.cli.record import RecordConfig, demonstrate
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.write.writer import EpisodeWriter
@@ -283,6 +284,7 @@ def with_prompt(folder: Path, prompt: str) -> Path:
     shutil.copytree(folder, copy)
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"prompt": prompt}))
+    write_checksums(copy)
     return copy
 
 
