@@ -2,6 +2,7 @@
 
 import io
 import re
+import subprocess
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -134,3 +135,20 @@ def test_notebook_has_one_output_per_bar(monkeypatch: pytest.MonkeyPatch, capsys
         other.update(10)
     assert len(outputs) == 2
     assert capsys.readouterr() == ("", "")
+
+
+def test_show_log_prints_each_line_once_beside_packages_that_configure_the_root_logger() -> None:
+    code = """
+import logging
+from understudy.progress import show_log
+show_log()
+logging.debug("configures a root logger without handlers")
+logging.basicConfig()
+for name in ("understudy.train", "other"):
+    logging.getLogger(name).info("info of %s", name)
+    logging.getLogger(name).warning("warning of %s", name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == [
+        "info of understudy.train", "warning of understudy.train", "warning of other"
+    ]  # fmt: skip

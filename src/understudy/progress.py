@@ -171,8 +171,17 @@ class _StderrHandler(logging.Handler):
 
 
 def show_log() -> None:
-    """Print the log of understudy to stderr, as the command line does; a second call does nothing."""
-    log = logging.getLogger("understudy")
-    if not any(isinstance(handler, _StderrHandler) for handler in log.handlers):
-        log.addHandler(_StderrHandler())
-        log.setLevel(logging.INFO)
+    """Print the log of understudy to stderr, as the command line does; a second call does nothing.
+
+    Of other packages it prints warnings and errors. The first `logging.debug(...)` of a package, LeRobot's for example,
+    gives a root logger without a handler one that prints the log of understudy a second time.
+    """
+    log, root = logging.getLogger("understudy"), logging.getLogger()
+    if any(isinstance(handler, _StderrHandler) for handler in log.handlers):
+        return
+    log.addHandler(_StderrHandler())
+    log.setLevel(logging.INFO)
+    if not root.handlers:
+        others = _StderrHandler(logging.WARNING)
+        others.addFilter(lambda record: record.name.partition(".")[0] != log.name)
+        root.addHandler(others)

@@ -1,6 +1,7 @@
 """Defaults of a run that its policy brings: below flags, files and stored settings, above those of the groups."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from understudy.cli.main import main, read_settings
 from understudy.config.schema import dump_yaml, load, validate, validate_new
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
+from understudy.optim.lr_schedule import lr_factor
 from understudy.optional_packages import is_installed
 from understudy.policies.registry import policy_type
+from understudy.train.startup_summary import describe_defaults
 
 ROOT = ["--data.root", "d"]
 OPENPI = {"lr": 2.5e-5, "beta2": 0.95, "weight_decay": 1e-10, "weight_decay_on": "all", "grad_clip_norm": 1.0}
@@ -26,14 +29,39 @@ def test_base_of_pi05_trains_as_openpi(kind: str) -> None:
     assert config.optim.lr * config.schedule.final_lr_ratio == pytest.approx(2.5e-6)
     assert config.data.normalize == {"pi05": "quantile", "pi0": "mean_std"}[kind]
     assert config.data.chunk_size == 50
+    assert (config.steps, config.batch_size) == (30_000, 32)
     assert read_settings("train", [*ROOT, "--policy.type", kind, "--lora.rank", "8"]).optim.ema.decay == 0
+
+
+def test_short_runs_compress_the_schedule_of_openpi_and_name_it() -> None:
+    flags = [*ROOT, "--policy.type", "pi05"]
+    config = read_settings("train", [*flags, "--steps", "3000"])
+    assert (config.schedule.warmup_steps, config.schedule.decay_steps, config.batch_size) == (100, 3000, 32)
+    assert lr_factor(2999, config.schedule, 3000) == pytest.approx(0.1, abs=1e-4)
+    assert config.policy.deviation(config.steps) in "\n".join(describe_defaults(config))
+    assert read_settings("train", flags).policy.deviation(30_000) == ""
+    longer = read_settings("train", [*flags, "--steps", "60000", "--schedule.warmup-steps", "7"])
+    assert (longer.schedule.warmup_steps, longer.schedule.decay_steps) == (7, 30_000)
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (60, 6), (999, 99), (1000, 100), (50_000, 100)])
+def test_short_runs_warm_up_in_a_tenth_of_their_steps(steps: int, warmup: int) -> None:
+    config = read_settings("train", [*ROOT, "--steps", str(steps)])
+    assert config.resolved().schedule.warmup_steps == warmup
+    factors = [lr_factor(step, config.schedule, steps) for step in (warmup, steps)]
+    assert factors == [1, 0]
+    assert replace(config.resolved(), steps=10**6).resolved().schedule.warmup_steps == warmup
+    chosen = read_settings("train", [*ROOT, "--steps", str(steps), "--schedule.warmup-steps", "100"])
+    assert chosen.resolved().schedule.warmup_steps == 100
 
 
 def test_flow_and_tiny_networks_have_the_defaults_of_every_run() -> None:
     plain = read_settings("train", ROOT)
     assert (plain.optim, plain.schedule) == (TrainConfig().optim, TrainConfig().schedule)
     tiny = read_settings("train", [*ROOT, "--policy.type", "pi05", "--policy.size", "tiny"])
-    assert (tiny.optim, tiny.schedule) == (plain.optim, plain.schedule)
+    assert (tiny.optim, tiny.schedule, tiny.steps) == (plain.optim, plain.schedule, plain.steps)
+    assert describe_defaults(tiny) == ["from policy pi05: data.normalize quantile"]
+    assert describe_defaults(plain) == []
 
 
 @pytest.mark.parametrize("lr", [1e-3, 3e-4])  # the default of every run is a choice like any other

@@ -141,8 +141,10 @@ def validate_new(cls: type[T], content: Mapping[str, Any], where: object = None,
         MissingExtraError: the defaults are those of a package that is not installed.
     """
     config = validate(cls, content, where, fresh)
-    brought = run_defaults(config)
-    return validate(cls, content, where, fresh, warn=False, brought=brought) if brought else config
+    for _ in range(2):  # the schedule follows from the steps, which may be brought, too
+        if brought := run_defaults(config):
+            config = validate(cls, content, where, fresh, warn=False, brought=brought)
+    return config
 
 
 def run_defaults(config: Any) -> dict[str, Any]:

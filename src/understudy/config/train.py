@@ -73,12 +73,17 @@ class ScheduleConfig:
 
     kind: Literal["cosine", "linear", "constant"] = "cosine"
     """Shape of the decay."""
-    warmup_steps: Annotated[int, Interval(ge=0, le=10**12)] = 100
-    """Steps of linear warm-up."""
+    warmup_steps: Annotated[int, Interval(ge=0, le=10**12)] | None = None
+    """Steps of linear warm-up; the default is 100, but a tenth of a run of less than 1,000 steps. Resuming with more
+    steps keeps it."""
     final_lr_ratio: Annotated[float, Ge(0), Le(1)] = 0.0
     """Learning rate at the end of the decay, as a fraction of the peak."""
     decay_steps: Annotated[int, Interval(ge=1, le=10**12)] | None = None
     """Step at which the decay ends; the default is the end of the run. Resuming with more steps keeps this one."""
+
+    def warmup(self, steps: int) -> int:
+        """Return the steps of the warm-up of a run of this length."""
+        return min(100, steps // 10) if self.warmup_steps is None else self.warmup_steps
 
 
 @dataclass(frozen=True)
@@ -272,13 +277,14 @@ class TrainConfig:
         """Fill in defaults that depend on other settings, so that changing those later changes nothing else."""
         sources = tuple(replace(source, name=name) for source, name in zip(self.data.sources, self.data.names()))
         config = self.with_policy_defaults()
-        policy = config.policy.started()
+        policy, schedule = config.policy.started(), self.schedule
+        warmup, decay = schedule.warmup(self.steps), schedule.decay_steps or self.steps
         return replace(
             config,
             policy=policy,
             data=replace(config.data, sources=sources),
             lora=self.lora.resolved(policy.lora_targets),
-            schedule=replace(self.schedule, decay_steps=self.schedule.decay_steps or self.steps),
+            schedule=replace(schedule, warmup_steps=warmup, decay_steps=decay),
         )
 
     def with_policy_defaults(self) -> "TrainConfig":
@@ -291,13 +297,14 @@ class TrainConfig:
         return replace(self, data=data, policy=self.policy.resolved())
 
     def run_defaults(self) -> dict[str, Any]:
-        """Return the settings, nested by group, that the policy brings for a run that does not set them.
+        """Return the settings that the policy brings for a run that does not set them, those of a group nested.
 
         Raises:
             MissingExtraError: they are those of a package that is not installed.
         """
         brought = {
-            group: dict(values) for group, values in self.policy.run_defaults(self.steps, self.lora.rank).items()
+            name: dict(value) if isinstance(value, Mapping) else value
+            for name, value in self.policy.run_defaults(self.steps, self.lora.rank).items()
         }
         for name in DatasetConfig.__dataclass_fields__ if self.data.sources else ():
             brought.get("data", {}).pop(name, None)  # each source has its own

@@ -13,11 +13,6 @@ class Schedule(Protocol):
         ...
 
     @property
-    def warmup_steps(self) -> int:
-        """Steps of the linear warm-up."""
-        ...
-
-    @property
     def final_lr_ratio(self) -> float:
         """Factor after the decay, in [0, 1]."""
         ...
@@ -27,11 +22,15 @@ class Schedule(Protocol):
         """Step at which the decay ends; None: the last one of the run."""
         ...
 
+    def warmup(self, steps: int) -> int:
+        """Return the steps of the linear warm-up of a run of this length."""
+        ...
+
 
 def lr_factor(step: int, schedule: Schedule, steps: int) -> float:
     """Return the factor in [0, 1] on the learning rate for optimizer step `step` (0, 1, 2, ...).
 
-    Linear warm-up over `schedule.warmup_steps` steps (factor 1 / warmup at step 0), then a decay from 1 to
+    Linear warm-up over `schedule.warmup(steps)` steps (factor 1 / warmup at step 0), then a decay from 1 to
     `schedule.final_lr_ratio` along a cosine or a line, constant after its end. With kind "constant" it is 1 after the
     warm-up.
 
@@ -40,11 +39,11 @@ def lr_factor(step: int, schedule: Schedule, steps: int) -> float:
         schedule: the settings.
         steps: length of the run; the decay ends there unless `schedule.decay_steps` is set.
     """
-    if step < schedule.warmup_steps:
-        return (step + 1) / schedule.warmup_steps
+    if step < (warmup := schedule.warmup(steps)):
+        return (step + 1) / warmup
     if schedule.kind == "constant":
         return 1.0
     end = schedule.decay_steps or steps
-    done = min(1.0, (step - schedule.warmup_steps) / max(1, end - schedule.warmup_steps))
+    done = min(1.0, (step - warmup) / max(1, end - warmup))
     shape = 0.5 * (1 + math.cos(math.pi * done)) if schedule.kind == "cosine" else 1 - done
     return schedule.final_lr_ratio + (1 - schedule.final_lr_ratio) * shape

@@ -92,8 +92,6 @@ class PolicySettings:
     "" is area averaging."""
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "mean_std"
     """Normalization by the data that this type expects: the default of `data.normalize`."""
-    DEVIATION: ClassVar[str] = ""
-    """Difference to the training that `run_defaults` takes its values from, for a line at the start of a run."""
     RESIZED: ClassVar[str] = "area"
     """Name of the way in which images are resized, for messages."""
 
@@ -107,10 +105,10 @@ class PolicySettings:
         """Height and width of the images that the network computes with."""
         return self.image_size
 
-    def run_defaults(self, steps: int, lora_rank: int) -> Mapping[str, Mapping[str, Any]]:
-        """Return the defaults of a run of this type, by group and name: `{"optim": {"lr": 1e-5}}`.
+    def run_defaults(self, steps: int, lora_rank: int) -> Mapping[str, Any]:
+        """Return the defaults of a run of this type, those of a group nested: `{"steps": 100, "optim": {"lr": 1e-5}}`.
 
-        A flag or a settings file takes precedence over them, and they over the defaults of the group.
+        A flag or a settings file takes precedence over them, and they over the defaults of every run.
 
         Args:
             steps: length of the run.
@@ -120,6 +118,13 @@ class PolicySettings:
             MissingExtraError: they are those of a package that is not installed.
         """
         return {}
+
+    def deviation(self, steps: int) -> str:
+        """Return the difference of a run of `steps` to the training that `run_defaults` takes its values from.
+
+        It is a line at the start of the run; "": none.
+        """
+        return ""
 
     def fitted(self, sizes: Mapping[str, tuple[int, int] | None]) -> Self:
         """Return the settings with those that follow from the recorded images.

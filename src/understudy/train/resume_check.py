@@ -104,7 +104,7 @@ def _describe_learning_rate(then: TrainConfig, now: TrainConfig, done: int) -> l
         lines.append(f"learning rate: jumps from {old:.3g} to {new:.3g} at step {done + 1}, onto another curve")
     if now.schedule.kind == "constant":
         return [*lines, f"learning rate: {now.optim.lr:g} to the end, step {now.steps}"]
-    warmup, last = now.schedule.warmup_steps, at(now, now.steps - 1)
+    warmup, last = now.schedule.warmup(now.steps), at(now, now.steps - 1)
     if now.steps <= warmup:
         return [*lines, f"learning rate: rises to {last:.3g} at the end, within the warm-up of {warmup} steps"]
     end = max(now.schedule.decay_steps or now.steps, warmup + 1)

@@ -60,11 +60,10 @@ def startup_summary(config: TrainConfig, data: RunData, order: Order) -> list[st
         lines.append(
             f"data.chunk_size {chunk:,} is longer than every episode ({longest:,} frames): the rest is padding"
         )
-    if config.schedule.warmup_steps >= config.steps:
+    if (warmup := config.schedule.warmup(config.steps)) >= config.steps:
         lines.append(
-            f"schedule.warmup_steps {config.schedule.warmup_steps:,} is not over before the last of {config.steps:,} "
-            f"steps: the learning rate rises to {config.steps / config.schedule.warmup_steps:.0%} of optim.lr and "
-            "never decays"
+            f"schedule.warmup_steps {warmup:,} is not over before the last of {config.steps:,} "
+            f"steps: the learning rate rises to {config.steps / warmup:.0%} of optim.lr and never decays"
         )
     lines += [*describe_defaults(config), *_describe_metadata(data)]
     lines += [f"{name}: {note}" for name, notes in zip(data.names, data.notes) for note in notes]
@@ -111,8 +110,8 @@ def describe_defaults(config: TrainConfig) -> list[str]:
         if present.get(name) != value
     ]
     lines = [f"from policy {config.policy.type}: {', '.join(taken)}"] if taken else []
-    if config.policy.DEVIATION:
-        lines.append(f"{config.policy.type}: {config.policy.DEVIATION}")
+    if deviation := config.policy.deviation(config.steps):
+        lines.append(f"{config.policy.type}: {deviation}")
     return lines + ([f"not from policy {config.policy.type}: {', '.join(others)}"] if others else [])
 
 

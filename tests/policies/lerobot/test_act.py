@@ -63,6 +63,8 @@ def test_validation_and_action_use_no_latent_variable() -> None:
     one, two = own.losses(batch(3), {}), own.losses(batch(3), {})
     assert torch.equal(one["l1"].sum, two["l1"].sum)
     assert not one["kl"].sum.any()
+    assert not one["kl"].count.any()  # otherwise a verdict would compare l1 + kl in training with l1
+    assert own.losses(batch(3), draws(own, 3))["kl"].count.tolist() == [1] * 3
     assert torch.equal(own.act(batch(2), {}), own.act(batch(2), {}))
 
 

@@ -18,6 +18,9 @@ from understudy.optim.param_groups import parameter_groups
 from understudy.train.startup_summary import describe_defaults
 
 pytest.importorskip("lerobot")
+TrainPipelineConfig = pytest.importorskip("lerobot.configs.train").TrainPipelineConfig
+
+ROOT = ["--data.root", "d", "--policy.type"]
 
 CLASSES = {
     "lerobot-act": ("act", "ACTConfig"),
@@ -37,7 +40,7 @@ def their_config(kind: str) -> Any:
 @pytest.mark.parametrize("kind", CLASSES)
 def test_a_run_without_flags_has_lerobots_preset(kind: str) -> None:
     theirs = their_config(kind)
-    preset, config = theirs.get_optimizer_preset(), read_settings("train", ["--policy.type", kind, "--data.root", "d"])
+    preset, config = theirs.get_optimizer_preset(), read_settings("train", [*ROOT, kind])
     optim = config.optim
     assert (optim.lr, (optim.beta1, optim.beta2), optim.eps) == (preset.lr, tuple(preset.betas), preset.eps)
     assert (optim.weight_decay, optim.grad_clip_norm) == (preset.weight_decay, preset.grad_clip_norm)
@@ -52,6 +55,9 @@ def test_a_run_without_flags_has_lerobots_preset(kind: str) -> None:
     assert config.with_policy_defaults().data.chunk_size == getattr(theirs, "chunk_size", 63)
     assert config.augment.shift == 0
     assert config.data.drop_n_last_frames == getattr(theirs, "drop_n_last_frames", 0)
+    pipeline = TrainPipelineConfig.__dataclass_fields__
+    assert (config.steps, config.batch_size) == (pipeline["steps"].default, pipeline["batch_size"].default)
+    assert config.schedule == read_settings("train", [*ROOT, kind, "--steps", str(config.steps)]).schedule
 
 
 @pytest.mark.slow
@@ -109,7 +115,10 @@ def test_a_run_names_its_defaults_and_sizes(
     assert main([*flags(data, tmp_path / "run"), "--optim.beta2", "0.95", "--optim.freeze", "model.backbone.*"]) == 0
     lines = caplog.text.splitlines()
     assert any("from policy lerobot-act" in line and "optim.lr 1e-05" in line for line in lines)
-    assert any("not from policy lerobot-act: optim.beta2 0.95 (its own: 0.999)" in line for line in lines)
+    assert any(
+        "not from policy lerobot-act: steps 1 " in line and "optim.beta2 0.95 (its own: 0.999)" in line
+        for line in lines
+    )
     assert any(line.endswith("64x64") and "->" not in line for line in lines)
     stored = load(TrainConfig, tmp_path / "run" / "config.yaml")
     assert stored.policy.image_size == (64, 64)
@@ -142,5 +151,5 @@ def flags(data: Path, out: Path) -> list[str]:
 def test_the_start_names_a_difference_to_lerobot() -> None:
     config = validate_new(TrainConfig, {"policy": {"type": "lerobot-diffusion"}, "optim": {"lr": 1e-3}})
     lines = describe_defaults(config)
-    assert config.policy.DEVIATION in lines[1]
+    assert config.policy.deviation(config.steps) in lines[1]
     assert "optim.lr 0.001 (its own: 0.0001)" in lines[2]

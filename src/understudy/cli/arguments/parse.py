@@ -76,15 +76,17 @@ def settings(
 
     if helped:
         try:
-            default = with_brought(cls() if default is None and "policy" in get_type_hints(cls) else default)
+            first = with_brought(cls() if default is None and "policy" in get_type_hints(cls) else default)
+            default = with_brought(first)
         except MissingExtraError as error:
             about += f" The policy brings other defaults than those below, but {error}."
         examples, paged = EXAMPLES.get(name, ()), sys.stdin.isatty() and sys.stdout.isatty()
         _print(_help(cls, default, program, argument, about, examples, launchable=launchable, paged=paged), paged)
         raise SystemExit(0)
     parsed = _parsed(cls, arguments, default, program)
-    if (chosen := with_brought(parsed)) is not default:  # flags decide the defaults, and precede them
-        parsed = _parsed(cls, arguments, chosen, program)
+    for _ in range(2):  # flags decide the defaults, and precede them; the schedule follows from the steps
+        if (chosen := with_brought(parsed)) is not default:
+            parsed = _parsed(cls, arguments, chosen, program)
     return complete(validate(cls, plain(parsed)))
 
 

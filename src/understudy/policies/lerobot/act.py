@@ -69,17 +69,17 @@ class LerobotAct(LerobotPolicy):
         return {**spec, "dropout": RandomSpec("uniform", (1,))}
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
-        """Number of valid elements of each sample per loss term, int64 [B]; one of `kl`."""
+        """Number of valid elements of each sample per loss term, int64 [B]; one of `kl` in training, else none."""
         is_pad = value_of(batch, f"{ACTION}_is_pad")
         found = {L1: valid_elements(is_pad, 1, self.config.action_dim, self.normalizer.dim_is_pad(ACTION, batch))}
-        return found | ({KL: torch.ones_like(found[L1])} if self.config.use_vae else {})
+        return found | ({KL: torch.full_like(found[L1], "latent" in draws)} if self.config.use_vae else {})
 
     def losses(
         self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
     ) -> dict[str, Loss]:
         """Absolute error of the normalized actions, and the divergence of the latent variable; see `Policy.losses`.
 
-        Without the draws of training the latent variable is 0, as when it acts, and so is `kl`.
+        Without the draws of training the latent variable is 0, as when it acts, and `kl` has no elements.
         """
         actions, is_pad = self.normalizer.actions(batch), value_of(batch, f"{ACTION}_is_pad")
         check_shape(ACTION, actions, (None, self.config.chunk, self.config.action_dim))

@@ -17,10 +17,6 @@ class LerobotDiffusionSettings(ColorSettings):
 
     THEIR_TYPE: ClassVar[str] = "diffusion"
     THEIR_CONFIG: ClassVar[str] = "lerobot.policies.diffusion.configuration_diffusion:DiffusionConfig"
-    DEVIATION: ClassVar[str] = (
-        "LeRobot's ResNets start with the weights of ImageNet and have batch normalization; here they are fresh, with "
-        "group normalization unless policy.use_group_norm is off. LeRobot's Adam adds weight decay to the gradients"
-    )
     RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute", "n_action_steps", "num_inference_steps")
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "min_max"
 
@@ -80,6 +76,14 @@ class LerobotDiffusionSettings(ColorSettings):
     """Steps of sampling; None: `num_train_timesteps`."""
     do_mask_loss_for_padding: bool = False
     """Leave actions beyond the episode out of the loss. False: copies of the last one are targets."""
+
+    def deviation(self, steps: int) -> str:
+        """Return the differences to LeRobot; see the base class."""
+        return (
+            "LeRobot's ResNets start with the weights of ImageNet and have batch normalization; here they are fresh, "
+            "with group normalization unless policy.use_group_norm is off. LeRobot's Adam adds weight decay to the "
+            "gradients"
+        )
 
     @property
     def past_steps(self) -> int:

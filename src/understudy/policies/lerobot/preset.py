@@ -1,7 +1,8 @@
 """Training preset of a policy of LeRobot, read from its config class, as settings of a run.
 
 The values are those of the installed LeRobot: `get_optimizer_preset`, `get_scheduler_preset` and the normalization of
-its config class. Neither torch nor lerobot is imported until `read_preset` is called.
+its config class, and the steps and the batch size of its training pipeline. Neither torch nor lerobot is imported until
+`read_preset` is called.
 """
 
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 from understudy.optional_packages import optional_imports
 from understudy.policies.registry import imported
 
+RUN = "lerobot.configs.train:TrainPipelineConfig"
 BACKBONE = "model.backbone.*"
 NORMALIZATIONS = {"MEAN_STD": "mean_std", "MIN_MAX": "min_max", "QUANTILES": "quantile"}
 
 
-def read_preset(kind: str, steps: int, with_chunk: bool) -> dict[str, dict[str, Any]]:
-    """Return the settings of a run, by group, with which LeRobot trains a policy.
+def read_preset(kind: str, steps: int, with_chunk: bool) -> dict[str, Any]:
+    """Return the settings of a run, those of a group nested, with which LeRobot trains a policy.
 
     Args:
         kind: its config class, "module:name".
@@ -26,7 +28,7 @@ def read_preset(kind: str, steps: int, with_chunk: bool) -> dict[str, dict[str, 
         ValueError: the preset needs an optimizer, a schedule or a normalization that a run lacks.
     """
     with optional_imports():
-        theirs = imported(kind)(device="cpu")
+        theirs, run = imported(kind)(device="cpu"), imported(RUN)
     data: dict[str, Any] = {"normalize": NORMALIZATIONS[theirs.normalization_mapping["ACTION"].value]}
     if with_chunk:
         data["chunk_size"] = theirs.chunk_size
@@ -49,6 +51,8 @@ def read_preset(kind: str, steps: int, with_chunk: bool) -> dict[str, dict[str, 
     if backbone != optimizer.lr:
         optim["lr_scale"] = {BACKBONE: backbone / optimizer.lr}
     return {
+        "steps": run.steps,
+        "batch_size": run.batch_size,
         "data": data,
         "augment": {"shift": 0},
         "optim": optim,

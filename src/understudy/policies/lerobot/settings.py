@@ -33,7 +33,7 @@ class LerobotSettings(PolicySettings):
     THEIR_CONFIG: ClassVar[str] = ""
     """LeRobot's config class, as "module:name"."""
 
-    def run_defaults(self, steps: int, lora_rank: int) -> Mapping[str, Mapping[str, Any]]:
+    def run_defaults(self, steps: int, lora_rank: int) -> Mapping[str, Any]:
         """Return the preset of LeRobot's config class; see `PolicySettings.run_defaults`."""
         from understudy.policies.lerobot.preset import read_preset
 

@@ -27,10 +27,13 @@ OPENPI_OPTIM = {
     "grad_clip_norm": 1.0,
 }
 """Defaults of `AdamW` in openpi's `training/optimizer.py` (commit 15a9616)."""
-OPENPI_SCHEDULE = {"kind": "cosine", "warmup_steps": 1000, "decay_steps": 30_000, "final_lr_ratio": 0.1}
-"""Defaults of `CosineDecaySchedule` there: from 2.5e-5 to 2.5e-6."""
+OPENPI_WARMUP, OPENPI_STEPS = 1000, 30_000
+OPENPI_SCHEDULE = {"kind": "cosine", "final_lr_ratio": 0.1}
+"""Defaults of `CosineDecaySchedule` there, `warmup_steps` and `decay_steps` apart: from 2.5e-5 to 2.5e-6."""
+OPENPI_RUN = {"steps": OPENPI_STEPS, "batch_size": 32}
+"""Defaults of `num_train_steps` and `batch_size` in openpi's `training/config.py`."""
 OPENPI_EMA = {"decay": 0.99}
-"""Default of `ema_decay` in openpi's `training/config.py`, whose configs with LoRA keep no average."""
+"""Default of `ema_decay` there; the configs with LoRA keep no average."""
 FACTS = "understudy.policies.pi05.formats.released_folder", "stored_facts"
 """Module and function that read released weights; imported at first use, since they import torch."""
 
@@ -160,17 +163,36 @@ class Pi05Settings(TextSettings, PolicySettings):
             return self
         return replace(self, network=json.dumps({k: v for k, v in asdict(sizes).items() if k != "adaptive"}))
 
-    def run_defaults(self, steps: int, lora_rank: int) -> Mapping[str, Mapping[str, Any]]:
-        """Return openpi's values for dimensions of `base`; `tiny` has those of every run."""
-        if self.size != "base" or self.network:
-            return {}
+    def run_defaults(self, steps: int, lora_rank: int) -> Mapping[str, Any]:
+        """Return openpi's values for dimensions of `base`; others have those of every run, but for the normalization.
+
+        A run of less steps than openpi's schedule compresses it.
+        """
+        if not self._trains_as_openpi:
+            return {"data": {"normalize": self.NORMALIZE}}
+        share = min(1.0, steps / OPENPI_STEPS)
+        schedule = {"warmup_steps": int(OPENPI_WARMUP * share), "decay_steps": min(steps, OPENPI_STEPS)}
         chunk = {} if self.weights else {"chunk_size": self.preset().chunk}
         ema = {} if lora_rank else {"ema": OPENPI_EMA}
         return {
+            **OPENPI_RUN,
             "data": {"normalize": self.NORMALIZE, **chunk},
             "optim": {**OPENPI_OPTIM, **ema},
-            "schedule": OPENPI_SCHEDULE,
+            "schedule": {**OPENPI_SCHEDULE, **schedule},
         }
+
+    def deviation(self, steps: int) -> str:
+        """Return a line about a compressed schedule; see the base class."""
+        if not self._trains_as_openpi or steps >= OPENPI_STEPS:
+            return ""
+        return (
+            f"openpi's schedule of {OPENPI_STEPS:,} steps, {OPENPI_WARMUP:,} of them warm-up, is compressed to the "
+            f"{steps:,} of this run; openpi would cut it off"
+        )
+
+    @property
+    def _trains_as_openpi(self) -> bool:
+        return self.size == "base" and not self.network
 
     def stored_chunk(self) -> int | None:
         """Return the actions per chunk of `weights`; None: there are none, or no file has it."""
