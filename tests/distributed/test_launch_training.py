@@ -104,3 +104,20 @@ def test_two_processes_stopped_killed_and_resumed(tmp_path: Path, begun: list[Co
     state = json.loads((RunDir(run).checkpoints / f"step-{steps:08d}" / "state.json").read_text())
     assert (state["world"], state["position"]) == (2, steps * config.batch_size)
     assert (RunDir(run).policy / "model.safetensors").is_file()
+
+
+def test_accelerate_launch_starts_the_same_run(tmp_path: Path, begun: list[Command]) -> None:
+    pytest.importorskip("accelerate")
+    config = tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "run", micro_batch_size=2, steps=3)
+    (tmp_path / "c.yaml").write_text(dump_yaml(config))
+    launch = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
+    train = (*UNDERSTUDY, "train", tmp_path / "c.yaml", "--device", "cpu", "--output-dir")
+    for name, words in (("one", ()), ("two", launch), ("refused", (*launch, "--mixed_precision", "bf16"))):
+        begun.append(Command(tmp_path / name, *words, *train, tmp_path / "runs" / name))
+        code, text = begun[-1].end()
+        assert (code == 0) == (name != "refused"), text
+        assert ("2 processes" in text) == (name == "two")
+        assert ("--precision bf16" in text) == (name == "refused")
+    losses = [[record["loss"] for record in series(tmp_path / "runs" / name)] for name in ("one", "two")]
+    assert losses[0] == losses[1]
+    assert not (tmp_path / "runs" / "refused").exists()

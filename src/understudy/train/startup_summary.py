@@ -7,6 +7,7 @@ import numpy as np
 from understudy.config.schema import flat, plain
 from understudy.config.train import TrainConfig
 from understudy.data.dataset import EpisodeDataset
+from understudy.load.instructions import split_task
 from understudy.order import Order
 from understudy.train.data.run_data import RunData
 from understudy.train.draw_task_modes import describe_modes
@@ -65,7 +66,7 @@ def startup_summary(config: TrainConfig, data: RunData, order: Order) -> list[st
             f"schedule.warmup_steps {warmup:,} is not over before the last of {config.steps:,} "
             f"steps: the learning rate rises to {config.steps / warmup:.0%} of optim.lr and never decays"
         )
-    lines += [*describe_defaults(config), *_describe_metadata(data)]
+    lines += [*describe_defaults(config), *_describe_metadata(data), *_describe_instructions(config, data)]
     lines += [f"{name}: {note}" for name, notes in zip(data.names, data.notes) for note in notes]
     ahead = config.policy.images_ahead(config.data.actions_per_chunk)
     lines += describe_modes(config.mode, config.mode_weights(), bool(ahead and data.cameras))
@@ -113,6 +114,16 @@ def describe_defaults(config: TrainConfig) -> list[str]:
     if deviation := config.policy.deviation(config.steps):
         lines.append(f"{config.policy.type}: {deviation}")
     return lines + ([f"not from policy {config.policy.type}: {', '.join(others)}"] if others else [])
+
+
+def _describe_instructions(config: TrainConfig, data: RunData) -> list[str]:
+    """Return a line about the task texts that `augment.task_separator` divides: a wrong one divides none."""
+    if not (separator := config.augment.task_separator):
+        return []
+    texts = {text for part in data.training for text in part.catalog.tasks}
+    several = sum(len(split_task(text, separator)) > 1 for text in texts)
+    counts = f"{several:,} of {len(texts):,} task texts have several instructions"
+    return [f"augment.task_separator {separator!r}: {counts}" + (", a sample gets one of them" if several else "")]
 
 
 def _size(size: tuple[int, int]) -> str:

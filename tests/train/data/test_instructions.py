@@ -15,6 +15,7 @@ from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.prompts import instructions, longest_prompts
 from understudy.train.data.run_data import open_data
+from understudy.train.startup_summary import startup_summary
 from understudy.train.validation.periodic_validation import read_validation_data
 
 SEPARATOR = " the "
@@ -51,6 +52,18 @@ def test_validation_frames_get_one_instruction_each_in_any_batch(data: Path) -> 
     assert set(joined) <= set(opened.training[0].catalog.tasks)
     assert all(text in whole for text, whole in zip(texts, joined, strict=True))
     assert max(map(len, longest_prompts(opened.training, SEPARATOR))) == max(map(len, parts))
+
+
+def test_start_says_how_many_texts_the_separator_divides(data: Path) -> None:
+    def lines(separator: str) -> list[str]:
+        config = config_of(data, data.parent / "out", separator)
+        opened = open_data(config)
+        summary = startup_summary(config, opened, opened.order(config))
+        return [line for line in summary if line.startswith("augment.task_separator")]
+
+    assert not lines("")
+    assert ["2 of 3 task texts" in line for line in lines(SEPARATOR)] == [True]  # "wait" is one instruction
+    assert ["0 of 3 task texts" in line for line in lines(" || ")] == [True]
 
 
 def resume_on_rank(out: Path) -> int:
