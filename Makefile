@@ -3,7 +3,7 @@
 #   make test        set up, then formatting, types and all tests
 #   make test-fast   the same without the slow tests: the inner loop
 #   make docs        the documentation site, in site/
-# They need Python 3.11+, git, make and a C library; everything else goes into .venv. With a C compiler (cc), small
+# They need Linux with glibc, Python 3.11+, git and make; everything else goes into .venv. With a C compiler (cc), small
 # images decode a fifth faster.
 
 PY := .venv/bin/python

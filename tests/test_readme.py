@@ -49,6 +49,22 @@ def test_readme_runs_from_its_first_line_to_its_last(tmp_path: Path, monkeypatch
     assert names["actions"].shape == (8, 2)
 
 
+def numbers(text: str) -> list[str]:
+    """Numbers of a text, without thousands separators."""
+    return re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", re.sub(r"(?<=\d),(?=\d{3})", "", text))
+
+
+def test_numbers_of_the_tables_are_on_their_pages() -> None:
+    """A number of the README is on the page that it is quoted from, there with as many or more digits."""
+    rows = re.findall(r"^\| (.+) \| (.+) \| \[\w+\]\((docs/\w+\.md)[^)]*\) \|$", README.read_text(), flags=re.MULTILINE)
+    assert len(rows) >= 14
+    for name, result, page in rows:
+        values = [float(word) for word in numbers((ROOT / page).read_text())]
+        for word in numbers(f"{name} {result}"):
+            digits = len(word.partition(".")[2]) if "e" not in word else 12
+            assert any(round(value, digits) == float(word) for value in values), f"{word} of {name!r} is not in {page}"
+
+
 def test_loading_page_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     names = run_code(ROOT / "docs" / "loading.md", slice(None))
