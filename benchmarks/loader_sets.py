@@ -32,7 +32,7 @@ from understudy.data.write.dataset_files import (
 from understudy.video.encode import concat_videos, encode_video
 from understudy.video.open import open_video
 
-CAMERAS = ("observation.images.one", "observation.images.two", "observation.images.three")
+CAMERAS = tuple(f"observation.images.{n}" for n in ("one", "two", "three", "four"))
 FILE_BYTES = 200e6  # packed files are closed at LeRobot's default size
 WIDTH = 26  # numbers in a state and in an action
 X264 = {"preset": "veryfast"}

@@ -426,12 +426,12 @@ def test_other_loader_measures_in_its_own_process(tmp_path: Path) -> None:
 @pytest.fixture
 def lerobot_script(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkout's script for LeRobot's loader, also where understudy is installed as a wheel."""
-    script = Path(__file__).parents[2] / "benchmarks" / "lerobot_loader.py"
+    script = Path(__file__).parents[2] / "benchmarks" / "rival_loaders.py"
     monkeypatch.setattr("understudy.cli.bench.measure.LEROBOT_SCRIPT", script)
 
 
 def test_lerobot_needs_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.cli.bench.measure.LEROBOT_SCRIPT", tmp_path / "lerobot_loader.py")
+    monkeypatch.setattr("understudy.cli.bench.measure.LEROBOT_SCRIPT", tmp_path / "rival_loaders.py")
     with pytest.raises(ConfigError):
         lerobot(sys.executable)
 

@@ -319,7 +319,7 @@ class OtherLoader:
     """
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         first = self._answer()
         self.version, self.missing = str(first.get("version", "")), str(first.get("missing", ""))
 
@@ -327,15 +327,15 @@ class OtherLoader:
         """Send a request; returns the answer, or {"missing": reason}."""
         if self.missing:
             return {"missing": self.missing}
-        assert self._process.stdin is not None
-        print(json.dumps(request), file=self._process.stdin, flush=True)
+        assert self.process.stdin is not None
+        print(json.dumps(request), file=self.process.stdin, flush=True)
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
         if not line:
-            self.missing = f"it ended with exit code {self._process.wait()}"
+            self.missing = f"it ended with exit code {self.process.wait()}"
             return {"missing": self.missing}
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -344,19 +344,19 @@ class OtherLoader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
         try:
-            self._process.wait(timeout=10)
+            self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
 
 
-LEROBOT_SCRIPT = Path(__file__).parents[4] / "benchmarks" / "lerobot_loader.py"
-"""Measures LeRobot's loader; part of a checkout, not of the installed package."""
+LEROBOT_SCRIPT = Path(__file__).parents[4] / "benchmarks" / "rival_loaders.py"
+"""Measures other loaders; part of a checkout, not of the installed package."""
 
 
 def lerobot(python: str) -> OtherLoader:
@@ -366,8 +366,8 @@ def lerobot(python: str) -> OtherLoader:
         ConfigError: understudy is installed without its source.
     """
     if not LEROBOT_SCRIPT.is_file():
-        raise ConfigError("against: lerobot needs benchmarks/lerobot_loader.py, which only a checkout has")
-    return OtherLoader([python, "-P", str(LEROBOT_SCRIPT)])
+        raise ConfigError("against: lerobot needs benchmarks/rival_loaders.py, which only a checkout has")
+    return OtherLoader([python, "-P", str(LEROBOT_SCRIPT), "lerobot-torchcodec"])
 
 
 def other_figures(other: OtherLoader, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:

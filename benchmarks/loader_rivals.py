@@ -1,0 +1,378 @@
+"""Our loader beside those of other libraries in one run, each with its own defaults.
+
+    python benchmarks/loader_rivals.py [--json] [--out FILE] [--quick] [--python NAME=PATH ...] [--cache DIR]
+                                       [--rows NAME,...] [--seconds S] [--rounds N]
+
+Each loader is a process of its own (`rival_loaders.py`) with its own interpreter: `--python lerobot=PATH`, and so on
+for the names in INTERPRETERS. Without an interpreter a rival is skipped, and `conditions` has its name. Rows are
+datasets of 64 episodes (17,104 frames), re-encodings of the real recordings in UNDERSTUDY_TEST_DATA where that is set,
+otherwise of drawn images. Further cameras repeat the first one's images in files of their own.
+
+In each round all loaders take turns with steps that sleep 10, 50 and 150 ms; the others are stopped meanwhile. A loader
+that has used 60 s of a row skips its further rounds (`rounds`). Figures are medians over rounds:
+
+- `cpu_ms`: user and system time of all its processes per sample, over all step times. A server inside the loader
+  (rerun's) counts, a storage server (S3) does not.
+- `waiting`: share of the time spent in `next`, by step time. `first_batch_s`: from the path to the first batch, with
+  libraries imported in the main process, the files in the system's cache.
+- `peak_mb`: largest proportional set size of all its processes, libraries included, read twice a second.
+- `read_ratio`: bytes read by system calls (rchar) over the video bytes of the delivered frames; null for loaders that
+  read from a server. Above 1 more is read than used, below 1 images are kept.
+- `deff`: design effect over 1, 8 and 64 batches of the first 256 (`order/audit/design_effect.py`). The sequence comes
+  from the loader's own sampler; `matches`: each delivered sample was its next one.
+- `resumes`: tried once on the first row (`rival_loaders.py`).
+
+rerun converts H.264 with B-frames by an `ffmpeg` on the path. Linux only.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from loader_sets import Encoding, Recording, joined
+from rival_loaders import process_tree
+from understudy.cli.bench.measure import OtherLoader, conditions, cores
+
+CHUNK, TILES, ORDER, RESUME = 16, 8, 256, 6
+STEPS = (10, 50, 150)
+WINDOWS = (1, 8, 64)
+"""Batches of a design effect."""
+MOST_SECONDS = 60.0
+SCRIPT = Path(__file__).with_name("rival_loaders.py")
+INTERPRETERS = {
+    "understudy": "understudy",
+    "lerobot-pyav": "lerobot",
+    "lerobot-torchcodec": "lerobot",
+    "lance": "lance",
+    "lance-s3": "lance",
+    "rerun": "rerun",
+    "torchcodec-blocks": "torchcodec",
+}
+"""Name of the interpreter of each loader."""
+CONVERTED = {"lance": "lance", "lance-s3": "lance", "rerun": "rerun"}
+"""Loaders that read a converted copy, and the loader that makes it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A dataset to measure, and the batch size."""
+
+    encoding: Encoding
+    cameras: int
+    batch: int
+
+    @property
+    def set_name(self) -> str:
+        """Name of the dataset."""
+        size = self.encoding.height or 480
+        return f"{self.encoding.codec.removeprefix('lib')}-g{self.encoding.gop}-{size}-{self.cameras}"
+
+    @property
+    def name(self) -> str:
+        """Name of the row."""
+        return f"{self.set_name}-b{self.batch}"
+
+
+AV1 = {height: Encoding("libsvtav1", 2, height) for height in (0, 96, 224)}
+LONG = {height: Encoding("libx264", 250, height, 23, 3) for height in (0, 224)}
+SHAPES = ((AV1[96], 1), (AV1[0], 2), (AV1[0], 4), (AV1[224], 3))
+ROWS = [
+    *(Row(encoding, cameras, 32) for encoding, cameras in SHAPES),
+    Row(LONG[0], 2, 32),
+    Row(Encoding("libx264", 30, 0, 23), 2, 32),
+    Row(LONG[224], 3, 32),
+    Row(Encoding("libx264", 30, 96, 23), 1, 32),
+    *(Row(encoding, cameras, 64) for encoding, cameras in SHAPES),
+]
+QUICK = [Row(Encoding("libx264", 30, 64, 23), 1, 8)]
+
+
+class Rival(OtherLoader):
+    """The process of a loader. Between its turns it is stopped, so that it does not work in those of others."""
+
+    def __init__(self, name: str, python: str) -> None:
+        self.name, self.peak_mb = name, 0.0
+        super().__init__([python, "-P", str(SCRIPT), name])
+        self.signal(signal.SIGSTOP)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all processes of the loader."""
+        for process in process_tree(self.process.pid):
+            try:
+                os.kill(process, number)
+            except ProcessLookupError:
+                continue
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """Send a request while the process runs, and watch its memory; returns the answer."""
+        self.signal(signal.SIGCONT)
+        done = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(done,))
+        watch.start()
+        answer = self.measure(**request)
+        done.set()
+        watch.join()
+        self.signal(signal.SIGSTOP)
+        return answer
+
+    def _watch(self, done: threading.Event) -> None:
+        while not done.wait(0.5):
+            self.peak_mb = max(self.peak_mb, sum(map(proportional_mb, process_tree(self.process.pid))))
+
+    def __exit__(self, *error: object) -> None:
+        self.signal(signal.SIGCONT)
+        super().__exit__(*error)
+
+
+def proportional_mb(process: int) -> float:
+    """Proportional set size of a process in MB; 0 if it ended."""
+    try:
+        text = Path(f"/proc/{process}/smaps_rollup").read_text()
+        return float(text.split("\nPss:")[1].split()[0]) * 1024 / 1e6
+    except (OSError, IndexError):
+        return 0.0
+
+
+@dataclass
+class Turns:
+    """Answers of one loader in one row."""
+
+    rival: Rival
+    root: Path
+    answers: list[list[dict[str, Any]]] = field(default_factory=list)
+    missing: str = ""
+
+    @property
+    def spent(self) -> float:
+        """Seconds of all rounds."""
+        return sum(answer["seconds"] for answers in self.answers for answer in answers)
+
+    def take(self, seconds: float, **asked: Any) -> None:
+        """Measure one round."""
+        if self.missing or (self.spent > MOST_SECONDS):
+            return
+        answers = []
+        for step in STEPS:
+            answers.append(self.rival.ask(root=str(self.root), seconds=seconds, step_ms=step, least=2, **asked))
+            self.missing = self.missing or answers[-1].get("missing", "")
+        if not self.missing:
+            self.answers.append(answers)
+
+
+def figures(turns: Turns, video_bytes: float, order: dict[str, Any], batch: int) -> dict[str, Any]:
+    """Medians of a loader's rounds, or the reason why there are none."""
+    if turns.missing or not turns.answers:
+        return {"loader": turns.rival.name, "missing": turns.missing or "nothing was measured"}
+    last = turns.answers[-1][-1]
+
+    def total(answers: list[dict[str, Any]], key: str) -> float:
+        return float(sum(answer[key] for answer in answers))
+
+    reads = [total(a, "read_bytes") / (total(a, "samples") * video_bytes) for a in turns.answers]
+    return {
+        "loader": turns.rival.name,
+        "cpu_ms": median(total(a, "cpu_seconds") / total(a, "samples") * 1e3 for a in turns.answers),
+        "cpu_ms_rounds": [total(a, "cpu_seconds") / total(a, "samples") * 1e3 for a in turns.answers],
+        "waiting": {
+            str(step): median(answers[i]["waiting_share"] for answers in turns.answers) for i, step in enumerate(STEPS)
+        },
+        "first_batch_s": last["first_batch_s"],
+        "peak_mb": turns.rival.peak_mb,
+        "read_ratio": None if turns.rival.name in ("lance-s3", "rerun") else median(reads),
+        "deff": design_effects(order, batch),
+        "matches": last["matches"],
+        "samples": int(sum(total(answers, "samples") for answers in turns.answers)),
+        "rounds": len(turns.answers),
+    }
+
+
+def design_effects(order: dict[str, Any], batch: int) -> dict[str, float | None]:
+    """Mean design effect over windows of WINDOWS batches, from the samples in their sequence."""
+    import numpy as np
+
+    from understudy.order.audit.design_effect import design_effect
+
+    episode, frame = (np.array(order[key], np.int64).reshape(-1, batch) for key in ("episode", "frame"))
+    found: dict[str, float | None] = {}
+    for window in WINDOWS:
+        count = len(episode) // window
+        parts = (values[: count * window].reshape(count, -1) for values in (episode, frame))
+        found[str(window)] = float(mean(design_effect(*parts))) if count else None
+    return found
+
+
+def make_set(row: Row, cache: Path, real: Path | None, quick: bool) -> Path:
+    """Make a dataset, or return its folder where it is made."""
+    cache = cache / ("quick" if quick else "real" if real else "drawn")
+    recorded = Recording(cache, real, episodes=8, frames=24 if quick else 266, height=64 if quick else 480)
+    return joined(cache / f"rivals-{row.set_name}", recorded.encoded(row.encoding), TILES, row.cameras)
+
+
+def converted(rival: Rival, root: Path) -> tuple[Path, dict[str, Any]]:
+    """The copy of a dataset that a loader reads, made where it is missing, with the costs of making it."""
+    out = root.with_name(f"{root.name}.{rival.name}")
+    costs = out.with_name(out.name + ".json")
+    if not costs.exists():
+        answer = rival.ask(convert=str(root), out=str(out))
+        if "missing" in answer:
+            return out, answer
+        costs.write_text(json.dumps(answer))
+    found: dict[str, Any] = json.loads(costs.read_text())
+    return out, found
+
+
+@contextmanager
+def started(pythons: dict[str, str]) -> Iterator[dict[str, Rival]]:
+    """Processes of all loaders with an interpreter, by name."""
+    names = [name for name, interpreter in INTERPRETERS.items() if interpreter in pythons]
+    with ExitStack() as stack:
+        with ThreadPoolExecutor(len(names)) as pool:
+            rivals = list(pool.map(lambda name: Rival(name, pythons[INTERPRETERS[name]]), names))
+        yield {rival.name: stack.enter_context(rival) for rival in rivals}
+
+
+def measure_row(row: Row, root: Path, pythons: dict[str, str], seconds: float, rounds: int) -> list[dict[str, Any]]:
+    """Measure one dataset with all loaders in turn."""
+    frames = json.loads((root / "meta" / "info.json").read_text())["total_frames"]
+    video_bytes = sum(path.stat().st_size for path in root.rglob("*.mp4")) / frames
+    asked = {"batch": row.batch, "chunk": CHUNK, "workers": cores()}
+    found = []
+    with started(pythons) as rivals:
+        turns, costs = [], {}
+        for name, rival in rivals.items():
+            place = root
+            if maker := CONVERTED.get(name):
+                place, costs[name] = converted(rivals[maker], root)
+            turns.append(Turns(rival, place, missing=costs.get(name, {}).get("missing", "")))
+        for _ in range(rounds):
+            for turn in turns:
+                turn.take(seconds, **asked)
+        for turn in turns:
+            order = {"episode": [], "frame": []}
+            if turn.answers:
+                order = turn.rival.ask(root=str(turn.root), order=ORDER, **asked)
+            each = figures(turn, video_bytes, order, row.batch)
+            found.append({**each, "version": turn.rival.version, "conversion": costs.get(turn.rival.name)})
+    return found
+
+
+def measure_resume(row: Row, root: Path, pythons: dict[str, str]) -> dict[str, Any]:
+    """Try to resume with each loader, on the copy that it reads."""
+    asked = {"batch": row.batch, "chunk": CHUNK, "workers": 0, "resume": RESUME}
+    with started(pythons) as rivals:
+        found = {}
+        for name, rival in rivals.items():
+            maker = CONVERTED.get(name)
+            place = converted(rivals[maker], root)[0] if maker else root
+            found[name] = rival.ask(root=str(place), **asked)
+        return found
+
+
+def goals(row: dict[str, Any]) -> dict[str, Any]:
+    """Our CPU time over the best rival's (at most 0.5), and our deff over 8 batches over its (at most 1.02: noise)."""
+    measured = {each["loader"]: each for each in row["loaders"] if "missing" not in each}
+    ours = measured.pop("understudy", None)
+    if ours is None or not measured:
+        return {}
+    best = min(measured.values(), key=lambda each: float(each["cpu_ms"]))
+    deffs = [each["deff"]["8"] for each in measured.values() if each["deff"]["8"]]
+    mixed = ours["deff"]["8"] / min(deffs) if deffs and ours["deff"]["8"] else None
+    ratio = ours["cpu_ms"] / best["cpu_ms"]
+    return {
+        "best_rival": best["loader"],
+        "cpu_over_best": ratio,
+        "deff8_over_best": mixed,
+        "met": ratio <= 0.5 and (mixed is None or mixed <= 1.02),
+    }
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure the rows, and write the object to `out` after each."""
+    real = Path(os.environ["UNDERSTUDY_TEST_DATA"]) if os.environ.get("UNDERSTUDY_TEST_DATA") else None
+    quick, seconds, rounds = arguments.quick, arguments.seconds, arguments.rounds
+    rows = QUICK if quick else [row for row in ROWS if not arguments.rows or row.name in arguments.rows]
+    pythons = {"understudy": sys.executable, **dict(text.split("=", 1) for text in arguments.python)}
+    if unknown := set(pythons) - set(INTERPRETERS.values()):
+        raise SystemExit(f"--python {', '.join(sorted(unknown))}: names are {', '.join(INTERPRETERS.values())}")
+    settings = {"chunk": CHUNK, "workers": cores(), "steps_ms": STEPS, "seconds": seconds, "rounds": rounds}
+    settings |= {"recordings": "real" if real else "drawn", "quick": quick}
+    settings["skipped"] = [name for name, interpreter in INTERPRETERS.items() if interpreter not in pythons]
+    found: dict[str, Any] = {"rows": [], "resumes": {}, "conditions": conditions() | settings}
+    for row in rows:
+        root = make_set(row, Path(arguments.cache), real, quick)
+        if not found["rows"]:
+            found["resumes"] = measure_resume(row, root, pythons)
+        about = {"name": row.name, "codec": row.encoding.codec, "gop": row.encoding.gop, "cameras": row.cameras}
+        about |= {"height": row.encoding.height or 480, "batch": row.batch, "load_average": list(os.getloadavg())}
+        about["loaders"] = measure_row(row, root, pythons, seconds, rounds)
+        found["rows"].append(about | {"goals": goals(about)})
+        print(render_row(found["rows"][-1]), file=sys.stderr, flush=True)
+        if arguments.out:
+            Path(arguments.out).write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def render_row(row: dict[str, Any]) -> str:
+    """One row as a table in Markdown."""
+    lines = [f"**{row['name']}** {row['goals']}", ""]
+    lines += ["| loader | CPU ms | waiting 10/50/150 ms | first s | peak MB | read | deff 1/8/64 | conversion |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    for each in row["loaders"]:
+        if "missing" in each:
+            lines.append(f"| {each['loader']} | missing: {each['missing'][-80:]!r} | | | | | | |")
+            continue
+        waiting = " / ".join(f"{share:.1%}" for share in each["waiting"].values())
+        deff = " / ".join("-" if value is None else f"{value:.2f}" for value in each["deff"].values())
+        read = "-" if each["read_ratio"] is None else f"{each['read_ratio']:.2f}"
+        costs = each["conversion"]
+        copy = f"{costs['seconds']:.0f} s, {costs['bytes'] / 1e6:.0f} MB" if costs else "none"
+        cells = (
+            f"{each['cpu_ms']:.2f}",
+            waiting,
+            f"{each['first_batch_s']:.1f}",
+            f"{each['peak_mb']:,.0f}",
+            read,
+            deff,
+        )
+        lines.append(f"| {each['loader']} | " + " | ".join((*cells, copy)) + " |")
+    return "\n".join([*lines, ""])
+
+
+def render(found: dict[str, Any]) -> str:
+    """All rows as tables, and the attempts to resume."""
+    lines = [render_row(row) for row in found["rows"]]
+    for name, answer in found["resumes"].items():
+        lines.append(f"{name}: {answer}")
+    return "\n".join([*lines, "", json.dumps(found["conditions"])])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--out", default="", help="file for the object, written after every row")
+    parser.add_argument("--quick", action="store_true", help="one tiny dataset, as a smoke test")
+    parser.add_argument("--python", action="append", default=[], help="NAME=PATH of a rival's interpreter")
+    parser.add_argument("--cache", default=str(Path(tempfile.gettempdir()) / "understudy-bench"), help="for datasets")
+    parser.add_argument("--rows", type=lambda text: text.split(","), default=[], help="names of rows; all by default")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each step time in a round")
+    parser.add_argument("--rounds", type=int, default=3, help="medians are over these")
+    arguments = parser.parse_args()
+    found = measure(arguments)
+    print(json.dumps(found) if arguments.json else render(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""benchmarks/loader_rivals.py: its figures by hand, and a row of ours alone with the promised keys."""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def rivals() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(FOLDER))
+    spec = importlib.util.spec_from_file_location("loader_rivals", FOLDER / "loader_rivals.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look for their module
+    spec.loader.exec_module(module)
+    yield module
+    sys.path.remove(str(FOLDER))
+    del sys.modules[spec.name]
+
+
+def answer(samples: int, cpu_seconds: float, read_bytes: int, waiting: float) -> dict[str, Any]:
+    return {
+        "samples": samples,
+        "seconds": 1.0,
+        "cpu_seconds": cpu_seconds,
+        "read_bytes": read_bytes,
+        "waiting_share": waiting,
+        "first_batch_s": 0.5,
+        "matches": True,
+    }
+
+
+class Named:
+    name, peak_mb = "understudy", 300.0
+
+
+def test_figures_are_medians_over_rounds(rivals: ModuleType) -> None:
+    rounds = [[answer(10, cost, 1000, 0.1 * cost) for _ in range(3)] for cost in (0.1, 0.2, 0.9)]
+    turns = rivals.Turns(Named(), Path(), rounds)
+    order = {"episode": [[0, 1]] * 8, "frame": [[n, n] for n in range(8)]}
+    found = rivals.figures(turns, video_bytes=50.0, order=order, batch=2)
+    assert found["cpu_ms"] == pytest.approx(20)
+    assert found["waiting"] == pytest.approx({"10": 0.02, "50": 0.02, "150": 0.02})
+    assert found["read_ratio"] == pytest.approx(2)
+    assert found["deff"]["1"] == pytest.approx(1)  # two episodes in each batch
+    assert found["deff"]["8"] > 3  # eight neighbouring frames of each
+    assert found["deff"]["64"] is None
+    assert found["samples"] == 90
+
+
+def test_a_failed_loader_has_a_reason_and_no_figures(rivals: ModuleType) -> None:
+    found = rivals.figures(rivals.Turns(Named(), Path(), missing="no codec"), 50.0, {}, 2)
+    assert found == {"loader": "understudy", "missing": "no codec"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "deff", "met"), [(1.0, 1.0, True), (1.1, 1.0, False), (1.0, 1.1, False), (0.2, 1.01, True)]
+)
+def test_goal_is_half_of_the_best_rival(rivals: ModuleType, ours: float, deff: float, met: bool) -> None:
+    loaders = [
+        {"loader": "understudy", "cpu_ms": ours, "deff": {"8": deff}},
+        {"loader": "lance", "cpu_ms": 2.0, "deff": {"8": 1.0}},
+        {"loader": "rerun", "cpu_ms": 9.0, "deff": {"8": 2.0}},
+        {"loader": "lerobot-pyav", "missing": "no codec"},
+    ]
+    found = rivals.goals({"loaders": loaders})
+    assert found["best_rival"] == "lance"
+    assert found["met"] is met
+
+
+def test_unknown_interpreter_is_refused(rivals: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["loader_rivals.py", "--quick", "--python", "lerobt=python"])
+    with pytest.raises(SystemExit):
+        rivals.main()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads Linux's /proc")
+def test_row_has_its_keys(
+    rivals: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("UNDERSTUDY_TEST_DATA", raising=False)
+    words = ["--json", "--quick", "--cache", str(tmp_path / "sets"), "--seconds", "0.2", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", ["loader_rivals.py", *words, "--out", str(tmp_path / "found.json")])
+    rivals.main()
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads((tmp_path / "found.json").read_text())
+    (row,) = found["rows"]
+    (ours,) = row["loaders"]
+    assert ours["loader"] == "understudy"
+    assert ours["matches"]
+    assert ours["cpu_ms"] > 0
+    assert ours["peak_mb"] > 0
+    assert set(ours["waiting"]) == {"10", "50", "150"}
+    assert all(ours["deff"][window] > 0 for window in ("1", "8", "64"))
+    assert found["resumes"]["understudy"]["same_world"]
+    assert found["resumes"]["understudy"]["other_world"]
+    assert "lance-s3" in found["conditions"]["skipped"]
+    assert "understudy" in rivals.render(found)
