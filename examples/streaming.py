@@ -22,8 +22,9 @@ import understudy as us
 
 def arguments() -> Namespace:
     parser = ArgumentParser()
-    parser.add_argument("--root", help="folder or address of a dataset; by default a tiny recording is made")
-    parser.add_argument("--repo-id", help="OWNER/NAME of a dataset on the hub, in place of --root")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--root", help="folder or address of a dataset; by default a tiny recording is made")
+    source.add_argument("--repo-id", help="OWNER/NAME of a dataset on the hub, in place of --root")
     parser.add_argument("--steps", type=int, default=20, help="last step, also of a resumed run")
     parser.add_argument("--batch-size", type=int, default=32, help="samples of a step over all processes")
     parser.add_argument(
@@ -70,10 +71,10 @@ def main(args: Namespace) -> None:
             loss = error.item()
         step, frames = step + 1, frames + cameras * len(batch["position"])
         if step % args.save_freq == 0 or step == args.steps:
-            rate = torch.tensor(frames / (time.perf_counter() - begin), device=accelerator.device)
-            rate = float(accelerator.reduce(rate, "sum"))
+            rates = [frames / (time.perf_counter() - begin), loss / accelerator.num_processes]
+            rate, mean = accelerator.reduce(torch.tensor(rates, device=accelerator.device), "sum").tolist()
             ranks = f"{accelerator.num_processes} processes, {rate:,.0f} frames/s together"
-            accelerator.print(f"step {step}: loss {loss:.4f}, position to save {loader.position} ({ranks})")
+            accelerator.print(f"step {step}: loss {mean:.4f}, position to save {loader.position} ({ranks})")
             if accelerator.is_main_process:
                 state = {"step": step, "loader": loader.state_dict()}
                 save(state | {"model": model.state_dict(), "masters": masters.state_dict()}, args.output_dir)

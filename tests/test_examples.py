@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -116,22 +117,31 @@ def test_streaming_runs_on_its_own_recording(
 def test_streaming_of_two_processes_resumes_in_one(doubles: Path, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
 
-    def stream(processes: int, output: str, *words: object) -> None:
+    def stream(processes: int, output: str, *words: object) -> float:
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if processes == 2 else []
         options = ["--root", doubles, "--batch-size", 8, "--save-freq", 3, "--output-dir", tmp_path / output, *words]
         command = [sys.executable, *launch, str(FOLDER / "streaming.py"), *map(str, options)]
         done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert f"({processes} processes" in done.stdout
+        return float(re.findall(r"loss ([\d.]+)", done.stdout)[-1])
 
-    stream(1, "whole", "--steps", 7)
+    loss = stream(1, "whole", "--steps", 7)
     stream(2, "parts", "--steps", 4)
-    stream(1, "parts", "--steps", 7, "--resume-from", tmp_path / "parts" / "4.pt")
+    resumed = tmp_path / "parts" / "4.pt"
+    assert stream(1, "parts", "--steps", 7, "--resume-from", resumed) == pytest.approx(loss, rel=0.05)
+    assert stream(2, "again", "--steps", 7, "--resume-from", resumed) == pytest.approx(loss, rel=0.05)  # of both
     assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == ["3.pt", "4.pt", "6.pt", "7.pt"]
     whole, parts = (torch.load(tmp_path / name / "7.pt", weights_only=True) for name in ("whole", "parts"))
     assert parts["loader"] == whole["loader"]
     assert parts["loader"]["position"] == 56
     assert torch.allclose(parts["model"]["weight"], whole["model"]["weight"], atol=1e-2)
+
+
+def test_streaming_takes_one_source() -> None:
+    pytest.importorskip("accelerate")
+    with pytest.raises(SystemExit):
+        run("streaming", "--root", "somewhere", "--repo-id", "someone/table")
 
 
 def test_examples_are_short_and_all_tested() -> None:

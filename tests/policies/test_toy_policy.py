@@ -288,3 +288,28 @@ def test_losses_of_another_form_than_declared_are_refused(
         monkeypatch.setattr(ToyPolicy, "counts", lambda self, batch, _: {"regression": torch.ones(len(batch["task"]))})
     with refused("ToyPolicy", "'regression'", "scalar_losses", kind=ConfigError):
         run.train(config(data, tmp_path / "r", steps=1))
+
+
+@pytest.mark.parametrize("hook", ["loss_terms", "counts", "losses", "act"])
+def test_policy_without_a_needed_hook_is_refused_at_the_start(
+    installed: None, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str
+) -> None:
+    monkeypatch.delattr(ToyPolicy, hook)
+    with refused("ToyPolicy", hook, kind=ConfigError):
+        run.train(config(data, tmp_path / "r", steps=1))
+
+
+def test_losses_without_a_named_term_are_refused(
+    installed: None, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ToyPolicy, "losses", lambda *_, **__: {"other": torch.zeros(())})
+    with refused("ToyPolicy", "'regression'", "'other'", kind=ConfigError):
+        run.train(config(data, tmp_path / "r", steps=1))
+
+
+def test_network_that_is_no_policy_is_refused(
+    installed: None, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PolicyType, "build", lambda *_: torch.nn.Linear(1, 1))
+    with refused("toy", "Linear", kind=ConfigError):
+        run.train(config(data, tmp_path / "r", steps=1))

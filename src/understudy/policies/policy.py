@@ -135,6 +135,11 @@ class Policy(nn.Module):
         """
         raise NotImplementedError
 
+    def missing_hooks(self) -> list[str]:
+        """Names of the methods that each type of policy must have, and this one has not."""
+        needed = ("loss_terms", "losses", "act", *(() if self.scalar_losses else ("counts",)))
+        return [name for name in needed if getattr(type(self), name) is getattr(Policy, name)]
+
     def sample_losses(
         self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str], detail: bool = False
     ) -> dict[str, Loss]:
@@ -143,10 +148,14 @@ class Policy(nn.Module):
         Sums of these over micro-batches and ranks, divided by the sums of the counts, weigh each element the same.
 
         Raises:
-            ConfigError: the losses are not of the form that `scalar_losses` names.
+            ConfigError: the losses lack a term, or are not of the form that `scalar_losses` names.
         """
         losses: Mapping[str, Any] = self.losses(batch, draws, terms=terms, detail=detail)
         for term in terms:
+            if term not in losses:
+                raise ConfigError(
+                    f"{type(self).__name__}.losses: no {term!r}, which loss_terms names; it returns {list(losses)}"
+                )
             if (not isinstance(losses[term], Loss) and losses[term].ndim == 0) != self.scalar_losses:
                 raise ConfigError(
                     f"{type(self).__name__}.losses: {term!r} is {_form(losses[term])}, and scalar_losses is "

@@ -265,6 +265,14 @@ def _build(config: TrainConfig, network: Any, normalization: Mapping[str, Any]) 
         policy: Policy = policy_type(network.type).build(network, normalization)
     except ValueError as error:  # a normalization that cannot be inverted, for example
         raise ConfigError(f"no policy can be made for this data: {error}") from error
+    if not isinstance(policy, Policy):
+        raise ConfigError(
+            f"policy.type: {network.type} builds a {type(policy).__name__}: derive it from policies.Policy"
+        )
+    if missing := policy.missing_hooks():
+        raise ConfigError(
+            f"{type(policy).__name__} lacks {', '.join(missing)}, which each policy has (docs/policies.md)"
+        )
     if policy.scalar_losses:
         _check_scalar_losses(config)
     if lacking := [mode for mode, share in config.mode_weights().items() if share and mode not in policy.modes]:
