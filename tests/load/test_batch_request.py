@@ -59,6 +59,13 @@ def test_loader_passes_its_own_options_on(root: Path) -> None:
     assert batch["observation.images.top"].shape == (2, 3, 16, 24)
 
 
+@pytest.mark.parametrize("make", [us.Loader, us.EpisodeStream])
+@pytest.mark.parametrize("position", [-1, 1.5, True, "x", None, float("nan"), 2**62, 10**400])
+def test_position_that_is_no_whole_number_is_refused(make: Any, position: Any, root: Path) -> None:
+    with refused("position", kind=ValueError):
+        make(root, batch_size=BATCH, position=position)
+
+
 def test_loader_takes_windows_within_a_tolerance(root: Path) -> None:
     exact, near = ({"action": [0, seconds]} for seconds in (0.1, 0.099))
     with us.Loader(root, batch_size=BATCH, delta_timestamps=exact) as loader:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict
 
@@ -107,8 +108,9 @@ class BatchRequest:
                 "weigh samples unevenly; give a multiple, or allow_uneven=True if the loss is divided by the number of "
                 "samples of all ranks"
             )
-        if not 0 <= self.position < LARGEST:
-            raise ValueError(f"position {self.position}: positions are 0 to 2**62 - 1")
+        whole = isinstance(self.position, Integral) and not isinstance(self.position, bool)
+        if not whole or not 0 <= self.position < LARGEST:
+            raise ValueError(f"position {self.position!r:.80}: positions are whole numbers, 0 to 2**62 - 1")
         if self.on_bad_frame not in ("raise", "substitute"):
             raise ValueError(f"on_bad_frame {self.on_bad_frame!r}: need 'raise' or 'substitute'")
         if self.colors not in ("rgb", "yuv"):
