@@ -21,6 +21,7 @@ from support.policies import policy
 from support.refusals import refused
 from support.runs import same_run, tiny_config, tiny_dataset
 from support.writable_hub import TOKEN, Repo, WritableHub, serve_hub
+from understudy import checksums
 from understudy.checksums import ChecksumError
 from understudy.cli.main import FAILED, WRONG_INPUT, main
 from understudy.config.train import TrainConfig
@@ -210,6 +211,27 @@ def test_pulled_file_that_was_changed_is_fetched_again(hub: WritableHub, tmp_pat
     assert caught.value.path.name == "model.safetensors"
     repo.add({"model.safetensors": sound})
     assert contents(pull(HubId("me/policy"), tmp_path / "back")) == contents(folder)
+
+
+@pytest.mark.parametrize("inner", ["", "policy"])
+def test_policy_that_was_changed_is_not_published(
+    inner: str, hub: WritableHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody could load it; its author may say so by removing the line."""
+    folder = saved(tmp_path / "own" / inner)
+    if inner:
+        for name in ("config.yaml", "order.json"):
+            (tmp_path / "own" / name).write_text("{}")
+        (tmp_path / "own" / "checkpoints" / "step-00000001").mkdir(parents=True)
+    config, sums = folder / "config.json", folder / checksums.FILE
+    config.write_text(config.read_text() + "\n")
+    command = ["push", str(tmp_path / "own"), "--to", "hf://me/own"]
+    assert main(command) == WRONG_INPUT
+    assert str(config) in capsys.readouterr().err
+    assert hub.repos == {}
+    sums.write_text("".join(line for line in sums.read_text().splitlines(True) if "config.json" not in line))
+    if not inner:
+        assert main(command) == 0
 
 
 def test_stopped_pull_continues(hub: WritableHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,7 +147,9 @@ def _check_sums(part: Path, wanted: HubId) -> None:
             check_checksums(sums.parent)
     except ChecksumError as error:
         error.path.unlink(missing_ok=True)
-        raise ConfigError(f"{wanted}: {error}") from error
+        raise ConfigError(
+            f"{wanted}: {error}; if a second pull ends so, the repository itself has this file"
+        ) from error
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from understudy import checksums
 from understudy.atomic import DRAFT_SUFFIX
 from understudy.errors import ConfigError
 from understudy.hub.ids import near_path
@@ -60,7 +61,8 @@ def read_content(folder: Path, checkpoint: int | str = "latest") -> Content:
         checkpoint: of a run: step of the checkpoint, "latest" or "best". Its other checkpoints are left out.
 
     Raises:
-        ConfigError: the folder is none of these, the run has no such checkpoint, or info.json is no JSON object.
+        ConfigError: the folder is none of these, the run has no such checkpoint, info.json is no JSON object, or a file
+            of a policy is not the one that was written: nobody could load it from the hub.
         OSError: a folder or a file in it cannot be read.
     """
     kind = folder_kind(folder)
@@ -70,6 +72,12 @@ def read_content(folder: Path, checkpoint: int | str = "latest") -> Content:
             what += f"; did you mean {near}?"
         raise ConfigError(f"path: {folder}: {what}; name the folder of one, such as RUN/policy, RUN or a dataset")
     files = _visible(folder)
+    for path in files:
+        if path.name == checksums.FILE:
+            try:
+                checksums.check_checksums(folder / path.parent)
+            except checksums.ChecksumError as error:
+                raise ConfigError(f"path: {error}") from error
     if kind == "dataset":
         return Content(kind, files, tag=_format(folder / "meta" / "info.json"))
     if kind == "policy":
