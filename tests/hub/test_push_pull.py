@@ -217,7 +217,7 @@ def test_pulled_file_that_was_changed_is_fetched_again(hub: WritableHub, tmp_pat
 def test_policy_that_was_changed_is_not_published(
     inner: str, hub: WritableHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody could load it; its author may say so by removing the line."""
+    """No load would accept it. Its author may remove the line of the file."""
     folder = saved(tmp_path / "own" / inner)
     if inner:
         for name in ("config.yaml", "order.json"):

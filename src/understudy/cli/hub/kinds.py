@@ -62,7 +62,7 @@ def read_content(folder: Path, checkpoint: int | str = "latest") -> Content:
 
     Raises:
         ConfigError: the folder is none of these, the run has no such checkpoint, info.json is no JSON object, or a file
-            of a policy is not the one that was written: nobody could load it from the hub.
+            of a policy is not the one that was written, which no load accepts.
         OSError: a folder or a file in it cannot be read.
     """
     kind = folder_kind(folder)
