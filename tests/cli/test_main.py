@@ -143,7 +143,7 @@ def test_warnings_are_one_line_without_source(monkeypatch: pytest.MonkeyPatch) -
         (["train", "--data.root", "{}", "--steps", "0"], "steps: input should be greater than or equal to 1, not 0"),
         (["train", "--steps", "many"], "--steps: must be a whole number, not 'many'"),
         (["train", "--optim.lr", "fast"], "--optim.lr: must be a number, not 'fast'"),
-        (["train", "--micro-batch-size", "few"], "--micro-batch-size: must be {None}|INT, not ['few']"),
+        (["train", "--micro-batch-size", "few"], "--micro-batch-size: must be a whole number, not 'few'"),
         (["train", "--steps"], "--steps: its value is missing"),
         (["train", "--data.sources", "x"], "--data.sources: a list"),
         (["train", "--policy.image-size", "--steps", "3"], "--policy.image-size"),

@@ -142,6 +142,7 @@ def describe_error(box: str) -> str:
     line = " ".join(words) or " ".join(box.split())
     for pattern, ours in PARSING.items():
         line = re.sub(pattern, ours, line)
+    line = re.sub(r"must be \{None\}\|INT, not \['(.*)'\]$", r"must be a whole number, not '\1'", line)
     return _with_example(line) or _with_near_choice(line)
 
 
