@@ -295,3 +295,13 @@ def test_covered_lens_is_no_crop() -> None:
         seen = {"joints": poses[step], "cam": covered, "task": TASKS[0]}
         kinds |= {mismatch.kind for mismatch in check.look(seen)}
     assert kinds == {"unlike training"}
+
+
+def test_keys_that_are_no_inputs_are_named_in_a_few_short_lines(contract: InputContract) -> None:
+    """Of a robot that sends others in each observation, too."""
+    check, found = ObservationCheck(contract, "arm"), []
+    for step, seen in enumerate(arm_observations(STEPS)):
+        found += check.look({**seen, **{f"{step}/{number}\n" + "k" * 10_000: 0 for number in range(3)}})
+    assert {mismatch.kind for mismatch in found} == {"extra key"}
+    assert 4 <= len(found) <= 10
+    assert all(mismatch.key.isprintable() and len(mismatch.key) < 1000 for mismatch in found if mismatch.key)

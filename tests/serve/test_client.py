@@ -28,8 +28,9 @@ from understudy.serve.async_chunks import AsyncChunks
 from understudy.serve.client import RemotePolicy
 from understudy.serve.coding import MessageError
 from understudy.serve.past import PastObservations
-from understudy.serve.protocol import DeadlineError, RemoteError
+from understudy.serve.protocol import DeadlineError, RemoteError, Request
 from understudy.serve.server import PolicyServer, running_server
+from understudy.serve.session import Session
 
 CODE = """
 import json, sys
@@ -298,6 +299,19 @@ def test_more_past_than_the_policy_sees_is_refused(remembering: RobotPolicy) -> 
             connection.send(encode({**seen, "understudy": control}))
             reply = decode(connection.recv(5))  # type: ignore[arg-type]
             assert reply.get("error", {}).get("fault") == fault
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_times_that_hardly_advance_fill_no_memory(several: bool, remembering: RobotPolicy) -> None:
+    session, seen, now = Session(remembering, "off"), moments(1)[0], 0.0
+    with refused("reset", kind=ValueError):
+        for _ in range(10 * session.most_past):
+            now += 1e-6
+            past = ((None, now, seen),) if several else ()
+            session.accept(session.prepare(Request(time=now + 1e-7, past=past), seen))
+    assert session.robot.num_past <= session.most_past + 1
+    session.reset()
+    session.prepare(Request(time=now), seen)
 
 
 def test_a_deadline_leaves_no_hole_in_the_past(remembering: RobotPolicy) -> None:

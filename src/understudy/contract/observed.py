@@ -23,7 +23,7 @@ from understudy.batch_keys import PROMPT_METADATA
 from understudy.contract.camera_print import Explanation, explanations, shrink
 from understudy.contract.facts import InputContract, VectorFacts
 from understudy.contract.image_size import size_error
-from understudy.contract.mismatch import Kind, Mismatch
+from understudy.contract.mismatch import Kind, Mismatch, printable
 from understudy.contract.vector_likelihood import FACTORS, NORMALIZED, best_order, converted, log_likelihood
 
 LEAST_SEEN = 5
@@ -106,10 +106,13 @@ class ObservationCheck:
             if not {key, own} & set(observation):
                 near = get_close_matches(own, extra, 1, 0.6)
                 fix = f"is it {near[0]!r}?" if near else f"send it as {own!r}"
-                yield Mismatch("missing key", own, "this input", f"{', '.join(sorted(observation)) or 'nothing'}", fix)
-        for key in extra[:_MOST_EXTRA]:
+                came = printable(", ".join(sorted(observation))) or "nothing"
+                yield Mismatch("missing key", own, "this input", came, fix)
+        fresh = [key for key in map(printable, extra) if ("extra key", key) not in self._reported]
+        room = max(0, _MOST_EXTRA - sum(kind == "extra key" for kind, _ in self._reported))
+        for key in fresh[:room]:
             yield Mismatch("extra key", key, "no such input", "it, which is ignored", "leave it out")
-        if (more := len(extra) - _MOST_EXTRA) > 0:
+        if (more := len(fresh) - room) > 0:
             yield Mismatch("extra key", "", "no such inputs", f"{more} others, which are ignored", "leave them out")
 
     def _instruction(self, observation: Mapping[str, Any]) -> Iterator[Mismatch]:

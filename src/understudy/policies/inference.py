@@ -146,6 +146,11 @@ class RobotPolicy:
         """Width of this robot's actions."""
         return self.policy.normalizer.dims[ACTION][self.head]
 
+    @property
+    def num_past(self) -> int:
+        """Observations in memory, of a policy that sees past ones: all of the seconds that it sees."""
+        return max(map(len, self._histories or ()), default=0)
+
     def reset(self, *, seed: int | None = None, position: int = 0) -> None:
         """Start an episode: the policy forgets its past observations and the rest of the chunk in execution.
 

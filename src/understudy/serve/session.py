@@ -134,10 +134,12 @@ class Session:
             plain = self._own(seen)
             self._look(plain, when)
             if most:
+                self._check_past(most)
                 self.robot.observe(plain, time=when)
             self._last = when
         self._look(own, time)
         self._refuse()
+        self._check_past(most)
         draws = None
         if (noise := request.noise) is not None:
             spec = self.robot.policy.random_spec("act")
@@ -204,6 +206,14 @@ class Session:
         self._compared = inputs
         self._found += found
         self.fresh += found
+
+    def _check_past(self, most: int) -> None:
+        """Raise ValueError where the memory of one robot would grow without end: its times need not advance."""
+        if (number := self.robot.num_past) > most:
+            raise ValueError(
+                f"the policy remembers {number} observations of this robot, more than {most}, since their times are "
+                "too close; send each control step once, and reset"
+            )
 
     def _refuse(self) -> None:
         if self._reaction == "strict" and (self._declared or self._found):
