@@ -297,6 +297,17 @@ def test_covered_lens_is_no_crop() -> None:
     assert kinds == {"unlike training"}
 
 
+def test_an_absurd_number_is_reported_after_a_smaller_difference(contract: InputContract) -> None:
+    check, found = ObservationCheck(contract, "arm"), []
+    for step, seen in enumerate(arm_observations(STEPS)):
+        joints = seen["joints"] + 3 * (np.arange(7) == 1)
+        if step in (12, 13, 15):
+            joints[2] = 1e9
+        found += [(step, mismatch.kind) for mismatch in check.look({**seen, "joints": joints})]
+    assert [step for step, _ in found] == [LEAST_SEEN - 1, 12]
+    assert found[1][1] == "range"
+
+
 def test_keys_that_are_no_inputs_are_named_in_a_few_short_lines(contract: InputContract) -> None:
     """Of a robot that sends others in each observation, too."""
     check, found = ObservationCheck(contract, "arm"), []

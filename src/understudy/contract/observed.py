@@ -33,6 +33,15 @@ _REPEATED = 3  # equal images in a row while the robot moves
 _REPEATED_S = 0.5  # seconds that they last: a camera may be slower than the robot
 _BETTER = 2.0  # nats per number that an explanation gains
 _CLEARLY = 1.0  # nats by which the factor of a unit must fit better than those of other units
+_NUMBER_KINDS: tuple[Kind, ...] = (
+    "degrees",
+    "radians",
+    "scale",
+    "normalized",
+    "dimension order",
+    "other robot",
+    "range",
+)
 _ABSURD = 1000.0  # deviations outside the range of training; one such number is reported at once
 _MOST_EXTRA = 8  # keys that are no inputs, by name
 _LONGEST_TASK = 1000  # letters that are compared
@@ -67,6 +76,7 @@ class ObservationCheck:
     def reset(self) -> None:
         """Start an episode: everything is examined anew, and reported again."""
         self._reported: set[tuple[str, str]] = set()
+        self._is_absurd = False
         self._states: deque[np.ndarray] = deque(maxlen=_MOST_SEEN)
         self._looks = {key: _Look(key, self._prints()) for key in self._prints()}
         self._images: dict[str, tuple[bytes, int, np.ndarray | None]] = {}  # digest, how often in a row, state then
@@ -153,27 +163,17 @@ class ObservationCheck:
     def _numbers(self) -> Iterator[Mismatch]:
         """Explain the states so far."""
         facts = self._facts.state
-        if facts is None or self._said(facts.key):
+        if facts is None:
             return
         values = np.stack(self._states)
-        if _outside(values[-1:], facts, _ABSURD * np.maximum(facts.spread, facts.slack)).any():
-            values = values[-1:]
-        elif len(values) < LEAST_SEEN:
+        absurd = _outside(values[-1:], facts, _ABSURD * np.maximum(facts.spread, facts.slack)).any()
+        if absurd and not self._is_absurd:  # also where a smaller difference was reported before
+            self._is_absurd, values = True, values[-1:]
+            self._reported -= {(kind, facts.key) for kind in _NUMBER_KINDS}
+        elif len(values) < LEAST_SEEN or any((kind, facts.key) in self._reported for kind in _NUMBER_KINDS):
             return
         if (bad := _outside(values, facts)).any():
             yield self._explain(values, facts, bad)
-
-    def _said(self, key: str) -> bool:
-        kinds: tuple[Kind, ...] = (
-            "degrees",
-            "radians",
-            "scale",
-            "normalized",
-            "dimension order",
-            "other robot",
-            "range",
-        )
-        return any((kind, key) in self._reported for kind in kinds)
 
     def _explain(self, values: np.ndarray, facts: VectorFacts, bad: np.ndarray) -> Mismatch:
         """Return the best explanation of states that do not fit."""
