@@ -197,6 +197,7 @@ def test_errors_have_no_traceback(
         (["--no-overwrite"], "--output-dir"),
         (["--lr", "1e-3"], "--optim.lr"),
         (["more"], "--name value"),
+        (["--seed", "1", "later.yaml"], "later.yaml: a settings file comes before the flags"),
         (["--compile", "yes"], "--compile: takes no value but true or false"),
         (["--seed", "1", "--checkpoint.async-save=1"], "--checkpoint.async-save: takes no value but true or false"),
     ],
@@ -208,6 +209,16 @@ def test_settings_of_other_libraries_are_translated(
     output = capsys.readouterr().err
     assert output.count("\n") == 1
     assert expected.format(data) in output
+
+
+@pytest.mark.parametrize("command", [("push", "x"), ("record",), ("serve", "x")])
+def test_commands_without_training_settings_translate_none(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*command, "--dataset.repo_id", "a/b") == main.WRONG_INPUT
+    output = capsys.readouterr().err
+    assert "--dataset.repo_id" in output
+    assert "--data.root" not in output
 
 
 @pytest.mark.parametrize(

@@ -70,28 +70,30 @@ def write_depth_video(path: Path, indices: range, pixel_format: str = "gray12le"
 
 
 def add_depth_images(root: Path, dtype: str = "uint16", **info: Any) -> None:
-    """Add a column of PNG (uint16) or TIFF (float32) images to a dataset."""
+    """Add a column of PNG (uint16, or "rgb" of three channels) or TIFF (float32) images to a dataset."""
     for file in (root / "data").glob("chunk-*/*.parquet"):
         table = pq.read_table(file)
         images = [_encode(numbers(index, 16), dtype) for index in table["index"].to_pylist()]
         kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
         table = table.append_column(DEPTH, pa.array([{"bytes": one, "path": None} for one in images], kind))
         pq.write_table(table, file, row_group_size=4)
-    _declare(root, "image", info)
+    _declare(root, "image", info, 3 if dtype == "rgb" else 1)
 
 
 def _encode(values: np.ndarray, dtype: str) -> bytes:
     buffer = io.BytesIO()
-    if dtype == "uint16":
+    if dtype == "rgb":
+        Image.fromarray(np.stack([values.astype(np.uint8)] * 3, axis=-1)).save(buffer, "PNG")
+    elif dtype == "uint16":
         Image.fromarray(values).save(buffer, "PNG")
     else:
         Image.fromarray(values.astype(np.float32) / 1000).save(buffer, "TIFF")
     return buffer.getvalue()
 
 
-def _declare(root: Path, dtype: str, given: dict[str, Any]) -> None:
+def _declare(root: Path, dtype: str, given: dict[str, Any], channels: int = 1) -> None:
     path = root / "meta/info.json"
     info = json.loads(path.read_text())
     said = {"is_depth_map": True} | given
-    info["features"][DEPTH] = {"dtype": dtype, "shape": [HEIGHT, WIDTH, 1], "names": None, "info": said}
+    info["features"][DEPTH] = {"dtype": dtype, "shape": [HEIGHT, WIDTH, channels], "names": None, "info": said}
     path.write_text(json.dumps(info))

@@ -188,6 +188,17 @@ def test_ordinary_video_declared_as_depth_is_color(tmp_path: Path) -> None:
     assert not catalog.features[DEPTH].is_depth
 
 
+def test_images_of_three_channels_declared_as_depth_are_color(tmp_path: Path) -> None:
+    root = dataset(tmp_path / "set")
+    add_depth_images(root, "rgb")
+    catalog = Catalog.open(root)
+    assert [line for line in catalog.oddities if DEPTH in line and "three channels" in line]
+    for unit in (None, "mm"):
+        image = EpisodeDataset(catalog, depth_unit=unit).sample(0, 3)[DEPTH].numpy()  # type: ignore[arg-type]
+        assert np.array_equal(image, np.stack([numbers(3, 16).astype(np.uint8)] * 3))
+    assert not catalog.features[DEPTH].is_depth
+
+
 def test_depth_is_not_given_to_image_transforms(quantized: Path) -> None:
     shapes = []
 

@@ -25,6 +25,9 @@ PARSING = {
 WEIGHTS = re.compile(r"(-\S+): must be \{([^{}]*)\}\|\{\[\{([^{}]*)\} FLOAT \[\.\.\.\]\]\}, not (\[.*\])")
 """Message about a value that is neither a choice nor weights of choices."""
 
+TRAINS = "--data.root"
+"""Flag of the commands with the settings of a training, into which names of other trainers are translated."""
+
 
 def describe_refused(cls: type, arguments: list[str]) -> Iterator[str]:
     """Yield one line for each flag that `REFUSED_FLAGS` of the settings class lists: it would have no effect."""
@@ -46,7 +49,7 @@ def translate(cls: type, arguments: list[str], default: Any = None) -> Iterator[
         default: Instance with the chosen policy, whose own settings are known too.
     """
     flags = _flags(cls, default)
-    for argument in arguments:
+    for argument in arguments if TRAINS in flags else ():
         flag = argument.partition("=")[0]
         name = flag.replace("_", "-")
         if flag.startswith("--") and name not in flags and name[2:].removeprefix("no-") in FOREIGN:
@@ -88,11 +91,11 @@ def _flags(cls: type, default: Any) -> list[str]:
 
 def _unknown_flag(flag: str, flags: list[str]) -> str:
     name = flag.lstrip("-").replace("_", "-")
-    if ours := equivalent(name.removeprefix("no-")):
+    if TRAINS in flags and (ours := equivalent(name.removeprefix("no-"))):
         return f"{flag}: unknown setting; here it is {ours}"
     if "--policy.type" in flags and (types := _types_with(name)):
         return f"{flag}: a setting of the policy types {', '.join(types)}: add --policy.type {types[0]}"
-    foreign = [f"--{other}" for other in FOREIGN] if "--data.root" in flags else []
+    foreign = [f"--{other}" for other in FOREIGN] if TRAINS in flags else []
     close = difflib.get_close_matches(f"--{name}", [*foreign, *flags], n=1, cutoff=0.85)
     if close and close[0] not in flags:
         return f"{flag}: unknown setting; {close[0]} of another trainer is here {FOREIGN[close[0][2:]]}"
@@ -113,16 +116,18 @@ def _types_with(name: str) -> list[str]:
 def _misplaced(argument: str, flag: str, flags: list[str]) -> str:
     """Describe an argument that no setting takes; `flag` is the word before it."""
     name, override, _ = argument.partition("=")
-    if override and (ours := equivalent(name)):
+    if override and TRAINS in flags and (ours := equivalent(name)):
         return f"{name}: unknown setting; here it is {ours}"
     path = Path(argument)
-    if "--data.root" in flags and (path / "meta").is_dir():
+    if TRAINS in flags and (path / "meta").is_dir():
         return f"{argument}: this is a dataset; did you mean --data.root {argument}?"
-    if "--data.root" in flags and (path / "checkpoints").is_dir():
+    if TRAINS in flags and (path / "checkpoints").is_dir():
         return f"{argument}: this is a run; did you mean understudy resume {argument}?"
-    if path.suffix and "--data.root" in flags:
+    if path.suffix in SUFFIXES and TRAINS in flags:
+        return f"{argument}: a settings file comes before the flags, and there is one"
+    if path.suffix and TRAINS in flags:
         return f"{argument}: settings files end in {', '.join(SUFFIXES)}"
-    if "--data.root" in flags and ("/" in argument or path.exists()):
+    if TRAINS in flags and ("/" in argument or path.exists()):
         return f"{argument}: no settings file ({', '.join(SUFFIXES)}); a dataset is given as --data.root {argument}"
     if flag.startswith("--"):
         return f"{flag}: takes no value but true or false, not {argument}"

@@ -160,10 +160,9 @@ class Catalog:
         _check_totals(info, episodes, len(by_index), oddities)
         oddities += [f"{key} {feature.audio}" for key, feature in features.items() if feature.audio]
         oddities += [
-            f"{key} is declared as depth and stored as ordinary video ({feature.info.get('video.pix_fmt')}): it is "
-            "delivered as color, uint8"
+            f"{key} is declared as depth and is {feature.color_declared_as_depth}: it is delivered as color, uint8"
             for key, feature in features.items()
-            if feature.is_color_declared_as_depth
+            if feature.color_declared_as_depth
         ]
         oddities += [
             f"{key}: {feature.dtype} {feature.shape} looks like images; it is read as numbers, not as a camera"

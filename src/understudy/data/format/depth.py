@@ -5,7 +5,7 @@ video of 12-bit codes, with `video.depth_min` etc.    float32, meters
 video of 16-bit numbers (gray16le), without them      uint16, as stored
 images of 16-bit integers                             uint16, as stored; millimeters by LeRobot's convention
 images of 32-bit floats, `depth_unit` "m"             float32, meters
-ordinary 8-bit or three-channel video                 uint8 color: its pixels are no distances
+ordinary 8-bit video, or images of three channels     uint8 color: their pixels are no distances
 
 With a requested unit, all of them but color are float32 in that unit, as LeRobot delivers them.
 """
@@ -37,7 +37,7 @@ def depth_unit(info: Mapping[str, Any]) -> str | None:
 
 
 def depth_pixels(is_video: bool, info: Mapping[str, Any], unit: str = "") -> Pixels:
-    """Channels and dtype of the images of a camera; color without depth, or for ordinary video.
+    """Channels and dtype of the images of a camera; color without depth.
 
     Args:
         is_video: whether the images are stored as video.
@@ -47,7 +47,7 @@ def depth_pixels(is_video: bool, info: Mapping[str, Any], unit: str = "") -> Pix
     Raises:
         ValueError: depth that cannot be read exactly. The message is the rest of a sentence about the camera.
     """
-    if not is_depth(info) or is_color_video(is_video, info):
+    if not is_depth(info):
         return RGB
     if info.get("depth_unit") not in _UNITS:
         raise ValueError(f"is depth in depth_unit {info['depth_unit']!r}, which is neither 'm' nor 'mm'")
@@ -70,11 +70,12 @@ def depth_pixels(is_video: bool, info: Mapping[str, Any], unit: str = "") -> Pix
     )
 
 
-def is_color_video(is_video: bool, info: Mapping[str, Any]) -> bool:
-    """Whether a camera declared as depth is ordinary video: 8 bits a channel, and no scale of distances."""
+def stores_color(is_video: bool, info: Mapping[str, Any], channels: int | None) -> bool:
+    """Whether a camera declared as depth stores color: video of 8 bits without a scale, or images of three channels."""
     recorded = str(info.get("video.pix_fmt"))
-    scaled = any(info.get(f"video.{name}") is not None for name in _SCALE)
-    return is_video and is_depth(info) and not scaled and _COLOR_FORMATS.fullmatch(recorded) is not None
+    if not is_depth(info) or any(info.get(f"video.{name}") is not None for name in _SCALE):
+        return False
+    return _COLOR_FORMATS.fullmatch(recorded) is not None if is_video else channels == 3
 
 
 def depth_statistics(

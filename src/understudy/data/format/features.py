@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.data.format.depth import depth_pixels, is_color_video, is_depth
+from understudy.data.format.depth import depth_pixels, is_depth, stores_color
 from understudy.errors import DatasetError
 from understudy.video.depth.pixels import Pixels
 
@@ -77,17 +77,20 @@ class Feature:
     @property
     def is_depth(self) -> bool:
         """Whether this is a camera of depth images."""
-        return self.is_encoded and is_depth(self.info) and not self.is_color_declared_as_depth
+        return self.is_encoded and is_depth(self.info) and not self.color_declared_as_depth
 
     @property
-    def is_color_declared_as_depth(self) -> bool:
-        """Whether info.json declares depth where ordinary video is stored, which is delivered as color."""
-        return is_color_video(self.is_video, self.info)
+    def color_declared_as_depth(self) -> str:
+        """Color images that info.json declares as depth, in words; "" where there are none. They stay color."""
+        if not (self.is_encoded and stores_color(self.is_video, self.info, self.channels)):
+            return ""
+        return f"ordinary video ({self.info.get('video.pix_fmt')})" if self.is_video else "images of three channels"
 
     @property
     def pixels(self) -> Pixels:
         """Channels and dtype of the images of a camera. Raises ValueError for depth that cannot be read exactly."""
-        return depth_pixels(self.is_video, self.info if self.is_encoded else {}, self.depth_unit)
+        is_color = not self.is_encoded or bool(self.color_declared_as_depth)
+        return depth_pixels(self.is_video, {} if is_color else self.info, self.depth_unit)
 
     @property
     def unreadable(self) -> str:
