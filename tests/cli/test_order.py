@@ -197,3 +197,15 @@ def test_render_notes_data_that_fits_in_memory() -> None:
     assert row.split()[-1] == "once"
     assert "decoded per sample" in rows
     assert "of memory" not in render([unknown], comparison, config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("episodes", [10, 2000])
+def test_render_notes_batches_that_are_several_epochs(episodes: int) -> None:
+    config = ExplainConfig(**SMALL, paths=("a",), gop=2)
+    table = Table("a", np.full(episodes, 100), 2, (0, 0), 30.0, 1, 0)
+    comparison = compare([table], config)
+    epochs = 64 * config.batch_size / (100 * episodes)
+    assert (f"{epochs:,.3g} epochs" in render([table], comparison, config)) == (epochs > 1)
+    deff = [side.figures.deff[-1] for side in comparison.sides if side.figures]
+    assert min(deff) >= 0.9 * epochs

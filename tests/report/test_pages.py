@@ -131,6 +131,7 @@ def test_inspect_page_of_a_real_robot_is_readable(
     catalog = Catalog.open(real_data / "g1_v30")
     path = tmp_path / "g1.html"
     path.write_text(inspect_page(catalog, examine(catalog, 2), 1), encoding="utf-8")
+    assert ", ".join(catalog.features["action"].dimension_names) in path.read_text(encoding="utf-8")
     assert browser.faults(chromium, path, width, scheme) == []
 
 

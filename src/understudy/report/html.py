@@ -51,7 +51,7 @@ main > :is(.card, .grid) + :is(.card, .grid) { margin-top: 14px; }
 .grid { display: grid; gap: 14px; } .two { grid-template-columns: repeat(auto-fill, minmax(420px, 1fr)); }
 .tiles { grid-template-columns: repeat(auto-fit, minmax(138px, 1fr)); margin-top: 20px; }
 .samples { grid-template-columns: repeat(auto-fill, minmax(240px, 1fr)); }
-.dims { grid-template-columns: repeat(auto-fill, minmax(170px, 1fr)); gap: 10px 16px; }
+.dims { grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: 10px 16px; }
 .tile b { display: block; font-size: 24px; font-weight: 650; font-variant-numeric: tabular-nums; }
 .tile span { color: var(--soft); font-size: 13px; }
 svg { display: block; width: 100%; height: auto; max-width: 100%; }

@@ -70,6 +70,8 @@ def test_report_of_a_complete_run(done: Path) -> None:
         assert task in html
     assert html.count("<svg") >= 5 + 1 + 4  # charts, tasks, action chunks
     assert html.split(">The first batch<")[-1].count("<img") == 4  # the whole batch
+    config = RunDir(done).settings()
+    assert "{}x{}".format(*config.policy.image_size) in html.split(">The first batch<")[-1]
     assert "keep_last:" in html
     changed = re.findall(r"<tr><td[^>]*>([a-z._]+)</td><td", html.split("differ from the defaults")[1])
     assert {"data.root", "steps", "batch_size", "optim.lr", "policy.width"} <= set(changed)

@@ -64,7 +64,7 @@ def losses_differ(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 found.append(_reason(pair, [name], "validation sets", f"other {parts}"))
         for title, of in _MEANINGS.items():
             one, other = of(first), of(run)
-            if one != other:
+            if one != other and None not in (one, other):
                 found.append(_reason(pair, names, title, _contrast(pair, one, other)))
         both = [name for name in names if name in _sources(first) and name in _sources(run)]
         scaled = [name for name in both if _normalization(first, name) != _normalization(run, name)]
@@ -138,16 +138,18 @@ def _contrast(pair: Sequence[str], one: Any, other: Any) -> str:
     return f"{pair[0]}: {one}, {pair[1]}: {other}"
 
 
-def _sampled(run: Run) -> str:
-    """Number of validation frames, where it is a sample of them."""
-    last = run.val[-1] if run.val else {}
+def _sampled(run: Run) -> str | None:
+    """Number of validation frames, where it is a sample of them; None without a validation."""
+    if not run.val:
+        return None
+    last = run.val[-1]
     frames, total = last.get("samples", 0), last.get("held_out", 0)
     return f"{frames:,} of {total:,} frames" if frames < total else "all frames"
 
 
-def _terms(run: Run) -> str:
-    last = run.val[-1] if run.val else {}
-    return ", ".join(last.get("terms", ())) or "one term"
+def _terms(run: Run) -> str | None:
+    """Names of the loss terms of its validations; None without a validation."""
+    return (", ".join(run.val[-1].get("terms", ())) or "one term") if run.val else None
 
 
 _MEANINGS: dict[str, Callable[[Run], Any]] = {
@@ -159,7 +161,7 @@ _MEANINGS: dict[str, Callable[[Run], Any]] = {
     "--optim.loss-weights": lambda run: dict(run.config.optim.loss_weights),
     "sample of the validation frames": _sampled,
 }
-"""Properties, besides the samples, that a loss depends on."""
+"""Properties, besides the samples, that a loss depends on; None where a run does not have it."""
 
 
 def _normalization(run: Run, source: str) -> tuple[Any, ...]:

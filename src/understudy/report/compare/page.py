@@ -201,7 +201,7 @@ def _success(data: Mapping[str, Any]) -> list[str]:
         notes = f'<p class="soft">{escape("; ".join(entry["notes"]))}</p>' if entry["notes"] else ""
         cards.append(html.card(f"<h3>{escape(entry['title'])}</h3>", notes, _folded(html.table(head, rows), len(rows))))
     present = {letter for entry in data["success"] for own in entry["tasks"].values() for letter in own["rates"]}
-    if absent := [letter for letter in letters if letter not in present]:
+    if present and (absent := [letter for letter in letters if letter not in present]):
         cards.append(html.card(f'<p class="soft">No rollouts: {_joined(absent)}.</p>'))
     return cards
 

@@ -44,7 +44,7 @@ def page(catalog: Catalog, facts: dict[str, Any], shown: int, limit: int = SAMPL
         (duration(facts["seconds"]), "recorded, h:mm:ss"),
         (f"{facts['fps']:g}", "frames per second"),
         (f"{lengths['min']}–{lengths['max']}", f"frames per episode, median {lengths['median']:g}"),
-        *_idle_tile(facts["rows"]["idle_share"]),
+        *_idle_tile(idle := facts["rows"]["idle_share"]),
         (str(len(facts["wrong"])), "defects"),
     ]
     wrong = "".join(f"<li>{escape(line)}</li>" for line in facts["wrong"])
@@ -64,12 +64,12 @@ def page(catalog: Catalog, facts: dict[str, Any], shown: int, limit: int = SAMPL
         html.section("Defects", html.card(f"<ul>{wrong}</ul>" if wrong else "none")),
         html.section("Keep-ranges", html.card(f"<ul>{kept}</ul>") if kept else ""),
         html.section("Encoding", html.card(*videos)) if videos else "",
-        html.section("Episodes", *_episodes(catalog, shown)),
+        html.section("Episodes", *_episodes(catalog, shown), note="" if idle is None else f"Idle frames: {IDLE}."),
         html.section("First and last frames", *(_walls(catalog, min(limit, WALL)) if shown else ())),
         html.section("Actions", *actions.cards(), note=actions.note()),
         html.section("Tasks", html.card(html.table(["task", "episodes"], tasks)) if tasks else ""),
         html.section("Metadata of episodes", html.card(html.table(["name", "values"], metadata)) if metadata else ""),
-        html.section("Features", html.card(html.table(["key", "dtype", "shape"], features))),
+        html.section("Features", html.card(html.table(["key", "dtype", "shape"], features), *_dimensions(catalog))),
         html.section("Episode lengths", html.card(_histogram(catalog.episodes.lengths))),
     )
 
@@ -106,7 +106,16 @@ class _Actions:
 
 
 def _idle_tile(share: float | None) -> list[tuple[str, str]]:
-    return [] if share is None else [(f"{100 * share:.1f} %", f"idle: {IDLE}")]
+    return [] if share is None else [(f"{100 * share:.1f} %", "idle frames")]
+
+
+def _dimensions(catalog: Catalog) -> Iterator[str]:
+    """Render the names of the dimensions of each column of several numbers."""
+    for key in numeric_keys(catalog):
+        names = catalog.features[key].dimension_names
+        if len(names) > 1:
+            text = ", ".join(names[:DIMENSIONS]) + (", …" if len(names) > DIMENSIONS else "")
+            yield f"<p><small><b>{escape(key)}</b>: {escape(text)}</small></p>"
 
 
 def _left_out(width: int) -> str:

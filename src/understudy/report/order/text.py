@@ -18,6 +18,8 @@ def describe(table: "Table") -> str:
 
 def render(tables: Sequence["Table"], comparison: "Comparison", config: "ExplainConfig") -> str:
     """Render the table of the orders, with its explanation."""
+    from understudy.order.audit.audit import WINDOWS
+
     decoded = sum(table.decoded for table in tables) if all(table.decoded for table in tables) else 0
     lines = [*_rows(comparison, decoded), ""]
     lines += [f"omitted: {side.missing}" for side in comparison.sides if side.missing]
@@ -26,6 +28,11 @@ def render(tables: Sequence["Table"], comparison: "Comparison", config: "Explain
         lines.append(
             f"{high - low:,} positions were audited, too few for orders with this many frames in flight to settle: "
             "their figures are approximate."
+        )
+    frames, batches = sum(int(table.lengths.sum()) for table in tables), WINDOWS[-1]
+    if (epochs := batches * config.batch_size / frames) > 1:
+        lines.append(
+            f"{batches} batches are {epochs:,.3g} epochs of {frames:,} frames: no order has a smaller deff than that"
         )
     notes = (
         f"Counted over positions {low:,} to {high:,}; global batch {config.batch_size}, {config.world_size} ranks, "

@@ -5,6 +5,7 @@ active, stopped or complete run.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -120,11 +121,11 @@ def _changed_settings(config: "TrainConfig") -> str:
     from understudy.optional_packages import MissingExtraError
     from understudy.report import html
 
-    usual = TrainConfig(steps=config.steps, policy=type(config.policy)())
+    usual, steps = TrainConfig(steps=config.steps, policy=type(config.policy)()), TrainConfig().steps
     with suppress(MissingExtraError):  # then the table has the defaults of every run
-        usual = validate_new(TrainConfig, {"steps": config.steps, "policy": {"type": config.policy.type}})
-    usual = usual.resolved()
-    found = differences(replace(usual, steps=TrainConfig().steps), config)
+        kind = {"policy": {"type": config.policy.type}}
+        usual, steps = validate_new(TrainConfig, {"steps": config.steps, **kind}), validate_new(TrainConfig, kind).steps
+    found = differences(replace(usual.resolved(), steps=steps), config)
     rows = [[path, _shown(now), _shown(default)] for path, (default, now) in found.items()]
     table = html.table(["setting", "this run", "default"], rows) if rows else '<p class="soft">None.</p>'
     return html.card("<h3>Settings that differ from the defaults</h3>", table)
@@ -241,7 +242,17 @@ def _batch(config: Any, begun: Any, count: int = 8) -> str:
         where = f"episode {int(batch['episode_index'][i])}, frame {int(batch['frame_index'][i])}"
         title = f"<h3>{_text(batch['task'][i]) or '<span class=soft>(no text)</span>'}</h3><small>{where}</small>"
         cards.append(html.card(title, f'<div class="row">{"".join(images)}</div>', chart))
-    return html.grid(cards, "samples")
+    return f'<p class="soft">{_text(_sizes(config, batch, cameras))}</p>{html.grid(cards, "samples")}'
+
+
+def _sizes(config: Any, batch: Mapping[str, Any], cameras: Sequence[str]) -> str:
+    """Describe the size of the images of each camera, and that of the network."""
+    seen = "{}x{}".format(*config.policy.network_size)
+    loaded = {camera: "{}x{}".format(*batch[camera].shape[-2:]) for camera in cameras}
+    change = {
+        camera: "" if size == seen else f" -> {seen} ({config.policy.RESIZED})" for camera, size in loaded.items()
+    }
+    return "; ".join(f"{camera} {size}{change[camera]}" for camera, size in loaded.items())
 
 
 def _order(path: Path) -> list[str]:
