@@ -7,8 +7,8 @@ each with one line as answer; a request that fails is answered with {"missing": 
 
 - {"root", "batch", "chunk", "workers", "seconds"}: shuffled batches with action chunks, after a warm-up, and with
   "step_ms" a sleep after each. Answer: {"samples", "seconds", "cpu_seconds" of all processes, "episodes" in a batch,
-  "waiting_share", "read_bytes", "first_batch_s", "matches": the delivered samples are those of "order"}.
-  The dataset stays open from request to request.
+  "waiting_share", "read_bytes", "first_batch_s", "matches": the delivered samples are those of "order",
+  "all_samples" and "all_cpu_seconds" since the dataset was opened}. It stays open from request to request.
 - {..., "order": N}: the sequence of the first N batches, {"episode": [[...]], "frame": [[...]]}, without decoding.
 - {..., "resume": N}: whether a new loader continues after N batches, {"same_world", "other_world", "how"}.
 - {"convert": root, "out": folder}: makes the copy that the loader reads, {"seconds", "cpu_seconds", "bytes"}.
@@ -73,6 +73,11 @@ def process_tree(root: int, without: frozenset[int] = frozenset()) -> list[int]:
             tree.append(process)
             waiting += children.get(process, [])
     return tree
+
+
+def own_processes() -> list[int]:
+    """This process and its workers, without storage servers."""
+    return process_tree(os.getpid(), frozenset(server.pid for server in SERVERS))
 
 
 def spent(processes: list[int]) -> tuple[float, int]:
@@ -514,8 +519,8 @@ class Stream:
     """Endless batches of one dataset, their time and their costs."""
 
     def __init__(self, name: str, **asked: Any) -> None:
-        start = time.perf_counter()
-        self.loader = LOADERS[name](**asked)
+        start, self.cpu = time.perf_counter(), spent(own_processes())[0]
+        self.loader, self.taken = LOADERS[name](**asked), 0
         self.queued = self.loader.prefetch * max(1, asked["workers"])
         self.passing = iter(self.loader.batches())
         self.expected = iter(self.loader.order(1 << 30))
@@ -533,6 +538,7 @@ class Stream:
         self.matches &= expected is None or expected == (episode, frame)
         if expected is None:
             self.expected = iter(())
+        self.taken += len(episode)
         return waited, episode
 
     def measure(self, seconds: float, step_ms: float = 0, least: int = 4) -> dict[str, Any]:
@@ -540,7 +546,7 @@ class Stream:
             if self.next()[0] > 0.02:
                 break
             time.sleep(step_ms / 1000)
-        processes = process_tree(os.getpid(), frozenset(server.pid for server in SERVERS))
+        processes = own_processes()
         (cpu, read), start = spent(processes), time.perf_counter()
         samples, batches, episodes, waited = 0, 0, 0, 0.0
         while time.perf_counter() - start < seconds or batches < least:
@@ -559,6 +565,8 @@ class Stream:
             "read_bytes": read_after - read,
             "first_batch_s": self.first_batch_s,
             "matches": self.matches,
+            "all_samples": self.taken,
+            "all_cpu_seconds": cpu_after - self.cpu,
         }
 
 

@@ -63,11 +63,21 @@ def test_a_failed_loader_has_a_reason_and_no_figures(rivals: ModuleType) -> None
 
 
 @pytest.mark.parametrize(
-    ("ours", "deff", "met"), [(1.0, 1.0, True), (1.1, 1.0, False), (1.0, 1.1, False), (0.2, 1.01, True)]
+    ("ours", "epoch", "deff", "met"),
+    [
+        (1.0, None, 1.0, True),
+        (1.1, None, 1.0, False),
+        (1.0, None, 1.1, False),
+        (0.2, None, 1.01, True),
+        (1.1, 0.9, 1.0, True),
+        (0.9, 1.1, 1.0, False),
+    ],
 )
-def test_goal_is_half_of_the_best_rival(rivals: ModuleType, ours: float, deff: float, met: bool) -> None:
+def test_goal_is_half_of_the_best_rival(
+    rivals: ModuleType, ours: float, epoch: float | None, deff: float, met: bool
+) -> None:
     loaders = [
-        {"loader": "understudy", "cpu_ms": ours, "deff": {"8": deff}},
+        {"loader": "understudy", "cpu_ms": ours, "cpu_ms_epoch": epoch, "deff": {"8": deff}},
         {"loader": "lance", "cpu_ms": 2.0, "deff": {"8": 1.0}},
         {"loader": "rerun", "cpu_ms": 9.0, "deff": {"8": 2.0}},
         {"loader": "lerobot-pyav", "missing": "no codec"},
@@ -99,6 +109,7 @@ def test_row_has_its_keys(
     assert ours["loader"] == "understudy"
     assert ours["matches"]
     assert ours["cpu_ms"] > 0
+    assert ours["cpu_ms_epoch"] > 0
     assert ours["peak_mb"] > 0
     assert set(ours["waiting"]) == {"10", "50", "150"}
     assert all(ours["deff"][window] > 0 for window in ("1", "8", "64"))
