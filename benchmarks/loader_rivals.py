@@ -370,11 +370,24 @@ def render_row(row: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
+def render_costs(rows: list[dict[str, Any]]) -> str:
+    """CPU milliseconds per sample of all loaders, a line per row: a table in Markdown."""
+    names = [name for name in INTERPRETERS if any(name == one["loader"] for row in rows for one in row["loaders"])]
+    lines = ["| CPU ms | " + " | ".join((*names, "ours / best", "deff(8) / best")) + " |"]
+    lines += ["|" + "---|" * (len(names) + 3)]
+    for row in rows:
+        costs = {one["loader"]: one.get("cpu_ms_epoch") or one.get("cpu_ms") for one in row["loaders"]}
+        cells = [f"{costs[name]:.2f}" if costs.get(name) else "-" for name in names]
+        ratios = (row["goals"].get(key) for key in ("cpu_over_best", "deff8_over_best"))
+        cells += ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+        lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
+
+
 def render(found: dict[str, Any]) -> str:
-    """All rows as tables, and the attempts to resume."""
-    lines = [render_row(row) for row in found["rows"]]
-    for name, answer in found["resumes"].items():
-        lines.append(f"{name}: {answer}")
+    """The costs of all rows, each row as a table, and the attempts to resume."""
+    lines = [render_costs(found["rows"]), *(render_row(row) for row in found["rows"])]
+    lines += [f"{name}: {answer}" for name, answer in found["resumes"].items()]
     return "\n".join([*lines, "", json.dumps(found["conditions"])])
 
 
