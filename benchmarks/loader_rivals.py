@@ -9,7 +9,7 @@ datasets of 64 episodes (17,104 frames), re-encodings of the real recordings in 
 otherwise of drawn images. Further cameras repeat the first one's images in files of their own.
 
 In each round all loaders take turns with steps that sleep 10, 50 and 150 ms; the others are stopped meanwhile. A loader
-that has used 60 s of a row skips its further rounds (`rounds`). Figures are medians over rounds:
+that has used 40 s of a row skips its further steps and rounds (`rounds`). Figures are medians over rounds:
 
 - `cpu_ms`: user and system time of all its processes per sample, over all step times. A server inside the loader
   (rerun's) counts, a storage server (S3) does not.
@@ -52,7 +52,7 @@ CHUNK, TILES, ORDER, RESUME = 16, 8, 256, 6
 STEPS = (10, 50, 150)
 WINDOWS = (1, 8, 64)
 """Batches of a design effect."""
-MOST_SECONDS, EPOCH_SECONDS = 60.0, 45.0
+MOST_SECONDS, EPOCH_SECONDS = 40.0, 45.0
 S3_ROW = "svtav1-g2-480-2-b32"
 """The only row from a storage server: the server, Python itself, takes most of the time there."""
 SCRIPT = Path(__file__).with_name("rival_loaders.py")
@@ -164,6 +164,10 @@ class Turns:
         """Seconds of all rounds."""
         return sum(answer["seconds"] for answers in self.answers for answer in answers)
 
+    def waiting(self, step: int) -> list[float]:
+        """Shares of waiting at one step time."""
+        return [each["waiting_share"] for answers in self.answers for each in answers if each["step"] == step]
+
     def finish_epoch(self, frames: int, **asked: Any) -> float | None:
         """CPU milliseconds per sample since the start, after at least `frames` samples; None if that takes too long."""
         spent = 0.0
@@ -175,15 +179,15 @@ class Turns:
         return None
 
     def take(self, seconds: float, **asked: Any) -> None:
-        """Measure one round."""
-        if self.missing or (self.spent > MOST_SECONDS):
-            return
-        answers = []
+        """Measure one round, as far as the time allows."""
+        answers: list[dict[str, Any]] = []
         for step in STEPS:
-            answers.append(self.rival.ask(root=str(self.root), seconds=seconds, step_ms=step, least=2, **asked))
-            self.missing = self.missing or answers[-1].get("missing", "")
-        if not self.missing:
-            self.answers.append(answers)
+            if self.missing or self.spent + sum(answer["seconds"] for answer in answers) > MOST_SECONDS:
+                break
+            answer = self.rival.ask(root=str(self.root), seconds=seconds, step_ms=step, least=2, **asked)
+            self.missing = answer.get("missing", "")
+            answers += [] if self.missing else [answer | {"step": step}]
+        self.answers += [answers] if answers else []
 
 
 def figures(turns: Turns, video_bytes: float, order: dict[str, Any], batch: int) -> dict[str, Any]:
@@ -200,9 +204,7 @@ def figures(turns: Turns, video_bytes: float, order: dict[str, Any], batch: int)
         "loader": turns.rival.name,
         "cpu_ms": median(total(a, "cpu_seconds") / total(a, "samples") * 1e3 for a in turns.answers),
         "cpu_ms_rounds": [total(a, "cpu_seconds") / total(a, "samples") * 1e3 for a in turns.answers],
-        "waiting": {
-            str(step): median(answers[i]["waiting_share"] for answers in turns.answers) for i, step in enumerate(STEPS)
-        },
+        "waiting": {str(step): median(shares) if (shares := turns.waiting(step)) else None for step in STEPS},
         "first_batch_s": last["first_batch_s"],
         "peak_mb": turns.rival.peak_mb,
         "read_ratio": None if turns.rival.name in ("lance-s3", "rerun") else median(reads),
@@ -353,7 +355,7 @@ def render_row(row: dict[str, Any]) -> str:
         if "missing" in each:
             lines.append(f"| {each['loader']} | missing: {each['missing'][-80:]!r} | | | | | | |")
             continue
-        waiting = " / ".join(f"{share:.1%}" for share in each["waiting"].values())
+        waiting = " / ".join("-" if share is None else f"{share:.1%}" for share in each["waiting"].values())
         deff = " / ".join("-" if value is None else f"{value:.2f}" for value in each["deff"].values())
         read = "-" if each["read_ratio"] is None else f"{each['read_ratio']:.2f}"
         costs = each["conversion"]
