@@ -184,6 +184,10 @@ def test_faulty_messages_are_answered_and_the_connection_stays(folder: Path, see
         (encode({**seen[0], "joints": np.full(7, np.nan)}), "value"),
         (encode({**seen[0], "cam_front": np.zeros((4, 4), np.uint8)}), "contract"),
         (encode({**seen[0], "understudy": {"delay": 2}}), "value"),
+        *(
+            (encode({**seen[0], "understudy": {"previous": previous, "delay": 1}}), "value")
+            for previous in ({}, {"a": 1}, "text", b"bytes", True, np.zeros((2, 3)))
+        ),
     ]
     with served(folder) as server, plain(server) as connection, plain(server) as other:
         counts: dict[str, int] = {}

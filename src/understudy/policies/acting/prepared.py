@@ -124,9 +124,12 @@ def executing_actions(previous: Any, rows: int, single: bool, chunk: int, width:
         padded: width of the policy's.
 
     Raises:
-        ValueError: another shape, too many actions, or a value that is not finite.
+        ValueError: no numbers, another shape, too many actions, or a value that is not finite.
     """
-    found = torch.as_tensor(previous).float().cpu()
+    try:
+        found = torch.as_tensor(previous).float().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"previous is a {type(previous).__name__}; give numbers [n, {width}]") from error
     found = found[None] if single else found
     if found.ndim != 3 or len(found) != rows or found.shape[1] > chunk or found.shape[2] != width:
         shape = tuple(found.shape[1:] if single else found.shape)
