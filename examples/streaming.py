@@ -74,8 +74,9 @@ def main(args: Namespace) -> None:
             rates = [frames / (time.perf_counter() - begin), loss / accelerator.num_processes]
             rate, mean = accelerator.reduce(torch.tensor(rates, device=accelerator.device), "sum").tolist()
             ranks = f"{accelerator.num_processes} processes, {rate:,.0f} frames/s together"
-            accelerator.print(f"step {step}: loss {mean:.4f}, position to save {loader.position} ({ranks})")
-            if accelerator.is_main_process:
+            if accelerator.is_main_process:  # of all hosts
+                trained = "" if args.dummy else f"loss {mean:.4f}, "
+                print(f"step {step}: {trained}position to save {loader.position} ({ranks})")
                 state = {"step": step, "loader": loader.state_dict()}
                 save(state | {"model": model.state_dict(), "masters": masters.state_dict()}, args.output_dir)
             frames, begin = 0, time.perf_counter()

@@ -63,10 +63,9 @@ def test_containerfile_copies_the_files_that_a_build_needs() -> None:
 
 def test_readme_installs_from_the_repository_with_existing_extras() -> None:
     """No release is on a package index, so the first command names the repository."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     readme = (ROOT / "README.md").read_text()
     (extras, address) = re.findall(r"^pip install 'understudy\[([\w,-]+)\] @ git\+(\S+)'$", readme, flags=re.MULTILINE)[
         0
     ]
-    assert address == project["urls"]["Homepage"]
-    assert set(extras.split(",")) <= project["optional-dependencies"].keys()
+    assert address == PROJECT["urls"]["Homepage"]
+    assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
