@@ -1,5 +1,6 @@
 """Errors that users see. `UnderstudyError` is the base of all of them."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Self, TypeVar
 
@@ -106,6 +107,9 @@ def is_offline(error: BaseException | None) -> bool:
 
 def hub_remedy(error: BaseException) -> str:
     """Return the remedy for a request that the hub refused, or that did not reach it."""
+    offline_mode = getattr(sys.modules.get("huggingface_hub.constants"), "HF_HUB_OFFLINE", False)
+    if is_offline(error) and offline_mode:
+        return "HF_HUB_OFFLINE forbids requests to the hub: unset it, or give a local folder"
     if is_offline(error):
         return "no connection to the hub: check the network, a proxy and HF_ENDPOINT, or give a local folder"
     return "check the name, log in with `hf auth login`, or set HF_TOKEN"
@@ -114,7 +118,7 @@ def hub_remedy(error: BaseException) -> str:
 def summarize(error: BaseException) -> str:
     """Return the type of an error and the first line of its message."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+    return f"{type(error).__name__}: {text[:200]}{'…' * (len(text) > 200)}" if text else type(error).__name__
 
 
 def _rebuild(kind: type[_Error], fields: Mapping[str, Any]) -> _Error:

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -381,6 +382,17 @@ def test_no_connection_is_named_as_the_cause(
         message = capsys.readouterr().err
         assert "network" in message
         assert "log in" not in message
+
+
+def test_offline_mode_is_named_as_the_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    for words in (["pull", "hf://me/other"], ["serve", "me/other"], ["inspect", "hf://datasets/me/other"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "understudy", *words], env=environment, capture_output=True, text=True, timeout=100
+        )
+        assert done.returncode in (FAILED, WRONG_INPUT)
+        assert "HF_HUB_OFFLINE forbids" in done.stderr
+        assert "network" not in done.stderr
 
 
 def test_mistyped_folder_is_named_with_its_neighbour(
