@@ -2,7 +2,8 @@
 
 Nothing is decoded up front, so the first batch is ready as soon as its own images are decoded. From the second epoch on
 nothing is decoded at all. A run of frames begins at a key frame or where a decoder stopped, and ends where the next can
-begin, so that each frame is decoded once.
+begin, so that each frame is decoded once. Images of the recorded size stay as decoders return them, mostly in half the
+bytes of RGB; the conversion of a copy costs no more than its copying.
 """
 
 import copy
@@ -19,6 +20,7 @@ from understudy.errors import DatasetError
 from understudy.load.images.clip_reader import Timings
 from understudy.load.images.cursors import Cursors, write
 from understudy.video.depth.pixels import AnyConverter
+from understudy.video.reader import DecodedImage, VideoReader
 
 _RUN = 8  # frames decoded in one go
 IDLE_CURSORS = 8
@@ -39,9 +41,21 @@ def decoded_bytes(dataset: EpisodeDataset, image_size: tuple[int, int] | None = 
     total = 0
     for camera in dataset.video_keys:
         reader = dataset.video_frames.reader(camera, int(rows[0]))
-        height, width = image_size or (reader.height, reader.width)
-        total += int(episodes.lengths[rows].sum()) * dataset.pixels(camera).nbytes(height, width)
+        total += int(episodes.lengths[rows].sum()) * _image_bytes(dataset, camera, reader, image_size)
     return total
+
+
+def _image_bytes(dataset: EpisodeDataset, camera: str, reader: VideoReader, image_size: tuple[int, int] | None) -> int:
+    """Bytes of one image as it is kept."""
+    height, width = image_size or (reader.height, reader.width)
+    converted = dataset.pixels(camera).nbytes(height, width)
+    return min(converted, reader.frame_bytes) if image_size is None else converted
+
+
+def _stays_frame(dataset: EpisodeDataset, camera: str, reader: VideoReader, image_size: tuple[int, int] | None) -> bool:
+    """Whether images stay frames of the decoder."""
+    converted = dataset.pixels(camera).nbytes(reader.height, reader.width)
+    return image_size is None and reader.frame_bytes < converted
 
 
 def keep_decoded(dataset: EpisodeDataset, image_size: tuple[int, int] | None = None) -> EpisodeDataset:
@@ -52,11 +66,16 @@ def keep_decoded(dataset: EpisodeDataset, image_size: tuple[int, int] | None = N
 
 
 class _Episode:
-    """One camera's images of one episode, and which of them are decoded."""
+    """One camera's images of one episode, and which of them are decoded.
 
-    def __init__(self, images: np.ndarray) -> None:
-        self.images = images  # (n, C, H, W)
-        self.decoded = np.zeros(len(images), bool)
+    Args:
+        images: (n, C, H, W), of undefined content.
+        frames: a list of n for frames of the decoder; `images` is then a single one, and gives the shape alone.
+    """
+
+    def __init__(self, images: np.ndarray, count: int, frames: list[DecodedImage | None] | None) -> None:
+        self.images, self.frames = images, frames
+        self.decoded = np.zeros(count, bool)
         self.filling = threading.Lock()
 
 
@@ -95,15 +114,24 @@ class DecodedImages(VideoFrames):
         for t, frame in enumerate(frames):
             if not episode.decoded[frame]:
                 self._fill(camera, row, episode, frame, timings)
-            out[t] = episode.images[frame]
+            if episode.frames is None:
+                out[t] = episode.images[frame]
+            else:
+                image = episode.frames[frame]
+                assert image is not None
+                write(image, self._converter(camera), out[t])
 
     def _episode(self, camera: str, row: int) -> _Episode:
         found = self._episodes.get((camera, row))
         if found is None:
             reader = self.reader(camera, row)  # outside the lock, which it takes
             height, width = self.image_size or (reader.height, reader.width)
-            empty = self.dataset.pixels(camera).empty(int(self.catalog.episodes.lengths[row]), height, width)
-            found = self._episodes.setdefault((camera, row), _Episode(empty))  # memory is used as it is written
+            count = int(self.catalog.episodes.lengths[row])
+            frames: list[DecodedImage | None] | None = None
+            if _stays_frame(self.dataset, camera, reader, self.image_size):
+                frames = [None] * count
+            empty = self.dataset.pixels(camera).empty(1 if frames else count, height, width)
+            found = self._episodes.setdefault((camera, row), _Episode(empty, count, frames))  # used as it is written
         return found
 
     def _fill(self, camera: str, row: int, episode: _Episode, frame: int, timings: Timings) -> None:
@@ -140,7 +168,10 @@ class DecodedImages(VideoFrames):
             decoded = chain.from_iterable(cursor.runs(first + wanted))
             for number, image in zip(wanted.tolist(), decoded, strict=True):
                 out = perf_counter()
-                write(image, converter, episode.images[number])
+                if episode.frames is None:
+                    write(image, converter, episode.images[number])
+                else:
+                    episode.frames[number] = image
                 episode.decoded[number] = True
                 converting += perf_counter() - out
                 timings.frames += 1
