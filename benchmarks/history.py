@@ -59,13 +59,13 @@ def measure(root: str, history: int, seconds: float, cache: str) -> dict[str, An
 
     from understudy import Catalog, EpisodeDataset, Loader, RemoteOptions
     from understudy.cli.bench.measure import peak_bytes, start_peak
-    from understudy.load.fit_order import fit_order
+    from understudy.load.choose_order import choose_order
 
     catalog = Catalog.open(root, RemoteOptions(cache=cache) if cache else None)
     camera = catalog.camera_keys[0]
     windows = {camera: HISTORIES[history]} if history > 1 else None
     data = EpisodeDataset(catalog, delta_timestamps=windows, keys=[camera, "action"])
-    order, _ = fit_order([data], batch_size=BATCH, seed=0, memory=MEMORY)
+    order = choose_order([data], batch_size=BATCH, seed=0, memory=MEMORY).order
     warm = EpisodeDataset(catalog, delta_timestamps=windows, keys=[camera, "action"])
     warm.batch(*warm.locate([0]))  # loads code and codecs; the rows that it reads are not those of the loader
     del warm

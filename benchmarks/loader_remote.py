@@ -124,7 +124,7 @@ def read(root: str, cache: Path, counter: Path, batches: int, memory: int) -> di
 def stretch(root: str, cache: str, counter: str, batches: int, memory: int) -> dict[str, Any]:
     """Read `batches` batches, the first third untimed, or with 0 a whole epoch without the codec."""
     from understudy import Catalog, EpisodeDataset, Loader, RemoteOptions
-    from understudy.load.fit_order import fit_order
+    from understudy.load.choose_order import choose_order
     from understudy.video.index import Mp4Index
     from understudy.video.packets import open_packets
 
@@ -135,7 +135,8 @@ def stretch(root: str, cache: str, counter: str, batches: int, memory: int) -> d
     catalog = Catalog.open(root, RemoteOptions(cache=cache))
     data = EpisodeDataset(catalog, delta_timestamps={"action": [i / catalog.fps for i in range(CHUNK)]})
     (camera,) = catalog.camera_keys
-    order = fit_order([data], memory=memory, batch_size=BATCH, seed=0, frames_in_flight=len(data) // 2)[0]
+    in_flight = len(data) // 2
+    order = choose_order([data], memory=memory, batch_size=BATCH, seed=0, frames_in_flight=in_flight).order
     reader = data.video_frames.reader(camera, 0)
     with ExitStack() as stack:
         if not batches:

@@ -15,9 +15,9 @@ from understudy.data.write.writer import EpisodeWriter as EpisodeWriter
 from understudy.errors import ConfigError as ConfigError
 from understudy.errors import DatasetError as DatasetError
 from understudy.errors import UnderstudyError as UnderstudyError
+from understudy.load.choose_order import choose_order as choose_order
 from understudy.load.dataloader.episode_sampler import EpisodeSampler as EpisodeSampler
 from understudy.load.dataloader.episode_stream import EpisodeStream as EpisodeStream
-from understudy.load.fit_order import fit_order as fit_order
 from understudy.load.loader import Loader as Loader
 from understudy.load.malloc import keep_freed_memory as keep_freed_memory
 from understudy.optim.master_weights import MasterWeights as MasterWeights

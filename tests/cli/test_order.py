@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import understudy as us
+from support.datasets import Spec, write_dataset
 from understudy import progress
 from understudy.cli import order
 from understudy.cli.main import main
 from understudy.cli.order import explain
 from understudy.order.audit import baselines
 from understudy.report.order import explain as explain_module
-from understudy.report.order.explain import FEW, ExplainConfig, Table, compare, read_tables
+from understudy.report.order.explain import FEW, ExplainConfig, Table, choose, compare, read_tables
 from understudy.report.order.text import render
 
 SMALL = {"batch_size": 32, "world_size": 2, "num_workers": 2, "episodes": 400, "frames_in_flight": 4096}
@@ -186,24 +188,32 @@ def test_workers_share_one_permutation_of_episodes(monkeypatch: pytest.MonkeyPat
     assert made.count(5000) == 1
 
 
-@pytest.mark.slow
-def test_render_notes_data_that_fits_in_memory() -> None:
-    lengths = np.full(300, 100)
-    config = ExplainConfig(**SMALL, paths=("a",), gop=250)
-    known, unknown = (Table("a", lengths, 250, (0, 0), 30.0, 1, size) for size in (3 * 64 * 64 * 30_000, 0))
-    comparison = compare([known], config)
-    rows = {line.split("  ")[0].strip() or line.strip() for line in render([known], comparison, config).splitlines()}
-    row = next(line for line in render([known], comparison, config).splitlines() if "0.37 GB of memory" in line)
-    assert row.split()[-1] == "once"
-    assert "decoded per sample" in rows
-    assert "of memory" not in render([unknown], comparison, config)
+def test_explain_prints_the_candidates_and_marks_the_chosen_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_dataset(tmp_path / "data", Spec(lengths=(60,) * 8, gop=30))
+    paths = (str(tmp_path / "data"),)
+    for memory in ("4GB", "6MB"):
+        config = ExplainConfig(batch_size=4, world_size=1, num_workers=1, paths=paths, memory=memory)
+        choice = choose(read_tables(config), config)
+        assert choice is not None
+        explain(config)
+        lines = capsys.readouterr().out.splitlines()
+        marked = [line for line in lines if line.startswith("> ")]
+        assert [str(choice.chosen) in line for line in marked] == [True]
+        assert f"{choice.chosen.cost:.2f}" in marked[0]
+        assert sum(str(candidate) in "\n".join(lines) for candidate in choice.candidates) == len(choice.candidates)
+        with us.Loader(paths[0], batch_size=4, memory=memory, seed=config.seed) as loader:
+            spec, other = loader.order.spec.sources[0], choice.order.spec.sources[0]
+            assert (spec.clip, spec.lanes, spec.cut) == (other.clip, other.lanes, other.cut)
+    assert choose([], ExplainConfig()) is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("episodes", [10, 2000])
 def test_render_notes_batches_that_are_several_epochs(episodes: int) -> None:
     config = ExplainConfig(**SMALL, paths=("a",), gop=2)
-    table = Table("a", np.full(episodes, 100), 2, (0, 0), 30.0, 1, 0)
+    table = Table("a", np.full(episodes, 100), 2, (0, 0), 30.0, 1)
     comparison = compare([table], config)
     epochs = 64 * config.batch_size / (100 * episodes)
     assert (f"{epochs:,.3g} epochs" in render([table], comparison, config)) == (epochs > 1)

@@ -120,11 +120,11 @@ def test_every_option_is_in_the_signature() -> None:
         assert set(names) <= set(re.findall(r"\w+", documented))
 
 
-def test_fit_order_has_the_options_of_an_order() -> None:
-    fit, order = (dict(inspect.signature(one).parameters) for one in (us.fit_order, us.Order.from_datasets))
+def test_choose_order_has_the_options_of_an_order() -> None:
+    choose, order = (dict(inspect.signature(one).parameters) for one in (us.choose_order, us.Order.from_datasets))
     del order["sources"]
-    assert {name: fit[name] for name in order} == order
-    assert set(fit) - set(order) == {"datasets", "memory", "world_size", "num_threads", "image_size"}
+    assert {name: choose[name] for name in order} == order
+    assert set(choose) - set(order) == {"datasets", "memory", "world_size", "num_threads", "image_size"}
 
 
 def test_old_names_of_dataset_options_warn(root: Path) -> None:
@@ -139,16 +139,17 @@ def test_datasets_of_other_types_are_refused(given: Any) -> None:
         us.Loader(given, batch_size=BATCH)
 
 
-def test_loader_fits_the_order_to_its_memory(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "data", Spec(lengths=(60,) * 24))
+def test_loader_chooses_the_order_for_its_memory(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data", Spec(lengths=(60,) * 24, gop=30))
     data = us.EpisodeDataset(tmp_path / "data", frame_cache_bytes=0)
-    wide = us.Order.from_datasets(data, batch_size=1, seed=1)
-    tight = least_memory(data, order=wide) + 190_000
-    fitted, _ = us.fit_order(data, memory=tight, num_threads=2, batch_size=1, seed=1)
-    with us.Loader(data, batch_size=1, seed=1, num_threads=2, memory=tight) as loader:
-        assert loader.order.spec == fitted.spec
-    with us.Loader(data, batch_size=1, seed=1, num_threads=2) as loader:
-        assert loader.order.spec == wide.spec
+    tight = least_memory(data, order=us.Order.from_datasets(data, batch_size=4, mode="uniform")) + 3_000_000
+    chosen = us.choose_order(data, memory=tight, num_threads=2, batch_size=4, seed=1)
+    assert chosen.order.spec.sources[0].lanes > 1
+    with us.Loader(data, batch_size=4, seed=1, num_threads=2, memory=tight) as loader:
+        assert loader.order.spec == chosen.order.spec
+    with us.Loader(data, batch_size=4, seed=1, num_threads=2) as loader:
+        assert loader.order.spec.sources[0].lanes == loader.order.spec.sources[0].clip == 1
+        assert loader.plan.keeps_decoded == (True,)
 
 
 def test_old_names_of_arguments_and_attributes_warn(root: Path) -> None:
@@ -181,7 +182,7 @@ def test_old_names_of_arguments_and_attributes_warn(root: Path) -> None:
 
 
 def test_every_public_name_is_imported_on_first_use() -> None:
-    assert {"Loader", "Order", "TrainConfig", "ConfigError", "UnderstudyError", "fit_order"} <= set(us.__all__)
+    assert {"Loader", "Order", "TrainConfig", "ConfigError", "UnderstudyError", "choose_order"} <= set(us.__all__)
     assert dir(us) == us.__all__ == sorted(us.__all__)
     assert all(getattr(us, name) is not None for name in us.__all__)
     with pytest.raises(AttributeError, match="Laoder"):

@@ -21,7 +21,6 @@ from support.refusals import refused
 from understudy.bytesize import parse_bytes
 from understudy.cancel import Cancelled, cancel_when
 from understudy.data.dataset import EpisodeDataset
-from understudy.load.fit_order import fit_order
 from understudy.load.images import buffer_pool as buffers_
 from understudy.load.images.buffer_pool import BufferPool
 from understudy.load.images.clip_reader import ClipReader, Timings
@@ -33,7 +32,6 @@ from understudy.order import Order
 from understudy.order.sample_random import SampleRng
 from understudy.video.decoder import FrameDecoder
 from understudy.video.index import PacketRun
-from understudy.video.native.ffmpeg import PYAV_MAJOR
 from understudy.video.packets import open_packets
 
 TOP = "observation.images.top"
@@ -354,39 +352,6 @@ def test_loader_timings(data: EpisodeDataset, order: Order, memory: str) -> None
         loader.close()
         next(loader)
         assert loader.timings.decode >= now.decode
-
-
-@pytest.mark.skipif(PYAV_MAJOR < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
-def test_fit_order_reduces_frames_in_flight(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "data", Spec(lengths=(60,) * 24))
-    data = EpisodeDataset(tmp_path / "data", frame_cache_bytes=0)
-    options: dict[str, Any] = {"frames_in_flight": 400, "batch_size": 1, "seed": 1}
-    requested = Order.from_datasets([data], **options)
-    order, notes = fit_order([data], memory=10**9, **options)
-    assert (order.spec, notes) == (requested.spec, ())
-
-    def ahead(order: Order) -> int:
-        with Loader([data], order=order, memory=tight, num_threads=2) as loader:
-            next(loader)
-            return loader.plan.policies[0].run_length
-
-    tight = least_memory(data, order=requested) + 190_000
-    order, notes = fit_order([data], memory=tight, **options)
-    assert (ahead(requested), ahead(order)) == (0, 4)
-    frames = int(notes[0].split()[0])
-    assert "frames in flight instead of 400: twice as many do not fit" in notes[0]
-    assert order.spec == Order.from_datasets([data], **{**options, "frames_in_flight": frames}).spec
-    assert (
-        ahead(Order.from_datasets([data], **{**options, "frames_in_flight": 2 * frames})) <= 1
-    )  # the negative control
-    assert notes[1].startswith("design effect of the batches")
-    assert [part.split()[-1] for part in notes[1].split(", ")[-3:]] == ["1", "8", "64"]
-    tight -= 50_000
-    for fixed in ({}, {"lanes": 64, "clip": 8}):  # where halving does not help, the order stays as requested
-        order, notes = fit_order([data], memory=tight, **options, **fixed)
-        assert order.spec == Order.from_datasets([data], **options, **fixed).spec
-        assert len(notes) == 1
-        assert "give more memory" in notes[0]
 
 
 # -- memory that is used again --------------------

@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 from support.order_sources import Source, episodes
 from understudy.order import Order
 from understudy.order.audit.audit import as_read, audit
-from understudy.order.defaults import choose_clips, shared_factor
+from understudy.order.cost import clips_cost
+from understudy.order.defaults import choose_clip, choose_clips, lane_counts, shared_factor
 from understudy.order.lanes import Lanes
+
+
+def cost(frames, gop, reach, choice):
+    return clips_cost(frames, gop, reach, clip=choice.clip, lanes=choice.lanes, cut=choice.cut)
 
 
 @given(
@@ -24,41 +29,54 @@ def test_the_rules_hold_where_they_can(frames, gop, back, batch, in_flight):
     if choice.clip == choice.lanes == 1:
         assert frames <= in_flight
         return
-    assert choice.lanes % batch == 0 or choice.lanes == frames
+    assert choice.lanes in lane_counts(batch) or choice.lanes == frames
+    assert choice.clip <= max(frames // choice.lanes, gop) + 16
     if choice.cut == "keyframe":
         assert choice.clip % gop == 0
-        assert 8 * gop > max(64, 4 * back)
-    else:
-        assert shared_factor(frames, choice.clip, choice.lanes) == 1 or choice.clip == 1
-    floor = max(16, back) + gop
-    roomy = batch * floor * 2 <= min(in_flight, frames // 10)
+        assert 8 * gop > max(64, 8 * back)
+    roomy = batch * max(64, 8 * back, gop) <= min(in_flight, frames // 10)
     if roomy:
         assert choice.clip >= max(16, back)
-        counted = choose_clips(frames, gop, (0, back), batch_size=batch, in_flight=in_flight)
-        assert counted.lanes * counted.clip <= 1.5 * min(in_flight, frames // 10)
+        assert choice.lanes * min(choice.clip, max(64, 4 * back)) <= in_flight
+    others = [choose_clip(frames, gop, (back, 0), lanes) for lanes in lane_counts(batch) if lanes <= batch]
+    if cost(frames, gop, (back, 0), choice) > 1.25 and roomy:
+        cheapest = min(cost(frames, gop, (back, 0), other) for other in others)
+        assert cost(frames, gop, (back, 0), choice) <= 1.1 * cheapest
+
+
+@pytest.mark.parametrize("frames", [2_138, 8_552, 42_760, 10**6])
+@pytest.mark.parametrize("gop", [8, 30, 250])
+def test_no_default_costs_more_than_a_quarter_above_decoding_in_a_row(frames, gop):
+    """A set of few frames and long GOPs once had the uniform shuffle, at 127 times the cost."""
+    order = Order.from_datasets([episodes(*[frames // 8] * 8, gop=gop)], batch_size=32)
+    source = order.spec.sources[0]
+    read, lengths = as_read(order)
+    decoded = audit(read, lengths, 32, world_size=1, gop=gop, span=max(2**14, 2 * frames)).amplification
+    assert source.clip > 1
+    assert clips_cost(frames, gop, (0, 0), clip=source.clip, lanes=source.lanes, cut=source.cut) <= 1.25
+    assert decoded <= 1.3
 
 
 def test_a_window_that_reaches_far_gets_long_clips():
     far = choose_clips(10**7, 2, (0, 240), batch_size=64, in_flight=100_000)
     near = choose_clips(10**7, 2, (1, 0), batch_size=64, in_flight=100_000)
     assert near.clip < 80
-    assert far.clip >= 4 * 240
+    assert far.clip >= 8 * 240
     assert any("240 frames" in reason for reason in far.reasons)
 
 
 @pytest.mark.parametrize("batch", [16, 64, 256])
 @pytest.mark.parametrize("gop", [2, 30])
-def test_a_history_lengthens_clips_and_keeps_the_lanes(gop, batch):
-    ahead = choose_clips(10**7, gop, (0, 150), batch_size=batch, in_flight=100_000)
-    back = choose_clips(10**7, gop, (150, 0), batch_size=batch, in_flight=100_000)
-    assert 8 * 150 <= back.clip < 8 * 150 + 16
-    assert back.clip > ahead.clip
-    assert back.lanes == ahead.lanes
-    assert not any("more than allowed" in reason for reason in back.reasons)
+def test_windows_lengthen_clips_and_keep_a_lane_for_each_sample(gop, batch):
+    for reach in ((0, 150), (150, 0)):
+        choice = choose_clips(10**7, gop, reach, batch_size=batch, in_flight=200_000)
+        assert 8 * 150 <= choice.clip < 8 * 150 + 16
+        assert choice.lanes >= batch
+        assert cost(10**7, gop, reach, choice) <= 1.25
 
 
 @pytest.mark.parametrize("gop", [2, 30, 250])
-def test_six_frames_a_second_apart_decode_at_most_15_percent_more_and_mix_no_worse(gop):
+def test_six_frames_a_second_apart_decode_at_most_20_percent_more_and_mix_no_worse(gop):
     rng = np.random.Generator(np.random.PCG64(0))
     lengths = rng.integers(200, 1000, 300)
 
@@ -70,37 +88,35 @@ def test_six_frames_a_second_apart_decode_at_most_15_percent_more_and_mix_no_wor
 
     _, now = figures((0, 0))
     source, history = figures((150, 0))
-    assert history.amplification <= 1.15 * now.amplification
+    assert history.amplification <= 1.2 * now.amplification
     _, shorter = figures((150, 0), clip=601, lanes=source.lanes)
     for one, other in zip(history.deff[:2], shorter.deff[:2]):
         assert one == pytest.approx(other, rel=0.05)
 
 
 FROZEN = {
-    (60_000, 2, (8, 0), 16): (67, 80, "plain"),
-    (60_000, 30, (1, 0), 16): (90, 64, "keyframe"),
-    (60_000, 30, (0, 50), 16): (210, 16, "keyframe"),
-    (10_000_000, 2, (0, 0), 16): (65, 1552, "plain"),
-    (10_000_000, 2, (0, 50), 256): (205, 256, "plain"),
-    (10_000_000, 250, (0, 16), 256): (250, 256, "keyframe"),
+    (60_000, 2, (8, 0), 16): (71, 128, "plain"),
+    (60_000, 30, (1, 0), 16): (120, 64, "keyframe"),
+    (60_000, 30, (0, 50), 16): (401, 64, "plain"),
+    (8_552, 250, (0, 0), 32): (250, 16, "keyframe"),
+    (42_760, 250, (0, 0), 32): (250, 64, "keyframe"),
+    (10_000_000, 2, (0, 50), 256): (401, 256, "plain"),
+    (10_000_000, 250, (0, 16), 256): (250, 768, "keyframe"),
 }
-"""(frames, GOP, reach, batch) without a history: clip, lanes and cut of earlier releases."""
+"""(frames, GOP, reach, batch): clip, lanes and cut."""
 
 
 @pytest.mark.parametrize("given", FROZEN)
-def test_a_source_without_a_history_keeps_its_order(given):
+def test_the_choice_for_some_sources(given):
     frames, gop, reach, batch = given
     choice = choose_clips(frames, gop, reach, batch_size=batch, in_flight=100_000)
     assert (choice.clip, choice.lanes, choice.cut) == FROZEN[given]
 
 
-def test_memory_shortens_clips_but_not_below_the_reach():
-    tight = choose_clips(10**7, 2, (0, 240), batch_size=256, in_flight=100_000)
-    assert 240 <= tight.clip < 420
-    assert tight.lanes == 256
-    tighter = choose_clips(10**7, 2, (0, 240), batch_size=1024, in_flight=100_000)
-    assert tighter.clip >= 240
-    assert any("more than allowed" in reason for reason in tighter.reasons)
+def test_few_frames_in_flight_shorten_clips_but_not_below_the_reach():
+    tight = choose_clips(10**7, 2, (0, 240), batch_size=1024, in_flight=100_000)
+    assert 240 <= tight.clip < 8 * 240
+    assert any("240 frames" in reason for reason in tight.reasons)
 
 
 def test_long_gops_are_cut_at_key_frames_and_short_ones_need_not_be():
@@ -113,12 +129,10 @@ def test_long_gops_are_cut_at_key_frames_and_short_ones_need_not_be():
         assert choice.clip >= 64
 
 
-def test_few_frames_are_shuffled_one_by_one():
+def test_few_frames_are_shuffled_one_by_one_where_that_is_cheap():
     assert choose_clips(50_000, 2, (1, 0), batch_size=64, in_flight=100_000).lanes == 1
-    assert (
-        choose_clips(50_000, 250, (1, 0), batch_size=8, in_flight=100_000).lanes > 1
-    )  # reading these at random would cost 126 each
-    assert choose_clips(5_000, 250, (1, 0), batch_size=64, in_flight=100_000).lanes == 1  # 64 clips would be all of it
+    assert choose_clips(50_000, 250, (1, 0), batch_size=8, in_flight=100_000).lanes > 1
+    assert choose_clips(5_000, 250, (1, 0), batch_size=64, in_flight=100_000).lanes == 8  # few as they are
 
 
 @pytest.mark.parametrize("gop", [2, 250])
@@ -158,19 +172,18 @@ def test_a_larger_batch_has_more_frames_in_flight_not_shorter_clips(batch):
     many = Source(np.array([[0, 0, 10**9]]))
     source = Order.from_datasets(many, batch_size=batch).spec.sources[0]
     assert source.clip >= 64
-    assert source.lanes >= 2 * batch
+    assert source.lanes >= batch
     assert source.clip * source.lanes <= 1.1 * 192 * batch  # of each rank as many, when ranks grow with the batch
     tight = Order.from_datasets(many, batch_size=batch, frames_in_flight=100_000).spec.sources[0]
     assert tight.clip < 64
 
 
 def test_the_words_name_the_clips_that_were_chosen():
-    choice = choose_clips(10**7, 2, (1, 0), batch_size=8192, in_flight=100_000)
-    assert choice.clip != 16
+    choice = choose_clips(10**7, 2, (1, 0), batch_size=8192, in_flight=200_000)
+    assert 16 <= choice.clip < 64
     shortened = [reason for reason in choice.reasons if "shortened" in reason]
     assert len(shortened) == 1
     assert f"shortened to {choice.clip}" in shortened[0]
-    assert "100000" in shortened[0]
 
 
 def test_the_choice_is_explained():

@@ -14,7 +14,7 @@ images                images for batches: clip readers, cursors, decoded images,
 instructions          one of several instructions in a task text, per sample
 mixed_batches         one set of keys, dtypes and shapes for several datasets
 memory_plan           memory needed before the first batch, and the decode policies that fit it
-fit_order             a new order that fits a memory
+choose_order          a new order, chosen by its cost and its mixing in a memory
 staggered_decoding    lengths of first runs, so that lanes decode in turns
 remote_prefetch       requests for the bytes of coming batches from remote storage
 bad_frames            substitution of samples that cannot be read

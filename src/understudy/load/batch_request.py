@@ -1,6 +1,7 @@
 """The arguments that `Loader` and `EpisodeStream` share: datasets, their order, and the share of this process."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,7 +16,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.selection.frame_weights import WeightsIn
 from understudy.data.selection.select import KeepRanges
-from understudy.load.fit_order import fit_order
+from understudy.load.choose_order import choose_order
 from understudy.load.mixed_batches import Mixture
 from understudy.order import Order, rank_slice
 from understudy.order.frame_numbering import LARGEST
@@ -145,7 +146,7 @@ def make_request(
 
     Args:
         datasets: opened with `dataset_options`, where they are paths.
-        num_threads: for `fit_order`, where no order is given.
+        num_threads: for `choose_order`, where no order is given.
         **own: further fields of `BatchRequest`.
 
     Raises:
@@ -156,7 +157,7 @@ def make_request(
     if order is None:
         if batch_size is None:
             raise ValueError("neither order nor batch_size: give batch_size=32, or order=Order.from_datasets(...)")
-        order, _ = fit_order(
+        choice = choose_order(
             opened,
             memory=parse_bytes(memory),
             world_size=own["world_size"],
@@ -166,6 +167,9 @@ def make_request(
             seed=0 if seed is None else seed,
             weights=weights,
         )
+        order = choice.order
+        if choice.advice:
+            warnings.warn(choice.advice, stacklevel=4)
     elif (batch_size, seed, weights) != (None, None, None):
         raise ValueError(
             f"order besides batch_size, seed or weights: the order has them (batch_size {order.batch_size}, seed "

@@ -23,20 +23,22 @@ from understudy.load.batch_request import (
     RENAMED_OPTIONS,
     Augment,
     Batch,
+    BatchRequest,
     DatasetOptions,
     Datasets,
     Preprocess,
     make_request,
 )
+from understudy.load.choose_order import advise_on
 from understudy.load.device_copy import DeviceCopy
 from understudy.load.images.buffer_pool import BufferPool
 from understudy.load.images.clip_reader import Timings
 from understudy.load.images.decoded_cache import keep_decoded
 from understudy.load.images.plane_delivery import PlaneDelivery
 from understudy.load.loader_threads import WorkerPool
-from understudy.load.memory_plan import make_plan
+from understudy.load.memory_plan import plan_memory, read_facts
 from understudy.load.mixed_batches import image_shapes
-from understudy.load.order_state import order_state, position_in
+from understudy.load.order_state import adopt_order, order_state, position_in
 from understudy.order import Order
 from understudy.process_rank import find_rank
 
@@ -58,7 +60,7 @@ class Loader:
     Args:
         datasets: an `EpisodeDataset`, a path, URL or hub id, or several; all must have the same keys.
         order: the sequence of samples. Save it (`order.to_json()`) to resume in the same sequence.
-        batch_size: samples per step over all ranks, instead of `order`. The order is then made by `fit_order`.
+        batch_size: samples per step over all ranks, instead of `order`. The order is then chosen by `choose_order`.
         seed: of that order; 0 by default.
         weights: share of each dataset in that order; by default each is read once in the same time.
         num_threads: threads that make batches; "auto" is one per available core, shared with the other ranks of
@@ -160,25 +162,10 @@ class Loader:
                     'colors="yuv" without a GPU converts images on the CPU, several times as slow as "rgb"',
                     stacklevel=2,
                 )
-        cameras = len(image_shapes(request.datasets, request.image_size, colors)[0])  # refuses images of several sizes
-        self.plan = make_plan(
-            request.datasets,
-            request.order,
-            rank=request.rank,
-            world_size=request.world_size,
-            num_threads=fair_threads(processes_here()) if num_threads == "auto" else num_threads,
-            memory=request.memory_bytes,
-            image_size=request.image_size,
-            may_keep=colors == "rgb",
-        )
-        """Memory that the loader holds, item by item, and how it decodes."""
-        sources = zip(request.datasets, self.plan.keeps_decoded)
-        datasets = tuple(keep_decoded(data, request.image_size) if keep else data for data, keep in sources)
-        self._request = replace(request, datasets=datasets)
-        substitute = request.on_bad_frame == "substitute"
-        self._substitutes = Substitutes(request.order, request.journal, request.bad_frame_cap) if substitute else None
-        pin = pin or (self._device_copy is not None and self._device_copy.pins)
-        self._buffers = BufferPool((self.plan.batches_ahead + 2) * cameras, pin)  # as planned
+        self._threads = fair_threads(processes_here()) if num_threads == "auto" else num_threads
+        self._pins = pin or (self._device_copy is not None and self._device_copy.pins)
+        self._chosen, self._datasets = order is None, request.datasets
+        self._prepare(request, advises=order is not None)
         self._workers: WorkerPool | None = None
         self._reading = threading.RLock()  # several threads may read; a signal handler, within a read
         self._home: int | None = None  # process in which the threads were started
@@ -187,6 +174,27 @@ class Loader:
         """Next position, in whole global batches. Batches made ahead do not count."""
         self.wait_seconds = 0.0
         """Seconds that the consumer has waited for batches."""
+
+    def _prepare(self, request: BatchRequest, advises: bool) -> None:
+        """Plan the memory for a request, and warn of an order that costs much."""
+        cameras = len(image_shapes(request.datasets, request.image_size, request.colors)[0])  # refuses several sizes
+        facts = [read_facts(data, request.image_size) for data in request.datasets]
+        shared = {
+            "rank": request.rank,
+            "world_size": request.world_size,
+            "num_threads": self._threads,
+            "memory": request.memory_bytes,
+        }
+        self.plan = plan_memory(facts, request.order, may_keep=request.colors == "rgb", **shared)
+        """Memory that the loader holds, item by item, and how it decodes."""
+        if advises and (advice := advise_on(request.order, facts, **shared)):
+            warnings.warn(advice, stacklevel=3)
+        sources = zip(request.datasets, self.plan.keeps_decoded)
+        datasets = tuple(keep_decoded(data, request.image_size) if keep else data for data, keep in sources)
+        self._request = replace(request, datasets=datasets)
+        substitute = request.on_bad_frame == "substitute"
+        self._substitutes = Substitutes(request.order, request.journal, request.bad_frame_cap) if substitute else None
+        self._buffers = BufferPool((self.plan.batches_ahead + 2) * cameras, self._pins)  # as planned
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -243,12 +251,17 @@ class Loader:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue at the position of a state.
 
+        An order that the loader chose gives way to that of the state, which other memory or ranks may have led to.
+
         Raises:
             ConfigError: the state of another order; names both orders and each difference.
         """
-        position = position_in(state_dict, self.order)
+        order = adopt_order(state_dict, self.order, self._datasets) if self._chosen else self.order
+        position = position_in(state_dict, order)
         with self._reading:
             self.close()
+            if order.spec != self.order.spec:
+                self._prepare(replace(self._request, order=order, datasets=self._datasets), advises=True)
             self.position = position
 
     def __reduce__(self) -> NoReturn:

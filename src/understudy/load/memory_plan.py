@@ -6,12 +6,12 @@ The first that fits, the fastest first, is taken. The samples are the same with 
 
     short GOPs:    runs of 64, 32, 16, 8 or 4 frames with shared decoders; a decoder for each lane
     middling GOPs: runs of whole GOPs with shared decoders; then as long GOPs
-    long GOPs:     a decoder for each lane, with runs of 32, 16, 8, 4 or 1
+    long GOPs:     a decoder for each lane, with runs of 8, 4, 2 or 1
     all:           the frames that windows share; nothing
 
 Without a run or a decoder every sample starts over at a key frame, and half a GOP is decoded for each.
 
-An existing order is never changed. For a new one, `fit_order` reduces the frames in flight until a fast policy fits.
+An existing order is never changed. For a new one, `choose_order` compares plans of several orders.
 
 The plan is not below the largest growth of resident memory where `benchmarks/history.py` and
 `tests/load/test_process.py` measure it, and at most 15 % above it but for plans of less than 100 MB. Batches that the
@@ -19,7 +19,7 @@ consumer keeps, other than the current one, come on top.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,8 +31,9 @@ from understudy.order import Order, rank_slice
 
 _AHEAD = (8, 4, 2)  # batches made ahead, where memory allows: threads end their runs in turns
 _SMALL = 100  # eight of them only where a batch takes less than this part of memory
-_RUNS = (64, 32, 16, 8, 4)  # frames of a run that is no whole GOP
-_LONG = 32  # longest run from which a lane's own decoder gains; from there on batches ahead are worth more
+_RUNS = (64, 32, 16, 8, 4)  # frames of a run of shared decoders
+_LONG = 32  # run from which on batches ahead are worth more
+_OWN_RUNS = (8, 4, 2)  # of a lane's own decoder; longer ones cost memory, and no less time
 _SHORT = 8  # frames from key frame to key frame up to which a decoder that starts over costs little
 _OWN = 9_000_000  # Python's objects for each lane, code that runs for the first time, gaps in malloc's heaps
 _ROWS_HELD = 1.4  # memory of loaded columns over their bytes: Arrow keeps a part of its memory of reading
@@ -40,6 +41,119 @@ _ROWS_READ = 3.3  # memory of reading a data file, beyond that of its columns, o
 _GAPS = 1.12  # of frames of shared decoders: they come and go in heaps of several threads
 _REMOTE = 12_000_000  # code of HTTP clients, connections, bytes on their way
 _MIDDLING = 32  # GOP up to which whole GOPs are decoded at once: one decoder, in the cache, serves many lanes
+
+_MS_PER_MEGAPIXEL = {"h264": 2.2, "hevc": 3.5, "av1": 6.0, "vp9": 3.5, "mpeg4": 1.6, "mjpeg": 6.0, "ffv1": 12.0}
+"""CPU milliseconds of decoding and converting in a row, on one core of an AMD EPYC of 2023. Not measured where it is
+used: every rank and every machine must choose the same order."""
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """One dataset, with its images at the size at which they are delivered."""
+
+    name: str
+    frames: int
+    """Samples of an epoch."""
+    gop: int
+    reach: tuple[int, int]
+    """Frames that windows of images extend back and ahead."""
+    window: int
+    """Images of one camera in a sample; 0 without video."""
+    frame: tuple[int, ...]
+    """Per camera with video, bytes of one frame as a clip reader holds it."""
+    decoder: tuple[int, ...]
+    """Per camera with video, bytes of a live decoder."""
+    resized: bool
+    """Whether clip readers hold resized frames."""
+    sample: int
+    """Bytes of one sample's images."""
+    all_images: int
+    """Bytes of all images of the selected episodes, decoded."""
+    columns: tuple[int, ...]
+    """Bytes of the columns of each data file."""
+    row_cache: int
+    """Most bytes of columns that are kept."""
+    is_remote: bool
+    decode_ms: float
+    """CPU milliseconds of decoding one image of each camera in a row, by a table."""
+    pixels: int
+    """Of the largest image as delivered."""
+
+    @property
+    def halo(self) -> int:
+        """Frames that samples of a clip share beyond their own."""
+        return sum(self.reach)
+
+
+def read_facts(dataset: EpisodeDataset, image_size: tuple[int, int] | None = None) -> SourceFacts:
+    """Read the facts about a dataset.
+
+    Args:
+        image_size: (height, width) that images are resized to.
+
+    Raises:
+        DatasetError: a video cannot be opened.
+    """
+    segment = dataset.segments[dataset.segments[:, 2] > dataset.segments[:, 1]][:1]
+    rows, frames = dataset.frames_to_decode(segment[:, 0], segment[:, 1])
+    held, decoder, sample, resized, window, cost, pixels = [], [], 0, False, 0, 0.0, 0
+    for camera, numbers in frames.items():
+        reader = dataset.video_frames.reader(camera, int(rows[0]))
+        height, width = image_size or (reader.height, reader.width)
+        image = dataset.pixels(camera).nbytes(height, width)
+        sample += numbers.size * image
+        window = max(window, numbers.size)
+        pixels = max(pixels, height * width)
+        held.append(reader.frame_bytes)
+        decoder.append(reader.decoder_bytes)
+        cost += _MS_PER_MEGAPIXEL.get(reader.codec, 4.0) * reader.height * reader.width / 1e6
+        resized = image_size is not None and image < held[-1]
+        if resized:
+            held[-1] = image
+    for camera, size in dataset.missing_cameras.items():
+        height, width = image_size or size
+        sample += dataset.windows.get(camera, 1) * height * width * 3
+    segments = getattr(dataset, "epoch_segments", dataset.segments)
+    return SourceFacts(
+        name=dataset.name,
+        frames=int((segments[:, 2] - segments[:, 1]).sum()),
+        gop=dataset.gop,
+        reach=dataset.reach,
+        window=window,
+        frame=tuple(held),
+        decoder=tuple(decoder),
+        resized=resized,
+        sample=sample,
+        all_images=decoded_bytes(dataset, image_size) if frames else 0,
+        columns=_column_bytes(dataset),
+        row_cache=dataset.row_cache_bytes,
+        is_remote=not dataset.catalog.files.is_local,
+        decode_ms=cost,
+        pixels=pixels,
+    )
+
+
+def resized(facts: SourceFacts, side: int) -> SourceFacts:
+    """Facts of a dataset whose images are resized to squares, where they are larger."""
+    if facts.pixels <= side**2:
+        return facts
+    share = side**2 / facts.pixels
+    frame = tuple(min(held, 3 * side**2) for held in facts.frame)
+    sample, images = int(facts.sample * share), int(facts.all_images * share)
+    return replace(facts, frame=frame, resized=True, pixels=side**2, sample=sample, all_images=images)
+
+
+def _column_bytes(dataset: EpisodeDataset) -> tuple[int, ...]:
+    """Bytes of the columns of each data file of selected episodes."""
+    episodes, features = dataset.catalog.episodes, dataset.catalog.features
+    files = np.unique(episodes.data_file[episodes.rows_of(np.unique(dataset.segments[:, 0]))])
+    row = 36  # of the index: four int64 and a time
+    for key in set(dataset.keys) - set(INDEX_KEYS):
+        feature = features.get(key)
+        if feature is not None and not feature.is_camera and not feature.is_text:
+            row += int(np.prod(feature.shape, dtype=np.int64)) * np.dtype(feature.dtype).itemsize
+    counts = np.bincount(episodes.data_file, episodes.lengths, len(files) and int(files.max()) + 1)
+    return tuple(int(counts[file]) * row for file in files.tolist())
 
 
 @dataclass(frozen=True)
@@ -82,21 +196,13 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class _SourceNeeds:
-    """The facts about one dataset that the plan rests on."""
+    """A source as one rank reads it in an order."""
 
-    dataset: EpisodeDataset
+    facts: SourceFacts
     lanes: int
     """Lanes that this rank reads; 0 for one of each thread."""
-    all_images: int
-    """Bytes of all its images, resized."""
-    sample: int
-    """Bytes of one sample's images, resized."""
     together: int
     """Samples of the source in one batch of this rank."""
-    frame: tuple[int, ...]
-    """Per camera, bytes of one frame as a clip reader holds it."""
-    decoder: tuple[int, ...]
-    """Per camera, bytes of a live decoder."""
     clip: int
     """Samples of a clip of the order; in storage order all are one clip."""
     halo: int
@@ -107,7 +213,7 @@ class _SourceNeeds:
     @property
     def cached(self) -> int:
         """Bytes of the decoded cache of all its images."""
-        return self.all_images + IDLE_CURSORS * max(self.decoder, default=0)
+        return self.facts.all_images + IDLE_CURSORS * max(self.facts.decoder, default=0)
 
     def reader_bytes(self, policy: DecodePolicy, threads: int) -> int:
         """Bytes that its clip readers hold.
@@ -139,7 +245,7 @@ class _SourceNeeds:
         else:
             frames = 0.0
         halo = (1.0 if policy.keep_decoder else _GAPS) * lanes * self.halo
-        return int(sum(self.frame) * (frames + halo) + decoders * sum(self.decoder))
+        return int(sum(self.facts.frame) * (frames + halo) + decoders * sum(self.facts.decoder))
 
     def policy(self, level: int) -> DecodePolicy:
         """The policy of a level, or the last one."""
@@ -177,20 +283,36 @@ def make_plan(
         ValueError: not even one batch fits; names the least memory that does.
         DatasetError: a video cannot be opened.
     """
+    facts = [read_facts(dataset, image_size) for dataset in datasets]
+    return plan_memory(
+        facts, order, rank=rank, world_size=world_size, num_threads=num_threads, memory=memory, may_keep=may_keep
+    )
+
+
+def plan_memory(
+    facts: Sequence[SourceFacts],
+    order: Order,
+    *,
+    rank: int,
+    world_size: int,
+    num_threads: int,
+    memory: int,
+    may_keep: bool = True,
+) -> MemoryPlan:
+    """Make the plan of one rank from facts about its datasets; otherwise as `make_plan`."""
     low, high = rank_slice(order.batch_size, rank, world_size)
-    sources = [_examine(dataset, order, d, low, high, image_size) for d, dataset in enumerate(datasets)]
-    batch = (high - low) * max((source.sample for source in sources), default=0)
-    columns = [_column_bytes(source.dataset) for source in sources]
-    rows = sum(min(sum(sizes), s.dataset.row_cache_bytes) for s, sizes in zip(sources, columns))
-    reading = int(_ROWS_READ * max((size for sizes in columns for size in sizes), default=0))
-    once = sum(map(len, columns)) == 1  # one data file is read before there is anything else
-    remote = 0 if all(dataset.catalog.files.is_local for dataset in datasets) else _REMOTE
-    if not any(source.sample for source in sources):
+    sources = [_needs(source, order, d, low, high) for d, source in enumerate(facts)]
+    batch = (high - low) * max((source.sample for source in facts), default=0)
+    rows = sum(min(sum(source.columns), source.row_cache) for source in facts)
+    reading = int(_ROWS_READ * max((size for source in facts for size in source.columns), default=0))
+    once = sum(len(source.columns) for source in facts) == 1  # one data file is read before there is anything else
+    remote = _REMOTE if any(source.is_remote for source in facts) else 0
+    if not any(source.sample for source in facts):
         num_threads = 1  # rows alone are read by Python, one thread at a time
 
     def fixed(ahead: int, threads: int) -> list[Item]:
         """`ahead` batches made, one under way, and one at the consumer."""
-        decoder = max((sum(s.decoder) + sum(s.frame) * (1 + s.halo) for s in sources), default=0)
+        decoder = max((sum(s.facts.decoder) + sum(s.facts.frame) * (1 + s.halo) for s in sources), default=0)
         return [
             Item("batches", (ahead + 2) * batch, f"{ahead + 2} of {high - low} samples, {ahead} ahead"),
             Item("rows", rows, "columns of the data files in use, and the reading of one"),
@@ -220,26 +342,25 @@ def make_plan(
     keeps = []
     for source, policy in zip(sources, slowest):
         needed = source.cached - source.reader_bytes(policy, num_threads)
-        keeps.append(may_keep and source.all_images > 0 and needed <= spare)
+        keeps.append(may_keep and source.facts.all_images > 0 and needed <= spare)
         spare -= needed if keeps[-1] else 0
-    read = [s for s, keep in zip(sources, keeps) if not keep and s.sample]
+    read = [s for s, keep in zip(sources, keeps) if not keep and s.facts.sample]
     spare = memory - own - sum(s.cached for s, keep in zip(sources, keeps) if keep)
     aheads = _AHEAD if batch * _SMALL <= memory else _AHEAD[1:]
     ahead, level = _choose_level(read, aheads, spare, num_threads, lambda a: total(fixed(a, num_threads)))
     items = [*fixed(ahead, num_threads), Item("other", own, "indices of files, code, connections, gaps in the heap")]
     for d, (source, keep) in enumerate(zip(sources, keeps)):
-        policy, name = source.policy(level), source.dataset.name
+        policy, name = source.policy(level), source.facts.name
         if keep:
             items.append(Item(f"images of {name}", source.cached, "all of them, once they have been decoded"))
-        elif source.sample:
+        elif source.facts.sample:
             readers = source.reader_bytes(policy, num_threads)
             items.append(Item(f"clip readers of {name}", readers, source.describe(policy)))
             if policy != source.policies[0]:
                 best = source.reader_bytes(source.policies[0], num_threads)
                 notes.append(
                     f"{order.spec.sources[d].name}: {source.describe(source.policies[0])} would take "
-                    f"{megabytes(best)} and be faster; the samples and their order are the same (fewer frames in "
-                    "flight would fit: `fit_order`)"
+                    f"{megabytes(best)} and be faster; the samples and their order are the same"
                 )
     rest = total(items)
     if once and rest - rows < reading and rest < memory:
@@ -269,46 +390,25 @@ def _choose_level(
     return (1 if needs(1, levels - 1) <= memory else 0), levels - 1
 
 
-def _examine(
-    dataset: EpisodeDataset, order: Order, d: int, low: int, high: int, image_size: tuple[int, int] | None
-) -> _SourceNeeds:
+def _needs(facts: SourceFacts, order: Order, d: int, low: int, high: int) -> _SourceNeeds:
     spec = order.spec.sources[d]
     single = spec.clip == 1 and spec.shuffle
+    halo = min(facts.halo, facts.window * spec.clip)
+    gop = facts.gop if facts.frame else 1
     lanes = _lanes_of_rank(order, d, low, high) if spec.shuffle and not single else 0
-    segment = dataset.segments[dataset.segments[:, 2] > dataset.segments[:, 1]][:1]
-    rows, frames = dataset.frames_to_decode(segment[:, 0], segment[:, 1])
-    held, decoder, sample, resized, window = [], [], 0, False, 0
-    for camera, wanted in frames.items():
-        reader = dataset.video_frames.reader(camera, int(rows[0]))
-        height, width = image_size or (reader.height, reader.width)
-        image = dataset.pixels(camera).nbytes(height, width)
-        sample += wanted.size * image
-        window = max(window, wanted.size)
-        held.append(reader.frame_bytes)
-        decoder.append(reader.decoder_bytes)
-        resized = image_size is not None and image < held[-1]
-        if resized:
-            held[-1] = image
-    for camera, own in dataset.missing_cameras.items():
-        height, width = image_size or own
-        sample += dataset.windows.get(camera, 1) * height * width * 3
-    halo = min(dataset.reach[0] + dataset.reach[1], window * spec.clip)
+    together = _samples_in_batch(order, d, high - low)
     return _SourceNeeds(
-        dataset,
+        facts,
         lanes,
-        decoded_bytes(dataset, image_size) if frames else 0,
-        sample,
-        _samples_in_batch(order, d, high - low),
-        tuple(held),
-        tuple(decoder),
+        together,
         spec.clip if spec.shuffle else spec.frames,
         halo,
-        rank_policies(single, dataset.gop if frames else 1, spec.clip, halo, resized, spec.shuffle),
+        rank_policies(single, gop, spec.clip, halo, facts.resized, spec.shuffle, lanes / max(1, together)),
     )
 
 
 def rank_policies(
-    single: bool, gop: int, clip: int, halo: int, resized: bool, shuffle: bool
+    single: bool, gop: int, clip: int, halo: int, resized: bool, shuffle: bool, lanes: float = 1.0
 ) -> tuple[DecodePolicy, ...]:
     """Decode policies of a source, the fastest first; the last one holds nothing.
 
@@ -319,11 +419,14 @@ def rank_policies(
         halo: frames that samples of a clip share beyond their own.
         resized: whether clip readers hold resized frames.
         shuffle: False for storage order.
+        lanes: per sample of a batch. With many of them runs are short, or the first batches would wait for the frames
+            of later ones.
     """
+    most = max(_RUNS[-1], _RUNS[0] / max(1.0, lanes))
     policies: list[tuple[int, bool, bool]] = []
     if not single:
         keep = gop > _SHORT or not shuffle
-        runs = [run for run in _RUNS if not keep or run <= _LONG]
+        runs = [run for run in (_OWN_RUNS if keep else _RUNS) if run <= most]
         runs = [run for run in runs if run <= clip or not shuffle] or runs[-1:]  # in storage order all is one clip
         whole = [(gop, False, True)] if keep and gop <= _MIDDLING and shuffle else []
         policies = [*whole, *((run, keep, False) for run in runs), (1, True, False)]
@@ -354,19 +457,6 @@ def _samples_in_batch(order: Order, d: int, share: int) -> int:
     """Samples of a source in a rank's batch, rounded up."""
     slots = order.spec.schedule[-1].slots
     return -(-share * slots[d] // sum(slots)) if d < len(slots) else 0
-
-
-def _column_bytes(dataset: EpisodeDataset) -> list[int]:
-    """Bytes of the columns of each data file of selected episodes."""
-    episodes, features = dataset.catalog.episodes, dataset.catalog.features
-    files = np.unique(episodes.data_file[episodes.rows_of(np.unique(dataset.segments[:, 0]))])
-    row = 36  # of the index: four int64 and a time
-    for key in set(dataset.keys) - set(INDEX_KEYS):
-        feature = features.get(key)
-        if feature is not None and not feature.is_camera and not feature.is_text:
-            row += int(np.prod(feature.shape, dtype=np.int64)) * np.dtype(feature.dtype).itemsize
-    counts = np.bincount(episodes.data_file, episodes.lengths, len(files) and int(files.max()) + 1)
-    return [int(counts[file]) * row for file in files.tolist()]
 
 
 def megabytes(count: int) -> str:

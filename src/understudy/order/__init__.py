@@ -5,6 +5,7 @@ spec               the saved form of an order, and differences between two of th
 make_spec          from the arguments of `Order.from_datasets` to a spec
 reweigh            other weights from a position on
 describe           an order in words
+cost               CPU time and mixing of an order, from its numbers
 defaults           clip length and lanes, chosen and explained
 frame_numbering    the selected frames of a source as numbers 0..N-1
 lanes              clip lanes: the order of one source in closed form

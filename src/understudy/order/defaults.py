@@ -2,35 +2,34 @@
 
 The rules, in this order:
 
-1. A source of few frames that are cheap to reach, or of too few for clips: the uniform shuffle, everything resident.
-2. A clip costs the frames that its windows reach beyond it, and the decoding from the last key frame to its start. So S
-   is at least 64 and 4 times the window's reach. Where the GOP is not small against S, clips are cut at key frames and
-   S is a multiple of the GOP.
-3. V is a multiple of the batch size B: a batch then has B different clips, and a lane one rank. V*S stays within
-   `frames_in_flight` and a tenth of the frames where it can; beyond a tenth, lanes cut too many clips. Where B clips
-   are too many even so, S is shortened, but not below 16 or the reach. Frames in flight are those of all ranks
-   together. By default they grow with the batch, and so does the number of ranks, so each rank's part stays the same.
-   They do not depend on the number of ranks itself, and neither does the order of a new run.
-4. Windows that reach back then lengthen the clips to 8 times the reach, and leave V as it is: fewer frames are decoded
-   twice. A lane holds the frames that its windows share, and not its clip. So longer clips take no memory, and the
-   number of lanes decides how well the samples mix.
-5. Lanes must not all begin a new clip at the same step: S and the lane length should share no factor.
+1. A source of few frames that are cheap to reach: the uniform shuffle, everything resident.
+2. A clip costs the frames that its windows extend beyond it, and the decoding from the last key frame to its start. So
+   S is at least 64 and 8 times the window's extent. Where the GOP is not small against S, clips are cut at key frames
+   and S is a multiple of the GOP, of 4 of them at least where windows extend back. Clips are not longer than a lane.
+3. V is a multiple of the batch size B: a batch then has B different clips, and a lane one rank. As many lanes are taken
+   as cost at most 1.25 times decoding in a row (`cost.py`), open quickly, and have at most `frames_in_flight` in their
+   clips. Where B lanes cost more than that, V is a half, a quarter or an eighth of B. Frames in flight are those of all
+   ranks together. The default grows with the batch, and so does the number of ranks, so each rank's part stays the
+   same. It does not depend on the number of ranks itself, and neither does the order of a new run.
+4. Lanes must not all begin a new clip at the same step: S and the lane length should share no factor.
+
+A loader, which knows its memory and the images, makes more of it: `load/choose_order.py`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
+from understudy.order.cost import bearable, clips_cost, lane_correlation, opens_quickly, uniform_cost
 from understudy.order.mixture.shares import share_slots
 
 _IN_FLIGHT = 100_000
 _IN_FLIGHT_EACH = 192  # per sample of the batch: three clips; more than the above for batches of over 520
 _CLIP = 64
 _SHORTEST = 16
-_CHEAP = 4.0  # frames decoded for one random sample that are not worth avoiding
-_WORTH_BACK = 8  # frames of a clip for each one that is decoded again, where windows reach back
-_CLIPS_IN_LANE = 5  # least number of lengthened clips in a lane: its two ends cut a clip
+_CHEAP = 4.0  # cost of a random sample, relative to one in a row, that a source of few frames may have
 _MOST_SLOTS = 1 << 20
+_BATCHES = (64, 48, 32, 24, 16, 12, 8, 7, 6, 5, 4, 3, 2, 1)  # of lanes; more than 64 mix no 64 batches better
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,11 @@ def default_in_flight(batch_size: int) -> int:
     return max(_IN_FLIGHT, _IN_FLIGHT_EACH * batch_size)
 
 
+def lane_counts(batch_size: int) -> list[int]:
+    """Numbers of lanes to choose from, the largest first: multiples of the batch size, and an eighth of it at least."""
+    return [batch_size * count for count in _BATCHES] + [batch_size // n for n in (2, 4, 8) if batch_size % n == 0]
+
+
 def choose_clips(
     frames: int, gop: int, reach: tuple[int, int], *, batch_size: int, in_flight: int, lanes: int | None = None
 ) -> ClipChoice:
@@ -56,96 +60,69 @@ def choose_clips(
     Args:
         frames: selected frames of the source.
         gop: frames from key frame to key frame.
-        reach: frames that its windows reach back and ahead.
+        reach: frames that its windows extend back and ahead.
         batch_size: its samples in a global batch, at least 1.
         in_flight: frames that it may hold open.
         lanes: number of lanes, where it is fixed already.
     """
-    halo = sum(reach)
-    clip, cut, reasons = _preferred_clip(gop, halo)
-    least = lanes or batch_size
-    random_cost = 1 + halo + (gop - 1) / 2
-    if frames <= in_flight and (random_cost <= _CHEAP or 4 * least * clip > frames):
-        reason = f"uniform shuffle: its {frames} frames fit the {in_flight} in flight"
-        if random_cost > _CHEAP:
-            reason += f", and {least} open clips of {clip} would hold over a quarter of them anyway"
-        return ClipChoice(1, 1, "plain", (reason,))
-    limit = min(in_flight, frames // 10)
-    preferred, reason = clip, ""
-    if least * clip > limit:
-        clip = _shorten(clip, cut, gop, halo, limit // least)
-        bound = f"{in_flight} may be in flight" if in_flight <= limit else f"a tenth of the {frames} frames is {limit}"
-        reason = f"{least} open clips of {preferred} would be {least * preferred} frames, and {bound}"
-    if cut == "plain" and 4 * least * clip > frames:
-        clip = max(1, frames // (4 * least))
-        reason = f"{frames} frames are few for {least} open clips"
-    counts = [lanes] if lanes else _lane_counts(batch_size, max(1, limit // (clip * batch_size)))
+    if lanes:
+        return choose_clip(frames, gop, reach, lanes, in_flight // lanes if lanes < 2 * batch_size else None)
+    if frames <= in_flight and uniform_cost(gop, sum(reach)) <= _CHEAP:
+        return ClipChoice(1, 1, "plain", (f"uniform shuffle: its {frames} frames fit the {in_flight} in flight",))
+    counts = [count for count in lane_counts(batch_size) if count <= frames] or [frames]
+    most = [in_flight // count if count <= batch_size else None for count in counts]
+    choices = [choose_clip(frames, gop, reach, *pair) for pair in zip(counts, most)]
+
+    def cost(choice: ClipChoice) -> float:
+        return clips_cost(frames, gop, reach, clip=choice.clip, lanes=choice.lanes, cut=choice.cut)
+
+    held = [choice for choice in choices if choice.lanes * held_frames(choice.clip, reach) <= in_flight]
+    held = held or [choice for choice in choices if choice.lanes <= batch_size][:1] or choices[-1:]
+    quick = [choice for choice in held if opens_quickly(gop, choice.lanes, batch_size)] or held[-1:]
+    bound = bearable(map(cost, quick))
+    cheap = [choice for choice in quick if cost(choice) <= bound]
+    best = min(cheap, key=lambda c: [lane_correlation(frames, c.clip, c.lanes, n * batch_size) for n in (8, 64)])
+    number = best.lanes * held_frames(best.clip, reach)
+    reason = f"{best.lanes} lanes: {number} frames in flight of {frames}, {in_flight} allowed"
+    if number > 1.1 * in_flight:
+        reason += "; these lanes need more"
+    return ClipChoice(best.clip, best.lanes, best.cut, (*best.reasons, reason))
+
+
+def choose_clip(frames: int, gop: int, reach: tuple[int, int], lanes: int, most: int | None = None) -> ClipChoice:
+    """Choose the clips of a source for a number of lanes, with at most `most` frames where they can be so short."""
+    lanes = min(lanes, frames)
+    halo, length = sum(reach), frames // lanes
+    wish = max(_CLIP, 8 * halo)
+    reasons = [f"clips of {wish} or more"]
+    if wish > _CLIP:
+        reasons = [f"clips of {wish} or more: windows extend {halo} frames beyond a clip, decoded once more for each"]
+    cut = "plain" if 8 * gop <= wish else "keyframe"
     unit = gop if cut == "keyframe" else 1
-    counted = shortest = clip
-    if reach[0]:
-        shortest = _lengthen(clip, unit, halo, frames // (_CLIPS_IN_LANE * counts[0]))
-        limit = limit * shortest // counted
-    clip, lanes = _without_resonance(frames, shortest, gop if cut == "keyframe" else 0, counts, limit)
-    if shortest > counted:
-        reasons.append(f"clips lengthened to {clip}: lanes hold the {halo} frames that windows share, not their clip")
-    if clip < preferred:
-        first = f" (the first from {shortest} on whose lanes do not turn together)" if clip > shortest else ""
-        reasons.append(f"clips shortened to {clip}{first}: {reason}")
-    held, how = lanes * clip, ""
-    if shortest > counted:
-        held, how = lanes * counted, f", counted with clips of {counted}"
-    reasons.append(f"{lanes} lanes{how}: {held} frames in flight of {frames}, {in_flight} allowed")
-    if held > in_flight * 1.1:
-        reasons.append(f"that is more than allowed, but {lanes} lanes of such frames need as many")
-    return ClipChoice(clip, min(lanes, frames), cut, tuple(reasons))
-
-
-def _lane_counts(batch_size: int, many: int) -> list[int]:
-    """Multiples of the batch size worth trying, the largest first."""
-    return [batch_size * count for count in range(many, max(1, many * 3 // 4) - 1, -1)][:64]
-
-
-def _preferred_clip(gop: int, halo: int) -> tuple[int, str, list[str]]:
-    clip = max(_CLIP, 4 * halo)
-    reasons = [f"clips of {clip} or more"]
-    if 4 * halo > _CLIP:
-        reasons = [f"clips of {clip} or more: windows reach {halo} frames beyond a clip, decoded once more for each"]
-    if 8 * gop <= clip:
-        return clip, "plain", reasons
-    clip = -(-clip // gop) * gop
-    reasons.append(
-        f"clips of {clip}, cut at key frames: they are {gop} apart, a start between them wastes half of that"
-    )
-    return clip, "keyframe", reasons
-
-
-def _shorten(clip: int, cut: str, gop: int, halo: int, fitting: int) -> int:
-    """Shorten a clip to the fitting length, but not below 16 or the halo."""
-    floor = max(_SHORTEST, halo)
+    clip = max(-(-wish // unit), 4 if reach[0] and cut == "keyframe" else 1) * unit
     if cut == "keyframe":
-        return min(clip, max(fitting // gop, -(-floor // gop), 1) * gop)
-    return min(clip, max(fitting, floor))
-
-
-def _lengthen(clip: int, unit: int, halo: int, most: int) -> int:
-    """Lengthen a clip to `_WORTH_BACK` times the halo, and at most to `most`, in multiples of `unit`."""
-    return max(clip, min(_WORTH_BACK * halo, most) // unit * unit)
-
-
-def _without_resonance(frames: int, clip: int, gop: int, counts: Sequence[int], limit: int) -> tuple[int, int]:
-    """(S, V) with S near `clip` and V one of `counts`, such that lane lengths and S share the smallest factor.
-
-    For a plain clip (`gop` 0) S is the first from `clip` on that shares none. A clip cut at key frames stays a multiple
-    of `gop`. With an even gop one of two neighbouring lane lengths then always shares a factor 2. So V is varied as
-    well, and S within `limit` frames in flight.
-    """
-    if not gop:
-        while clip > 1 and shared_factor(frames, clip, counts[0]) > 1:
+        reasons.append(
+            f"clips of {clip}, cut at key frames: they are {gop} apart, a start between them wastes half of that"
+        )
+    room = length if most is None else min(length, max(most, _SHORTEST, halo))
+    if clip > length or held_frames(clip, reach) > room:
+        shorter = max(room // unit, 1) * unit
+        if shorter < clip:
+            why = f"have {length} frames each" if room == length else f"may have {room} frames in flight each"
+            reasons.append(f"clips shortened to {shorter}: {lanes} lanes {why}")
+        clip = min(clip, shorter)
+    elif cut == "plain":
+        while clip > 1 and shared_factor(frames, clip, lanes) > 1:
             clip += 1
-        return clip, counts[0]
-    pairs = [(size, lanes) for lanes in counts for size in range(clip, clip + 4 * gop, gop)]
-    fitting = [(size, lanes) for size, lanes in pairs if size == clip or size * lanes <= limit]
-    return min(fitting, key=lambda pair: shared_factor(frames, *pair))
+    else:
+        sizes = [size for size in range(clip, clip + 4 * gop, gop) if size <= max(clip, length)]
+        clip = min(sizes, key=lambda size: shared_factor(frames, size, lanes))
+    return ClipChoice(clip, lanes, cut, tuple(reasons))
+
+
+def held_frames(clip: int, reach: tuple[int, int]) -> int:
+    """Frames of a clip that count as in flight: lanes hold frames that windows share, not a clip that is longer."""
+    return min(clip, max(_CLIP, 4 * sum(reach)))
 
 
 def shared_factor(frames: int, clip: int, lanes: int) -> int:

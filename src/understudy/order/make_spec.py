@@ -93,6 +93,10 @@ class OrderRequest:
     clip: int | None = None
     lanes: int | None = None
     inside: str = "sequential"
+    spread: int | None = None
+    """Lanes over all sources, as a choice of `load/choose_order.py`: rounded to whole batches in a mixture."""
+    uniform: frozenset[int] = frozenset()
+    """Sources, by number, that it shuffles one by one."""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -125,27 +129,58 @@ def as_int(name: str, value: Any) -> int:
 
 
 @dataclass(frozen=True)
-class ResolvedSource:
-    """One source, checked and resolved: its part of the spec, its layout, and the reasons."""
+class CheckedSource:
+    """One source, checked: its rows [episode, start, stop) int64 (K, 3), and the facts that its order depends on."""
 
+    name: str
+    rows: np.ndarray
+    frames: int
+    fingerprint: str
+    gop: int
+    reach: tuple[int, int]
+
+
+def check_source(source: Frames) -> CheckedSource:
+    """Check a source.
+
+    Raises:
+        ValueError: see `check_segments`; a GOP below 1, or a negative reach.
+    """
+    rows, frames = check_segments(epoch_segments(source), source.name)
+    gop, reach = int(source.gop), (int(source.reach[0]), int(source.reach[1]))
+    if gop < 1 or min(reach) < 0:
+        raise ValueError(f"source {source.name!r}: gop {gop} must be at least 1, reach {reach} not negative")
+    return CheckedSource(source.name, rows, frames, fingerprint(rows), gop, reach)
+
+
+@dataclass(frozen=True)
+class ResolvedSource:
+    """One source, resolved: its part of the spec, and the reasons."""
+
+    source: CheckedSource
     spec: SourceSpec
-    layout: Layout
     reasons: tuple[str, ...]
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of its segments."""
+        return source_layout(self.spec, self.source.rows)
 
 
 def resolve_order(
-    sources: Sequence[Frames], weights: Sequence[float], request: OrderRequest
+    sources: Sequence[CheckedSource], weights: Sequence[float], request: OrderRequest
 ) -> tuple[list[ResolvedSource], tuple[int, ...], int]:
     """Resolve every source, its slots in a round of the mixture, and the version of the order.
 
     In a mixture a source of many lanes gets as many lanes as slots: a lane then always comes up in the same slot, hence
     on the same rank. Slots are divided where whole ones cannot meet the shares (`order/mixture/shared_slots.py`).
     """
-    if len(sources) == 1:
-        return [resolve_source(sources[0], 1.0, request)], (1,), ORDER_VERSION
     total = sum(weights)
-    resolved = [resolve_source(source, weight / total, request) for source, weight in zip(sources, weights)]
-    batch_size, wanted = 1 if request.lanes else request.batch_size, request.lanes or _slots(resolved, weights, request)
+    resolved = [resolve_source(source, weights[d] / total, request, number=d) for d, source in enumerate(sources)]
+    if len(sources) == 1:
+        return resolved, (1,), ORDER_VERSION
+    wanted = request.lanes or request.spread or _slots(resolved, weights, request)
+    batch_size = 1 if request.lanes else request.batch_size
     slots, version = choose_slots(weights, batch_size, wanted), ORDER_VERSION
     counts: Sequence[int] = slots
     in_lanes = [one.spec.lanes > 1 for one in resolved]
@@ -153,8 +188,8 @@ def resolve_order(
         slots, version = share_slots(weights, max(1, -(-wanted // batch_size)) * batch_size * UNIT), EXACT_VERSION
         counts, in_lanes = count_lanes(slots), [one.spec.clip > 1 for one in resolved]
     fitted = [
-        resolve_source(source, weight / total, request, lanes=count) if laned else one
-        for source, weight, one, count, laned in zip(sources, weights, resolved, counts, in_lanes)
+        resolve_source(source, weights[d] / total, request, lanes=counts[d], number=d) if in_lanes[d] else resolved[d]
+        for d, source in enumerate(sources)
     ]
     return fitted, slots, version
 
@@ -167,29 +202,30 @@ def _slots(resolved: Sequence[ResolvedSource], weights: Sequence[float], request
     return round(sum(lanes for lanes, _ in laned) * sum(weights) / sum(weight for _, weight in laned))
 
 
-def resolve_source(source: Frames, share: float, request: OrderRequest, lanes: int | None = None) -> ResolvedSource:
-    """Resolve a source that has `share` (0 to 1) of the samples; `lanes` fixes its lanes."""
-    rows, frames = check_segments(epoch_segments(source), source.name)
-    gop, reach = int(source.gop), (int(source.reach[0]), int(source.reach[1]))
-    if gop < 1 or min(reach) < 0:
-        raise ValueError(f"source {source.name!r}: gop {gop} must be at least 1, reach {reach} not negative")
+def resolve_source(
+    source: CheckedSource, share: float, request: OrderRequest, lanes: int | None = None, number: int = -1
+) -> ResolvedSource:
+    """Resolve source `number`, which has `share` (0 to 1) of the samples; `lanes` fixes its lanes."""
+    frames = source.frames
     batch_size = max(1, round(request.batch_size * share))
-    if lanes is None and request.lanes is not None:
-        lanes = max(1, round(request.lanes * share))
+    if lanes is None and (total := request.lanes or request.spread) is not None:
+        lanes = max(1, round(total * share))
     if request.mode in ("sequential", "uniform"):
         choice = ClipChoice(1, 1, "plain", (f"{request.mode}: requested",))
+    elif number in request.uniform:
+        choice = ClipChoice(1, 1, "plain", ("uniform shuffle",))
     elif request.mode == "episodes":
-        longest = int((rows[:, 2] - rows[:, 1]).max())
+        longest = int((source.rows[:, 2] - source.rows[:, 1]).max())
         choice = ClipChoice(longest, lanes or batch_size, "plain", (f"runs of {longest} frames, its longest segment",))
     elif request.clip is not None:
         choice = ClipChoice(request.clip, lanes or batch_size, "plain", (f"clips of {request.clip}: requested",))
     else:
         in_flight = max(1, round(request.in_flight * share))
-        choice = choose_clips(frames, gop, reach, batch_size=batch_size, in_flight=in_flight, lanes=lanes)
+        choice = choose_clips(frames, source.gop, source.reach, batch_size=batch_size, in_flight=in_flight, lanes=lanes)
     spec = SourceSpec(
         name=source.name,
-        data=fingerprint(rows),
-        segments=len(rows),
+        data=source.fingerprint,
+        segments=len(source.rows),
         frames=frames,
         clip=choice.clip,
         lanes=min(choice.lanes, frames),
@@ -197,7 +233,7 @@ def resolve_source(source: Frames, share: float, request: OrderRequest, lanes: i
         inside=request.inside if choice.clip > 1 else "sequential",
         cut=choice.cut,
     )
-    return ResolvedSource(spec, source_layout(spec, rows), choice.reasons)
+    return ResolvedSource(source, spec, choice.reasons)
 
 
 def source_layout(spec: SourceSpec, rows: np.ndarray) -> Layout:

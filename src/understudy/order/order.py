@@ -18,10 +18,12 @@ from understudy.order.defaults import default_in_flight
 from understudy.order.describe import in_words
 from understudy.order.frame_numbering import Layout, check_segments, fingerprint
 from understudy.order.make_spec import (
+    CheckedSource,
     Frames,
     OrderRequest,
     as_int,
     as_list,
+    check_source,
     epoch_segments,
     resolve_order,
     resolve_weights,
@@ -80,7 +82,7 @@ class Order:
                 depend on it.
             seed: of the order, and of the draws inside samples.
             frames_in_flight: frames (of one camera) that all ranks together may hold open; by default 100,000, or 192
-                per sample of a batch of more than 520.
+                per sample of a batch of more than 520. `choose_order` knows the memory and makes more of it.
             mode: "clips" (shuffled clips read in lanes), "uniform" (any frame anywhere), "episodes" (runs as long as
                 the longest episode) or "sequential" (storage order; no shuffling).
             clip: S, the frames of a clip, instead of the derived value.
@@ -96,9 +98,20 @@ class Order:
         in_flight = default_in_flight(batch_size) if frames_in_flight is None else frames_in_flight
         request = OrderRequest(mode, batch_size, in_flight, clip, lanes, inside)
         resolved = resolve_weights(sources, weights, temperature)
-        resolved_sources, slots, version = resolve_order(sources, resolved, request)
-        spec = Spec(seed, batch_size, tuple(one.spec for one in resolved_sources), (Entry(0, slots),), version)
-        return cls(spec, [one.layout for one in resolved_sources], [one.reasons for one in resolved_sources], resolved)
+        return cls.from_request([check_source(source) for source in sources], resolved, request, seed)
+
+    @classmethod
+    def from_request(
+        cls, sources: Sequence[CheckedSource], weights: Sequence[float], request: OrderRequest, seed: int
+    ) -> "Order":
+        """Make the order of a request over checked sources, of which each has its weight, on any scale.
+
+        Raises:
+            ValueError: as `from_datasets`.
+        """
+        chosen, slots, version = resolve_order(sources, weights, request)
+        spec = Spec(seed, request.batch_size, tuple(source.spec for source in chosen), (Entry(0, slots),), version)
+        return cls(spec, [source.layout for source in chosen], [source.reasons for source in chosen], weights)
 
     @classmethod
     def of(cls, *args: Any, **options: Any) -> "Order":

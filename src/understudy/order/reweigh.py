@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from understudy.order.defaults import choose_slots, default_in_flight
-from understudy.order.make_spec import Frames, OrderRequest, ResolvedSource, as_int, resolve_source
+from understudy.order.make_spec import Frames, OrderRequest, ResolvedSource, as_int, check_source, resolve_source
 from understudy.order.mixture.rounds import count_lanes
 from understudy.order.mixture.shares import check_weights, share_slots
 from understudy.order.spec import EXACT_VERSION, UNIT, Entry, Spec
@@ -38,6 +38,6 @@ def reweigh(
     in_flight = default_in_flight(spec.batch) if frames_in_flight is None else frames_in_flight
     request, total = OrderRequest("clips", spec.batch, in_flight), sum(slots)
     lanes = dict(zip(named, count_lanes(slots))) if spec.version == EXACT_VERSION else {}
-    added = [resolve_source(new, by_name[new.name] / total, request, lanes.get(new.name)) for new in add]
+    added = [resolve_source(check_source(new), by_name[new.name] / total, request, lanes.get(new.name)) for new in add]
     sources = (*spec.sources, *(one.spec for one in added))
     return replace(spec, sources=sources, schedule=(*spec.schedule, entry)), added

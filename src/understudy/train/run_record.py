@@ -6,7 +6,6 @@ therefore define every sample up to that checkpoint.
 """
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -26,8 +25,6 @@ from understudy.train.data.input_contract import make_contract, named_heads
 from understudy.train.data.make_loader import make_order
 from understudy.train.data.run_data import RunData, choose_normalization, dataset_fingerprint, file_digests
 
-logger = logging.getLogger(__name__)
-
 
 def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:
     """Make the content of order.json, without its version.
@@ -43,9 +40,7 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
     if initial is not None:
         _check_same_meaning(config.init_from, initial.normalization, computed)
     normalization = initial.normalization if initial is not None else computed
-    order, notes = make_order(config, data, mesh)
-    for line in notes:
-        logger.warning("order: %s", line)
+    order = make_order(config, data, mesh)
     return {
         "order": json.loads(order.to_json()),
         "dataset": dataset_fingerprint(data),

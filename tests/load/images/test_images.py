@@ -267,14 +267,14 @@ def test_first_runs_of_the_first_batch_are_short_and_later_ones_take_turns(roots
 def test_rank_policies_puts_the_fastest_first() -> None:
     """Runs as long as their clip allows; in storage order all is one clip, however short the order calls it."""
 
-    def ways(gop: int, clip: int, shuffle: bool) -> list[tuple[int, bool, bool]]:
+    def ways(gop: int, clip: int, shuffle: bool, lanes: float = 1.0) -> list[tuple[int, bool, bool]]:
         return [
             (way.run_length, way.keep_decoder, way.whole_gops)
-            for way in rank_policies(False, gop, clip, 0, False, shuffle)
+            for way in rank_policies(False, gop, clip, 0, False, shuffle, lanes)
         ]
 
     shared = [(run, False, False) for run in (64, 32, 16, 8, 4)]
-    kept = [(run, True, False) for run in (32, 16, 8, 4)]
+    kept = [(run, True, False) for run in (8, 4, 2)]
     last = [(1, True, False), (0, False, False)]
     assert ways(2, 64, True) == [*shared, *last]
     assert ways(2, 9, True) == [*shared[3:], *last]
@@ -282,6 +282,8 @@ def test_rank_policies_puts_the_fastest_first() -> None:
     assert ways(30, 64, True) == [(30, False, True), *kept, *last]
     assert ways(250, 64, True) == [*kept, *last]
     assert ways(250, 1, False) == ways(2, 1, False) == [*kept, *last]
+    assert ways(2, 64, True, lanes=8.0) == [*shared[3:], *last]  # more would be decoded ahead in the first batches
+    assert ways(2, 64, True, lanes=1000.0) == [*shared[4:], *last]
 
 
 @pytest.mark.skipif(PYAV_MAJOR < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")

@@ -48,7 +48,7 @@ class BenchConfig:
     """Cameras to load; the default is all."""
     num_threads: Annotated[int, Interval(ge=0, le=2**12)] = 0
     """Loader threads of a process; 0: chosen by the loader."""
-    memory: str = "1GB"
+    memory: str = "4GB"
     """Memory of the loader, for all processes of a host. If all images fit, they are decoded once and then only copied.
     """
     seconds: Annotated[float, Gt(0)] | None = None

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from understudy.bytesize import parse_bytes
-from understudy.cores import available_cores
+from understudy.cores import MOST_LOADER_THREADS, available_cores
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import ConfigError, DatasetError
-from understudy.load.fit_order import fit_order
+from understudy.load.choose_order import choose_order
 from understudy.load.loader import Loader
 from understudy.order import Order
 from understudy.order.audit.audit import as_read, audit
@@ -34,8 +34,6 @@ from understudy.video.native.loops import load_loops, loops_status
 
 WARM_BATCHES = 8
 """Batches discarded before each round: more than the loader prepares ahead between rounds."""
-FRAMES_IN_FLIGHT = 100_000
-"""The default of a training run."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Setting:
     chunk: int = 16
     threads: int = 0
     """0: chosen by the loader."""
-    memory: str = "1GB"
+    memory: str = "4GB"
     cameras: tuple[str, ...] | None = None
     """None: all cameras."""
     seed: int = 0
@@ -102,23 +100,20 @@ class Setting:
         return EpisodeDataset(catalog, delta_timestamps=windows, keys=keys)
 
     def order(self, data: EpisodeDataset) -> Order:
-        """Make the order of a new run with this memory: uniform over frames if all images stay decoded, else clips.
+        """Choose the order of a new run with this memory.
 
         Raises:
             ConfigError: The memory does not suffice for a batch.
         """
-        fits = picture_bytes(data) * len(data) <= parse_bytes(self.memory)
-        in_flight = FRAMES_IN_FLIGHT if fits else max(1, min(FRAMES_IN_FLIGHT, len(data) - 1))
-        memory = parse_bytes(self.memory)
         try:
-            return fit_order(
+            return choose_order(
                 [data],
-                memory=memory,
+                memory=parse_bytes(self.memory),
                 world_size=self.world_size,
+                num_threads=MOST_LOADER_THREADS,
                 batch_size=self.batch,
                 seed=self.seed,
-                frames_in_flight=in_flight,
-            )[0]
+            ).order
         except ValueError as error:
             raise ConfigError(str(error)) from error
 

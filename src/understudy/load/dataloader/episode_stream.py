@@ -24,7 +24,7 @@ import torch.utils.data
 from understudy.deprecation import renamed_arguments, renamed_attribute
 from understudy.load.batch_request import RENAMED_OPTIONS, Augment, DatasetOptions, Datasets, Preprocess, make_request
 from understudy.load.loader import Batch, Loader
-from understudy.load.order_state import order_state, position_in
+from understudy.load.order_state import adopt_order, order_state, position_in
 from understudy.order import Order
 from understudy.process_rank import find_rank
 
@@ -102,7 +102,7 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
             journal=journal,
             bad_frame_cap=bad_frame_cap,
         )
-        self._memory = self._request.memory_bytes
+        self._chosen, self._memory = order is None, self._request.memory_bytes
         self.position = self._request.position
         """First position of the next pass."""
 
@@ -168,9 +168,13 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Begin the next pass at the position of a state.
 
+        An order that the stream chose gives way to that of the state, as in `Loader`.
+
         Raises:
             ConfigError: the state of another order; names both orders and each difference.
         """
-        self.position = position_in(state_dict, self.order)
+        order = adopt_order(state_dict, self.order, self._request.datasets) if self._chosen else self.order
+        self.position = position_in(state_dict, order)
+        self._request = replace(self._request, order=order)
 
     start = renamed_attribute("start", "position")

@@ -1,14 +1,16 @@
 """Audit of our order and five others holding about as many frames, over a bounded number of positions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from understudy.bytesize import parse_bytes
 from understudy.config.declare import Positional
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from understudy.load.choose_order import OrderChoice
     from understudy.order import Order
     from understudy.order.audit.audit import Audit
     from understudy.order.audit.baselines import Read
@@ -47,8 +49,13 @@ class ExplainConfig:
     """Global batch: samples per step over all ranks."""
     seed: int = 0
     """Seed of the order."""
+    memory: str = "4GB"
+    """Memory of a rank's loader, from which the order of datasets is chosen."""
+    image_size: tuple[int, int] | None = None
+    """Height and width of the images that the loader delivers; the default is the recorded size."""
     frames_in_flight: int | None = None
-    """Frames that all ranks together may hold open. The default is 100,000, or 192 per sample for batches above 520."""
+    """Frames that all ranks together may hold open. By default only the memory limits them; without datasets the limit
+    is 100,000, or 192 per sample for batches above 520."""
     clip: int = 0
     """Frames per clip; 0: chosen for the data."""
     lanes: int = 0
@@ -92,6 +99,10 @@ class ExplainConfig:
         if min(self.gop, self.clip, self.lanes, *self.reach) < 0:
             found.append("gop, reach, clip, lanes: must not be negative")
         found += [f"paths: {path} is named twice" for path in sorted(set(self.paths)) if self.paths.count(path) > 1]
+        try:
+            parse_bytes(self.memory)
+        except ValueError as error:
+            found.append(str(error))
         if self.weights and len(self.weights) != len(self.paths):
             found.append(f"weights: {len(self.weights)} given for {len(self.paths)} datasets")
         elif self.weights and not all(0 < weight < 2**20 * min(self.weights) for weight in self.weights):
@@ -116,8 +127,6 @@ class Table:
     fps: float
     cameras: int
     """Cameras with video, at least 1."""
-    decoded: int = 0
-    """Bytes of all its images, decoded; 0: unknown."""
 
     @property
     def segments(self) -> "np.ndarray":
@@ -165,16 +174,42 @@ def read_tables(config: ExplainConfig) -> list[Table]:
     for path in config.paths:
         catalog = Catalog.open(path)
         lengths = catalog.episodes.lengths
-        sizes = [catalog.features[camera].size for camera in catalog.camera_keys]
-        decoded = 3 * int(lengths.sum()) * sum(size[0] * size[1] for size in sizes if size) if all(sizes) else 0
         gop = config.gop or EpisodeDataset(catalog).gop
-        lengths, cameras = lengths[lengths > 0], max(1, len(sizes))
-        tables.append(Table(path, lengths, gop, config.reach, float(catalog.fps), cameras, decoded))
+        lengths, cameras = lengths[lengths > 0], max(1, len(catalog.camera_keys))
+        tables.append(Table(path, lengths, gop, config.reach, float(catalog.fps), cameras))
     return tables
 
 
+def choose(tables: Sequence[Table], config: ExplainConfig) -> "OrderChoice | None":
+    """Choose the order of the datasets as a loader does; None without datasets."""
+    from understudy.cores import MOST_LOADER_THREADS
+    from understudy.data.dataset import EpisodeDataset
+    from understudy.load.choose_order import choose_from_facts
+    from understudy.load.memory_plan import read_facts
+    from understudy.order.make_spec import OrderRequest, check_source, resolve_weights
+
+    if not config.paths:
+        return None
+    facts = [read_facts(EpisodeDataset(table.name), config.image_size) for table in tables]
+    facts = [replace(fact, gop=table.gop, reach=table.reach) for fact, table in zip(facts, tables)]
+    in_flight = config.frames_in_flight or 1 << 62
+    request = OrderRequest(
+        "clips", config.batch_size, in_flight, config.clip or None, config.lanes or None, config.inside
+    )
+    return choose_from_facts(
+        facts,
+        [check_source(table) for table in tables],
+        resolve_weights(tables, config.weights or None, None),
+        request,
+        config.seed,
+        memory=parse_bytes(config.memory),
+        world_size=config.world_size,
+        num_threads=MOST_LOADER_THREADS,
+    )
+
+
 def order_of(tables: Sequence[Table], config: ExplainConfig) -> "Order":
-    """Make the order to explain."""
+    """Make the order to explain where there are no datasets."""
     from understudy.order import Order
 
     return Order.from_datasets(

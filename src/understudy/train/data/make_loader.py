@@ -7,11 +7,11 @@ from typing import Any
 from understudy.batch_keys import HOST_KEYS
 from understudy.bytesize import parse_bytes
 from understudy.config.train import TrainConfig
-from understudy.cores import fair_threads
+from understudy.cores import MOST_LOADER_THREADS, fair_threads
 from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError
 from understudy.load.batch_request import Batch
-from understudy.load.fit_order import fit_order
+from understudy.load.choose_order import choose_order
 from understudy.load.loader import Loader
 from understudy.order import Order
 from understudy.train.data.run_data import RunData
@@ -62,21 +62,21 @@ def make_loader(
             raise ConfigError(str(error)) from error
 
 
-def make_order(config: TrainConfig, data: RunData, mesh: Mesh) -> tuple[Order, tuple[str, ...]]:
-    """Make the order of a new run, and notes on compromises where the memory is too small for the settings.
+def make_order(config: TrainConfig, data: RunData, mesh: Mesh) -> Order:
+    """Choose the order of a new run.
 
     Raises:
         ConfigError: one batch does not fit the memory, or the settings do not make an order.
     """
     try:
-        return fit_order(
+        return choose_order(
             data.training,
             batch_size=config.batch_size,
             seed=config.seed,
             image_size=data.size,
             **data.order_options(config),
-            **_resources(config, mesh),
-        )
+            **_resources(config, mesh) | {"num_threads": MOST_LOADER_THREADS},  # the same order on any machine
+        ).order
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

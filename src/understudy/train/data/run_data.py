@@ -82,7 +82,7 @@ class RunData:
     """Names of the metadata in prompts, in their sequence there."""
 
     def order(self, config: TrainConfig) -> Order:
-        """Make the order of a new run, for any amount of memory (`make_loader.make_order` fits one to the memory)."""
+        """Make the order of a new run, for any memory (`make_loader.make_order` chooses one for it)."""
         return Order.from_datasets(
             self.training, batch_size=config.batch_size, seed=config.seed, **self.order_options(config)
         )

@@ -158,7 +158,7 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
         torch.set_num_threads(config.torch_threads)
         with mesh.together():
             data = open_data(config)
-            (order, _), scales = make_order(config, data, mesh), choose_normalization(config, data)
+            order, scales = make_order(config, data, mesh), choose_normalization(config, data)
             config = with_known_base(config, data, scales)
             log = MetricsLog(Path(folder), config, 0, writes=mesh.rank == 0)
         state = init_train_state(config, data, scales, mesh)

@@ -1,0 +1,311 @@
+"""The order of a new run, chosen by its cost and its mixing among those that fit the memory of a loader.
+
+Candidates are the uniform shuffle, and lanes of clips in the numbers of `order/defaults.lane_counts`. Each is planned
+(`memory_plan.py`) and has a cost relative to decoding in a row.
+
+The rule: of the orders that cost at most 1.25, the one whose samples are correlated least, over 8 batches together,
+then over 64; of equal ones, that with the fewest lanes. Where none costs so little, the cheapest. Lanes that open
+slowly (`order/cost.opens_quickly`) are left out. The choice depends on the arguments and the datasets, not on the
+machine.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, gcd
+
+from understudy.data.dataset import EpisodeDataset
+from understudy.load.images.clip_reader import DecodePolicy
+from understudy.load.memory_plan import MemoryPlan, SourceFacts, megabytes, plan_memory, read_facts, resized
+from understudy.order import Order, Spec
+from understudy.order.cost import BEARABLE, bearable, clips_cost, lane_correlation, opens_quickly, uniform_cost
+from understudy.order.defaults import held_frames, lane_counts
+from understudy.order.make_spec import (
+    CheckedSource,
+    OrderRequest,
+    ResolvedSource,
+    as_int,
+    as_list,
+    check_source,
+    resolve_order,
+    resolve_weights,
+)
+from understudy.order.random.keys import check_seed
+from understudy.order.spec import Entry, SourceSpec
+
+WINDOWS = (1, 8, 64)
+"""Batches looked at together."""
+_NOTICED, _CORRELATED = 1.4, 3.0  # cost, and correlation over 8 batches, above which a loader says so
+_UNLIMITED = 1 << 62
+_FEW = 100_000  # frames of a source that is shuffled one by one where each is decoded alone
+_GIGABYTES = (2, 4, 8, 16, 32, 64, 128, 256)  # memory to advise
+_SIDE, _ENCODE_MS = 224, 2.5  # pixels of the images of the advised edit, and CPU milliseconds of writing one
+_MS_PER_ROW = 0.05  # CPU milliseconds of a sample without images
+_RUN_COST = {(True, 1): 1.1, (False, 4): 1.08, (False, 8): 1.03}  # by (own decoder, run length); 1 for others
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One order that a loader could read."""
+
+    sources: tuple[ResolvedSource, ...]
+    spec: Spec
+    plan: MemoryPlan
+    """Of the last rank."""
+    cost: float
+    """CPU time of a sample, relative to decoding each image once and in a row."""
+    correlation: tuple[float, ...]
+    """Per count of `WINDOWS`: the design effect above that of the uniform shuffle, estimated."""
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of all sources."""
+        return sum(source.lanes for source in self.spec.sources)
+
+    def __str__(self) -> str:
+        kinds = []
+        for source, keep in zip(self.spec.sources, self.plan.keeps_decoded):
+            clips = f"{source.lanes} lanes of {source.clip} frames"
+            kinds.append(("uniform" if source.clip == 1 else clips) + (", kept decoded" if keep else ""))
+        return kinds[0] if len(set(kinds)) == 1 else f"{self.lanes} lanes in {len(kinds)} datasets"
+
+
+@dataclass(frozen=True)
+class OrderChoice:
+    """A new order, and the candidates that it was chosen from, the most lanes first."""
+
+    order: Order
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate
+    advice: str
+    """See `advice`."""
+
+
+def choose_order(
+    datasets: EpisodeDataset | Sequence[EpisodeDataset],
+    *,
+    memory: int,
+    world_size: int = 1,
+    num_threads: int = 2,
+    image_size: tuple[int, int] | None = None,
+    frames_in_flight: int | None = None,
+    weights: Sequence[float] | Mapping[str, float] | None = None,
+    temperature: float | None = None,
+    batch_size: int,
+    seed: int = 0,
+    mode: str = "clips",
+    clip: int | None = None,
+    lanes: int | None = None,
+    inside: str = "sequential",
+) -> OrderChoice:
+    """Choose the order of a new run.
+
+    Args:
+        datasets: one, or several.
+        memory: bytes that the loader of each rank may hold.
+        world_size: number of ranks.
+        num_threads: threads of a rank's loader.
+        image_size: (height, width) of its images; None keeps the recorded size.
+        frames_in_flight: the most frames of open clips; by default the memory alone limits them.
+        weights: this and all further arguments: as for `Order.from_datasets`. With a mode other than "clips", or with
+            `clip` or `lanes`, the order is the requested one.
+
+    Raises:
+        ValueError: as `Order.from_datasets` and `make_plan`.
+        DatasetError: a video cannot be opened.
+    """
+    datasets = as_list(datasets)
+    clip, lanes = (None if n is None else as_int(name, n) for name, n in (("clip", clip), ("lanes", lanes)))
+    in_flight = _UNLIMITED if frames_in_flight is None else frames_in_flight
+    request = OrderRequest(mode, as_int("batch_size", batch_size), in_flight, clip, lanes, inside)
+    seed, shares = check_seed(seed), resolve_weights(datasets, weights, temperature)
+    return choose_from_facts(
+        [read_facts(dataset, image_size) for dataset in datasets],
+        [check_source(dataset) for dataset in datasets],
+        shares,
+        request,
+        seed,
+        memory=memory,
+        world_size=world_size,
+        num_threads=num_threads,
+    )
+
+
+def choose_from_facts(
+    facts: Sequence[SourceFacts],
+    sources: Sequence[CheckedSource],
+    weights: Sequence[float],
+    request: OrderRequest,
+    seed: int,
+    *,
+    memory: int,
+    world_size: int,
+    num_threads: int,
+) -> OrderChoice:
+    """Choose an order by facts about the datasets; otherwise as `choose_order`."""
+
+    def choose(facts: Sequence[SourceFacts], memory: int) -> tuple[list[Candidate], Candidate]:
+        changed = [replace(source, gop=fact.gop) for source, fact in zip(sources, facts)]
+
+        def candidate(request: OrderRequest) -> Candidate:
+            resolved, slots, version = resolve_order(changed, weights, request)
+            spec = Spec(seed, request.batch_size, tuple(one.spec for one in resolved), (Entry(0, slots),), version)
+            plan = plan_memory(
+                facts,
+                Order(spec, ()),
+                rank=world_size - 1,
+                world_size=world_size,
+                num_threads=num_threads,
+                memory=memory,
+            )
+            cost = order_cost(facts, spec, plan, world_size)
+            return Candidate(tuple(resolved), spec, plan, cost, tuple(_correlation(spec, n) for n in WINDOWS))
+
+        candidates = _candidates(facts, request, candidate)
+        return candidates, _choose(candidates, request)
+
+    def figures(facts: Sequence[SourceFacts], memory: int) -> tuple[float, float]:
+        chosen = choose(facts, memory)[1]
+        return chosen.cost, chosen.correlation[1]
+
+    candidates, chosen = choose(facts, memory)
+    layouts, reasons = [one.layout for one in chosen.sources], [one.reasons for one in chosen.sources]
+    order = Order(chosen.spec, layouts, reasons, weights)
+    return OrderChoice(order, tuple(candidates), chosen, "" if _is_fixed(request) else advice(facts, memory, figures))
+
+
+def _candidates(
+    facts: Sequence[SourceFacts], request: OrderRequest, candidate: Callable[[OrderRequest], Candidate]
+) -> list[Candidate]:
+    """The requested order alone where it is fixed; otherwise the uniform shuffle, and lanes."""
+    if _is_fixed(request):
+        return [candidate(request)]
+    first = candidate(replace(request, mode="uniform", inside="sequential"))
+    uniform = frozenset(
+        number
+        for number, (source, keep) in enumerate(zip(facts, first.plan.keeps_decoded))
+        if source.frames <= request.in_flight and (keep or _is_cheap(source))
+    )
+    gop = max((source.gop for number, source in enumerate(facts) if number not in uniform), default=1)
+    quick = [lanes for lanes in lane_counts(request.batch_size) if opens_quickly(gop, lanes, request.batch_size)]
+    laned = [candidate(replace(request, spread=lanes, uniform=uniform)) for lanes in quick]
+    return list({candidate.spec: candidate for candidate in (first, *laned)}.values())
+
+
+def advise_on(
+    order: Order, facts: Sequence[SourceFacts], *, memory: int, rank: int, world_size: int, num_threads: int
+) -> str:
+    """One line on a given order that costs much to read in this memory; "" for any other."""
+
+    def figures(facts: Sequence[SourceFacts], memory: int) -> tuple[float, float]:
+        plan = plan_memory(facts, order, rank=rank, world_size=world_size, num_threads=num_threads, memory=memory)
+        return order_cost(facts, order.spec, plan, world_size), 0.0
+
+    return advice(facts, memory, figures)
+
+
+def order_cost(facts: Sequence[SourceFacts], spec: Spec, plan: MemoryPlan, world_size: int) -> float:
+    """Cost of a sample of an order, the mean over an epoch in which nothing is decoded yet.
+
+    Args:
+        facts: of the order's datasets.
+        plan: of one rank.
+        world_size: number of ranks.
+    """
+    slots = spec.schedule[-1].slots
+    weights = [count * (source.decode_ms + _MS_PER_ROW) for count, source in zip(slots, facts)]
+    period = spec.round if len(facts) > 1 else spec.sources[0].lanes
+    shared_by = min(world_size, spec.batch // gcd(period, spec.batch))
+    costs = [
+        _source_cost(source, part, keep, policy, shared_by)
+        for source, part, keep, policy in zip(facts, spec.sources, plan.keeps_decoded, plan.policies)
+    ]
+    return sum(weight * cost for weight, cost in zip(weights, costs)) / sum(weights)
+
+
+def _source_cost(facts: SourceFacts, spec: SourceSpec, keep: bool, policy: DecodePolicy, shared_by: int) -> float:
+    if keep or not facts.frame or not spec.shuffle:
+        return 1.0
+    if spec.clip == 1 or policy.run_length == 0 or (policy.run_length == 1 and not policy.keep_decoder):
+        return uniform_cost(facts.gop, facts.halo)
+    clips = clips_cost(
+        facts.frames, facts.gop, facts.reach, clip=spec.clip, lanes=spec.lanes, cut=spec.cut, shared_by=shared_by
+    )
+    return clips * _RUN_COST.get((policy.keep_decoder, policy.run_length), 1.0)
+
+
+def _is_fixed(request: OrderRequest) -> bool:
+    """Whether the settings leave nothing to choose."""
+    return request.mode != "clips" or request.clip is not None or request.lanes is not None
+
+
+def _is_cheap(facts: SourceFacts) -> bool:
+    """Whether few frames are each decoded alone, or have no video."""
+    return facts.gop == 1 and not facts.halo and facts.frames <= _FEW
+
+
+def _correlation(spec: Spec, batches: int) -> float:
+    """Mean over the sources, by their samples."""
+    slots = spec.schedule[-1].slots
+    shares = [count / sum(slots) for count in slots]
+    values = [
+        lane_correlation(source.frames, source.clip, source.lanes, share * batches * spec.batch)
+        for source, share in zip(spec.sources, shares)
+    ]
+    return sum(share * value for share, value in zip(shares, values))
+
+
+def _choose(candidates: Sequence[Candidate], request: OrderRequest) -> Candidate:
+    """The candidate of the module's rule."""
+
+    def held(candidate: Candidate) -> int:
+        return sum(
+            source.spec.lanes * held_frames(source.spec.clip, source.source.reach)
+            if source.spec.clip > 1
+            else source.spec.frames
+            for source in candidate.sources
+        )
+
+    fitting = [candidate for candidate in candidates if held(candidate) <= request.in_flight] or candidates[-1:]
+    bound = bearable(candidate.cost for candidate in fitting)
+    cheap = [candidate for candidate in fitting if candidate.cost <= bound]
+    return min(cheap, key=lambda one: (round(one.correlation[1], 2), round(one.correlation[2], 2), one.lanes))
+
+
+Figures = Callable[[Sequence[SourceFacts], int], tuple[float, float]]
+"""Datasets and bytes of memory -> (cost, correlation over 8 batches) of the order of a loader that has them."""
+
+
+def advice(facts: Sequence[SourceFacts], memory: int, figures: Figures) -> str:
+    """One line on an order that costs much or mixes badly, and on better settings; "" for any other.
+
+    Args:
+        facts: of the datasets.
+        memory: bytes that the loader of a rank may hold.
+        figures: of the order.
+    """
+    cost, correlation = figures(facts, memory)
+    if cost <= _NOTICED and correlation <= _CORRELATED:
+        return ""
+
+    def is_better(pair: tuple[float, float]) -> bool:
+        return pair[0] <= max(BEARABLE, 0.7 * cost) and pair[1] <= max(_CORRELATED, 0.7 * correlation)
+
+    small = [resized(source, _SIDE) for source in facts]
+    edited = [replace(source, gop=min(source.gop, 2)) for source in small]
+    minutes = sum(s.frames * (s.decode_ms + _ENCODE_MS * len(s.frame)) for s in facts) / 60_000
+    larger = [(f"memory='{size}GB'", facts, size * 10**9) for size in _GIGABYTES if size * 10**9 > memory]
+    remedies = [
+        *larger,
+        (f"image_size=({_SIDE}, {_SIDE})", small, memory),
+        (f"`understudy edit … --gop 2 --size {_SIDE}`, {ceil(minutes)} CPU minutes", edited, memory),
+    ]
+    helping: dict[str, str] = {}
+    for name, changed, size in remedies:
+        kind = name.split("=")[0]
+        if kind not in helping and is_better(better := figures(changed, size)):
+            helping[kind] = f"{name} ({better[0]:.1f} times, {1 + better[1]:.1f})"
+    return (
+        f"each sample costs {cost:.1f} times the CPU time of decoding in a row, and 8 batches have "
+        f"{1 + correlation:.1f} times the variance of independent clips, within a memory of {megabytes(memory)}; "
+        "better with " + ("; ".join(helping.values()) or "nothing known: more frames, or a shorter GOP")
+    )

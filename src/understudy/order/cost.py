@@ -1,0 +1,93 @@
+"""Cost and mixing of an order, from its numbers alone: frames decoded for a sample, and correlation of its batches.
+
+Costs are relative to decoding in a row, with a key frame counted as `_KEY` other frames. On AV1 with GOP 2 they give
+twice the cost for frames at random places, and 127 times with GOP 250: `benchmarks/defaults.py` measures both.
+"""
+
+import math
+from collections.abc import Iterable
+
+from understudy.order.audit.design_effect import Correlation
+
+BEARABLE = 1.25
+"""Cost, relative to decoding in a row, that a default order does not exceed where any order is within it."""
+_NEAR = 1.05  # factor within which costs count as equal
+
+_KEY = 6.0  # cost of a key frame, in other frames
+_START = 0.5  # a decoder that starts over, in other frames
+
+
+def bearable(costs: Iterable[float]) -> float:
+    """The cost that a choice from several orders may have: 1.25, or about the lowest where all are above it."""
+    return max(BEARABLE, _NEAR * min(costs))
+
+
+def start_cost(gop: int) -> float:
+    """Frames decoded in vain before a start at a random place, with key frames `gop` frames apart."""
+    before = ((gop - 1) * _KEY + (gop - 1) * (gop - 2) / 2) / gop
+    return (before + _START) / _in_row(gop)
+
+
+def uniform_cost(gop: int, halo: int = 0) -> float:
+    """Cost of a sample at a random place, whose windows extend `halo` frames."""
+    return (_KEY + _START + (gop - 1) / 2) / _in_row(gop) + halo if gop > 1 else 1.0 + halo
+
+
+def clips_cost(
+    frames: int, gop: int, reach: tuple[int, int], *, clip: int, lanes: int, cut: str, shared_by: float = 1.0
+) -> float:
+    """Cost of a sample in clips, the mean over an epoch.
+
+    A piece of a clip is decoded for each lane that holds a part of it. A piece starts at a key frame if its clip is cut
+    there, the piece is its first, and no window extends back from it.
+
+    Args:
+        frames: of an epoch.
+        gop: frames from key frame to key frame.
+        reach: frames that windows extend back and ahead.
+        clip: frames of a clip.
+        lanes: number of lanes.
+        cut: "plain" or "keyframe".
+        shared_by: ranks that read a lane, each of which decodes all of it.
+    """
+    clips = -(-frames // clip)
+    pieces = clips + (lanes if lanes > 1 else 0)
+    starts = pieces if cut == "plain" or reach[0] else pieces - clips
+    halo = min(sum(reach), 8 * clip)
+    return shared_by * (1.0 + (starts * start_cost(gop) + pieces * halo) / frames)
+
+
+def lane_correlation(frames: int, clip: int, lanes: int, samples: float, model: Correlation | None = None) -> float:
+    """Sum of the correlations of a sample with the others of its clip, in a stretch of `samples` positions.
+
+    The design effect of the stretch is about this more than that of independent clips. Lanes that hold parts of the
+    same clip count as well.
+    """
+    model = model or Correlation()
+    if clip <= 1:
+        return 0.0
+    each = samples / lanes
+    steps = max(1, math.ceil(each))
+    correlation = [model.episode + model.near * math.exp(-d / model.frames) for d in range(min(steps, clip))]
+    inside = sum(2 * max(0.0, 1 - d / each) * (1 - d / clip) * correlation[d] for d in range(1, len(correlation)))
+    length = frames / lanes
+    across = 0.0
+    for step in range(1, math.ceil(min(clip / length, lanes, samples, 64))):  # neighboring lanes in one clip
+        near = model.episode + model.near * math.exp(-step * length / model.frames)
+        across += 2 * (1 - step * length / clip) * near * max(1.0, each)
+    return inside + across
+
+
+def opens_quickly(gop: int, lanes: int, batch_size: int) -> bool:
+    """Whether lanes open without long waiting: in three batches, or later ones at a quarter of 128 batches' cost.
+
+    At the start of a run, and after every resume, all lanes begin inside a clip, and half a run of frames is decoded
+    ahead for each (`load/memory_plan.rank_policies`).
+    """
+    ahead = min(32.0, 32 * batch_size / lanes)
+    return (lanes - 3 * batch_size) * (start_cost(gop) + ahead) <= 32 * batch_size
+
+
+def _in_row(gop: int) -> float:
+    """Mean cost of a frame in a row, in frames that are no key frames."""
+    return (_KEY + gop - 1) / gop
