@@ -279,12 +279,37 @@ def test_edit_names_undeclared_columns_that_are_left_out(tmp_path: Path) -> None
 
 def test_edit_is_never_in_place_and_overwrites_nothing(v30: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
-    for out in (tmp_path / "taken", v30, v30 / "inside"):
+    (tmp_path / "taken/notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty", target_is_directory=True)
+    for out in (tmp_path / "taken", tmp_path / "file", tmp_path / "link", v30, v30 / "inside"):
         with pytest.raises((DatasetError, AssertionError)):
             edit(v30, out)
+    assert [path.read_text() for path in (tmp_path / "taken/notes.txt", tmp_path / "file")] == ["mine", "mine"]
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == ["notes.txt"]
+    assert (tmp_path / "link").is_symlink()
+    assert not list((tmp_path / "empty").iterdir())
     with pytest.raises(DatasetError):
         edit(v30, v30 / "inside")
     assert not (v30 / "inside").exists()
+
+
+def test_edit_fills_an_empty_folder_and_spares_one_that_is_filled_meanwhile(
+    v30: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("empty", "late"):
+        (tmp_path / name).mkdir()
+    edit(v30, tmp_path / "empty")
+    assert_equal_frames(episode(tmp_path / "empty", 1), episode(v30, 1))
+
+    def fill(*arguments: object, **settings: object) -> None:
+        (tmp_path / "late/notes.txt").write_text("mine")
+
+    monkeypatch.setattr("understudy.edit.output.write_provenance", fill)
+    with pytest.raises((DatasetError, FileExistsError)):
+        edit(v30, tmp_path / "late")
+    assert [(path.name, path.read_text()) for path in (tmp_path / "late").iterdir()] == [("notes.txt", "mine")]
 
 
 def test_edit_changes_tasks_and_numbers_those_in_use(v30: Path, tmp_path: Path) -> None:
