@@ -41,6 +41,7 @@ CAMERAS = (TOP, WRIST)
 STATE, ACTION = "observation.state", "action"
 JOINTS = ["shoulder", "elbow", "wrist", "roll", "lift", "gripper"]
 LENGTHS = (48, 52, 48, 56, 50, 46, 54, 48, 52, 50)
+GENERATED = ("v3.0", "v2.1", "texture")
 FPS, SIDE, AHEAD = 20, 64, 2
 TASKS = ("stack the cups", "open the drawer")
 INDEX = ("timestamp", "frame_index", "episode_index", "index", "task_index")
@@ -65,12 +66,20 @@ def episode_rows(episode: int, length: int) -> dict[str, np.ndarray]:
     return {STATE: state[:length].astype(np.float32), ACTION: joints[AHEAD:].astype(np.float32)}
 
 
-def episode_images(camera: int, episode: int, state: np.ndarray) -> np.ndarray:
-    """uint8 (length, 64, 64, 3): a background per camera, objects per episode, and blocks moved by the joints."""
+def episode_images(camera: int, episode: int, state: np.ndarray, texture: bool = False) -> np.ndarray:
+    """uint8 (length, 64, 64, 3): a background per camera, objects per episode, and blocks moved by the joints.
+
+    With a texture, the background shows things that stay where they are in all episodes.
+    """
     rng = np.random.default_rng([13, camera, episode])
     y, x = np.mgrid[0:SIDE, 0:SIDE]
     ground = np.stack([60 + x, 90 + y, 70 + 0 * x] if camera == 0 else [40 + 0 * x, 70 + x // 2, 150 + y], axis=2)
-    for _ in range(6):
+    if texture:
+        scene = np.random.default_rng([19, camera])
+        for _ in range(60):
+            top, left, size = *scene.integers(0, SIDE - 6, 2), scene.integers(3, 9)
+            ground[top : top + size, left : left + size] = scene.integers(20, 235, 3)
+    for _ in range(0 if texture else 6):
         top, left = rng.integers(0, SIDE - 12, 2)
         ground[top : top + 12, left : left + 12] = rng.integers(30, 220, 3)
     images = np.repeat(ground[None].astype(np.uint8), len(state), axis=0)
@@ -106,7 +115,7 @@ def write_v30(root: Path, lengths: Sequence[int] = LENGTHS, images: str = "video
             writer.save_episode()
 
 
-def write_v21(root: Path, source: Path) -> None:
+def write_v21(root: Path, source: Path, texture: bool = False) -> None:
     """Write the rows and images of a v3.0 dataset of the arm as v2.1, with one file per episode."""
     info = json.loads((source / "meta/info.json").read_text())
     table = pq.read_table(next((source / "data").rglob("*.parquet")))
@@ -130,7 +139,8 @@ def write_v21(root: Path, source: Path) -> None:
         pq.write_table(part, path)
         rows = {key: np.array(part[key].to_pylist(), np.float64) for key in (STATE, ACTION)}
         for camera in range(2):
-            write_video(root / video_file(episode, CAMERAS[camera]), episode_images(camera, episode, rows[STATE]))
+            images = episode_images(camera, episode, rows[STATE], texture)
+            write_video(root / video_file(episode, CAMERAS[camera]), images)
         episodes.append({"episode_index": episode, "tasks": [TASKS[episode % 2]], "length": length})
         stats.append({"episode_index": episode, "stats": {key: _stats(values) for key, values in rows.items()}})
     for name, lines in (("tasks", tasks), ("episodes", episodes), ("episodes_stats", stats)):
@@ -1098,7 +1108,9 @@ def _register_tables() -> None:
         def plant_rows(root: Path, change: Callable[[Path, int], Any] = change, episode: int = episode) -> None:
             change(root, episode)
 
-        FAULTS.append(Fault(f"{base}_{name}", base, plant_rows, rules, episode, split=split))
+        FAULTS.append(
+            Fault(f"{base}_{name}{'_held' * (split == 'held')}", base, plant_rows, rules, episode, split=split)
+        )
     for camera_fault in CAMERA_FAULTS:
 
         def plant_images(root: Path, fault: CameraFault = camera_fault) -> None:
@@ -1176,12 +1188,16 @@ KNOWN = {"gr1_sim_v20": {"metadata.totals", "metadata.splits", "metadata.oddity"
 
 
 def write_bases(folder: Path) -> dict[str, Path]:
-    """Write the two datasets in which faults are planted, and add the real recordings: name -> folder."""
+    """Write the datasets in which faults are planted, and add the real recordings: name -> folder.
+
+    "texture" is that of "v2.1" with a background of many things.
+    """
     write_v30(folder / "v3.0")
     write_v21(folder / "v2.1", folder / "v3.0")
+    write_v21(folder / "texture", folder / "v3.0", texture=True)
     real = {"g1": "g1_v21", "g1_v30": "g1_v30", "gr1": "gr1_sim_v20"}
     data = Path(os.environ.get("UNDERSTUDY_TEST_DATA", os.devnull))
-    bases = {version: folder / version for version in ("v3.0", "v2.1")}
+    bases = {version: folder / version for version in GENERATED}
     return bases | {base: data / name for base, name in real.items() if (data / name).is_dir()}
 
 
@@ -1219,7 +1235,7 @@ def measure(only: Sequence[str] = ()) -> dict[str, Any]:
             if outcome != "named":
                 result[outcome].append(one.name)
                 print(f"{one.name}: {outcome}", *report.findings, sep="\n  ", file=sys.stderr)
-        sound = {name: bases[name] for name in ("v3.0", "v2.1")}
+        sound = {name: bases[name] for name in GENERATED}
         for title, write in SOUND.items():
             sound[title] = folder / title
             write(sound[title])

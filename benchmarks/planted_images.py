@@ -146,7 +146,7 @@ def _half(change: Any, episodes: range, *cameras: int) -> dict[tuple[int, int], 
 CHANNELS, EXCHANGED = ("images.channels",), ("images.exchanged",)
 RATE, SHARP, TORN = ("images.rate", "images.repeated"), ("images.sharpness",), ("images.torn",)
 CAMERA_FAULTS = [
-    CameraFault(f"{base}_{name}", base, rules, changes, split)
+    CameraFault(f"{base}_{name}{'_held' * (split == 'held')}", base, rules, changes, split)
     for split, base, name, rules, changes in (
         ("known", "v2.1", "images_late_by_three", SHIFTED, _one(late(3), (4, 0))),
         ("known", "v2.1", "images_early_by_three", SHIFTED, _one(late(-3), (7, 1))),
@@ -162,6 +162,10 @@ CAMERA_FAULTS = [
         ("known", "v2.1", "torn", TORN, _one(tear(15, 2), (7, 0))),
         ("known", "v2.1", "camera_moved_midway", POSE, _one(move(0.08, -0.1, 24), (1, 0))),
         ("known", "v2.1", "camera_moved", POSE, _one(move(0.1, 0.1), (9, 1))),
+        ("known", "texture", "images_late_by_three", SHIFTED, _one(late(3), (5, 0), (5, 1))),
+        ("known", "texture", "zoomed", POSE, _one(zoom(1.25), (8, 0))),
+        ("known", "texture", "camera_moved", POSE, _one(move(0.06, -0.08), (3, 0))),
+        ("known", "texture", "camera_moved_midway", POSE, _one(move(0.06, 0.08, 24), (1, 0))),
         ("known", "g1", "images_late_by_nine", SHIFTED, _one(late(9), (3, 0))),
         ("known", "g1", "video_played_backwards", SHIFTED, _one(reverse, (1, 0))),
         ("known", "g1", "colors_exchanged_in_half", CHANNELS, _half(bgr, range(0, 7, 2), 0)),
@@ -192,6 +196,13 @@ CAMERA_FAULTS = [
         ("held", "v2.1", "frames_out_of_order", TORN, _one(flicker(0.3, 6), (1, 0))),
         ("held", "v2.1", "camera_moved_at_the_end", POSE, _one(move(-0.12, 0.05, 34), (7, 0))),
         ("held", "v2.1", "camera_turned", POSE, _one(move(0, 0, 0, 9), (4, 0))),
+        ("held", "texture", "reduced", POSE, _one(zoom(0.85), (2, 0))),
+        ("held", "texture", "little_zoom", POSE, _one(zoom(1.12), (6, 1))),
+        ("held", "texture", "camera_moved", POSE, _one(move(-0.05, 0.04), (7, 0))),
+        ("held", "texture", "wrist_moved_midway", POSE, _one(move(0.04, 0.06, 20), (0, 1))),
+        ("held", "texture", "camera_turned", POSE, _one(move(0, 0, 0, 7), (5, 0))),
+        ("held", "texture", "smooth_blur", SHARP, _one(blur(1, 2), (3, 0))),
+        ("held", "texture", "slight_tint", COLOR, _one(tint(1.08, 1.0, 0.92), (9, 0))),
         ("held", "g1", "images_early_by_twelve", SHIFTED, _one(late(-12), (1, 0))),
         ("held", "g1", "video_played_backwards", SHIFTED, _one(reverse, (2, 0))),
         ("held", "g1", "colors_exchanged_in_three", CHANNELS, _half(bgr, range(4, 7), 0)),

@@ -16,12 +16,15 @@ from understudy.errors import DatasetError, SourceError
 
 SAMPLED_EPISODES = 24
 """Most episodes per camera of which images are decoded for a sample."""
-WINDOW = 64
+WINDOW = 256
 """Frames in a row that are decoded of a sampled episode."""
 CUT = 3
 """Frames on each side of a cut between two episodes of a file."""
+GRAY = (96, 128)
+"""Size of the gray images by which the poses of cameras are compared."""
 _HEIGHT, _WIDTH = 24, 32
 _CENTER = 512  # pixels of a side
+_COARSE = 8  # pixels
 _PART = 32  # frames decoded at a time
 
 
@@ -38,6 +41,8 @@ class Clip:
         change: float64 (m,), mean absolute difference of each image of the decoded range to the one before it, from
             the second image on; `first_change` is the frame of the first entry.
         noise: standard deviation of the noise in these three images, in levels of 255 (`noise_level`).
+        sharpness: share of their fine detail (`sharpness`).
+        gray: float32 (3, 96, 128), the same three images with finer detail.
         action, state: float64 (n, D) of the frames of the window; None without such a column.
     """
 
@@ -49,6 +54,8 @@ class Clip:
     change: np.ndarray
     first_change: int
     noise: float = 0.0
+    sharpness: float = 0.0
+    gray: np.ndarray = field(default_factory=lambda: np.zeros((3, *GRAY), np.float32))
     action: np.ndarray | None = None
     state: np.ndarray | None = None
 
@@ -192,7 +199,7 @@ def _clip(
     size = min(length, WINDOW)
     begin = (length - size) // 2
     whole_images = take(row, np.array([0, length // 2, length - 1]))
-    ends, noise = shrink(whole_images), noise_level(whole_images)
+    ends, gray = shrink(whole_images), shrink(whole_images, GRAY).mean(axis=3)
     first, last = (0, length) if whole else (begin, begin + size)
     window, changes = np.zeros((size, _HEIGHT, _WIDTH, 3), np.float32), []
     previous: np.ndarray | None = None
@@ -215,7 +222,9 @@ def _clip(
             found = {}  # a finding about the file, not about its images
         values = {key: np.asarray(value, np.float64).reshape(size, -1) for key, value in found.items()}
     change = np.concatenate(changes).astype(np.float64)
-    return Clip(camera, row, ends, begin, window, change, first + 1, noise, values.get(ACTION), values.get(STATE))
+    detail = {"noise": noise_level(whole_images), "sharpness": sharpness(whole_images), "gray": gray}
+    rows = {"action": values.get(ACTION), "state": values.get(STATE)}
+    return Clip(camera, row, ends, begin, window, change, first + 1, **detail, **rows)
 
 
 def _before(catalog: Catalog, camera: str, row: int) -> tuple[int, ...]:
@@ -256,17 +265,37 @@ def noise_level(images: np.ndarray) -> float:
     return float(np.median(np.abs(both)) / (6 * 0.6745))
 
 
-def shrink(images: np.ndarray) -> np.ndarray:
-    """Average images uint8 (n, C, H, W) over a grid: float32 (n, 24, 32, 3), in 0 to 255."""
+def sharpness(images: np.ndarray) -> float:
+    """Root mean square difference of neighboring pixels of images uint8 (n, C, H, W), as a share of that over eight.
+
+    A blur takes the first and leaves the second. Measured in the centers; 0 for images of one color.
+    """
+    height, width = images.shape[2:]
+    top, left = max(0, (height - _CENTER) // 2), max(0, (width - _CENTER) // 2)
+    gray = images[:, :, top : top + _CENTER, left : left + _CENTER].mean(axis=1, dtype=np.float32)
+    if min(gray.shape[1:]) <= _COARSE:
+        return 0.0
+    fine, coarse = (
+        float(
+            np.square(gray[:, step:] - gray[:, :-step]).mean()
+            + np.square(gray[:, :, step:] - gray[:, :, :-step]).mean()
+        )
+        for step in (1, _COARSE)
+    )
+    return float(np.sqrt(fine / coarse)) if coarse > 0 else 0.0
+
+
+def shrink(images: np.ndarray, size: tuple[int, int] = (_HEIGHT, _WIDTH)) -> np.ndarray:
+    """Average images uint8 (n, C, H, W) over a grid of height and width `size`: float32 (n, *size, 3), in 0 to 255."""
     if images.shape[1] != 3:
         images = np.repeat(images[:, :1], 3, axis=1)
-    step = max(1, min(images.shape[2] // (3 * _HEIGHT), images.shape[3] // (3 * _WIDTH)))
+    step = max(1, min(images.shape[2] // (3 * size[0]), images.shape[3] // (3 * size[1])))
     thin: np.ndarray = images[:, :, ::step, ::step].astype(np.float32)
-    for axis, size in ((2, _HEIGHT), (3, _WIDTH)):
-        edges = np.linspace(0, thin.shape[axis], size + 1).astype(int)[:-1]
-        if thin.shape[axis] < size:
-            thin = np.repeat(thin, -(-size // thin.shape[axis]), axis=axis)
-            edges = np.linspace(0, thin.shape[axis], size + 1).astype(int)[:-1]
+    for axis, cells in ((2, size[0]), (3, size[1])):
+        edges = np.linspace(0, thin.shape[axis], cells + 1).astype(int)[:-1]
+        if thin.shape[axis] < cells:
+            thin = np.repeat(thin, -(-cells // thin.shape[axis]), axis=axis)
+            edges = np.linspace(0, thin.shape[axis], cells + 1).astype(int)[:-1]
         counts = np.diff(np.append(edges, thin.shape[axis])).astype(np.float32)
         thin = np.add.reduceat(thin, edges, axis=axis) / counts.reshape([-1 if a == axis else 1 for a in range(4)])
     return np.ascontiguousarray(thin.transpose(0, 2, 3, 1), np.float32)

@@ -14,11 +14,13 @@ from understudy.check.image_facts import SAMPLED_EPISODES, ImageFacts, read_imag
 from understudy.check.remedies import fill
 from understudy.check.row_facts import ACTION, STATE, RowFacts, read_rows
 from understudy.check.rules.action_state import check_action_state
+from understudy.check.rules.camera_poses import check_camera_poses
 from understudy.check.rules.changed_images import check_changed_images
 from understudy.check.rules.clocks import check_clocks
 from understudy.check.rules.depth import check_depth
 from understudy.check.rules.episodes import check_episodes, rank_episodes
 from understudy.check.rules.files import check_files, check_rows
+from understudy.check.rules.image_detail import check_image_detail
 from understudy.check.rules.images import check_images
 from understudy.check.rules.metadata import check_metadata
 from understudy.check.rules.motion import check_motion
@@ -95,7 +97,8 @@ def check_dataset(
         if images != "none":
             videos, decoded = _read_images(catalog, facts, images, show_progress)
             findings += [*check_videos(catalog, videos), *check_images(catalog, facts, decoded)]
-            findings += check_changed_images(catalog, decoded)
+            findings += [*check_changed_images(catalog, decoded), *check_image_detail(catalog, decoded)]
+            findings += check_camera_poses(catalog, decoded)
             findings += [*check_motion(catalog, decoded), *check_depth(catalog, decoded)]
             read |= {"videos": sum(map(len, videos.files.values())), "images": decoded.images}
     decided = [finding for finding in findings if finding.severity != "undecided"]

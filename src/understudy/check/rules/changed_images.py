@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from understudy.check.findings import Finding, Place
+from understudy.check.findings import Finding, Place, undecided
 from understudy.check.image_facts import Clip, ImageFacts
+from understudy.check.rules.images import split_by
 from understudy.data.format.catalog import Catalog
 
 _ENOUGH = 6  # sampled episodes
@@ -13,6 +14,7 @@ _MINORITY = 0.2
 _LEAST = 4.0  # levels of 255 between the episode and the usual image, in the middle of all pixels
 _UNUSUAL = 2.5  # ratio of this to the other episodes'
 _BACK = 0.5  # ratio that remains after the change is undone
+_WARM = 0.1  # logarithm of red to blue
 _NOISY = 3.0  # ratio of the noise to the usual one
 _LEAST_NOISE = 2.5  # levels of 255
 _SILENT = 0.5  # levels: less is no noise
@@ -32,6 +34,10 @@ def check_changed_images(catalog: Catalog, facts: ImageFacts) -> Iterator[Findin
         if len(clips) >= _ENOUGH:
             yield from _changed(catalog, camera, clips)
             yield from _noisy(catalog, camera, clips)
+            yield from _exchanged_colors(catalog, camera, clips)
+        else:
+            for rule in ("images.mirrored", "images.channels", "images.noise"):
+                yield undecided(rule, _ENOUGH, "sampled episodes", len(clips), Place(camera=camera))
 
 
 def _place(catalog: Catalog, camera: str, clips: list[Clip], odd: np.ndarray) -> Place:
@@ -71,3 +77,27 @@ def _noisy(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding
         message = f"images have noise of {worst:.3g} levels, those of the other episodes {usual:.3g}"
         place = _place(catalog, camera, clips, odd)
         yield Finding("images.noise", "warning", message, place, worst, usual, _FIX, worst)
+
+
+def _exchanged_colors(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding]:
+    """More episodes than a minority, up to half of them, whose red and blue are those of the others exchanged.
+
+    Either the images resemble each other after the exchange, or the scenes differ and are equally warm after it.
+    """
+    images = np.stack([np.median(clip.ends, axis=0) for clip in clips])
+    odd = split_by(images, images[..., ::-1])
+    usual = np.median(np.where(odd[:, None, None, None], images[..., ::-1], images), axis=0)
+    own, undone = _distance(images, usual), _distance(images[..., ::-1], usual)
+    right, wrong = np.where(odd, undone, own), np.where(odd, own, undone)
+    clear = wrong - right > _LEAST
+    warmth = np.log((images[..., 0] + 4) / (images[..., 2] + 4)).mean(axis=(1, 2)) * np.where(odd, -1, 1)
+    warm = float(np.median(warmth))
+    alike = abs(warm) > max(_WARM, 3 * float(np.quantile(np.abs(warmth - warm), 0.9)))
+    if not clear.all() and not alike:
+        words = "sampled episodes whose red and blue differ"
+        yield undecided("images.channels", len(clips), words, int(clear.sum()), Place(camera=camera))
+    elif odd.sum() > max(1, _MINORITY * len(clips)) and ((right < _BACK * wrong).all() or alike):
+        message = f"red and blue are exchanged in {odd.sum()} of {len(clips)} episodes, or in the others"
+        place = _place(catalog, camera, clips, np.flatnonzero(odd))
+        measured, left = float(own[odd].min()), float(undone[odd].max())
+        yield Finding("images.channels", "warning", message, place, measured, left, _FIX, measured)

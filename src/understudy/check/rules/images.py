@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from understudy.check.findings import Finding, Place, list_ids
+from understudy.check.findings import Finding, Place, list_ids, undecided
 from understudy.check.image_facts import CUT, Clip, Cut, ImageFacts
 from understudy.check.remedies import LOOK, drop, restore
 from understudy.check.row_facts import ACTION, STATE, RowFacts, runs_of
@@ -209,28 +209,51 @@ def _statistics(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Fi
 
 
 def _exchanged(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
-    """Pairs of cameras whose images are exchanged in few episodes."""
+    """Pairs of cameras whose images are exchanged in some episodes, up to half of them."""
     by_row = {camera: {clip.row: clip for clip in clips} for camera, clips in facts.clips.items()}
     cameras = list(by_row)
     for i, one in enumerate(cameras):
         for two in cameras[i + 1 :]:
             both = sorted(by_row[one].keys() & by_row[two].keys())
             if len(both) < 3:
+                yield undecided("images.exchanged", 3, f"sampled episodes of {one} and {two}", len(both))
                 continue
-            first = _usual([by_row[one][row] for row in both])
-            second = _usual([by_row[two][row] for row in both])
-            usual = np.median(first, axis=0), np.median(second, axis=0)
+            images = np.stack([_usual([by_row[camera][row] for row in both]) for camera in (one, two)], axis=1)
+            swapped = split_by(images, images[:, ::-1])
+            usual = np.median(np.where(swapped[:, None, None], images[:, ::-1], images), axis=0)
             if np.abs(usual[0] - usual[1]).mean() < _APART:
                 continue
-            own = np.abs(first - usual[0]).mean(axis=1) + np.abs(second - usual[1]).mean(axis=1)
-            cross = np.abs(first - usual[1]).mean(axis=1) + np.abs(second - usual[0]).mean(axis=1)
+            own, cross = (np.abs(table - usual).mean(axis=(1, 2)) for table in (images, images[:, ::-1]))
             wrong = np.flatnonzero(own > 2 * cross)
-            if len(wrong) and len(wrong) < 0.5 * len(both):
+            if len(wrong) and len(wrong) <= 0.5 * len(both):
                 clips = [by_row[one][both[at]] for at in wrong]
                 message = f"images resemble those of {two} in the other episodes, and those of {two} resemble {one}"
                 place = _place(catalog, one, clips)
-                measured, expected = float(cross[wrong].min()), float(own[wrong].max())
+                measured, expected = 2 * float(cross[wrong].min()), 2 * float(own[wrong].max())
                 yield Finding("images.exchanged", "warning", message, place, measured, expected, "exchange the files")
+
+
+def split_by(images: np.ndarray, changed: np.ndarray) -> np.ndarray:
+    """Split images (n, ...) into those that resemble each other, and the fewer that do so after a change: bool (n,).
+
+    Args:
+        images: the images.
+        changed: the same images after a change that is its own inverse.
+    """
+    start = int(_nearest(images, images, changed).argmin())
+    usual, turned = images[start], np.zeros(len(images), bool)
+    axes = tuple(range(1, images.ndim))
+    for _ in range(5):
+        turned = np.abs(changed - usual).mean(axis=axes) < np.abs(images - usual).mean(axis=axes)
+        usual = np.median(np.where(turned.reshape(-1, *[1] * (images.ndim - 1)), changed, images), axis=0)
+    return ~turned if turned.sum() > 0.5 * len(images) else turned
+
+
+def _nearest(images: np.ndarray, one: np.ndarray, two: np.ndarray) -> np.ndarray:
+    """Sum of the distances of each image to the nearer one of each pair, (n,): small for a typical image."""
+    axes = tuple(range(1, images.ndim))
+    pairs = [[np.abs(table - image).mean(axis=axes) for table in (one, two)] for image in images]
+    return np.array([np.minimum(*pair).sum() for pair in pairs])
 
 
 def _boundaries(catalog: Catalog, camera: str, cuts: list[Cut]) -> Iterator[Finding]:

@@ -7,21 +7,33 @@ another episode.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
-from understudy.check.findings import Finding, Place, Severity
-from understudy.check.image_facts import Clip, ImageFacts
+from understudy.check.findings import Finding, Place, Severity, undecided
+from understudy.check.image_facts import WINDOW, Clip, ImageFacts
 from understudy.check.remedies import LOOK
 from understudy.data.format.catalog import Catalog
 
 LAGS = range(-6, 7)
-"""Frames by which the rows may follow the images."""
+"""Frames by which the rows may follow the prediction of them from the images."""
+DELAYS = range(-12, 13)
+"""Frames by which the motion of the rows may follow that of the images."""
 _COMPONENTS = 24
 _LEAST_CLIPS, _LEAST_FRAMES = 5, 24
 _FITS = 0.6  # correlation from which a prediction is trusted
-_FOLLOWS, _GAIN = 0.45, 0.2  # correlation of motion that shows a delay, and its excess over that at the usual delay
+_FOLLOWS, _GAIN = 0.3, 0.15  # correlation of motion that shows a delay, and its excess over that at the usual delay
+_FAST, _SLOW = 3, 41  # frames of the means between which motion counts
+_LONGEST = 7  # lags are at most the frames divided by this
+_SCENES = 8  # clips of which one may show another scene
+_QUIET = 1.0  # levels of 255 of a change that may be noise
+_MINORITY = 0.25
+_SURE = 0.45  # correlation that shows a delay in the shortest clips
+_SEEN = 3  # frames
+_FAINT = 0.2  # correlation that counts where its delay is the usual one
+_CLEAR = 0.5  # share of the clips whose motion must show a delay
+_SCATTER = 1.5  # frames by which the delays of these may differ
+_KNOWN = 0.8  # share of the pairs of other episodes whose motion correlates less
 
 
 def check_motion(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
@@ -29,13 +41,18 @@ def check_motion(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
     for camera, clips in facts.clips.items():
         use = [clip for clip in clips if len(clip.window) >= _LEAST_FRAMES and _rows(clip) is not None]
         if len(use) < _LEAST_CLIPS:
+            words = f"sampled episodes of {_LEAST_FRAMES} frames with action or state"
+            yield undecided("images.shifted", _LEAST_CLIPS, words, len(use), Place(camera=camera))
             continue
-        motion = follow(use)
-        yield from _delays(catalog, camera, use, motion)
-        yield from _exchanged(catalog, camera, use, motion)
+        motion, is_pulse = follow(use)
+        found = [*_delays(catalog, camera, use, motion), *_foreign(catalog, camera, use, motion, is_pulse)]
+        yield from found
         fits = correlate(use)
+        named = {episode for finding in found for episode in finding.place.episodes}
         if fits is not None:
-            yield from _strangers(catalog, camera, use, fits, motion)
+            for finding in _strangers(catalog, camera, use, fits, motion):
+                if not named & set(finding.place.episodes):
+                    yield finding
 
 
 def _rows(clip: Clip) -> np.ndarray | None:
@@ -99,79 +116,140 @@ def _at_lags(predicted: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.stack(table)
 
 
-def follow(clips: list[Clip]) -> np.ndarray:
-    """Correlate the speed of the rows with the change of the images, at each of `LAGS`.
+def pulse(values: np.ndarray) -> np.ndarray:
+    """Logarithm of motion (n,) without its slow part, in float64: peaks of fast and of slow motion count alike."""
+    level = np.log(values + 0.02 * values.mean() + 1e-9)
+    return _mean(level, _FAST) - _mean(level, _SLOW)
 
-    Both are differences over two frames, so that key frames every two frames do not alternate with the others.
+
+def _mean(values: np.ndarray, frames: int) -> np.ndarray:
+    padded = np.pad(values, (frames // 2, frames - 1 - frames // 2), mode="edge")
+    return np.convolve(padded, np.ones(frames) / frames, "valid")
+
+
+def _motions(clip: Clip, is_pulse: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the motion of images and of rows: changes over two frames, or their `pulse`, float64 (n - 2,) each.
+
+    Over two frames, because key frames every two frames alternate with the others.
+    """
+    values = clip.state if clip.state is not None else clip.action
+    assert values is not None
+    speed = np.abs(values[2:] - values[:-2])
+    unit = speed.std(axis=0) if is_pulse else np.ptp(values, axis=0)
+    speed = speed / np.where(unit > 1e-6, unit, np.inf)
+    change = np.abs(clip.window[2:] - clip.window[:-2])
+    if not is_pulse:
+        return change.mean(axis=(1, 2, 3), dtype=np.float64), speed.sum(axis=1)
+    gray = np.abs((clip.window[2:] - clip.window[:-2]).mean(axis=3))
+    cells = np.maximum(gray - _QUIET, 0).mean(axis=(1, 2), dtype=np.float64)
+    return pulse(cells), pulse(np.sqrt((speed**2).sum(axis=1)))
+
+
+def follow(clips: list[Clip]) -> tuple[np.ndarray, bool]:
+    """Correlate the motion of the rows with that of the images, at each of `DELAYS`.
+
+    Changes are compared as they are, and by their pulse. The measure that shows one delay in more clips is taken.
 
     Returns:
-        float64 (n, len(LAGS)); NaN for a clip without motion in either.
+        float64 (n, len(DELAYS)), NaN for a clip without motion in either; and whether it is that of the pulse.
     """
-    table = np.full((len(clips), len(LAGS)), np.nan)
-    margin = max(abs(LAGS[0]), abs(LAGS[-1]))
-    for at, clip in enumerate(clips):
-        values = clip.state if clip.state is not None else clip.action
-        assert values is not None
-        unit = np.ptp(values, axis=0)
-        speed = (np.abs(values[2:] - values[:-2]) / np.where(unit > 1e-6, unit, np.inf)).sum(axis=1)
-        change = np.abs(clip.window[2:] - clip.window[:-2]).mean(axis=(1, 2, 3))
-        x = change[margin : len(change) - margin]
-        for place, lag in enumerate(LAGS):
-            y = speed[margin + lag : len(speed) - margin + lag]
-            if x.std() > 1e-3 and y.std() > 1e-6:
-                table[at, place] = np.corrcoef(x, y)[0, 1]
+    tables = [np.stack([_at_each_delay(*_motions(clip, kind)) for clip in clips]) for kind in (False, True)]
+    counts = [int(_Delays(table, clips).alike.sum()) for table in tables]
+    is_pulse = counts[1] >= counts[0]
+    return tables[is_pulse], is_pulse
+
+
+def _at_each_delay(images: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Correlation of two series (n,) at each of `DELAYS`, up to a seventh of n: motion repeats; NaN without motion."""
+    table, size = np.full(len(DELAYS), np.nan), min(len(images), len(rows))
+    margin = min(DELAYS[-1], size // _LONGEST)
+    x = images[margin : size - margin]
+    for place, lag in enumerate(DELAYS):
+        if abs(lag) <= margin:
+            y = rows[margin + lag : size - margin + lag]
+            if x.std() > 1e-6 and y.std() > 1e-6:
+                table[place] = np.corrcoef(x, y)[0, 1]
     return table
 
 
-def _delays(catalog: Catalog, camera: str, clips: list[Clip], fits: np.ndarray) -> Iterator[Finding]:
+class _Delays:
+    """Delays of clips by their table of correlations (n, len(DELAYS)): places in it, and which of them are clear."""
+
+    def __init__(self, motion: np.ndarray, clips: list[Clip]) -> None:
+        self.table = np.where(np.isfinite(motion), motion, -1.0)
+        self.best, self.peak = self.table.argmax(axis=1), self.table.max(axis=1)
+        # The fewer frames, the larger is a correlation by chance.
+        self.chance = np.sqrt(WINDOW / np.array([len(clip.window) for clip in clips]))
+        inside = np.abs(self.best - len(DELAYS) // 2) < np.isfinite(motion).sum(axis=1) // 2
+        self.clear = inside & (self.peak > np.minimum(_FOLLOWS * self.chance, _SURE))
+        self.usual = float(np.median(self.best[self.clear])) if self.clear.any() else len(DELAYS) / 2
+        self.alike = (np.abs(self.best - self.usual) <= _SCATTER) & (self.peak > _FAINT)
+
+
+def _delays(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarray) -> Iterator[Finding]:
     """Clips whose rows follow the images by another delay than in the other clips."""
-    known = np.isfinite(fits).all(axis=1)
-    filled = np.where(known[:, None], fits, -1.0)
-    best, peak = filled.argmax(axis=1), filled.max(axis=1)
-    clear = peak > _FOLLOWS
-    if clear.sum() < max(_LEAST_CLIPS, 0.6 * len(clips)):
+    delays = _Delays(motion, clips)
+    needs = max(_LEAST_CLIPS - 1, int(np.ceil(_CLEAR * len(clips))))
+    if delays.alike.sum() < needs:
+        words = "sampled episodes whose images move with the rows at one delay"
+        yield undecided("images.shifted", needs, words, int(delays.alike.sum()), Place(camera=camera))
         return
-    usual = int(np.median(best[clear]))
-    if (np.abs(best[clear] - usual) <= 1).mean() < 0.75:
-        return
-    near = filled[:, max(0, usual - 1) : usual + 2].max(axis=1)
-    odd = clear & (np.abs(best - usual) >= 2) & (peak - near > _GAIN)
-    if odd.any() and odd.sum() <= 0.25 * len(clips):
+    usual, limit = round(delays.usual), _GAIN * delays.chance
+    odd = delays.clear & (np.abs(delays.best - delays.usual) > _SCATTER)
+    odd &= delays.peak - delays.table[:, usual] > limit
+    if odd.any() and odd.sum() <= max(1, _MINORITY * len(clips)):
         at = int(np.flatnonzero(odd)[0])
-        message = f"rows follow the images by {LAGS[int(best[at])]} frames, in the other episodes by {LAGS[usual]}"
-        place = _place(catalog, camera, clips, odd)
-        yield Finding("images.shifted", "warning", message, place, LAGS[int(best[at])], LAGS[usual], LOOK)
+        lag, normal = DELAYS[int(delays.best[at])], DELAYS[usual]
+        message = f"rows follow the images by {lag} frames, in the other episodes by {normal}"
+        yield Finding("images.shifted", "warning", message, _place(catalog, camera, clips, odd), lag, normal, LOOK)
+    away = np.abs(np.arange(len(DELAYS)) - delays.best[:, None]) >= _SEEN
+    sharp = delays.clear & (delays.peak - np.where(away, delays.table, -1.0).max(axis=1) > limit)
+    if not (sharp | odd).all():
+        words = f"sampled episodes whose motion shows a delay of {_SEEN} frames"
+        yield undecided("images.shifted", len(clips), words, int((sharp | odd).sum()), Place(camera=camera))
 
 
-def _exchanged(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarray) -> Iterator[Finding]:
-    """Pairs of clips whose rows move with the images of each other, and not with their own, at the usual delay."""
+def _foreign(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarray, is_pulse: bool) -> Iterator[Finding]:
+    """Clips whose rows move with their images in reverse, or with those of another clip, and not with their own.
+
+    The correlations of all other pairs show how alike the motion of different episodes is.
+    """
     filled = np.where(np.isfinite(motion), motion, -1.0)
     clear = filled.max(axis=1) > _FOLLOWS
-    if clear.sum() < max(_LEAST_CLIPS, 0.6 * len(clips)):
+    if clear.sum() < max(_LEAST_CLIPS - 2, 0.6 * len(clips)):
         return
     usual = int(np.median(filled[clear].argmax(axis=1)))
     around = slice(max(0, usual - 1), usual + 2)
+    images, rows = zip(*(_motions(clip, is_pulse) for clip in clips))
+
+    def alike(one: np.ndarray, two: np.ndarray) -> float:
+        return float(np.nan_to_num(_at_each_delay(one, two)[around], nan=-1.0).max())
+
     own = filled[:, around].max(axis=1)
-    if (own > _FOLLOWS).sum() < max(_LEAST_CLIPS, 0.6 * len(clips)):
+    cross = np.array([[alike(image, row) for row in rows] for image in images])
+    others = cross[~np.eye(len(clips), dtype=bool)]
+    limit = max(_FOLLOWS, float(np.quantile(others, _KNOWN)))
+    if np.median(own) < limit:
         return
+    strange = own < min(limit, 0.6 * float(np.median(own)))
+    back = np.array([alike(image[::-1], row) for image, row in zip(images, rows)])
+    turned = strange & (back > limit) & (back - own > _GAIN)
+    if turned.any() and turned.sum() <= max(1, _MINORITY * len(clips)):
+        at = int(np.flatnonzero(turned)[0])
+        message = f"the motion in the images correlates with that of the rows by {own[at]:.2f}, and by {back[at]:.2f} "
+        message += "in reverse"
+        place = _place(catalog, camera, clips, turned)
+        yield Finding("images.shifted", "warning", message, place, float(own[at]), float(back[at]), LOOK)
     lengths = catalog.episodes.lengths
-    suspects = np.flatnonzero(own < _FOLLOWS - 0.05).tolist()
-    pairs = [(a, b) for a in suspects for b in suspects if a < b and lengths[clips[a].row] == lengths[clips[b].row]]
-    for a, b in pairs:
-        one, two = clips[a], clips[b]
-        both = [
-            replace(one, state=two.state, action=two.action),
-            replace(two, state=one.state, action=one.action),
-        ]
-        cross = np.nan_to_num(follow(both)[:, around], nan=-1.0).max(axis=1)
-        if cross.min() > _FOLLOWS and (cross - own[[a, b]]).min() > _GAIN:
-            message = f"the motion in the images correlates with that of the rows by {own[[a, b]].max():.2f}, "
-            message += f"and by {cross.min():.2f} if both exchange their images"
-            which = np.isin(np.arange(len(clips)), [a, b])
-            place = _place(catalog, camera, clips, which)
-            yield Finding(
-                "images.shifted", "warning", message, place, float(own[[a, b]].max()), float(cross.min()), LOOK
-            )
+    for a in np.flatnonzero(strange & ~turned).tolist():
+        for b in np.flatnonzero(strange & ~turned).tolist():
+            pair = min(cross[a, b], cross[b, a])
+            same = lengths[clips[a].row] == lengths[clips[b].row]
+            if a < b and same and pair > limit and pair - own[[a, b]].max() > _GAIN:
+                message = f"the motion in the images correlates with that of the rows by {own[[a, b]].max():.2f}, "
+                message += f"and by {pair:.2f} if both exchange their images"
+                place = _place(catalog, camera, clips, np.isin(np.arange(len(clips)), [a, b]))
+                yield Finding("images.shifted", "warning", message, place, float(own[[a, b]].max()), float(pair), LOOK)
 
 
 def _strangers(
@@ -187,7 +265,7 @@ def _strangers(
     usual = float(np.median(peak[known])) if known.any() else 0.0
     strange = peak < 0.25
     together = np.where(np.isfinite(motion), motion, -1.0).max(axis=1)
-    tells = float(np.median(together)) > _FOLLOWS
+    tells = float(np.median(together)) > _FOLLOWS and len(clips) >= _SCENES
     if tells:
         strange &= together < _FOLLOWS
     if usual > 0.75 and strange.any() and strange.sum() <= 0.25 * len(clips):
