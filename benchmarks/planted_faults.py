@@ -251,7 +251,7 @@ class Fault:
     split: str = "known"
 
     def is_named_by(self, finding: Finding, episodes: int = len(LENGTHS)) -> bool:
-        """Whether a finding about a dataset of so many episodes names this fault."""
+        """Whether a finding about a dataset of N episodes names this fault."""
         place = finding.place
         return (
             finding.severity != "note"
@@ -994,7 +994,7 @@ def _stop(begin: int, end: int | None = None) -> Callable[[np.ndarray], Any]:
 
 
 def _ticks(number: int) -> Callable[[np.ndarray], Any]:
-    """Round to so many steps of each dimension's range."""
+    """Round to N steps of each dimension's range."""
 
     def change(values: np.ndarray) -> None:
         unit = np.where(np.ptp(values, axis=0) > 0, np.ptp(values, axis=0), 1.0) / number

@@ -33,7 +33,8 @@ def found(images: list[np.ndarray]) -> list[tuple[str, tuple[int, ...]]]:
         Clip(CAMERA, row, shrink(own), 0, empty, np.zeros(0), 1, noise_level(own)) for row, own in enumerate(images)
     ]
     catalog: Any = SimpleNamespace(episodes=SimpleNamespace(ids=np.arange(len(images)) + 100))
-    findings = list(check_changed_images(catalog, ImageFacts({CAMERA: clips})))
+    findings = check_changed_images(catalog, ImageFacts({CAMERA: clips}))
+    findings = [finding for finding in findings if finding.severity != "undecided"]
     assert all(finding.place.camera == CAMERA and finding.fix for finding in findings)
     return [(finding.rule, finding.place.episodes) for finding in findings]
 

@@ -92,7 +92,7 @@ RULES = {
     "images.torn": "no image, nor half of it, is of another moment",
     "images.sharpness": "images of an episode are no more blurred than those of the others",
     "images.color": "colors of an episode are those of the others",
-    "images.moved": "the camera does not move, and stands where it does in the other episodes",
+    "images.moved": "the pose of a camera is one in all episodes, unless the robot moves it",
     "images.noise": "images of an episode are no noisier than those of the others",
     "images.outlier": "images of an episode resemble those of the others",
     "depth.empty": "depth images hold more than one value",

@@ -222,9 +222,20 @@ def _clip(
             found = {}  # a finding about the file, not about its images
         values = {key: np.asarray(value, np.float64).reshape(size, -1) for key, value in found.items()}
     change = np.concatenate(changes).astype(np.float64)
-    detail = {"noise": noise_level(whole_images), "sharpness": sharpness(whole_images), "gray": gray}
-    rows = {"action": values.get(ACTION), "state": values.get(STATE)}
-    return Clip(camera, row, ends, begin, window, change, first + 1, **detail, **rows)
+    return Clip(
+        camera,
+        row,
+        ends,
+        begin,
+        window,
+        change,
+        first + 1,
+        noise=noise_level(whole_images),
+        sharpness=sharpness(whole_images),
+        gray=gray,
+        action=values.get(ACTION),
+        state=values.get(STATE),
+    )
 
 
 def _before(catalog: Catalog, camera: str, row: int) -> tuple[int, ...]:

@@ -14,6 +14,8 @@ episodes    repeated and unusual episodes
 videos      video files, and places of episodes in them
 images      decoded images
 changed_images  images that are mirrored, noisy, or have exchanged colors
+image_detail  rate, order, sharpness and colors of images
+camera_poses  scenes that are shifted, turned or zoomed
 motion      images against rows
 depth       values of depth images
 sensors     files, clocks and values of sensors at their own rates

@@ -1,4 +1,4 @@
-"""Cameras that stand elsewhere in an episode than in the others, or move in it: shifted, turned or zoomed scenes.
+"""Cameras whose pose differs from that in the other episodes, or changes: shifted, turned or zoomed scenes.
 
 The measure is the correlation of the fine structure of two images, as they are and after the best change of pose.
 """
@@ -12,7 +12,7 @@ from understudy.check.image_facts import Clip, ImageFacts
 from understudy.check.remedies import LOOK
 from understudy.data.format.catalog import Catalog
 
-ENOUGH = 4
+ENOUGH = 6
 """Least number of sampled episodes."""
 _MINORITY = 0.25
 _STATIC = 0.35  # correlation in most episodes, from which the camera sees a static scene
@@ -25,7 +25,7 @@ _BOX = 12  # pixels of the means that are taken off
 
 
 def check_camera_poses(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
-    """Yield findings about cameras that stand elsewhere, or were moved."""
+    """Yield findings about cameras with another pose, or one that changes."""
     for camera, clips in facts.clips.items():
         place = Place(camera=camera)
         if len(clips) < ENOUGH:
@@ -68,7 +68,7 @@ def _moved(catalog: Catalog, camera: str, clips: list[Clip], pairs: list[_Pair],
 
 
 def fine(images: np.ndarray) -> np.ndarray:
-    """Take off the mean around each pixel of images (n, H, W), and limit what remains: objects do not count more."""
+    """Take off the mean around each pixel of images (n, H, W), and limit the rest: objects do not count more."""
     rest = images - _box(_box(images, 1), 2)
     scale = rest.std(axis=(1, 2), keepdims=True) + 1e-6
     return np.asarray(np.clip(rest / scale, -2, 2))
@@ -133,8 +133,8 @@ def _shift(one: np.ndarray, two: np.ndarray) -> tuple[int, int]:
     for axis, size in enumerate(one.shape):
         away = np.minimum(np.arange(size), size - np.arange(size)) > far[axis]
         table[(away, slice(None)) if axis == 0 else (slice(None), away)] = -np.inf
-    down, right = np.unravel_index(int(table.argmax()), table.shape)
-    down, right = (int(at - size) if at > size // 2 else int(at) for at, size in zip((down, right), one.shape))
+    peak = np.unravel_index(int(table.argmax()), table.shape)
+    down, right = (int(at) - size * (int(at) > size // 2) for at, size in zip(peak, one.shape))
     return down, right
 
 

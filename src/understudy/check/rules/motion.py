@@ -25,6 +25,7 @@ _FITS = 0.6  # correlation from which a prediction is trusted
 _FOLLOWS, _GAIN = 0.3, 0.15  # correlation of motion that shows a delay, and its excess over that at the usual delay
 _FAST, _SLOW = 3, 41  # frames of the means between which motion counts
 _LONGEST = 7  # lags are at most the frames divided by this
+_STRANGE = 0.6  # correlation of the rows with images that may be foreign, in that of the other clips
 _SCENES = 8  # clips of which one may show another scene
 _QUIET = 1.0  # levels of 255 of a change that may be noise
 _MINORITY = 0.25
@@ -231,7 +232,7 @@ def _foreign(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarra
     limit = max(_FOLLOWS, float(np.quantile(others, _KNOWN)))
     if np.median(own) < limit:
         return
-    strange = own < min(limit, 0.6 * float(np.median(own)))
+    strange = own < _STRANGE * float(np.median(own))
     back = np.array([alike(image[::-1], row) for image, row in zip(images, rows)])
     turned = strange & (back > limit) & (back - own > _GAIN)
     if turned.any() and turned.sum() <= max(1, _MINORITY * len(clips)):

@@ -20,6 +20,10 @@ _COARSER, _COARSE = 4.0, 0.15  # least change in those of the others, and in mea
 _LEAST_CHANGES = 8
 _EDGE = 4.0  # usual changes between rows of zeros and others
 _NORM = 0.04  # deviation of a squared norm
+_HAND = 3  # dimensions that are mirrored together
+_ASIDE = 0.25  # share of the range of a dimension between its mean in an episode and in all others
+_TIGHT = 1.0  # and in the spread of these means
+_AS_WIDE = 1.8  # ratio of the range in an episode to the usual one
 _QUATERNION = re.compile(r"(^|[^a-z])(q[wxyz]|quat[a-z]*)([^a-z]|$)")
 
 
@@ -36,6 +40,7 @@ def check_signals(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
             yield from _noise(catalog, column, rows)
             yield from _norms(catalog, column, rows)
             yield from _inverted(catalog, column, rows)
+            yield from _mirrored(catalog, column, rows)
 
 
 def _finding(
@@ -156,3 +161,27 @@ def _inverted(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Fi
         message = "begins and ends at the other end of its range than in the other episodes: inverted?"
         finding = _finding(catalog, "values.sign", column, odd, rows, message, int(odd.any(axis=1).sum()), 0)
         yield Finding("values.sign", severity, finding.message, finding.place, finding.measured, finding.expected, LOOK)
+
+
+def _mirrored(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Finding]:
+    """Fingers of a hand that are mirrored at the middle of their range in an episode, several of them together."""
+    low, high = column.low[rows].min(axis=0), column.high[rows].max(axis=0)
+    unit = np.where(high > low, high - low, np.inf)
+    tables = [(table[rows] - low) / unit for table in (column.mean, column.first, column.last)]
+    extent = column.range[rows]
+    odd = np.zeros(extent.shape, bool)
+    for row in range(len(rows)):
+        others = np.arange(len(rows)) != row
+        spread = np.ptp(tables[0][others], axis=0)
+        aside = np.abs(tables[0][row] - tables[0][others]).min(axis=0) > np.maximum(_ASIDE, _TIGHT * spread)
+        ratio = extent[row] / np.maximum(np.median(extent[others], axis=0), 1e-12)
+        odd[row] = aside & (ratio < _AS_WIDE) & (ratio > 1 / _AS_WIDE)
+        for table in tables:
+            least, most = table[others].min(axis=0), table[others].max(axis=0)
+            slack = 0.25 * (most - least) + 0.05
+            odd[row] &= (1 - table[row] > least - slack) & (1 - table[row] < most + slack)
+    odd[odd.sum(axis=1) < _HAND] = False
+    odd = _few(odd)
+    if odd.any():
+        message = "mirrored at the middle of the range, unlike in the other episodes: inverted?"
+        yield _finding(catalog, "values.sign", column, odd, rows, message, int(odd.any(axis=1).sum()), 0)

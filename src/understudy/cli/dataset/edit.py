@@ -24,7 +24,7 @@ class EditConfig:
     """
 
     paths: Positional[tuple[str, ...]] = ()
-    """Datasets to read (folders or URLs), then the folder to write, which must not exist."""
+    """Datasets to read (folders or URLs), then the folder to write: a new or an empty one."""
     episodes: tuple[str, ...] = ()
     """Ids of the episodes to keep, as in `0-7 12`; the default is all."""
     exclude_episodes: tuple[str, ...] = ()

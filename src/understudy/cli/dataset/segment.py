@@ -23,7 +23,7 @@ class SegmentConfig:
     """
 
     paths: Positional[tuple[str, ...]] = ()
-    """Dataset to read (a folder or URL), then the folder to write, which must not exist."""
+    """Dataset to read (a folder or URL), then the folder to write: a new or an empty one."""
     times: str = ""
     """JSON file, key of an episode -> cut points [1.5, 4] or segments [[0, 1.5], [2, 4]]. Episodes without a key are
     left out."""
