@@ -47,6 +47,12 @@ def test_an_observation_of_the_client_is_read(protocol: int, module: str) -> Non
         assert np.array_equal(found.values[key], value), key
 
 
+@pytest.mark.parametrize("timestamp", [None, "1.5", 10**400, -(10**400), float("nan"), float("inf"), 1e300])
+def test_an_observation_has_a_time_in_seconds(timestamp: Any) -> None:
+    with refused("timestamp", kind=MessageError):
+        read_observation(pickled(TimedObservation(timestamp, 3, {}, True)))
+
+
 NUMBERS = np.arange(24).reshape(2, 3, 4)
 ARRAYS = [
     NUMBERS.astype(np.uint8),

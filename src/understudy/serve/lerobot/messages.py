@@ -2,7 +2,6 @@
 
 import struct
 from dataclasses import dataclass, field
-from math import isfinite
 from pickle import (
     APPENDS,
     BINBYTES,
@@ -98,7 +97,7 @@ def read_observation(data: bytes) -> Observation:
     fields = _fields(built, _OBSERVATIONS)
     timestamp, timestep = fields.get("timestamp"), fields.get("timestep")
     values = fields.get("observation")
-    if not isinstance(timestamp, int | float) or not isfinite(timestamp):
+    if not isinstance(timestamp, int | float) or not abs(timestamp) < 1 << 53:  # NaN is not, either
         raise MessageError("the observation has no timestamp in seconds")
     if type(timestep) is not int or abs(timestep) >= 1 << 53:
         raise MessageError("the observation has no timestep that is an integer")
