@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 import understudy as us
 from support.datasets import Spec, write_dataset
+from support.refusals import refused
 from understudy.errors import ConfigError
 from understudy.process_rank import find_rank, warn_once
 
@@ -154,6 +155,18 @@ def test_sampler_of_several_ranks_needs_the_global_batch(root: Path, monkeypatch
         us.EpisodeSampler(us.EpisodeDataset(root))
 
 
+@pytest.mark.parametrize("make", [us.Loader, us.EpisodeStream, us.EpisodeSampler])
+def test_shares_of_unlike_size_are_refused(make: Any, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_rank(monkeypatch, "1", "2")
+    data = us.EpisodeDataset(root)
+    with refused("batch_size", 7, kind=ValueError):
+        make(data, batch_size=7)
+    make(data, batch_size=6)
+    if make is not us.EpisodeSampler:
+        [positions] = take(make(data, batch_size=7, allow_uneven=True), 1)
+        assert positions == [3, 4, 5, 6]
+
+
 def test_three_threads_that_read_a_loader_share_its_batches(root: Path) -> None:
     loader, taken = loaded(root), []
 
@@ -165,7 +178,8 @@ def test_three_threads_that_read_a_loader_share_its_batches(root: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=20)
+        assert not thread.is_alive()
     assert sorted(taken) == [list(range(at, at + BATCH)) for at in range(0, 30 * BATCH, BATCH)]
     assert loader.position == 30 * BATCH
     assert take(loader, 1) == [list(range(30 * BATCH, 31 * BATCH))]

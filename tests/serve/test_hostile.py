@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+import tracemalloc
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -130,6 +131,37 @@ def test_a_message_of_many_objects_is_refused_early(data: bytes) -> None:
     with refused(kind=MessageError):
         decode(data)
     assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize("head", [b"\xdd", b"\xdf"])
+def test_long_lists_and_dicts_take_no_memory(head: bytes) -> None:
+    """A list of 60 MB of nil would take 480."""
+    data = head + (4_000_000).to_bytes(4, "big") + b"\xa0\xc0" * 4_000_000
+    tracemalloc.start()
+    try:
+        with refused(kind=MessageError):
+            decode(data)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_large_messages_are_decoded_off_the_event_loop(
+    server: PolicyServer, seen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def recorded(data: bytes) -> Any:
+        threads.append(threading.current_thread().name)
+        return decode(data)
+
+    monkeypatch.setattr("understudy.serve.server.decode", recorded)
+    with plain(server) as connection:
+        for size in (10, 1_000_000):
+            reply(connection, {**seen[0], "task": "t" * size})
+            reply(connection, {"task": "t" * size})
+    assert threads[1] == "understudy-server"
+    assert "understudy-server" not in (threads[0], threads[2], threads[3])
 
 
 def test_lists_of_numbers_are_still_read() -> None:
