@@ -360,8 +360,9 @@ def render_row(row: dict[str, Any]) -> str:
         read = "-" if each["read_ratio"] is None else f"{each['read_ratio']:.2f}"
         costs = each["conversion"]
         copy = f"{costs['seconds']:.0f} s, {costs['bytes'] / 1e6:.0f} MB" if costs else "none"
+        epoch = f" ({each['cpu_ms_epoch']:.2f})" if each["cpu_ms_epoch"] else ""
         cells = (
-            f"{each['cpu_ms']:.2f}",
+            f"{each['cpu_ms']:.2f}{epoch}",
             waiting,
             f"{each['first_batch_s']:.1f}",
             f"{each['peak_mb']:,.0f}",
