@@ -109,10 +109,16 @@ def test_mixtures_keep_settings_of_single_datasets_apart(monkeypatch: pytest.Mon
 
 
 def test_eager_attention_and_chosen_blocks_have_their_conditions() -> None:
-    for flags in (["--attention", "eager", "--max-num-tokens", "99"], ["--activation-checkpoint-blocks", "2"]):
+    of_pi05 = ["--policy.type", "pi05"]
+    for flags in (
+        ["--attention", "eager", "--max-num-tokens", "99", *of_pi05],
+        ["--attention", "eager", "--policy.type", "flow"],  # it has no attention
+        ["--activation-checkpoint-blocks", "2"],
+    ):
         with pytest.raises(ConfigError) as error:
             read_settings("train", [*ROOT, *flags])
         assert flags[0].strip("-").replace("-", "_") in str(error.value)
+    assert read_settings("profile", [*ROOT, "--attention", "eager", *of_pi05]).attention == "eager"
     made = read_settings("plan", [*ROOT, "--activation-checkpoint", "full", "--activation-checkpoint-blocks", "2"])
     assert made.recomputation() == "full, 1 of 2 blocks"
 

@@ -392,6 +392,8 @@ class TrainConfig:
             found.append(
                 f"activation_checkpoint_blocks: {blocks}: activation_checkpoint is none; set selective or full"
             )
+        if self.attention == "eager" and not self.policy.TORCH_ATTENTION:
+            found.append(f"attention: eager: changes nothing for {self.policy.type}, which has no attention of torch")
         if self.attention == "eager" and self.max_num_tokens and self.device != "cpu":
             found.append(
                 f"attention: eager: packed tokens (max_num_tokens {self.max_num_tokens}) have a kernel of their own; "

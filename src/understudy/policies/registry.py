@@ -92,6 +92,8 @@ class PolicySettings:
     "" is area averaging."""
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "mean_std"
     """Normalization by the data that this type expects: the default of `data.normalize`."""
+    TORCH_ATTENTION: ClassVar[bool] = True
+    """Whether the network may call `scaled_dot_product_attention`, whose kernel the setting `attention` names."""
     RESIZED: ClassVar[str] = "area"
     """Name of the way in which images are resized, for messages."""
 

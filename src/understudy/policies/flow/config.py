@@ -23,6 +23,7 @@ class FlowSettings(EncoderSettings):
         "points": "keypoints",
         "draws": "noise_samples",
     }
+    TORCH_ATTENTION: ClassVar[bool] = False
     GRAPH: ClassVar[str] = "understudy.policies.flow.graph:FlowGraph"
     OLD_MODULES: ClassVar[Mapping[str, str]] = {
         "eyes": "vision",

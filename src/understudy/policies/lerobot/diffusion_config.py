@@ -18,6 +18,7 @@ class LerobotDiffusionSettings(ColorSettings):
     THEIR_TYPE: ClassVar[str] = "diffusion"
     THEIR_CONFIG: ClassVar[str] = "lerobot.policies.diffusion.configuration_diffusion:DiffusionConfig"
     RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute", "n_action_steps", "num_inference_steps")
+    TORCH_ATTENTION: ClassVar[bool] = False
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "min_max"
 
     type: Literal["lerobot-diffusion"] = "lerobot-diffusion"

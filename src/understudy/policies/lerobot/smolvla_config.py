@@ -28,6 +28,7 @@ class LerobotSmolvlaSettings(LerobotSettings):
     START_CHECK: ClassVar[str] = "understudy.policies.lerobot.smolvla_start:check_start"
     AT_START: ClassVar[tuple[str, ...]] = ("freeze_vision_encoder", "train_expert_only", "train_state_proj")
     RESIZE: ClassVar[str] = "understudy.policies.lerobot.smolvla:resize_image"
+    TORCH_ATTENTION: ClassVar[bool] = False
     RESIZED: ClassVar[str] = "aspect ratio kept, black on the left and on top"
 
     type: Literal["lerobot-smolvla"] = "lerobot-smolvla"
