@@ -31,6 +31,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+from understudy.checksums import ChecksumError, check_checksums
+from understudy.errors import ConfigError
 from understudy.policies.code_files import import_type, is_code, pin
 
 GROUP = "understudy.policies"
@@ -310,8 +312,15 @@ def check_start(config: Any) -> None:
     """Check the config of a new run against the files that it starts from, by its `START_CHECK`.
 
     Raises:
-        ConfigError: they contradict each other; names both values.
+        ConfigError: they contradict each other; names both values. Or a file of the folder `weights` is not the one
+            that was written.
     """
+    weights = getattr(config, "weights", "")
+    if weights and Path(weights).is_dir():
+        try:
+            check_checksums(Path(weights))
+        except (OSError, ChecksumError) as error:
+            raise ConfigError(f"policy.weights: {error}") from error
     imported(config.START_CHECK)(config)
 
 

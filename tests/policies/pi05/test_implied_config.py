@@ -10,8 +10,10 @@ import pytest
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
 from support.pi05_policy import NORMALISATION, policy
+from support.refusals import refused
 from support.runs import tiny_config, tiny_dataset
 from support.sentences import write_model
+from understudy.checksums import write_checksums
 from understudy.cli.main import main
 from understudy.errors import ConfigError
 from understudy.policies import policy_folder
@@ -97,6 +99,16 @@ def test_a_contradiction_names_both_values(
     assert lines[0].endswith(str(shown))
     assert str(folder / name) in lines[0]
     check_start(config(folder, weights_settings="ignore"))
+
+
+def test_changed_weights_start_no_run(tmp_path: Path) -> None:
+    folder = write(tmp_path / "w", LEROBOT)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    write_checksums(folder)
+    check_start(config(folder))
+    (folder / "model.safetensors").write_bytes(b"weighty")
+    with refused("policy.weights", folder / "model.safetensors", kind=ConfigError):
+        check_start(config(folder))
 
 
 def test_all_contradictions_are_listed_at_once(tmp_path: Path) -> None:
