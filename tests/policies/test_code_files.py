@@ -20,7 +20,7 @@ from understudy.errors import ConfigError
 from understudy.policies import code_files
 from understudy.policies.code_files import CODE, given_code
 from understudy.policies.inference import load_policy
-from understudy.policies.registry import policy_type
+from understudy.policies.registry import PolicyType, policy_type
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
 FLAGS = ["--steps", "4", "--batch-size", "4", "--val.every", "2", "--checkpoint.every", "2", "--log.no-report"]
@@ -161,7 +161,7 @@ def test_code_below_any_mark_of_a_download_is_not_imported(mark: str, tmp_path: 
     (tmp_path / "pulled" / mark).touch()
     link.symlink_to(code)  # as in the hub's cache
     with pytest.raises(ValueError, match="download"):
-        code_files.import_type(f"{link}:MINE#{code_files._digest(code.read_bytes())}")
+        code_files.import_type(f"{link}:MINE#{code_files._digest(code.read_bytes())}", PolicyType)
 
 
 def test_code_at_a_relative_path_is_not_imported(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,8 +169,8 @@ def test_code_at_a_relative_path_is_not_imported(place: Path, monkeypatch: pytes
     kind = code_files.pin(f"{place / 'my_policy.py'}:MINE")
     monkeypatch.chdir(place)
     with pytest.raises(ValueError, match="download"):
-        code_files.import_type(kind.removeprefix(f"{place}/"))
-    assert code_files.import_type(kind)
+        code_files.import_type(kind.removeprefix(f"{place}/"), PolicyType)
+    assert code_files.import_type(kind, PolicyType)
 
 
 def test_a_run_from_elsewhere_may_not_name_code(place: Path) -> None:
