@@ -47,6 +47,18 @@ def test_startup_summary_notes_modes_cameras_and_sizes(tmp_path: Path, monkeypat
     assert f"no {WRIST} in wide and 1 more: black there, and marked as missing" in few
 
 
+def test_startup_summary_names_the_defaults_of_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = mixed(tiny_sources(tmp_path), tmp_path / "r")
+    brought = {"steps": config.steps, "optim": {"lr": config.optim.lr, "beta1": 0.25}}
+    monkeypatch.setattr(type(config.policy), "run_defaults", lambda *_: brought)
+    monkeypatch.setattr(type(config.policy), "deviation", lambda *_: "another loss")
+    assert [line for line in lines(config) if "flow" in line] == [
+        f"from policy flow: steps {config.steps}, optim.lr {config.optim.lr}",
+        "flow: another loss",
+        f"not from policy flow: optim.beta1 {config.optim.beta1} (its own: 0.25)",
+    ]
+
+
 def test_startup_summary_notes_a_validation_sample(tmp_path: Path) -> None:
     config = mixed(tiny_sources(tmp_path), tmp_path / "r")
     frames = sum(len(part) for part in open_data(config).validation if part is not None)

@@ -15,6 +15,7 @@ from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.policies.common.task_modes import MODES, TRAINS
 from understudy.policies.world_action.config import WorldActionSettings
+from understudy.progress import Progress
 from understudy.train import run
 from understudy.train.state import TrainState
 from understudy.train.track.trackers import flatten
@@ -90,6 +91,14 @@ def test_metrics_change_no_bit_of_a_training(
 def test_two_ranks_log_the_same_figures(whole: Path, sources: tuple[Any, ...], tmp_path: Path) -> None:
     assert in_ranks(2, run.train, settings(sources, tmp_path / "r")) == [run.DONE] * 2
     same_run(whole, tmp_path / "r")
+
+
+def test_progress_line_has_each_term(sources: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(Progress, "set_note", lambda _, note: notes.append(note))
+    assert run.train(settings(sources, tmp_path / "r", steps=1)) == run.DONE
+    (record,) = series(tmp_path / "r")
+    assert [f"{term} {entry['loss']:.4f}" in notes[-1] for term, entry in record["terms"].items()] == [True] * 3
 
 
 def test_trackers_get_each_term_of_each_group(whole: Path) -> None:
