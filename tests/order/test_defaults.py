@@ -37,7 +37,7 @@ def test_the_rules_hold_where_they_can(frames, gop, back, batch, in_flight):
     roomy = batch * max(64, 8 * back, gop) <= min(in_flight, frames // 10)
     if roomy:
         assert choice.clip >= max(16, back)
-        assert choice.lanes * min(choice.clip, max(64, 4 * back)) <= in_flight
+        assert choice.lanes * min(choice.clip, max(64, back)) <= in_flight
     others = [choose_clip(frames, gop, (back, 0), lanes) for lanes in lane_counts(batch) if lanes <= batch]
     if cost(frames, gop, (back, 0), choice) > 1.25 and roomy:
         cheapest = min(cost(frames, gop, (back, 0), other) for other in others)
@@ -100,7 +100,7 @@ FROZEN = {
     (60_000, 30, (0, 50), 16): (401, 64, "plain"),
     (8_552, 250, (0, 0), 32): (250, 16, "keyframe"),
     (42_760, 250, (0, 0), 32): (250, 64, "keyframe"),
-    (10_000_000, 2, (0, 50), 256): (401, 256, "plain"),
+    (10_000_000, 2, (0, 50), 256): (401, 1536, "plain"),
     (10_000_000, 250, (0, 16), 256): (250, 768, "keyframe"),
 }
 """(frames, GOP, reach, batch): clip, lanes and cut."""
@@ -114,7 +114,7 @@ def test_the_choice_for_some_sources(given):
 
 
 def test_few_frames_in_flight_shorten_clips_but_not_below_the_reach():
-    tight = choose_clips(10**7, 2, (0, 240), batch_size=1024, in_flight=100_000)
+    tight = choose_clip(10**7, 2, (0, 240), 1024, most=97)
     assert 240 <= tight.clip < 8 * 240
     assert any("240 frames" in reason for reason in tight.reasons)
 

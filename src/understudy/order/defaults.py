@@ -122,7 +122,7 @@ def choose_clip(frames: int, gop: int, reach: tuple[int, int], lanes: int, most:
 
 def held_frames(clip: int, reach: tuple[int, int]) -> int:
     """Frames of a clip that count as in flight: lanes hold frames that windows share, not a clip that is longer."""
-    return min(clip, max(_CLIP, 4 * sum(reach)))
+    return min(clip, max(_CLIP, sum(reach)))
 
 
 def shared_factor(frames: int, clip: int, lanes: int) -> int:
