@@ -15,7 +15,7 @@ from math import ceil, gcd
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.load.images.clip_reader import DecodePolicy
-from understudy.load.memory_plan import MemoryPlan, SourceFacts, megabytes, plan_memory, read_facts, resized
+from understudy.load.memory_plan import MemoryPlan, SourceFacts, plan_memory, read_facts, resized
 from understudy.order import Order, Spec
 from understudy.order.cost import BEARABLE, bearable, clips_cost, lane_correlation, opens_quickly, uniform_cost
 from understudy.order.defaults import held_frames, lane_counts
@@ -297,7 +297,7 @@ def advice(facts: Sequence[SourceFacts], memory: int, figures: Figures) -> str:
     remedies = [
         *larger,
         (f"image_size=({_SIDE}, {_SIDE})", small, memory),
-        (f"`understudy edit … --gop 2 --size {_SIDE}`, {ceil(minutes)} CPU minutes", edited, memory),
+        (f"`understudy edit … --gop 2 --size {_SIDE}`, about {ceil(minutes)} min of CPU", edited, memory),
     ]
     helping: dict[str, str] = {}
     for name, changed, size in remedies:
@@ -306,6 +306,6 @@ def advice(facts: Sequence[SourceFacts], memory: int, figures: Figures) -> str:
             helping[kind] = f"{name} ({better[0]:.1f} times, {1 + better[1]:.1f})"
     return (
         f"each sample costs {cost:.1f} times the CPU time of decoding in a row, and 8 batches have "
-        f"{1 + correlation:.1f} times the variance of independent clips, within a memory of {megabytes(memory)}; "
+        f"{1 + correlation:.1f} times the variance of independent clips, in {memory / 1e9:.3g} GB of memory; "
         "better with " + ("; ".join(helping.values()) or "nothing known: more frames, or a shorter GOP")
     )

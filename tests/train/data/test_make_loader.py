@@ -11,7 +11,8 @@ import torch
 
 from support.runs import tiny_config, tiny_dataset
 from understudy.config.train import LoaderConfig
-from understudy.train.data.make_loader import make_loader
+from understudy.errors import ConfigError
+from understudy.train.data.make_loader import make_loader, make_order
 from understudy.train.data.run_data import open_data
 
 
@@ -34,3 +35,25 @@ def test_batches_keep_their_type_and_their_keys_of_the_host(colors: Literal["rgb
     assert {batch[key].device.type for key in ("position", "source")} == {"cpu"}
     images = batch[data.cameras[0]]
     assert (images.shape[1], images.device.type) == (3, "meta" if colors == "yuv" else "cpu")
+
+
+def test_a_new_run_warns_of_an_order_that_costs_much(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "run")
+    data = open_data(config)
+    mesh: Any = SimpleNamespace(rank=0, world_size=1, local_world_size=1)
+    order = make_order(config, data, mesh)
+    assert not caplog.records
+    assert order.spec.sources[0].clip == 1  # it fits the memory
+    for source in data.training:
+        source.__dict__["gop"] = 100
+    least = 0
+    while True:  # the least memory of a batch
+        least += 50_000
+        small = replace(config, loader=LoaderConfig(1, memory=str(least)))
+        try:
+            make_order(small, data, mesh)
+        except ConfigError:
+            continue
+        break
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "memory=" in caplog.text

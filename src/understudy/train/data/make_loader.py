@@ -1,5 +1,6 @@
 """Loader and order of a run, made with a rank's share of the host's memory and cores."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from understudy.load.choose_order import choose_order
 from understudy.load.loader import Loader
 from understudy.order import Order
 from understudy.train.data.run_data import RunData
+
+logger = logging.getLogger(__name__)
 
 
 def make_loader(
@@ -63,22 +66,25 @@ def make_loader(
 
 
 def make_order(config: TrainConfig, data: RunData, mesh: Mesh) -> Order:
-    """Choose the order of a new run.
+    """Choose the order of a new run, and warn of one that costs much or mixes badly.
 
     Raises:
         ConfigError: one batch does not fit the memory, or the settings do not make an order.
     """
     try:
-        return choose_order(
+        choice = choose_order(
             data.training,
             batch_size=config.batch_size,
             seed=config.seed,
             image_size=data.size,
             **data.order_options(config),
             **_resources(config, mesh) | {"num_threads": MOST_LOADER_THREADS},  # the same order on any machine
-        ).order
+        )
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    if choice.advice and mesh.rank == 0:
+        logger.warning("order: %s", choice.advice)
+    return choice.order
 
 
 def _resources(config: TrainConfig, mesh: Mesh) -> dict[str, Any]:
