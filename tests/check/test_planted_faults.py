@@ -88,11 +88,21 @@ def test_real_recordings_raise_no_alarm(real_data: Path, name: str) -> None:
 
 @pytest.mark.slow
 def test_outputs_of_edit_raise_no_alarm(real_data: Path, tmp_path: Path) -> None:
-    (tmp_path / "keep.json").write_text('{"0": [[0, 60], [80, 200]], "1": [[10, 150]], "2": [[0, 90], [91, 250]]}')
-    for name, arguments in (
-        ("g1_v21", ["--episodes", "0", "1", "2", "3", "4", "5"]),
-        ("g1_v30", ["--keep-ranges", str(tmp_path / "keep.json")]),
-        ("gr1_sim_v20", []),
+    ranges = {"0": [[0, 60], [80, 200]], "1": [[10, 150]], "2": [[0, 90], [91, 250]], "3": [[5, 200]]}
+    ranges |= {"4": [[30, 250]], "5": [[0, 270]], "6": [[20, 120], [130, 270]], "7": [[3, 280]]}
+    (tmp_path / "keep.json").write_text(json.dumps(ranges))
+    (tmp_path / "times.json").write_text(json.dumps({"0": [3.1, 9], "1": [4.2]}))
+    g1, g1_v30, gr1 = (str(real_data / name) for name in ("g1_v21", "g1_v30", "gr1_sim_v20"))
+    for name, command, sources, options, known in (
+        # The camera of the first episode repeats each image there, unlike in the other ranges.
+        ("keep", "edit", [g1_v30], ["--keep-ranges", str(tmp_path / "keep.json")], {"images.rate"}),
+        ("transcode", "edit", [g1_v30], ["--size", "224", "--codec", "libx264"], set()),
+        ("gr1", "edit", [gr1], [], set()),
+        ("split", "edit", [g1], ["--split", "train=0-4", "val=5-7"], set()),
+        ("merge", "edit", [str(tmp_path / "split/train"), str(tmp_path / "split/val")], [], set()),
+        # The actions of the simulation start with a step, which short segments do not all hold.
+        ("segment", "segment", [gr1], ["--times", str(tmp_path / "times.json")], {"values.jump"}),
     ):
-        assert main(["edit", str(real_data / name), str(tmp_path / name), *arguments]) == 0
-        assert planted.alarms(check_dataset(tmp_path / name, "none"), set()) == []
+        assert main([command, *sources, str(tmp_path / name), *options]) == 0
+        for root in [tmp_path / name / part for part in ("train", "val")] if name == "split" else [tmp_path / name]:
+            assert planted.alarms(check_dataset(root), known) == [], name

@@ -19,7 +19,7 @@ _STATIC = 0.35  # correlation in most episodes, from which the camera sees a sta
 _LOST, _BACK = 0.6, 1.3  # correlation of the moved scene in that of the others; and after the change of pose in its own
 _ZOOMS = (0.7, 0.75, 0.8, 0.85, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4)
 _TURNS = (-12.0, -9.0, -6.0, -3.0, 3.0, 6.0, 9.0, 12.0)  # degrees
-_LEAST_SHIFT = 2  # pixels of 128
+_LEAST_SHIFT = 0.035  # share of the image: a humanoid sways by less
 _FAR = 4  # largest shift is the size divided by this
 _BOX = 12  # pixels of the means that are taken off
 
@@ -107,7 +107,7 @@ def best_pose(one: np.ndarray, two: np.ndarray) -> tuple[float, str]:
         if alike > best:
             parts = [f"{100 * abs(zoom - 1):.0f} % {'larger' if zoom > 1 else 'smaller'}"] * (zoom != 1)
             parts += [f"{abs(turn):.0f} degrees"] * (turn != 0)
-            if max(abs(down), abs(right)) >= _LEAST_SHIFT:
+            if max(abs(down) / one.shape[0], abs(right) / one.shape[1]) >= _LEAST_SHIFT:
                 parts.append(f"{100 * down / one.shape[0]:.0f} % down and {100 * right / one.shape[1]:.0f} % right")
             best, words = alike, ", ".join(parts)
     return best, words

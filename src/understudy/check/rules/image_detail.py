@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from understudy.check.findings import Finding, Place, Severity, undecided
+from understudy.check.findings import Finding, Place, undecided
 from understudy.check.image_facts import Clip, ImageFacts
 from understudy.check.remedies import LOOK
 from understudy.data.format.catalog import Catalog
@@ -19,6 +19,8 @@ _MINORITY = 0.25
 _HELD = range(2, 9)  # frames for which one image may be shown
 _LEAST_TURNS = 6  # changes of the image in the window
 _HELD_CHANGE = 0.3  # change while an image is held, in changes to the next
+_REPEATED = 0.1  # change of a repeated image, in large changes
+_SLOWER, _ALL_FRESH = 0.65, 0.8  # share of fresh images, in that of the others; and of a camera without repeated ones
 _LIVELY = 0.15  # levels of 255
 _TORN, _MORE_TORN = 0.12, 3.0  # excess of a change there and back, in mean changes; and in those of the others
 _BLURRED = 0.75  # sharpness, in that of the others
@@ -77,17 +79,27 @@ def held(change: np.ndarray) -> int:
 
 def _rates(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding]:
     periods = np.array([held(clip.change) for clip in clips])
-    odd = periods > 1
-    if not odd.any():
-        return
-    frames = int(np.median(periods[odd]))
-    message = f"each image is shown for {frames} frames: the camera gave {catalog.fps / frames:.3g} images per second"
-    if odd.mean() > 0.5:
-        severity: Severity = "note"
-        yield Finding("images.rate", severity, message, Place(camera=camera), frames, 1, LOOK)
-    else:
+    fresh = np.array([_fresh(clip.change) for clip in clips])
+    usual = float(np.median(fresh))
+    if usual < _ALL_FRESH and (periods > 1).mean() <= 0.5:
+        words = "sampled episodes without repeated images"
+        yield undecided("images.rate", len(clips), words, int((fresh >= _ALL_FRESH).sum()), Place(camera=camera))
+    odd = (periods > 1) & (fresh < _SLOWER * usual)
+    if (periods > 1).mean() > 0.5:
+        frames = int(np.median(periods[periods > 1]))
+        message = f"each image is shown for {frames} frames: the camera gave {catalog.fps / frames:.3g} images a second"
+        yield Finding("images.rate", "note", message, Place(camera=camera), frames, 1, LOOK)
+    elif odd.any():
+        frames = int(np.median(periods[odd]))
+        message = f"each image is shown for {frames} frames: the camera gave {catalog.fps / frames:.3g} images a second"
         ids = sorted(int(catalog.episodes.ids[clips[at].row]) for at in np.flatnonzero(odd))
         yield Finding("images.rate", "warning", message, Place(tuple(ids), camera=camera), frames, 1, LOOK)
+
+
+def _fresh(change: np.ndarray) -> float:
+    """Share of images that differ from the one before, by the changes (m,); 1 without motion."""
+    lively = float(np.quantile(change, 0.9)) if len(change) else 0.0
+    return float((change >= _REPEATED * lively).mean()) if lively > _LIVELY else 1.0
 
 
 def torn(window: np.ndarray) -> float:

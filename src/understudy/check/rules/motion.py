@@ -196,7 +196,9 @@ def _delays(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarray
         yield undecided("images.shifted", needs, words, int(delays.alike.sum()), Place(camera=camera))
         return
     usual, limit = round(delays.usual), _GAIN * delays.chance
-    odd = delays.clear & (np.abs(delays.best - delays.usual) > _SCATTER)
+    deviation = np.abs(delays.best - delays.usual)
+    scatter = float(np.quantile(deviation[delays.clear], 1 - _MINORITY)) if delays.clear.any() else 0.0
+    odd = delays.clear & (deviation > max(_SCATTER, 2 * scatter))
     odd &= delays.peak - delays.table[:, usual] > limit
     if odd.any() and odd.sum() <= max(1, _MINORITY * len(clips)):
         at = int(np.flatnonzero(odd)[0])
@@ -234,7 +236,8 @@ def _foreign(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarra
         return
     strange = own < _STRANGE * float(np.median(own))
     back = np.array([alike(image[::-1], row) for image, row in zip(images, rows)])
-    turned = strange & (back > limit) & (back - own > _GAIN)
+    rest = float(back[~strange].max()) if (~strange).any() else 1.0  # sound clips resemble their reverse by chance
+    turned = strange & (back > max(limit, rest, _STRANGE * float(np.median(own)))) & (back - own > 2 * _GAIN)
     if turned.any() and turned.sum() <= max(1, _MINORITY * len(clips)):
         at = int(np.flatnonzero(turned)[0])
         message = f"the motion in the images correlates with that of the rows by {own[at]:.2f}, and by {back[at]:.2f} "

@@ -18,6 +18,7 @@ _LOUDER = 1.8  # mean second difference in those of the others
 _ROUGHER, _ROUGH = 1.5, 0.8  # the same relative to the mean change, in those of the others; 1.7 is that of noise
 _COARSER, _COARSE = 4.0, 0.15  # least change in those of the others, and in mean changes
 _LEAST_CHANGES = 8
+_REPEATED = 0.02  # share of the frames that equal the one before
 _EDGE = 4.0  # usual changes between rows of zeros and others
 _NORM = 0.04  # deviation of a squared norm
 _HAND = 3  # dimensions that are mirrored together
@@ -85,7 +86,9 @@ def _noise(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Findi
     step = np.divide(column.path[rows], changes, out=np.full(tick.shape, np.inf), where=changes >= _LEAST_CHANGES)
     tick = np.where(np.isfinite(tick), tick, 0.0)
     usual = np.quantile(tick, 1 - _MINORITY, axis=0)
+    repeated = 1 - changes / np.maximum(lengths - 1, 1)  # coarse steps repeat values at slow places
     odd = _few((tick > _COARSER * usual) & (tick > _COARSE * step) & (usual > 0) & ~grippers)
+    odd &= repeated > np.maximum(_REPEATED, np.median(repeated, axis=0))
     moves = column.range[rows] > 0.3 * np.median(column.range[rows], axis=0)
     odd &= moves
     if odd.any():

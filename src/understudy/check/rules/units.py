@@ -42,8 +42,8 @@ def _units(catalog: Catalog, column: Column, rows: np.ndarray, partner: Column |
     """Two groups of episodes whose magnitudes and ranges differ by one large factor, each group alike.
 
     A change of unit keeps the shape of the motion. A sensor's noise while an arm is not used, or a shock, has another
-    one. Where the factor is that of no known units, and the partner of `column` (state of an action, and the reverse)
-    shows it too, the robot may have moved by so much more: a note.
+    one. The partner of `column` (state of an action, and the reverse) shows the same factor or none. Where it shows
+    another one, or rests in one group, or the factor is that of no known units, the robot moved by more: a note.
     """
     lengths = catalog.episodes.lengths
     for dim in range(column.width):
@@ -72,7 +72,9 @@ def _units(catalog: Catalog, column: Column, rows: np.ndarray, partner: Column |
         name = next((name for name, unit in UNITS.items() if 0.6 < factor / unit < 1.7), "")
         size = float(np.median(magnitude[few])), float(np.median(magnitude[many]))
         severity: Severity = "note"
-        if name or (partner is not None and not _shares(partner, rows[low], rows[high], dim)):
+        shared = _shared(partner, rows[low], rows[high], dim)
+        is_unit = bool(name) and (shared == 0 or factor / _ALIKE < shared < factor * _ALIKE)
+        if is_unit or 0 < shared < _RATIO / 2:
             severity = "warning"
         yield Finding(
             "values.unit",
@@ -108,12 +110,12 @@ def _travel(column: Column, rows: np.ndarray, dim: int, lengths: np.ndarray) -> 
     return np.divide(mean, column.range[rows, dim], out=np.zeros(len(rows)), where=mean > 0)
 
 
-def _shares(partner: Column, low: np.ndarray, high: np.ndarray, dim: int) -> bool:
-    """Whether the ranges of the same dimension of another column differ by a large factor as well."""
-    if partner.width <= dim:
-        return True
+def _shared(partner: Column | None, low: np.ndarray, high: np.ndarray, dim: int) -> float:
+    """Ratio of the ranges of the same dimension of another column: 0 if unknown, inf if it rests in `low`."""
+    if partner is None or partner.width <= dim:
+        return 0.0
     one, two = float(np.median(partner.range[low, dim])), float(np.median(partner.range[high, dim]))
-    return two > _RATIO / 2 * one
+    return two / one if one > 0 else float("inf") if two > 0 else 0.0
 
 
 def _exchanged(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Finding]:
