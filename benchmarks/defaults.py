@@ -137,7 +137,7 @@ def start_figures(loader: Any, seconds: float) -> dict[str, float]:
 
 
 def plan_figures(loader: Any, before: int) -> dict[str, Any]:
-    """The order, what it was chosen for, and memory in MB: planned, and grown since `before`."""
+    """The order and its figures, and memory in MB: planned, and grown since `before`."""
     from understudy.cli.bench.measure import peak_bytes
     from understudy.load.choose_order import order_cost
     from understudy.load.memory_plan import read_facts

@@ -2,7 +2,7 @@
 
 A cell is a dataset and a memory. Costs are frames decoded per sample, in CPU time relative to decoding in a row
 (`order/cost.py`); copies are not counted. Mixing is the design effect over 1, 8 and 64 batches, exact for the order
-under the correlations of `order/audit/design_effect.py`. Each rival has the same bytes, and holds RGB frames or decoders
+under the correlations of `order/audit/design_effect.py`. Each rival holds RGB frames or decoders of the same bytes
 (`RIVALS`). Its processes, and the time until its buffers are full, are not counted, in its favor.
 """
 
