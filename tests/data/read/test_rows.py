@@ -1,8 +1,9 @@
 """Rows: columns in numpy from any storage, episodes found in files, faults named, memory bounded."""
 
 import shutil
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,47 @@ def test_rows_many_threads(written: dict[str, tuple[Path, Truth]]) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(check, range(40)))
+
+
+def test_rows_a_file_is_read_once_for_two_threads(
+    written: dict[str, tuple[Path, Truth]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, read, reads = rows_of(written["v3.0"][0]), Rows._read, list[int]()
+    other = threading.Thread(target=take, args=(rows,))
+
+    def reading(self: Rows, file: int) -> Any:
+        reads.append(file)
+        if len(reads) == 1:
+            other.start()  # and finds the file under way
+            other.join(0.2)
+        return read(self, file)
+
+    monkeypatch.setattr(Rows, "_read", reading)
+    take(rows)
+    other.join()
+    assert sorted(reads) == sorted(set(reads))
+
+
+def test_rows_a_waiting_thread_reads_the_file_that_another_could_not(
+    written: dict[str, tuple[Path, Truth]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, read, reads = rows_of(written["v3.0"][0]), Rows._read, list[int]()
+    with ThreadPoolExecutor(1) as pool:
+        others: list[Future[dict[str, Any]]] = []
+
+        def failing(self: Rows, file: int) -> Any:
+            reads.append(file)
+            if len(reads) == 1:
+                others.append(pool.submit(take, rows))
+                wait(others, 0.2)
+                raise InterruptedError
+            return read(self, file)
+
+        monkeypatch.setattr(Rows, "_read", failing)
+        with pytest.raises(InterruptedError):
+            take(rows)
+        assert set(others[0].result(30)) == {"action", "index"}
+    assert reads[:2] == [reads[0]] * 2
 
 
 def test_rows_of_other_episodes_in_a_file_are_left_alone(copy: Callable[[str], Path]) -> None:

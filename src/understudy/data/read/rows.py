@@ -58,10 +58,14 @@ class Rows:
 
     def _forget(self) -> None:
         self.files: LRUCache[int, _DataFile] = LRUCache(self.cache_bytes, lambda file: file.nbytes, keep=1)
+        self._make_locks()
+
+    def _make_locks(self) -> None:
         self._lock, self._pid = threading.Lock(), os.getpid()
+        self._reading: dict[int, threading.Lock] = {}  # by file: a second thread waits for the columns of the first
 
     def __getstate__(self) -> dict[str, object]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("files", "_lock", "_pid")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("files", "_lock", "_pid", "_reading")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -83,7 +87,7 @@ class Rows:
         if len(rows) == 0:
             raise ValueError("rows is empty: give at least one")
         if self._pid != os.getpid():  # after a fork, a thread of the parent may hold the lock
-            self._lock, self._pid = threading.Lock(), os.getpid()
+            self._make_locks()
         file_of = self.catalog.episodes.data_file[rows]
         parts: list[tuple[np.ndarray, dict[str, np.ndarray | list[Any]]]] = []
         if (file_of == file_of[0]).all():
@@ -131,12 +135,18 @@ class Rows:
     def _load(self, file: int) -> _DataFile:
         with self._lock:
             loaded = self.files.get(file)
-        if loaded is not None:
-            return loaded
-        loaded = self._read(file)
-        pa.default_memory_pool().release_unused()  # reading takes three times the columns for a moment
-        with self._lock:
-            self.files.put(file, loaded)
+            if loaded is not None:
+                return loaded
+            reading = self._reading.setdefault(file, threading.Lock())
+        with reading:
+            with self._lock:
+                loaded = self.files.get(file)
+            if loaded is None:
+                loaded = self._read(file)
+                pa.default_memory_pool().release_unused()  # reading takes three times the columns for a moment
+                with self._lock:
+                    self.files.put(file, loaded)
+                    self._reading.pop(file, None)
         return loaded
 
     def _read(self, file: int) -> _DataFile:
