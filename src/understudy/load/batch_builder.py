@@ -45,6 +45,8 @@ class BatchInProgress:
     """Where its rows are read, and its number there."""
     threads_left: int
     """Threads that have not finished their part."""
+    has_reader: bool = False
+    """Whether a thread reads its rows, or has read them."""
     images: dict[str, np.ndarray] = field(default_factory=dict)
     """(B, C, H, W), or (B, T, C, H, W) for windows, by camera; uint8 and C = 3 but for depth."""
     rows: Batch = field(default_factory=dict)
@@ -183,11 +185,12 @@ class BatchBuilder:
         rows, frames = self._request.datasets[source].frames_to_decode(batch.episode[own], batch.frame[own])
         table, timings = rows.tolist(), self._timings
         wanted = {camera: numbers.reshape(len(own), -1).tolist() for camera, numbers in frames.items()}
+        ahead = int(batch.positions[0]) >= self._request.position + self._request.order.batch_size
         for at, i in enumerate(own):
             begin, other = perf_counter(), timings.decode + timings.convert + timings.fetch
             try:
                 for camera, numbers in wanted.items():
-                    images.read_into(camera, table[at], numbers[at], views[camera][i], timings)
+                    images.read_into(camera, table[at], numbers[at], views[camera][i], timings, ahead)
             except DatasetError as error:
                 self._note_bad(batch, i, error)
             other = timings.decode + timings.convert + timings.fetch - other
@@ -251,8 +254,9 @@ class BatchBuilder:
             if not spec.shuffle:
                 own &= positions // SPAN == position // SPAN
             positions, episode, frame = positions[own], episode[own], frame[own]
-        runs = first_runs(order, source, policy, position, self._request.position)
-        rows, frames = self._request.datasets[source].frames_to_decode(episode, frame)
+        dataset = self._request.datasets[source]
+        runs = first_runs(order, source, policy, position, self._request.position, dataset.gop)
+        rows, frames = dataset.frames_to_decode(episode, frame)
         return _Clip(positions.tolist(), rows, frames, runs)
 
     def _open_reader(self, source: int, camera: str, clip: _Clip, policy: DecodePolicy) -> ClipReader:

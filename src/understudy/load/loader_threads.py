@@ -1,8 +1,8 @@
 """Loader threads: each makes its lanes' share of every batch, as far ahead of the consumer as allowed.
 
 A lane always has the same thread. So a clip reader has one owner, and images are made without locks. Threads wait for
-room only, not for each other. A batch is ready when its last part is. Its rows are read by the threads in turn. The
-content of a batch depends on its positions alone.
+room only, not for each other. A batch is ready when its last part is. Its rows are read by the first thread that has
+made its images. The content of a batch depends on its positions alone.
 """
 
 import os
@@ -126,11 +126,13 @@ class WorkerPool:
         number = 0
         try:
             while (batch := self._wait_for_room(number, timings)) is not None:
-                if number % self._plan.num_threads == thread:  # rows first: reading a data file takes long
+                builder.build(batch, batch.samples[thread])
+                with self._change:
+                    reads_rows, batch.has_reader = not batch.has_reader, True
+                if reads_rows:
                     begin = perf_counter()
                     self._read_rows(batch)
                     timings.assemble += perf_counter() - begin
-                builder.build(batch, batch.samples[thread])
                 with self._change:
                     batch.threads_left -= 1
                     last = batch.threads_left == 0

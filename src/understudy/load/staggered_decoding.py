@@ -14,7 +14,7 @@ def first_round(order: Order, source: int) -> int:
     return -(-order.spec.sources[source].lanes * sum(slots) // max(1, slots[source]))
 
 
-def first_runs(order: Order, source: int, policy: DecodePolicy, position: int, start: int) -> list[int]:
+def first_runs(order: Order, source: int, policy: DecodePolicy, position: int, start: int, gop: int) -> list[int]:
     """Lengths of the first runs of a clip reader that opens at `position`, in a loader that began at `start`.
 
     The runs behind them have `policy.run_length` frames. Runs end at their lane's turn: once every `run_length` rounds,
@@ -22,15 +22,24 @@ def first_runs(order: Order, source: int, policy: DecodePolicy, position: int, s
     the turn of an epoch) would decode in the same batch, and hold the most frames at the same time, from there on.
     Runs of whole GOPs are staggered by where their clips begin: the first run extends to the next key frame.
     A reader of the first batch, which the consumer waits for, first decodes only the frames of its first sample.
+
+    While the lanes open, the consumer would also wait for the frames ahead of all of them. So readers with shared
+    decoders take one GOP at a time (a run of 1 extends to its end) until their first turn. Hardly anything is decoded
+    twice, because they start at key frames anyway. A decoder of its own has decoded half a long GOP before its first
+    frame. There the frames ahead matter less.
+
+    Args:
+        gop: frames from key frame to key frame.
     """
     if policy.run_length <= 1:
         return []
     first = position < start + order.batch_size
     if policy.whole_gops:
         return [0, 1] if first else [1]
-    lane, round_ = order.lane(position), position // first_round(order, source)
+    lane, turns = order.lane(position), first_round(order, source)
     length = policy.run_length
-    run = length - (round_ + int(length * (lane * _GOLDEN % 1))) % length
-    if first:
-        return [0, run - 1] if run > 1 else [0]
-    return [run]
+    run = length - (position // turns + int(length * (lane * _GOLDEN % 1))) % length
+    opens = position < start + turns and not policy.keep_decoder and gop <= length
+    rest = run - first
+    behind = [1] * -(-rest // gop) if opens else [rest] if rest else []
+    return [0, *behind] if first else behind

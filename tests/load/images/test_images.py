@@ -252,16 +252,85 @@ def test_first_runs_of_the_first_batch_are_short_and_later_ones_take_turns(roots
 
     order, policy = Order.from_datasets([data], batch_size=4, seed=1, clip=9, lanes=12), DecodePolicy(16, False)
     for position in range(5, 5 + 40):
-        runs = first_runs(order, 0, policy, position, 5)
+        runs = first_runs(order, 0, policy, position, 5, gop=1)
         assert (runs[0] == 0) == (position < 5 + 4)  # the first batch is waited for
         lane = int(order.lanes([position])[1][0])
         turn = position // 12 + max(1, sum(runs) + (runs[0] == 0))
         later = next(p for p in range(12 * turn, 12 * turn + 12) if int(order.lanes([p])[1][0]) == lane)
-        assert first_runs(order, 0, policy, later, 0) == [16]  # there a whole run begins, whenever the clip began
-    ends = {first_runs(order, 0, policy, position, 0)[0] for position in range(12, 24)}
+        assert first_runs(order, 0, policy, later, 0, gop=1) == [
+            16
+        ]  # there a whole run begins, whenever the clip began
+    ends = {first_runs(order, 0, policy, position, 0, gop=2)[0] for position in range(12, 24)}
     assert len(ends) == 12  # each lane at another time
-    assert first_runs(order, 0, DecodePolicy(1, True), 5, 5) == []
-    assert first_runs(order, 0, DecodePolicy(30, False, whole_gops=True), 50, 5) == [1]
+    assert first_runs(order, 0, DecodePolicy(1, True), 5, 5, gop=250) == []
+    assert first_runs(order, 0, DecodePolicy(30, False, whole_gops=True), 50, 5, gop=30) == [1]
+    whole = [first_runs(order, 0, DecodePolicy(16, True), position, 0, gop=250) for position in range(12)]
+    opening = [first_runs(order, 0, policy, position, 0, gop=3) for position in range(12)]
+    for runs, parts in zip(whole, opening, strict=True):  # the same turns, in runs of one GOP
+        assert parts == [0] * (runs[0] == 0) + [1] * -(-sum(runs) // 3)
+    assert whole == [first_runs(order, 0, DecodePolicy(16, False), position, 0, gop=17) for position in range(12)]
+
+
+def made(loader: Loader, count: int) -> None:
+    with loader:
+        for _ in range(count):
+            next(loader)
+
+
+def test_lanes_open_with_one_gop_each(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumer waits for these batches; runs of 16 frames begin when all lanes are open."""
+    given_, _ = counted(monkeypatch)
+    data, ready = opened(roots["gop 2"]), list[int]()
+    order = Order.from_datasets([data], batch_size=4, seed=1, clip=9, lanes=8)
+
+    def note(batch: Batch) -> Batch:
+        ready.append(len(given_))
+        return batch
+
+    plan = MemoryPlan(LARGE, (), 1, 2, (False,), (DecodePolicy(16, False),), ())
+    workers = WorkerPool(BatchRequest(order, (data,), preprocess=note), plan, BufferPool(5, False))
+    try:
+        for _ in range(8):
+            workers.take()
+    finally:
+        workers.stop()
+    assert ready[0] == 4
+    assert ready[1] <= 4 + 2 * 4
+    assert ready[7] > 8 * 4 + 8  # then they are ahead
+
+
+def test_first_batch_of_decoded_images_waits_for_its_own_frames(
+    roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_, _ = counted(monkeypatch)
+    for name, gop in (("gop 2", 2), ("gop 250 with B-frames", 250)):
+        data, ready = opened(roots[name], episodes=[0]), list[int]()
+
+        def note(batch: Batch, ready: list[int] = ready) -> Batch:
+            ready.append(len(given_))
+            return batch
+
+        given_.clear()
+        order = Order.from_datasets([data], batch_size=3, seed=1, mode="uniform")
+        made(Loader([data], order=order, memory=LARGE, num_threads=1, preprocess=note), 2)
+        _, _, frame = order.locate(np.arange(6))
+        assert ready[0] == len({n for own in frame[:3].tolist() for n in range(own // gop * gop, own + 1)})
+        assert ready[1] <= len(data)
+
+
+def test_rows_of_a_batch_are_read_after_its_images(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data file takes long to read. Threads that have made their images wait for it, none that still could."""
+    given_, _ = counted(monkeypatch)
+    data, read, decoded = opened(roots["gop 2"]), EpisodeDataset.row_batch, list[int]()
+
+    def reading(self: EpisodeDataset, episodes: np.ndarray, frames: np.ndarray) -> Any:
+        decoded.append(len(given_))
+        return read(self, episodes, frames)
+
+    monkeypatch.setattr(EpisodeDataset, "row_batch", reading)
+    order = Order.from_datasets([data], batch_size=4, seed=1, clip=9, lanes=8)
+    made(Loader([data], order=order, memory=10**7, num_threads=1), 1)
+    assert decoded[0] >= 4
 
 
 def test_rank_policies_puts_the_fastest_first() -> None:

@@ -2,8 +2,9 @@
 
 Nothing is decoded up front, so the first batch is ready as soon as its own images are decoded. From the second epoch on
 nothing is decoded at all. A run of frames begins at a key frame or where a decoder stopped, and ends where the next can
-begin, so that each frame is decoded once. Images of the recorded size stay as decoders return them, mostly in half the
-bytes of RGB; the conversion of a copy costs no more than its copying.
+begin, so that each frame is decoded once. Runs are short, or early batches would wait for the frames of later ones.
+Images of the recorded size stay as decoders return them, mostly in half the bytes of RGB; the conversion of a copy
+costs no more than its copying.
 """
 
 import copy
@@ -22,7 +23,7 @@ from understudy.load.images.cursors import Cursors, write
 from understudy.video.depth.pixels import AnyConverter
 from understudy.video.reader import DecodedImage, VideoReader
 
-_RUN = 8  # frames decoded in one go
+_NEAR = 8  # frames to the next key frame that a run extends for
 IDLE_CURSORS = 8
 """Decoders that are kept for each dataset."""
 
@@ -108,12 +109,18 @@ class DecodedImages(VideoFrames):
         assert out is not None
         return out if frames.ndim == 2 else out[:, 0]
 
-    def read_into(self, camera: str, row: int, frames: Sequence[int], out: np.ndarray, timings: Timings) -> None:
-        """Write the images of T frames of an episode (by table row) into `out`, (T, C, H, W)."""
+    def read_into(
+        self, camera: str, row: int, frames: Sequence[int], out: np.ndarray, timings: Timings, ahead: bool = True
+    ) -> None:
+        """Write the images of T frames of an episode (by table row) into `out`, (T, C, H, W).
+
+        Args:
+            ahead: whether to decode frames behind the missing ones, too. False where the consumer waits for them.
+        """
         episode = self._episode(camera, row)
         for t, frame in enumerate(frames):
             if not episode.decoded[frame]:
-                self._fill(camera, row, episode, frame, timings)
+                self._fill(camera, row, episode, frame, timings, ahead)
             if episode.frames is None:
                 out[t] = episode.images[frame]
             else:
@@ -134,7 +141,7 @@ class DecodedImages(VideoFrames):
             found = self._episodes.setdefault((camera, row), _Episode(empty, count, frames))  # used as it is written
         return found
 
-    def _fill(self, camera: str, row: int, episode: _Episode, frame: int, timings: Timings) -> None:
+    def _fill(self, camera: str, row: int, episode: _Episode, frame: int, timings: Timings, ahead: bool) -> None:
         """Decode a run of missing frames that contains `frame`."""
         with episode.filling:
             if episode.decoded[frame]:
@@ -144,10 +151,10 @@ class DecodedImages(VideoFrames):
             at = int(np.searchsorted(keys, first + frame, side="right"))
             begin = max(int(keys[at - 1]) - first, 0) if at else 0
             # The frames before it in its GOP are decoded on the way; as many again behind it, up to a key frame.
-            end = min(frame + max(_RUN, frame - begin), len(episode.decoded))
+            end = min(frame + (frame - begin if ahead else 0) + 1, len(episode.decoded))
             after = int(np.searchsorted(keys, first + end))
             key = int(keys[after]) - first if after < len(keys) else len(episode.decoded)
-            if key - end < _RUN:
+            if ahead and key - end < _NEAR:
                 end = min(key, len(episode.decoded))
             wanted = np.flatnonzero(~episode.decoded[begin:end]) + begin
             try:
