@@ -11,7 +11,7 @@ import pytest
 import understudy as us
 from support.datasets import Spec, write_dataset
 from support.order_sources import episodes
-from support.refusals import refused
+from support.refusals import refused, warned
 from understudy.load.choose_order import OrderChoice, choose_from_facts
 from understudy.load.memory_plan import SourceFacts, read_facts, resized
 from understudy.order.audit.audit import as_read, audit
@@ -204,8 +204,9 @@ def test_a_given_order_that_costs_much_is_told(data: us.EpisodeDataset) -> None:
     with us.Loader(data, batch_size=4, seed=1) as roomy:
         needed = roomy.plan.bytes
     data.__dict__["gop"] = 60
-    with pytest.warns(UserWarning, match="decoding in a row"):
+    with warned() as caught:
         us.Loader(data, order=uniform, memory=needed // 2).close()
+    assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         us.Loader(data, order=uniform).close()

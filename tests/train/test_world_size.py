@@ -156,7 +156,7 @@ def stepped(shards: int) -> dict[str, Any]:
         policy = policies.policy()
         optimizer = spread(mesh, config, policy)
         result = take(mesh, policy, optimizer, share(mesh, uneven(), 2), check=True)
-        told["uneven"] = [float(value) for value in result], gradients(policy)
+        told["uneven"] = [float(value) for value in result[:3]], gradients(policy)
 
         batch = uneven()
         batch["action"][batch["action_is_pad"]] = math.nan
