@@ -5,11 +5,12 @@
 
 `measured`: re-encodings of eight episodes, real (`--real`, or UNDERSTUDY_TEST_DATA) or drawn, joined 1, 4, 8 and 20
 times, each with a memory of 1 and 4 GB: `us.Loader(PATH, batch_size=32, seed=0, memory=M, delta_timestamps=16 actions)`
-and nothing else, in a process of its own. A consumer takes 50 ms a step for five seconds, from the first batch on
-(`start_*`: batches 4 and later of these). Then rounds without a step alternate with decoding in a row: 256 consecutive
-frames of the same video, read 8 at a time into RGB memory that is used again, on each core at once; larger reads were
-slower. CPU times are user and system time of the process, all rounds together; work ahead between rounds counts. In a
-loader that keeps its images decoded, `start_*` is of the first epoch, and rounds later than that only copy.
+and nothing else, in a process of its own. A consumer takes 50 ms a step for five seconds after the first batch
+(`start_waiting`); `start_cpu_ms` is of the 100 batches after the third, all opening of lanes included. Then rounds
+without a step alternate with decoding in a row: 256 consecutive frames of the same video, read 8 at a time into RGB
+memory that is used again, on each core at once; larger reads were slower. CPU times are user and system time of the
+process, all rounds together; work ahead between rounds counts. In a loader that keeps its images decoded, the first
+100 batches are of the first epoch, and rounds later than that only copy.
 
 `verified`: frames in uniform order that no memory keeps, at GOP 2 and 250, beside `order/cost.uniform_cost`.
 
@@ -38,7 +39,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from defaults_frontier import RIVALS, cells, deff_of, frontier_row
 from loader_sets import Encoding, Recording, encodings, joined
 
-BATCH, CHUNK, STEP_S = 32, 16, 0.05
+BATCH, CHUNK = 32, 16
+STEP_S, START_S, START_BATCHES, LEAST = 0.05, 5.0, 100, 16  # LEAST: batches of a round
 TILES, MEMORIES, AT_ONCE, IN_A_ROW = (1, 4, 8, 20), (1, 4), 8, 256
 PARTS = ("measured", "verified", "frontier")
 
@@ -101,12 +103,12 @@ def serve_loader(root: str, memory: float, uniform: bool) -> None:
             next(loader)
             about = {"first_batch_s": time.perf_counter() - begin, "advice": " ".join(str(w.message) for w in warned)}
             if not uniform:
-                about |= start_figures(loader, request["seconds"])
+                about |= start_figures(loader, request["seconds"], request["batches"])
             answer(**about, **plan_figures(loader, before))
             spent = cpu_seconds()
         else:
             begin, batches = time.perf_counter(), 0
-            while not batches or time.perf_counter() - begin < request["seconds"]:
+            while batches < request["batches"] or time.perf_counter() - begin < request["seconds"]:
                 next(loader)
                 batches += 1
             spent, earlier = cpu_seconds(), spent
@@ -120,20 +122,21 @@ def uniform_order(root: str, windows: dict[str, list[float]]) -> Any:
     return us.Order.from_datasets([data], batch_size=BATCH, seed=0, mode="uniform")
 
 
-def start_figures(loader: Any, seconds: float) -> dict[str, float]:
-    """Waiting and CPU time of a consumer that takes 50 ms a step, after the first batch."""
-    begin, waited, steps, spent = time.perf_counter(), 0.0, 1, cpu_seconds()
-    while steps < 6 or time.perf_counter() - begin < seconds:
+def start_figures(loader: Any, seconds: float, batches: int) -> dict[str, float]:
+    """Waiting of a consumer that takes 50 ms a step, after the first batch, and CPU time of batches 4 and later."""
+    begin, waited, share, steps, spent = time.perf_counter(), 0.0, -1.0, 1, cpu_seconds()
+    while share < 0 or steps < batches + 3:
         if steps == 3:
             spent = cpu_seconds()
-        time.sleep(STEP_S)
+        if share < 0:
+            time.sleep(STEP_S)
         asked = time.perf_counter()
         next(loader)
         waited += time.perf_counter() - asked
         steps += 1
-    share = waited / (time.perf_counter() - begin)
-    cpu_ms = 1e3 * (cpu_seconds() - spent) / (steps - 3) / BATCH
-    return {"start_waiting": share, "start_cpu_ms": cpu_ms, "start_batches": steps}
+        if share < 0 and (passed := time.perf_counter() - begin) >= seconds and steps > 3:
+            share = waited / passed
+    return {"start_waiting": share, "start_cpu_ms": 1e3 * (cpu_seconds() - spent) / (steps - 3) / BATCH}
 
 
 def plan_figures(loader: Any, before: int) -> dict[str, Any]:
@@ -208,8 +211,8 @@ def in_a_row(reader: Any) -> Callable[[], float]:
     return read
 
 
-def measure_row(row: Row, rows_process: Any, first_seconds: float, seconds: float, rounds: int) -> dict[str, Any]:
-    """Measure one row, in turns with decoding in a row."""
+def measure_row(row: Row, rows_process: Any, start: dict[str, float], seconds: float, rounds: int) -> dict[str, Any]:
+    """Measure one row, in turns with decoding in a row; `start` is the first request."""
     from understudy.cli.bench.measure import OtherLoader
 
     def in_row() -> float:
@@ -217,10 +220,10 @@ def measure_row(row: Row, rows_process: Any, first_seconds: float, seconds: floa
 
     base, ours = [in_row()], []
     with OtherLoader(child("loader", root=str(row.root), memory=row.memory, uniform=row.uniform)) as loader:
-        results = checked(loader.measure(seconds=first_seconds))
+        results = checked(loader.measure(**start))
         for _ in range(rounds):
             base.append(in_row())
-            ours.append(checked(loader.measure(seconds=seconds)))
+            ours.append(checked(loader.measure(seconds=seconds, batches=2 if row.uniform else LEAST)))
     about = {"name": row.name, "codec": row.encoding.codec, "gop": row.encoding.gop, "height": row.height}
     about |= {"memory_gb": row.memory, **results, "peak_mb": max(results["peak_mb"], *(one["peak_mb"] for one in ours))}
     cpu = 1e3 * sum(one["cpu_s"] for one in ours) / sum(one["samples"] for one in ours)
@@ -264,7 +267,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             out.with_suffix(".new").write_text(json.dumps(results))
             out.with_suffix(".new").replace(out)
 
-    timing = (0.3, 0.1, 1) if quick else (5.0, arguments.seconds, arguments.rounds)
+    start = {"seconds": 0.3 if quick else START_S, "batches": 3 if quick else START_BATCHES}
+    timing = (start, 0.1 if quick else arguments.seconds, 1 if quick else arguments.rounds)
     if {"measured", "verified"} & set(parts):
         with OtherLoader(child("rows")) as rows_process:
             for row in rows(Path(arguments.cache), real, quick):
