@@ -46,7 +46,15 @@ def facts(frames: int, gop: int, cameras: int = 1, *, of: tuple[int, int] = H264
     return replace(known, **changes)
 
 
-def choose(*sources: SourceFacts, memory: int, batch_size: int = 32, world_size: int = 1, **given: Any) -> OrderChoice:
+def choose(
+    *sources: SourceFacts,
+    memory: int,
+    batch_size: int = 32,
+    world_size: int = 1,
+    workers: int = 1,
+    may_keep: bool = True,
+    **given: Any,
+) -> OrderChoice:
     lengths = [np.full(source.frames // 267 + 1, 267) for source in sources]
     for source, counts in zip(sources, lengths):
         counts[-1] = source.frames - counts[:-1].sum()
@@ -57,7 +65,8 @@ def choose(*sources: SourceFacts, memory: int, batch_size: int = 32, world_size:
     ]
     request = OrderRequest("clips", batch_size, given.pop("in_flight", 1 << 62), **given)
     weights = [float(source.frames) for source in sources]
-    return choose_from_facts(sources, checked, weights, request, 0, memory=memory, world_size=world_size, num_threads=8)
+    resources: dict[str, Any] = {"memory": memory, "world_size": world_size, "workers": workers, "num_threads": 8}
+    return choose_from_facts(sources, checked, weights, request, 0, may_keep=may_keep, **resources)
 
 
 @pytest.mark.parametrize("memory", [1, 4, 16])
@@ -82,6 +91,25 @@ def test_images_that_fit_stay_decoded_and_are_shuffled_one_by_one() -> None:
     small = choose(facts(8_552, 250), memory=4 * GIGABYTE)
     assert small.order.spec.sources[0].clip == 250
     assert small.chosen.plan.keeps_decoded == (False,)
+
+
+@pytest.mark.parametrize("options", [{"workers": 4}, {"may_keep": False}])
+def test_images_that_a_reader_cannot_keep_are_not_chosen_as_kept(options: dict[str, Any]) -> None:
+    """A quarter of the memory holds no set that all of it holds, and planes are kept by no loader."""
+    data = facts(400_000, 250)
+    assert choose(data, memory=200 * GIGABYTE).chosen.plan.keeps_decoded == (True,)
+    choice = choose(data, memory=200 * GIGABYTE, **options)
+    assert choice.chosen.plan.keeps_decoded == (False,)
+    assert choice.order.spec.sources[0].clip > 1
+    assert choice.chosen.cost <= 1.25
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_workers_share_no_lane(workers: int) -> None:
+    """Two workers that read a lane would both decode it."""
+    for gop in (2, 250):
+        spec = choose(facts(400_000, gop), memory=4 * GIGABYTE, workers=4).order.spec
+        assert spec.sources[0].lanes % (workers * spec.batch) == 0
 
 
 def test_memory_buys_mixing_up_to_the_bound_of_the_cost() -> None:
@@ -199,6 +227,22 @@ def test_a_loader_continues_the_order_of_a_state_in_other_memory(data: us.Episod
             given.load_state_dict(state)
 
 
+def test_planes_and_streams_have_orders_that_they_can_read(data: us.EpisodeDataset) -> None:
+    data.__dict__["gop"] = 60
+    kept = us.Loader(data, batch_size=4)
+    assert kept.order.spec.sources[0].clip == 1
+    memory = kept.plan.bytes + kept.plan.bytes // 4
+    options: dict[str, Any] = {"batch_size": 4, "memory": memory}
+    assert us.Loader(data, **options).order.spec.sources[0].clip == 1
+    assert us.EpisodeStream(data, **options).order.spec.sources[0].clip > 1
+    with warned():
+        assert us.Loader(data, **options, colors="yuv").order.spec.sources[0].clip > 1
+    uniform = us.Order.from_datasets(data, batch_size=4, mode="uniform")
+    with warned() as caught:
+        us.Loader(data, order=uniform, colors="yuv").close()
+    assert len(caught) == 2  # also that there is no GPU
+
+
 def test_a_given_order_that_costs_much_is_told(data: us.EpisodeDataset) -> None:
     uniform = us.Order.from_datasets(data, batch_size=4, mode="uniform")
     with us.Loader(data, batch_size=4, seed=1) as roomy:
@@ -207,6 +251,7 @@ def test_a_given_order_that_costs_much_is_told(data: us.EpisodeDataset) -> None:
     with warned() as caught:
         us.Loader(data, order=uniform, memory=needed // 2).close()
     assert len(caught) == 1
+    assert "variance" not in str(caught[0].message)  # no other setting changes the mixing of a given order
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         us.Loader(data, order=uniform).close()

@@ -205,7 +205,9 @@ def _features(spec: Spec) -> dict[str, Any]:
         features["matrix"] = {"dtype": "float32", "shape": [2, 3], "names": None}
         features["deep"] = {"dtype": "int64", "shape": [2, 1, 2], "names": None}
     names = ["height", "width", "channels"]
-    codec = {"libx264": "h264", "libx265": "hevc", "libsvtav1": "av1", "mpeg4": "mpeg4"}[spec.codec]
+    codec = {"libx264": "h264", "libx265": "hevc", "libsvtav1": "av1", "mpeg4": "mpeg4", "libvpx-vp9": "vp9"}[
+        spec.codec
+    ]
     for key in spec.cameras:
         said = {"video.fps": spec.fps, "video.codec": codec, "has_audio": False}
         features[key] = {"dtype": "video", "shape": [SIDE, SIDE, 3], "names": names, "info": said}

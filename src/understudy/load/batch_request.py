@@ -140,6 +140,7 @@ def make_request(
     num_threads: int,
     memory: int | str,
     dataset_options: DatasetOptions,
+    workers: int = 1,
     **own: Any,
 ) -> BatchRequest:
     """Checked request from the arguments of a constructor.
@@ -147,13 +148,14 @@ def make_request(
     Args:
         datasets: opened with `dataset_options`, where they are paths.
         num_threads: for `choose_order`, where no order is given.
+        workers: for `choose_order`.
         **own: further fields of `BatchRequest`.
 
     Raises:
         ValueError: see `Loader`.
         TypeError: an unknown option, or an option of datasets that are already open.
     """
-    opened = _open(datasets, dataset_options)
+    opened, in_rgb = _open(datasets, dataset_options), own.get("colors", "rgb") == "rgb"
     if order is None:
         if batch_size is None:
             raise ValueError("neither order nor batch_size: give batch_size=32, or order=Order.from_datasets(...)")
@@ -162,7 +164,9 @@ def make_request(
             memory=parse_bytes(memory),
             world_size=own["world_size"],
             num_threads=num_threads,
-            image_size=own["image_size"],
+            workers=workers,
+            image_size=own["image_size"] if in_rgb else None,  # planes are resized on the device
+            may_keep=in_rgb,
             batch_size=batch_size,
             seed=0 if seed is None else seed,
             weights=weights,

@@ -11,7 +11,7 @@ machine.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, gcd
+from math import ceil, gcd, isnan, nan
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.load.images.clip_reader import DecodePolicy
@@ -50,7 +50,7 @@ class Candidate:
     sources: tuple[ResolvedSource, ...]
     spec: Spec
     plan: MemoryPlan
-    """Of the last rank."""
+    """Of the last rank, or of its last worker."""
     cost: float
     """CPU time of a sample, relative to decoding each image once and in a row."""
     correlation: tuple[float, ...]
@@ -86,7 +86,9 @@ def choose_order(
     memory: int,
     world_size: int = 1,
     num_threads: int = 2,
+    workers: int = 1,
     image_size: tuple[int, int] | None = None,
+    may_keep: bool = True,
     frames_in_flight: int | None = None,
     weights: Sequence[float] | Mapping[str, float] | None = None,
     temperature: float | None = None,
@@ -104,7 +106,10 @@ def choose_order(
         memory: bytes that the loader of each rank may hold.
         world_size: number of ranks.
         num_threads: threads of a rank's loader.
+        workers: processes of a rank that make its batches in turn and share its memory, as of an `EpisodeStream`;
+            fewer where the memory holds no batch of each.
         image_size: (height, width) of its images; None keeps the recorded size.
+        may_keep: whether a dataset that fits stays decoded.
         frames_in_flight: the most frames of open clips; by default the memory alone limits them.
         weights: this and all further arguments: as for `Order.from_datasets`. With a mode other than "clips", or with
             `clip` or `lanes`, the order is the requested one.
@@ -118,16 +123,17 @@ def choose_order(
     in_flight = _UNLIMITED if frames_in_flight is None else frames_in_flight
     request = OrderRequest(mode, as_int("batch_size", batch_size), in_flight, clip, lanes, inside)
     seed, shares = check_seed(seed), resolve_weights(datasets, weights, temperature)
-    return choose_from_facts(
-        [read_facts(dataset, image_size) for dataset in datasets],
-        [check_source(dataset) for dataset in datasets],
-        shares,
-        request,
-        seed,
-        memory=memory,
-        world_size=world_size,
-        num_threads=num_threads,
-    )
+    facts, sources = [read_facts(data, image_size) for data in datasets], [check_source(data) for data in datasets]
+    resources = {"memory": memory, "world_size": world_size, "num_threads": num_threads}
+    while True:
+        try:
+            return choose_from_facts(
+                facts, sources, shares, request, seed, workers=workers, may_keep=may_keep, **resources
+            )
+        except ValueError:  # no batch fits the memory of one worker
+            if workers == 1:
+                raise
+            workers //= 2
 
 
 def choose_from_facts(
@@ -140,8 +146,11 @@ def choose_from_facts(
     memory: int,
     world_size: int,
     num_threads: int,
+    workers: int = 1,
+    may_keep: bool = True,
 ) -> OrderChoice:
     """Choose an order by facts about the datasets; otherwise as `choose_order`."""
+    readers = world_size * workers
 
     def choose(facts: Sequence[SourceFacts], memory: int) -> tuple[list[Candidate], Candidate]:
         changed = [replace(source, gop=fact.gop) for source, fact in zip(sources, facts)]
@@ -149,18 +158,20 @@ def choose_from_facts(
         def candidate(request: OrderRequest) -> Candidate:
             resolved, slots, version = resolve_order(changed, weights, request)
             spec = Spec(seed, request.batch_size, tuple(one.spec for one in resolved), (Entry(0, slots),), version)
+            read = replace(spec, batch=spec.batch * workers)  # W batches in turn, as one that W times the ranks share
             plan = plan_memory(
                 facts,
-                Order(spec, ()),
-                rank=world_size - 1,
-                world_size=world_size,
+                Order(read, ()),
+                rank=readers - 1,
+                world_size=readers,
                 num_threads=num_threads,
-                memory=memory,
+                memory=memory // workers,
+                may_keep=may_keep,
             )
-            cost = order_cost(facts, spec, plan, world_size)
+            cost = order_cost(facts, read, plan, readers)
             return Candidate(tuple(resolved), spec, plan, cost, tuple(_correlation(spec, n) for n in WINDOWS))
 
-        candidates = _candidates(facts, request, candidate)
+        candidates = _candidates(facts, request, workers, candidate)
         return candidates, _choose(candidates, request)
 
     def figures(facts: Sequence[SourceFacts], memory: int) -> tuple[float, float]:
@@ -174,7 +185,7 @@ def choose_from_facts(
 
 
 def _candidates(
-    facts: Sequence[SourceFacts], request: OrderRequest, candidate: Callable[[OrderRequest], Candidate]
+    facts: Sequence[SourceFacts], request: OrderRequest, workers: int, candidate: Callable[[OrderRequest], Candidate]
 ) -> list[Candidate]:
     """The requested order alone where it is fixed; otherwise the uniform shuffle, and lanes."""
     if _is_fixed(request):
@@ -186,19 +197,35 @@ def _candidates(
         if source.frames <= request.in_flight and (keep or _is_cheap(source))
     )
     gop = max((source.gop for number, source in enumerate(facts) if number not in uniform), default=1)
-    quick = [lanes for lanes in lane_counts(request.batch_size) if opens_quickly(gop, lanes, request.batch_size)]
+    together = request.batch_size * workers
+    quick = [lanes for lanes in lane_counts(request.batch_size) if opens_quickly(gop, lanes, together)]
     laned = [candidate(replace(request, spread=lanes, uniform=uniform)) for lanes in quick]
     return list({candidate.spec: candidate for candidate in (first, *laned)}.values())
 
 
 def advise_on(
-    order: Order, facts: Sequence[SourceFacts], *, memory: int, rank: int, world_size: int, num_threads: int
+    order: Order,
+    facts: Sequence[SourceFacts],
+    *,
+    memory: int,
+    rank: int,
+    world_size: int,
+    num_threads: int,
+    may_keep: bool = True,
 ) -> str:
     """One line on a given order that costs much to read in this memory; "" for any other."""
 
     def figures(facts: Sequence[SourceFacts], memory: int) -> tuple[float, float]:
-        plan = plan_memory(facts, order, rank=rank, world_size=world_size, num_threads=num_threads, memory=memory)
-        return order_cost(facts, order.spec, plan, world_size), 0.0
+        plan = plan_memory(
+            facts,
+            order,
+            rank=rank,
+            world_size=world_size,
+            num_threads=num_threads,
+            memory=memory,
+            may_keep=may_keep,
+        )
+        return order_cost(facts, order.spec, plan, world_size), nan
 
     return advice(facts, memory, figures)
 
@@ -272,7 +299,10 @@ def _choose(candidates: Sequence[Candidate], request: OrderRequest) -> Candidate
 
 
 Figures = Callable[[Sequence[SourceFacts], int], tuple[float, float]]
-"""Datasets and bytes of memory -> (cost, correlation over 8 batches) of the order of a loader that has them."""
+"""Datasets and bytes of memory -> (cost, correlation over 8 batches) of the order of a loader that has them.
+
+The correlation is nan for an order that is given: other settings do not change it.
+"""
 
 
 def advice(facts: Sequence[SourceFacts], memory: int, figures: Figures) -> str:
@@ -284,11 +314,12 @@ def advice(facts: Sequence[SourceFacts], memory: int, figures: Figures) -> str:
         figures: of the order.
     """
     cost, correlation = figures(facts, memory)
-    if cost <= _NOTICED and correlation <= _CORRELATED:
+    given = isnan(correlation)
+    if cost <= _NOTICED and (given or correlation <= _CORRELATED):
         return ""
 
     def is_better(pair: tuple[float, float]) -> bool:
-        return pair[0] <= max(BEARABLE, 0.7 * cost) and pair[1] <= max(_CORRELATED, 0.7 * correlation)
+        return pair[0] <= max(BEARABLE, 0.7 * cost) and (given or pair[1] <= max(_CORRELATED, 0.7 * correlation))
 
     small = [resized(source, _SIDE) for source in facts]
     edited = [replace(source, gop=min(source.gop, 2)) for source in small]
@@ -303,9 +334,10 @@ def advice(facts: Sequence[SourceFacts], memory: int, figures: Figures) -> str:
     for name, changed, size in remedies:
         kind = name.split("=")[0]
         if kind not in helping and is_better(better := figures(changed, size)):
-            helping[kind] = f"{name} ({better[0]:.1f} times, {1 + better[1]:.1f})"
+            helping[kind] = f"{name} ({better[0]:.1f} times" + ("" if given else f", {1 + better[1]:.1f}") + ")"
+    mixing = "" if given else f"8 batches have {1 + correlation:.1f} times the variance of independent clips, "
     return (
-        f"each sample costs {cost:.1f} times the CPU time of decoding in a row, and 8 batches have "
-        f"{1 + correlation:.1f} times the variance of independent clips, in {memory / 1e9:.3g} GB of memory; "
+        f"each sample costs {cost:.1f} times the CPU time of decoding in a row, {mixing}"
+        f"in {memory / 1e9:.3g} GB of memory; "
         "better with " + ("; ".join(helping.values()) or "nothing known: more frames, or a shorter GOP")
     )

@@ -179,13 +179,14 @@ class Loader:
         """Plan the memory for a request, and warn of an order that costs much."""
         cameras = len(image_shapes(request.datasets, request.image_size, request.colors)[0])  # refuses several sizes
         facts = [read_facts(data, request.image_size) for data in request.datasets]
-        shared = {
+        shared: dict[str, Any] = {
             "rank": request.rank,
             "world_size": request.world_size,
             "num_threads": self._threads,
             "memory": request.memory_bytes,
+            "may_keep": request.colors == "rgb",
         }
-        self.plan = plan_memory(facts, request.order, may_keep=request.colors == "rgb", **shared)
+        self.plan = plan_memory(facts, request.order, **shared)
         """Memory that the loader holds, item by item, and how it decodes."""
         if advises and (advice := advise_on(request.order, facts, **shared)):
             warnings.warn(advice, stacklevel=3)

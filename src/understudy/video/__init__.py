@@ -11,6 +11,7 @@ mp4               parse the sample tables of an mp4 file
 packets           coded packets in decode order
 decoder           from display positions to decoded frames
 codec_pool        reuse of codec contexts, per thread
+pixel_bytes       bytes of a decoded pixel, read from the decoder configuration
 parameter_sets    parameter sets inside packets (SPS, PPS), which a decoder remembers
 color             conversion to RGB planes, written straight into an array
 reformat          PyAV's own conversion, made equal in all its versions

@@ -14,6 +14,7 @@ import av
 from understudy.errors import DatasetError
 from understudy.lru import LRUCache
 from understudy.video.index import VideoIndex
+from understudy.video.pixel_bytes import pixel_bytes
 
 SPARE_BYTES = 4 << 20
 """Largest total size of each thread's spare contexts, unless a single one is larger. Their users report the sizes."""
@@ -125,14 +126,15 @@ def create_context(key: CodecKey, where: str) -> av.VideoCodecContext:
 
 
 def frame_bytes(index: VideoIndex) -> int:
-    """Memory of one decoded frame in bytes: 8-bit 4:2:0 and padding.
+    """Memory of one decoded frame in bytes, with padding; 8-bit 4:2:0 where the file names no format (`pixel_bytes`).
 
     Padding as measured: FFmpeg 8 aligns the lines of each plane to 64 bytes, dav1d to whole blocks of 128 pixels.
     """
     line = -(-index.width // 128) * 128
+    size = max(1.5, pixel_bytes(index.codec, index.extradata) or 1.5)
     if index.codec == "av1":
-        return line * -(-index.height // 128) * 128 * 3 // 2
-    return line * index.height * 3 // 2 + 2_400
+        return int(line * -(-index.height // 128) * 128 * size)
+    return int(line * index.height * size) + 2_400
 
 
 def decoder_bytes(index: VideoIndex) -> int:

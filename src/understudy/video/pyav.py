@@ -16,6 +16,7 @@ from understudy.video.codec_pool import decoder_bytes, frame_bytes
 from understudy.video.decoder import FrameDecoder
 from understudy.video.depth.pixels import RGB, Pixels
 from understudy.video.packets import open_packets
+from understudy.video.pixel_bytes import pixel_bytes
 from understudy.video.reader import VideoFacts, check_positions
 
 _RUN_LENGTH = 8  # frames decoded before the first is converted
@@ -30,7 +31,8 @@ class PyavReader(VideoFacts):
         index = self._packets.index
         super().__init__(source.where, index)
         self.frame_bytes, self.decoder_bytes = frame_bytes(index), decoder_bytes(index)
-        if pixels.is_depth:  # two bytes a pixel
+        self.knows_frame_bytes = pixel_bytes(index.codec, index.extradata) is not None
+        if pixels.is_depth and not self.knows_frame_bytes:  # two bytes a pixel
             self.frame_bytes, self.decoder_bytes = self.frame_bytes * 4 // 3, self.decoder_bytes * 4 // 3
 
     def _open(self, path: str) -> None:

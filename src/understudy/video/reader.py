@@ -60,6 +60,7 @@ class VideoReader(Protocol):
         codec: FFmpeg's name of the codec.
         gops: between key frames.
         frame_bytes: memory of one `DecodedImage` of a cursor.
+        knows_frame_bytes: whether the file names the format of its pixels; `frame_bytes` is a guess where not.
         decoder_bytes: memory of one cursor with a live decoder, an estimate.
     """
 
@@ -71,6 +72,7 @@ class VideoReader(Protocol):
     codec: str
     gops: Gops
     frame_bytes: int
+    knows_frame_bytes: bool
     decoder_bytes: int
 
     @property

@@ -39,7 +39,7 @@ class TorchcodecReader(VideoFacts):
         packets = open_packets(source)
         packets.close()
         super().__init__(source.where, packets.index)
-        self.frame_bytes = self.height * self.width * 3
+        self.frame_bytes, self.knows_frame_bytes = self.height * self.width * 3, True
         self.decoder_bytes = 4 * self.frame_bytes
         self._cursor = self.cursor()
 

@@ -18,6 +18,7 @@ from understudy.load.batch_request import BatchRequest
 from understudy.load.images.buffer_pool import BufferPool
 from understudy.load.images.clip_reader import ClipReader, DecodePolicy, Timings
 from understudy.load.images.cursors import Cursors
+from understudy.load.images.decoded_cache import decoded_bytes, keep_decoded
 from understudy.load.loader import Batch, Loader
 from understudy.load.loader_threads import WorkerPool
 from understudy.load.memory_plan import MemoryPlan, make_plan, rank_policies
@@ -436,3 +437,17 @@ def test_loader_augments_by_the_position_alone(roots: dict[str, Path]) -> None:
     per_sample = added.reshape(16, -1)
     assert (per_sample == per_sample[:, :1]).all()
     assert len(per_sample[:, 0].unique()) > 3
+
+
+@pytest.mark.parametrize(("codec", "share"), [("libx264", 0.5), ("libvpx-vp9", 1.0)])
+def test_images_of_unknown_pixel_format_are_planned_and_kept_as_rgb(codec: str, share: float, tmp_path: Path) -> None:
+    """VP9 names no format in these files: its frames may take more than those of 8-bit 4:2:0."""
+    write_dataset(tmp_path, Spec(lengths=(6,), codec=codec, cameras=(TOP,)))
+    data = opened(tmp_path)
+    reader = data.video_frames.reader(TOP, 0)
+    rgb = 6 * reader.height * reader.width * 3
+    reader.frame_bytes = reader.height * reader.width * 3 // 2  # without padding, which outweighs so small images
+    assert decoded_bytes(data) == share * rgb
+    images = keep_decoded(data).video_frames
+    plain = data.video_frames.take(TOP, np.array([0]), np.array([3]))
+    assert np.array_equal(images.take(TOP, np.array([0]), np.array([3])), plain)

@@ -28,6 +28,9 @@ from understudy.load.order_state import adopt_order, order_state, position_in
 from understudy.order import Order
 from understudy.process_rank import find_rank
 
+_WORKERS = 4
+"""Workers for which an order is chosen: their number is known only later, and an order for four serves fewer."""
+
 
 class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
     """Endless stream of the batches of `Loader`, for `DataLoader(stream, batch_size=None, ...)`.
@@ -38,7 +41,7 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
     Args:
         datasets: as for `Loader`.
         order: as for `Loader`.
-        batch_size: as for `Loader`.
+        batch_size: as for `Loader`; the order is chosen for four workers, of which each has its part of the memory.
         seed: as for `Loader`.
         weights: as for `Loader`.
         rank: as for `Loader`.
@@ -89,6 +92,7 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
             seed=seed,
             weights=weights,
             num_threads=1,
+            workers=_WORKERS,
             dataset_options=dataset_options,
             rank=self.rank,
             world_size=self.world_size,

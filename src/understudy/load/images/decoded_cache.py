@@ -49,14 +49,14 @@ def decoded_bytes(dataset: EpisodeDataset, image_size: tuple[int, int] | None = 
 def _image_bytes(dataset: EpisodeDataset, camera: str, reader: VideoReader, image_size: tuple[int, int] | None) -> int:
     """Bytes of one image as it is kept."""
     height, width = image_size or (reader.height, reader.width)
-    converted = dataset.pixels(camera).nbytes(height, width)
-    return min(converted, reader.frame_bytes) if image_size is None else converted
+    stays = _stays_frame(dataset, camera, reader, image_size)
+    return reader.frame_bytes if stays else dataset.pixels(camera).nbytes(height, width)
 
 
 def _stays_frame(dataset: EpisodeDataset, camera: str, reader: VideoReader, image_size: tuple[int, int] | None) -> bool:
     """Whether images stay frames of the decoder."""
     converted = dataset.pixels(camera).nbytes(reader.height, reader.width)
-    return image_size is None and reader.frame_bytes < converted
+    return image_size is None and reader.knows_frame_bytes and reader.frame_bytes < converted
 
 
 def keep_decoded(dataset: EpisodeDataset, image_size: tuple[int, int] | None = None) -> EpisodeDataset:

@@ -71,12 +71,14 @@ def make_order(config: TrainConfig, data: RunData, mesh: Mesh) -> Order:
     Raises:
         ConfigError: one batch does not fit the memory, or the settings do not make an order.
     """
+    in_rgb = config.loader.colors == "rgb"
     try:
         choice = choose_order(
             data.training,
             batch_size=config.batch_size,
             seed=config.seed,
-            image_size=data.size,
+            image_size=data.size if in_rgb else None,  # planes are resized on the device
+            may_keep=in_rgb,
             **data.order_options(config),
             **_resources(config, mesh) | {"num_threads": MOST_LOADER_THREADS},  # the same order on any machine
         )
