@@ -23,10 +23,9 @@ def first_runs(order: Order, source: int, policy: DecodePolicy, position: int, s
     Runs of whole GOPs are staggered by where their clips begin: the first run extends to the next key frame.
     A reader of the first batch, which the consumer waits for, first decodes only the frames of its first sample.
 
-    While the lanes open, the consumer would also wait for the frames ahead of all of them. So readers with shared
-    decoders take one GOP at a time (a run of 1 extends to its end) until their first turn. Hardly anything is decoded
-    twice, because they start at key frames anyway. A decoder of its own has decoded half a long GOP before its first
-    frame. There the frames ahead matter less.
+    While the lanes open, the consumer would also wait for the frames ahead of all of them. So a reader with a decoder
+    of its own begins as in the first batch. One with shared decoders takes one GOP at a time (a run of 1 extends to its
+    end) until its first turn. Hardly anything is decoded twice, because it starts at key frames anyway.
 
     Args:
         gop: frames from key frame to key frame.
@@ -39,7 +38,9 @@ def first_runs(order: Order, source: int, policy: DecodePolicy, position: int, s
     lane, turns = order.lane(position), first_round(order, source)
     length = policy.run_length
     run = length - (position // turns + int(length * (lane * _GOLDEN % 1))) % length
-    opens = position < start + turns and not policy.keep_decoder and gop <= length
-    rest = run - first
-    behind = [1] * -(-rest // gop) if opens else [rest] if rest else []
-    return [0, *behind] if first else behind
+    opens = position < start + turns
+    alone = first or (opens and policy.keep_decoder)
+    rest = run - alone
+    by_gop = opens and not policy.keep_decoder and gop <= length
+    behind = [1] * -(-rest // gop) if by_gop else [rest] if rest else []
+    return [0, *behind] if alone else behind

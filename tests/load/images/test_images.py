@@ -265,11 +265,16 @@ def test_first_runs_of_the_first_batch_are_short_and_later_ones_take_turns(roots
     assert len(ends) == 12  # each lane at another time
     assert first_runs(order, 0, DecodePolicy(1, True), 5, 5, gop=250) == []
     assert first_runs(order, 0, DecodePolicy(30, False, whole_gops=True), 50, 5, gop=30) == [1]
-    whole = [first_runs(order, 0, DecodePolicy(16, True), position, 0, gop=250) for position in range(12)]
-    opening = [first_runs(order, 0, policy, position, 0, gop=3) for position in range(12)]
-    for runs, parts in zip(whole, opening, strict=True):  # the same turns, in runs of one GOP
-        assert parts == [0] * (runs[0] == 0) + [1] * -(-sum(runs) // 3)
-    assert whole == [first_runs(order, 0, DecodePolicy(16, False), position, 0, gop=17) for position in range(12)]
+    for position in range(12):  # while lanes open, the same turns in several runs
+        (long, kept, short) = (
+            first_runs(order, 0, DecodePolicy(16, keep), position, 0, gop=gop)
+            for keep, gop in ((False, 17), (True, 250), (False, 3))
+        )
+        first = position < 4
+        run = sum(long) + first
+        assert long == ([0, run - 1][:run] if first else [run])
+        assert kept == [0, run - 1][:run]
+        assert short == [0] * first + [1] * -(-(run - first) // 3)
 
 
 def made(loader: Loader, count: int) -> None:
