@@ -124,7 +124,8 @@ def test_choose_order_has_the_options_of_an_order() -> None:
     choose, order = (dict(inspect.signature(one).parameters) for one in (us.choose_order, us.Order.from_datasets))
     del order["sources"]
     assert {name: choose[name] for name in order} == order
-    assert set(choose) - set(order) == {"datasets", "memory", "world_size", "num_threads", "image_size"}
+    others = {"datasets", "memory", "world_size", "num_threads", "workers", "image_size", "may_keep", "decoded_cache"}
+    assert set(choose) - set(order) == others
 
 
 def test_old_names_of_dataset_options_warn(root: Path) -> None:

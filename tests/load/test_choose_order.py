@@ -119,6 +119,18 @@ def test_memory_buys_mixing_up_to_the_bound_of_the_cost() -> None:
     assert lanes[0] < lanes[-1]
 
 
+def test_a_decoded_cache_is_shuffled_one_by_one_in_any_memory_and_is_offered_where_it_helps() -> None:
+    data = facts(42_760, 250, 3, disk_images=9_000_000_000)
+    assert "decoded_cache=FOLDER, 9.0 GB on disk" in choose(data, memory=GIGABYTE).advice
+    assert "decoded_cache" not in choose(replace(data, disk_images=10**13), memory=GIGABYTE).advice
+    choice = choose(replace(data, on_disk=True), memory=GIGABYTE)
+    assert choice.order.spec.sources[0].clip == 1
+    assert choice.chosen.cost == 1.0
+    assert choice.chosen.plan.keeps_decoded == (True,)
+    assert choice.chosen.plan.bytes <= GIGABYTE
+    assert not choice.advice
+
+
 def test_frames_in_flight_limit_the_lanes() -> None:
     data = facts(400_000, 2)
     limited = choose(data, memory=16 * GIGABYTE, in_flight=4_000).order.spec.sources[0]

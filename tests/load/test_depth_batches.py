@@ -44,13 +44,17 @@ def nearest(images: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     return torch.from_numpy(images.numpy()[..., rows, :][..., columns])
 
 
-@pytest.mark.parametrize(("size", "decoded"), [(None, False), ((17, 23), False), ((17, 23), True)])
-def test_loader_depth_equals_the_datasets(root: Path, size: tuple[int, int] | None, decoded: bool) -> None:
+@pytest.mark.parametrize(
+    ("size", "kept"),
+    [(None, ""), ((17, 23), ""), ((17, 23), "in memory"), (None, "on disk"), ((17, 23), "on disk")],
+)
+def test_loader_depth_equals_the_datasets(root: Path, tmp_path: Path, size: tuple[int, int] | None, kept: str) -> None:
     data = opened(root)
     order = Order.from_datasets([data], batch_size=4, seed=1, frames_in_flight=8)
-    memory = "1GB" if decoded else least_memory(data, order=order, image_size=size, num_threads=2)
-    loader = Loader(data, order=order, memory=memory, image_size=size, num_threads=2)
-    assert any(loader.plan.keeps_decoded) == decoded
+    memory = "1GB" if kept else least_memory(data, order=order, image_size=size, num_threads=2)
+    folder = tmp_path if kept == "on disk" else None
+    loader = Loader(data, order=order, memory=memory, image_size=size, num_threads=2, decoded_cache=folder)
+    assert any(loader.plan.keeps_decoded) == bool(kept)
     with loader:
         for first in range(0, 20, 4):
             batch = next(loader)

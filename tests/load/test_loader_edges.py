@@ -236,7 +236,7 @@ def test_loader_returns_batches_before_an_error(data: EpisodeDataset, order: Ord
 def test_decoded_images_decodes_a_frame_once_for_two_threads(data: EpisodeDataset) -> None:
     pictures = keep_decoded(data).video_frames
     assert isinstance(pictures, DecodedImages)
-    shape = pictures._episode(TOP, 3).images.shape[1:]
+    shape = pictures._episode(TOP, 3).shape
     outs, spent = [np.empty((1, *shape), np.uint8) for _ in range(2)], [Timings(), Timings()]
     episode = pictures._episode(TOP, 3)
     threads = [

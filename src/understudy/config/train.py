@@ -129,6 +129,9 @@ class LoaderConfig:
     ] = "rgb"
     """Form in which video images leave the host. `yuv`: 4:2:0 planes, half the bytes, converted and resized on the
     device; videos need even sides, and none stays decoded in memory. Validation always reads RGB."""
+    decoded_cache: Annotated[bool, NO_EFFECT] = False
+    """Keep decoded images on disk, at the policy's size, in the folder `data.cache`. The first epoch decodes them,
+    later epochs and later runs read them. `data.cache_size` limits their total size (docs/loading.md)."""
 
 
 @dataclass(frozen=True)
@@ -357,6 +360,8 @@ class TrainConfig:
             parse_bytes(self.loader.memory)
         except ValueError as error:
             found.append(f"loader.{error}")
+        if self.loader.decoded_cache and self.loader.colors == "yuv":
+            found.append("loader.decoded_cache: keeps RGB images, and loader.colors is yuv: leave out one of both")
         found += [f"data.{line}" for line in self.data.problems()]
         if self.data.chunk_size or not getattr(self.policy, "weights", ""):  # otherwise the weights decide the chunk
             found += self.rollout_problems()

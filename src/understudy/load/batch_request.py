@@ -17,11 +17,13 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.selection.frame_weights import WeightsIn
 from understudy.data.selection.select import KeepRanges
 from understudy.load.choose_order import choose_order
+from understudy.load.images.disk_cache import DiskCache
 from understudy.load.mixed_batches import Mixture
 from understudy.order import Order, rank_slice
 from understudy.order.frame_numbering import LARGEST
 from understudy.order.make_spec import as_list
 from understudy.order.sample_random import SampleRng
+from understudy.storage.remote_options import RemoteOptions
 
 Batch: TypeAlias = dict[str, Any]
 Augment: TypeAlias = Callable[[dict[str, Tensor], SampleRng], None]
@@ -100,6 +102,8 @@ class BatchRequest:
     """File to which every substitution is appended."""
     bad_frame_cap: float = 0.01
     """Share of a source's frames that may be substituted."""
+    decoded_cache: str | os.PathLike[str] | tuple[str | os.PathLike[str], int | str] | None = None
+    """Folder on a local disk for decoded images (`images/disk_cache.py`), or that and its largest size; None: none."""
 
     def __post_init__(self) -> None:
         rank_slice(self.order.batch_size, self.rank, self.world_size)
@@ -118,11 +122,25 @@ class BatchRequest:
             raise ValueError(f"colors {self.colors!r}: need 'rgb' or 'yuv'")
         if self.colors == "yuv" and self.augment is not None:
             raise ValueError("colors='yuv' with augment, which changes RGB images on the host; leave out one of both")
+        if self.disk_cache is not None and self.colors == "yuv":
+            raise ValueError("colors='yuv' with decoded_cache, which keeps RGB images; leave out one of both")
 
     @property
     def memory_bytes(self) -> int:
         """`memory` in bytes."""
         return parse_bytes(self.memory)
+
+    @property
+    def disk_cache(self) -> DiskCache | None:
+        """`decoded_cache` with its size in bytes."""
+        if self.decoded_cache is None:
+            return None
+        default = RemoteOptions().cache_bytes
+        folder, size = self.decoded_cache if isinstance(self.decoded_cache, tuple) else (self.decoded_cache, default)
+        try:
+            return DiskCache(os.path.abspath(os.path.expanduser(folder)), parse_bytes(size))
+        except ValueError as error:
+            raise ValueError(str(error).replace("memory", "decoded_cache: size", 1)) from error
 
     @property
     def share(self) -> tuple[int, int]:
@@ -167,6 +185,7 @@ def make_request(
             workers=workers,
             image_size=own["image_size"] if in_rgb else None,  # planes are resized on the device
             may_keep=in_rgb,
+            decoded_cache=own["decoded_cache"] is not None,
             batch_size=batch_size,
             seed=0 if seed is None else seed,
             weights=weights,

@@ -1,6 +1,7 @@
 """The order of a new run, chosen by its cost and its mixing among those that fit the memory of a loader.
 
-Candidates are the uniform shuffle, and lanes of clips in the numbers of `order/defaults.lane_counts`. Each is planned
+Candidates are the uniform shuffle, and lanes of clips in the numbers of `order/defaults.lane_counts`. The shuffle costs
+no more than lanes where images stay decoded, in memory or in a cache on disk. Each is planned
 (`memory_plan.py`) and has a cost relative to decoding in a row.
 
 The rule: of the orders that cost at most 1.25, the one whose samples are correlated least, over 8 batches together,
@@ -38,6 +39,7 @@ _NOTICED, _CORRELATED = 1.4, 3.0  # cost, and correlation over 8 batches, above 
 _UNLIMITED = 1 << 62
 _FEW = 100_000  # frames of a source that is shuffled one by one where each is decoded alone
 _GIGABYTES = (2, 4, 8, 16, 32, 64, 128, 256)  # memory to advise
+_MOST_ON_DISK = 10**12  # bytes of a decoded cache to advise
 _SIDE, _ENCODE_MS = 224, 2.5  # pixels of the images of the advised edit, and CPU milliseconds of writing one
 _MS_PER_ROW = 0.05  # CPU milliseconds of a sample without images
 _RUN_COST = {(True, 1): 1.1, (False, 4): 1.08, (False, 8): 1.03}  # by (own decoder, run length); 1 for others
@@ -89,6 +91,7 @@ def choose_order(
     workers: int = 1,
     image_size: tuple[int, int] | None = None,
     may_keep: bool = True,
+    decoded_cache: bool = False,
     frames_in_flight: int | None = None,
     weights: Sequence[float] | Mapping[str, float] | None = None,
     temperature: float | None = None,
@@ -110,6 +113,7 @@ def choose_order(
             fewer where the memory holds no batch of each.
         image_size: (height, width) of its images; None keeps the recorded size.
         may_keep: whether a dataset that fits stays decoded.
+        decoded_cache: whether it keeps decoded images on disk.
         frames_in_flight: the most frames of open clips; by default the memory alone limits them.
         weights: this and all further arguments: as for `Order.from_datasets`. With a mode other than "clips", or with
             `clip` or `lanes`, the order is the requested one.
@@ -123,7 +127,8 @@ def choose_order(
     in_flight = _UNLIMITED if frames_in_flight is None else frames_in_flight
     request = OrderRequest(mode, as_int("batch_size", batch_size), in_flight, clip, lanes, inside)
     seed, shares = check_seed(seed), resolve_weights(datasets, weights, temperature)
-    facts, sources = [read_facts(data, image_size) for data in datasets], [check_source(data) for data in datasets]
+    facts = [read_facts(data, image_size, decoded_cache) for data in datasets]
+    sources = [check_source(data) for data in datasets]
     resources = {"memory": memory, "world_size": world_size, "num_threads": num_threads}
     while True:
         try:
@@ -324,9 +329,13 @@ def advice(facts: Sequence[SourceFacts], memory: int, figures: Figures) -> str:
     small = [resized(source, _SIDE) for source in facts]
     edited = [replace(source, gop=min(source.gop, 2)) for source in small]
     minutes = sum(s.frames * (s.decode_ms + _ENCODE_MS * len(s.frame)) for s in facts) / 60_000
+    disk = sum(source.disk_images for source in facts)
+    cached = [replace(source, on_disk=True) for source in facts]
+    on_disk = [(f"decoded_cache=FOLDER, {disk / 1e9:.1f} GB on disk", cached, memory)]
     larger = [(f"memory='{size}GB'", facts, size * 10**9) for size in _GIGABYTES if size * 10**9 > memory]
     remedies = [
         *larger,
+        *(on_disk if 0 < disk <= _MOST_ON_DISK and not any(source.on_disk for source in facts) else []),
         (f"image_size=({_SIDE}, {_SIDE})", small, memory),
         (f"`understudy edit … --gop 2 --size {_SIDE}`, about {ceil(minutes)} min of CPU", edited, memory),
     ]

@@ -85,14 +85,16 @@ class Loader:
             (`load/bad_frames.py`).
         journal: file to which every substitution is appended.
         bad_frame_cap: share of a dataset's frames that may be substituted.
+        decoded_cache: folder on a local disk in which decoded images stay for later epochs and other processes, or
+            (folder, size): at most `size` bytes, or text such as "500GB"; by default 64 GiB (`images/disk_cache.py`).
         **dataset_options: arguments of `EpisodeDataset` for paths in `datasets`, such as `delta_timestamps`, `keys`,
             `episodes` and `keep_ranges`; all but `image_transforms`.
 
     Raises:
         TypeError: an unknown option, or options of datasets that are already open.
         ValueError: neither `order` nor `batch_size`, or both; a value out of range; datasets that are not those of the
-            order, or that cannot share a batch; memory for less than one batch; a CUDA device where there is none;
-            a batch that the processes cannot share evenly.
+            order, or that cannot share a batch; memory for less than one batch; a `decoded_cache` that is too small or
+            not on a local disk; a CUDA device where there is none; a batch that the processes cannot share evenly.
         ConfigError: see `process_rank.find_rank`.
         DatasetError: a dataset cannot be opened.
     """
@@ -122,6 +124,7 @@ class Loader:
         on_bad_frame: Literal["raise", "substitute"] = "raise",
         journal: str | Path | None = None,
         bad_frame_cap: float = 0.01,
+        decoded_cache: str | os.PathLike[str] | tuple[str | os.PathLike[str], int | str] | None = None,
         **dataset_options: Unpack[DatasetOptions],
     ) -> None:
         if num_threads != "auto" and num_threads < 1:
@@ -152,6 +155,7 @@ class Loader:
             on_bad_frame=on_bad_frame,
             journal=journal,
             bad_frame_cap=bad_frame_cap,
+            decoded_cache=decoded_cache,
         )
         self._planes: PlaneDelivery | None = None
         if colors == "yuv":
@@ -178,7 +182,8 @@ class Loader:
     def _prepare(self, request: BatchRequest, advises: bool) -> None:
         """Plan the memory for a request, and warn of an order that costs much."""
         cameras = len(image_shapes(request.datasets, request.image_size, request.colors)[0])  # refuses several sizes
-        facts = [read_facts(data, request.image_size) for data in request.datasets]
+        cache = request.disk_cache
+        facts = [read_facts(data, request.image_size, cache is not None) for data in request.datasets]
         shared: dict[str, Any] = {
             "rank": request.rank,
             "world_size": request.world_size,
@@ -190,9 +195,12 @@ class Loader:
         """Memory that the loader holds, item by item, and how it decodes."""
         if advises and (advice := advise_on(request.order, facts, **shared)):
             warnings.warn(advice, stacklevel=3)
-        sources = zip(request.datasets, self.plan.keeps_decoded)
-        datasets = tuple(keep_decoded(data, request.image_size) if keep else data for data, keep in sources)
-        self._request = replace(request, datasets=datasets)
+        datasets = list(request.datasets)
+        for number, (data, keep) in enumerate(zip(request.datasets, self.plan.keeps_decoded)):
+            if keep:
+                files = None if cache is None else cache.open(data, request.image_size)
+                datasets[number] = keep_decoded(data, request.image_size, files)
+        self._request = replace(request, datasets=tuple(datasets))
         substitute = request.on_bad_frame == "substitute"
         self._substitutes = Substitutes(request.order, request.journal, request.bad_frame_cap) if substitute else None
         self._buffers = BufferPool((self.plan.batches_ahead + 2) * cameras, self._pins)  # as planned

@@ -27,6 +27,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.features import INDEX_KEYS
 from understudy.load.images.clip_reader import DecodePolicy
 from understudy.load.images.decoded_cache import IDLE_CURSORS, decoded_bytes
+from understudy.load.images.disk_cache import bytes_on_disk
 from understudy.order import Order, rank_slice
 
 _AHEAD = (8, 4, 2)  # batches made ahead, where memory allows: threads end their runs in turns
@@ -78,6 +79,10 @@ class SourceFacts:
     """CPU milliseconds of decoding one image of each camera in a row, by a table."""
     pixels: int
     """Of the largest image as delivered."""
+    disk_images: int = 0
+    """Bytes of all images of the selected episodes in a decoded cache on disk."""
+    on_disk: bool = False
+    """Whether there is such a cache."""
 
     @property
     def halo(self) -> int:
@@ -85,11 +90,14 @@ class SourceFacts:
         return sum(self.reach)
 
 
-def read_facts(dataset: EpisodeDataset, image_size: tuple[int, int] | None = None) -> SourceFacts:
+def read_facts(
+    dataset: EpisodeDataset, image_size: tuple[int, int] | None = None, on_disk: bool = False
+) -> SourceFacts:
     """Read the facts about a dataset.
 
     Args:
         image_size: (height, width) that images are resized to.
+        on_disk: whether decoded images are kept in a cache on disk.
 
     Raises:
         DatasetError: a video cannot be opened.
@@ -130,6 +138,8 @@ def read_facts(dataset: EpisodeDataset, image_size: tuple[int, int] | None = Non
         is_remote=not dataset.catalog.files.is_local,
         decode_ms=cost,
         pixels=pixels,
+        disk_images=bytes_on_disk(dataset, image_size) if frames else 0,
+        on_disk=on_disk,
     )
 
 
@@ -139,8 +149,8 @@ def resized(facts: SourceFacts, side: int) -> SourceFacts:
         return facts
     share = side**2 / facts.pixels
     frame = tuple(min(held, 3 * side**2) for held in facts.frame)
-    sample, images = int(facts.sample * share), int(facts.all_images * share)
-    return replace(facts, frame=frame, resized=True, pixels=side**2, sample=sample, all_images=images)
+    sample, images, disk = (int(share * size) for size in (facts.sample, facts.all_images, facts.disk_images))
+    return replace(facts, frame=frame, resized=True, pixels=side**2, sample=sample, all_images=images, disk_images=disk)
 
 
 def _column_bytes(dataset: EpisodeDataset) -> tuple[int, ...]:
@@ -212,8 +222,9 @@ class _SourceNeeds:
 
     @property
     def cached(self) -> int:
-        """Bytes of the decoded cache of all its images."""
-        return self.facts.all_images + IDLE_CURSORS * max(self.facts.decoder, default=0)
+        """Bytes of the decoded cache of all its images. Of one on disk only the decoders are in memory."""
+        images = 0 if self.facts.on_disk else self.facts.all_images
+        return images + IDLE_CURSORS * max(self.facts.decoder, default=0)
 
     def reader_bytes(self, policy: DecodePolicy, threads: int) -> int:
         """Bytes that its clip readers hold.
@@ -351,9 +362,13 @@ def plan_memory(
     items = [*fixed(ahead, num_threads), Item("other", own, "indices of files, code, connections, gaps in the heap")]
     for d, (source, keep) in enumerate(zip(sources, keeps)):
         policy, name = source.policy(level), source.facts.name
-        if keep:
+        if keep and source.facts.on_disk:
+            items.append(Item(f"decoders of {name}", source.cached, "of images that are not yet in the cache on disk"))
+        elif keep:
             items.append(Item(f"images of {name}", source.cached, "all of them, once they have been decoded"))
         elif source.facts.sample:
+            if source.facts.on_disk:
+                notes.append(f"{name}: no decoded cache; its decoders need {megabytes(source.cached)} of memory")
             readers = source.reader_bytes(policy, num_threads)
             items.append(Item(f"clip readers of {name}", readers, source.describe(policy)))
             if policy != source.policies[0]:

@@ -108,7 +108,7 @@ def _table_folder(cache: str) -> Path | None:
     beside = os.path.join(tempfile.gettempdir(), f"understudy-{own}")
     for root in dict.fromkeys([cache, default_cache_folder(), beside]):
         folder = Path(root, "tables")
-        if not root or _is_network(root):
+        if not root or is_network(root):
             continue
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def _table_folder(cache: str) -> Path | None:
     return None
 
 
-def _is_network(path: str) -> bool:
+def is_network(path: str) -> bool:
     """Return whether a path is, or may be, on a network file system. Unknown without /proc/mounts.
 
     Another host can truncate files there; reading a mapped page of such a file would kill the process.

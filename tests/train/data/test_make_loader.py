@@ -57,3 +57,31 @@ def test_a_new_run_warns_of_an_order_that_costs_much(tmp_path: Path, caplog: pyt
         break
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "memory=" in caplog.text
+
+
+def test_a_decoded_cache_is_in_the_folder_of_the_data_and_decodes_once(tmp_path: Path) -> None:
+    config = tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "run")
+    config = replace(
+        config,
+        loader=LoaderConfig(1, decoded_cache=True),
+        data=replace(config.data, cache=str(tmp_path / "cache"), cache_size="1GB"),
+    )
+    data = open_data(config)
+    mesh: Any = SimpleNamespace(
+        rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), together=nullcontext
+    )
+    order, decoded = make_order(config, data, mesh), []
+    epoch = -(-order.spec.sources[0].frames // order.batch_size)
+    for steps in (epoch, 1):
+        with make_loader(config, data, order, mesh, 0, Prepared) as loader:
+            for _ in range(steps):
+                next(loader)
+            loader.close()
+            decoded.append(loader.timings.frames)
+    assert decoded[0] > 0
+    assert decoded[1] == 0
+    assert list((tmp_path / "cache" / "decoded").rglob("0-*"))
+    config = replace(config, data=replace(config.data, cache_size="1KB"))
+    with pytest.raises(ConfigError, match=r"data\.cache_size"):
+        make_loader(config, data, order, mesh, 0, Prepared)
+    assert replace(config, loader=LoaderConfig(colors="yuv", decoded_cache=True)).problems()

@@ -14,6 +14,7 @@ lane to one worker, and each frame is again decoded once. Workers also copy each
 `Loader` unless you need the DataLoader around it.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -55,6 +56,7 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
         memory: of all workers of this rank together, in equal shares.
         journal: one file for all workers.
         bad_frame_cap: of each worker, which has a list of substitutions of its own.
+        decoded_cache: as for `Loader`; one for all workers.
         **dataset_options: as for `Loader`.
 
     Raises:
@@ -82,6 +84,7 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
         on_bad_frame: Literal["raise", "substitute"] = "raise",
         journal: str | Path | None = None,
         bad_frame_cap: float = 0.01,
+        decoded_cache: str | os.PathLike[str] | tuple[str | os.PathLike[str], int | str] | None = None,
         **dataset_options: Unpack[DatasetOptions],
     ) -> None:
         self._process = find_rank(rank, world_size)
@@ -105,7 +108,10 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
             on_bad_frame=on_bad_frame,
             journal=journal,
             bad_frame_cap=bad_frame_cap,
+            decoded_cache=decoded_cache,
         )
+        if (cache := self._request.disk_cache) is not None:  # mistakes in it, too
+            _ = [cache.open(data, image_size) for data in self._request.datasets if data.video_keys]
         self._chosen, self._memory = order is None, self._request.memory_bytes
         self.position = self._request.position
         """First position of the next pass."""

@@ -1,10 +1,11 @@
-"""Decoded cache: images that stay in memory, each decoded when it is first needed, together with its neighbours.
+"""Decoded cache: images that are kept, each decoded when it is first needed, together with its neighbours.
 
 Nothing is decoded up front, so the first batch is ready as soon as its own images are decoded. From the second epoch on
 nothing is decoded at all. A run of frames begins at a key frame or where a decoder stopped, and ends where the next can
 begin, so that each frame is decoded once. Runs are short, or early batches would wait for the frames of later ones.
-Images of the recorded size stay as decoders return them, mostly in half the bytes of RGB; the conversion of a copy
-costs no more than its copying.
+
+In memory, images of the recorded size stay as decoders return them, mostly in half the bytes of RGB; the conversion of
+a copy costs no more than its copying. On disk (`disk_cache.py`) all images are as they are delivered.
 """
 
 import copy
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from itertools import chain
 from time import perf_counter
+from typing import Protocol
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from understudy.data.read.video_frames import VideoFrames
 from understudy.errors import DatasetError
 from understudy.load.images.clip_reader import Timings
 from understudy.load.images.cursors import Cursors, write
+from understudy.load.images.disk_cache import ImageFiles, StoredImages
 from understudy.video.depth.pixels import AnyConverter
 from understudy.video.reader import DecodedImage, VideoReader
 
@@ -59,33 +62,121 @@ def _stays_frame(dataset: EpisodeDataset, camera: str, reader: VideoReader, imag
     return image_size is None and reader.knows_frame_bytes and reader.frame_bytes < converted
 
 
-def keep_decoded(dataset: EpisodeDataset, image_size: tuple[int, int] | None = None) -> EpisodeDataset:
-    """View of a dataset whose images are decoded once and kept, resized to `image_size` (height, width)."""
+def keep_decoded(
+    dataset: EpisodeDataset, image_size: tuple[int, int] | None = None, files: ImageFiles | None = None
+) -> EpisodeDataset:
+    """View of a dataset whose images are decoded once and kept.
+
+    Args:
+        image_size: (height, width) to which images are resized.
+        files: to keep them in; None keeps them in memory.
+    """
     view = copy.copy(dataset)
-    view.video_frames = DecodedImages(dataset.video_frames, view, image_size)
+    view.video_frames = DecodedImages(dataset.video_frames, view, image_size, files)
     return view
 
 
-class _Episode:
+class _Episode(Protocol):
     """One camera's images of one episode, and which of them are decoded.
+
+    Attributes:
+        shape: (C, H, W) of an image.
+        dtype: of a pixel.
+        keeps: whether decoded images are kept.
+        filling: held while images are decoded.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    keeps: bool
+    filling: threading.Lock
+
+    def decoded(self) -> np.ndarray:
+        """Whether each frame is decoded, bool (n,)."""
+
+    def read(self, frame: int, out: np.ndarray, converter: AnyConverter) -> bool:
+        """Write an image into `out`, (C, H, W); returns False where it is not decoded."""
+
+    def keep(self, frame: int, image: DecodedImage, converter: AnyConverter, out: np.ndarray | None) -> None:
+        """Keep an image, and write it into `out`, if it is given."""
+
+
+class _InMemory(_Episode):
+    """An episode in memory.
 
     Args:
         images: (n, C, H, W), of undefined content.
         frames: a list of n for frames of the decoder; `images` is then a single one, and gives the shape alone.
     """
 
+    keeps = True
+
     def __init__(self, images: np.ndarray, count: int, frames: list[DecodedImage | None] | None) -> None:
-        self.images, self.frames = images, frames
-        self.decoded = np.zeros(count, bool)
+        self._images, self._frames = images, frames
+        self.shape, self.dtype = images.shape[1:], images.dtype
+        self._decoded = np.zeros(count, bool)
         self.filling = threading.Lock()
+
+    def decoded(self) -> np.ndarray:
+        return self._decoded
+
+    def read(self, frame: int, out: np.ndarray, converter: AnyConverter) -> bool:
+        if not self._decoded[frame]:
+            return False
+        if self._frames is None:
+            out[...] = self._images[frame]
+        else:
+            image = self._frames[frame]
+            assert image is not None
+            write(image, converter, out)
+        return True
+
+    def keep(self, frame: int, image: DecodedImage, converter: AnyConverter, out: np.ndarray | None) -> None:
+        if self._frames is None:
+            write(image, converter, self._images[frame])
+        else:
+            self._frames[frame] = image
+        self._decoded[frame] = True
+        if out is not None:
+            self.read(frame, out, converter)
+
+
+class _OnDisk(_Episode):
+    """An episode in a file."""
+
+    def __init__(self, files: ImageFiles, images: StoredImages) -> None:
+        self._files, self._images = files, images
+        self.shape, self.dtype = images.shape, images.dtype
+        self.filling = threading.Lock()
+
+    @property
+    def keeps(self) -> bool:  # type: ignore[override]
+        return self._files.is_writable
+
+    def decoded(self) -> np.ndarray:
+        return self._images.decoded()
+
+    def read(self, frame: int, out: np.ndarray, converter: AnyConverter) -> bool:
+        return self._images.read(frame, out)
+
+    def keep(self, frame: int, image: DecodedImage, converter: AnyConverter, out: np.ndarray | None) -> None:
+        converted = np.empty(self.shape, self.dtype) if out is None else out
+        write(image, converter, converted)
+        self._files.store(self._images, frame, converted)
 
 
 class DecodedImages(VideoFrames):
-    """The images of a dataset, kept once they are decoded."""
+    """The images of a dataset, kept once they are decoded; arguments as for `keep_decoded`."""
 
-    def __init__(self, source: VideoFrames, dataset: EpisodeDataset, image_size: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        source: VideoFrames,
+        dataset: EpisodeDataset,
+        image_size: tuple[int, int] | None = None,
+        files: ImageFiles | None = None,
+    ) -> None:
         super().__init__(source.catalog, 0, source.backend)
-        self.dataset, self.image_size = dataset, image_size
+        self.dataset, self.image_size, self.files = dataset, image_size, files
 
     def _forget(self) -> None:
         super()._forget()
@@ -100,9 +191,9 @@ class DecodedImages(VideoFrames):
         for i, row in enumerate(rows.tolist()):
             episode = self._episode(camera, row)
             if out is None:
-                out = np.empty((*flat.shape, *episode.images.shape[1:]), episode.images.dtype)
-            if episode.images.shape[1:] != out.shape[2:]:
-                sizes = " and ".join(f"{w}x{h}" for _, h, w in (out.shape[2:], episode.images.shape[1:]))
+                out = np.empty((*flat.shape, *episode.shape), episode.dtype)
+            if episode.shape != out.shape[2:]:
+                sizes = " and ".join(f"{w}x{h}" for _, h, w in (out.shape[2:], episode.shape))
                 what = f"images of {sizes} in one batch"
                 raise DatasetError(what, where=self.where(camera, row), fix="select episodes of one size")
             self.read_into(camera, row, flat[i].tolist(), out[i], Timings())
@@ -112,60 +203,85 @@ class DecodedImages(VideoFrames):
     def read_into(
         self, camera: str, row: int, frames: Sequence[int], out: np.ndarray, timings: Timings, ahead: bool = True
     ) -> None:
-        """Write the images of T frames of an episode (by table row) into `out`, (T, C, H, W).
+        """Write the images of T frames of an episode (by table row) into `out`, contiguous (T, C, H, W).
 
         Args:
             ahead: whether to decode frames behind the missing ones, too. False where the consumer waits for them.
         """
-        episode = self._episode(camera, row)
-        for t, frame in enumerate(frames):
-            if not episode.decoded[frame]:
-                self._fill(camera, row, episode, frame, timings, ahead)
-            if episode.frames is None:
-                out[t] = episode.images[frame]
-            else:
-                image = episode.frames[frame]
-                assert image is not None
-                write(image, self._converter(camera), out[t])
+        episode, converter = self._episode(camera, row), self._converter(camera)
+        for frame, image in zip(frames, out, strict=True):
+            if not episode.read(frame, image, converter):
+                self._fill(camera, row, episode, frame, image, timings, ahead)
+
+    def prefetch(self, camera: str, row: int, first: int, last: int) -> None:
+        """See `VideoFrames.prefetch`; decoded frames need no bytes."""
+        if not self.catalog.files.is_local and not self._episode(camera, row).decoded()[first : last + 1].all():
+            super().prefetch(camera, row, first, last)
 
     def _episode(self, camera: str, row: int) -> _Episode:
-        found = self._episodes.get((camera, row))
-        if found is None:
+        episode = self._episodes.get((camera, row))
+        if episode is None:
+            if self.files is not None:
+                self.files.pin(self.dataset, camera, row)  # before the video is opened
             reader = self.reader(camera, row)  # outside the lock, which it takes
             height, width = self.image_size or (reader.height, reader.width)
-            count = int(self.catalog.episodes.lengths[row])
-            frames: list[DecodedImage | None] | None = None
-            if _stays_frame(self.dataset, camera, reader, self.image_size):
-                frames = [None] * count
-            empty = self.dataset.pixels(camera).empty(1 if frames else count, height, width)
-            found = self._episodes.setdefault((camera, row), _Episode(empty, count, frames))  # used as it is written
-        return found
+            if self.files is None:
+                episode = self._in_memory(camera, row, reader, height, width)
+            else:
+                first = int(self.first_frame(camera, np.asarray([row]))[0])
+                images = self.files.images(self.dataset, camera, row, first, (height, width))
+                episode = _OnDisk(self.files, images)
+            episode = self._episodes.setdefault((camera, row), episode)
+        return episode
 
-    def _fill(self, camera: str, row: int, episode: _Episode, frame: int, timings: Timings, ahead: bool) -> None:
-        """Decode a run of missing frames that contains `frame`."""
+    def _in_memory(self, camera: str, row: int, reader: VideoReader, height: int, width: int) -> _InMemory:
+        count = int(self.catalog.episodes.lengths[row])
+        frames: list[DecodedImage | None] | None = None
+        if _stays_frame(self.dataset, camera, reader, self.image_size):
+            frames = [None] * count
+        empty = self.dataset.pixels(camera).empty(1 if frames else count, height, width)
+        return _InMemory(empty, count, frames)  # memory is used as it is written
+
+    def _fill(
+        self, camera: str, row: int, episode: _Episode, frame: int, out: np.ndarray, timings: Timings, ahead: bool
+    ) -> None:
+        """Decode a run of missing frames that contains `frame`, and write its image into `out`."""
         with episode.filling:
-            if episode.decoded[frame]:
+            if episode.read(frame, out, self._converter(camera)):  # another thread has decoded it
                 return
+            decoded = episode.decoded()
             first = int(self.first_frame(camera, np.asarray([row]))[0])
             keys = self.reader(camera, row).gops.key_frames
             at = int(np.searchsorted(keys, first + frame, side="right"))
             begin = max(int(keys[at - 1]) - first, 0) if at else 0
             # The frames before it in its GOP are decoded on the way; as many again behind it, up to a key frame.
-            end = min(frame + (frame - begin if ahead else 0) + 1, len(episode.decoded))
+            end = min(frame + (frame - begin if ahead else 0) + 1, len(decoded))
             after = int(np.searchsorted(keys, first + end))
-            key = int(keys[after]) - first if after < len(keys) else len(episode.decoded)
+            key = int(keys[after]) - first if after < len(keys) else len(decoded)
             if ahead and key - end < _NEAR:
-                end = min(key, len(episode.decoded))
-            wanted = np.flatnonzero(~episode.decoded[begin:end]) + begin
+                end = min(key, len(decoded))
+            alone = np.asarray([frame])
+            absent = ~decoded[begin:end]
+            absent[frame - begin] = True  # another process may just have written it
+            missing = np.flatnonzero(absent) + begin if episode.keeps else alone
             try:
-                self._decode_into(camera, row, episode, first, wanted, timings)
+                self._decode_into(camera, row, episode, first, missing, frame, out, timings)
             except DatasetError:
-                if not episode.decoded[frame]:  # the requested frame may be readable: another one failed
-                    self._decode_into(camera, row, episode, first, np.asarray([frame]), timings)
+                if not episode.read(frame, out, self._converter(camera)):  # perhaps only another one is unreadable
+                    self._decode_into(camera, row, episode, first, alone, frame, out, timings)
 
     def _decode_into(
-        self, camera: str, row: int, episode: _Episode, first: int, wanted: np.ndarray, timings: Timings
+        self,
+        camera: str,
+        row: int,
+        episode: _Episode,
+        first: int,
+        wanted: np.ndarray,
+        frame: int,
+        out: np.ndarray,
+        timings: Timings,
     ) -> None:
+        """Decode the frames `wanted`, keep them, and write the image of `frame`, one of them, into `out`."""
         begin, converting = perf_counter(), 0.0
         with self._cursors_lock:
             cursor = self._cursors.take(self.dataset, camera, row, first + int(wanted[0]))
@@ -174,13 +290,9 @@ class DecodedImages(VideoFrames):
             converter = self._converter(camera)
             decoded = chain.from_iterable(cursor.runs(first + wanted))
             for number, image in zip(wanted.tolist(), decoded, strict=True):
-                out = perf_counter()
-                if episode.frames is None:
-                    write(image, converter, episode.images[number])
-                else:
-                    episode.frames[number] = image
-                episode.decoded[number] = True
-                converting += perf_counter() - out
+                since = perf_counter()
+                episode.keep(number, image, converter, out if number == frame else None)
+                converting += perf_counter() - since
                 timings.frames += 1
         finally:
             fetched = cursor.wait_seconds - waited

@@ -15,6 +15,7 @@ from understudy.load.batch_request import Batch
 from understudy.load.choose_order import choose_order
 from understudy.load.loader import Loader
 from understudy.order import Order
+from understudy.storage.remote_options import RemoteOptions
 from understudy.train.data.run_data import RunData
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ def make_loader(
                 colors=config.loader.colors,
                 device=mesh.device if config.loader.colors == "yuv" else None,
                 host_keys=HOST_KEYS,
+                decoded_cache=_decoded_cache(config),
                 **_resources(config, mesh),
             )
         except ValueError as error:
@@ -79,6 +81,7 @@ def make_order(config: TrainConfig, data: RunData, mesh: Mesh) -> Order:
             seed=config.seed,
             image_size=data.size if in_rgb else None,  # planes are resized on the device
             may_keep=in_rgb,
+            decoded_cache=config.loader.decoded_cache,
             **data.order_options(config),
             **_resources(config, mesh) | {"num_threads": MOST_LOADER_THREADS},  # the same order on any machine
         )
@@ -87,6 +90,13 @@ def make_order(config: TrainConfig, data: RunData, mesh: Mesh) -> Order:
     if choice.advice and mesh.rank == 0:
         logger.warning("order: %s", choice.advice)
     return choice.order
+
+
+def _decoded_cache(config: TrainConfig) -> tuple[str, int] | None:
+    """Folder and size of the decoded images on disk."""
+    if not config.loader.decoded_cache:
+        return None
+    return RemoteOptions(cache=config.data.cache).folder, parse_bytes(config.data.cache_size)
 
 
 def _resources(config: TrainConfig, mesh: Mesh) -> dict[str, Any]:
