@@ -200,6 +200,11 @@ class Loader:
             if keep:
                 files = None if cache is None else cache.open(data, request.image_size)
                 datasets[number] = keep_decoded(data, request.image_size, files)
+            elif cache is not None and data.video_keys:
+                what = (
+                    f"decoded_cache: not used for {data.name}, whose decoders need more than {self.plan.memory} bytes"
+                )
+                warnings.warn(f"{what}; give more memory", stacklevel=3)
         self._request = replace(request, datasets=tuple(datasets))
         substitute = request.on_bad_frame == "substitute"
         self._substitutes = Substitutes(request.order, request.journal, request.bad_frame_cap) if substitute else None

@@ -100,6 +100,15 @@ def test_loader_with_little_memory_uses_the_cache_and_decodes_each_frame_once(ro
         assert loader.plan.keeps_decoded == (True,)
 
 
+def test_a_cache_that_the_memory_has_no_decoders_for_is_not_silent(root: Path, folder: Path) -> None:
+    data = opened(root)
+    memory = least_memory(data, order=order_of(data))
+    with pytest.warns(UserWarning, match="decoded_cache"):
+        taken, _ = read(root, memory=memory, decoded_cache=folder)
+    assert all_same(taken, read(root)[0])
+    assert not image_files(folder)
+
+
 def test_a_mixture_has_files_for_each_dataset(root: Path, folder: Path) -> None:
     twin = root.with_name("twin")
     twin.symlink_to(root)
@@ -241,7 +250,7 @@ def test_files_damaged_under_a_running_loader(root: Path, folder: Path, damage: 
             damage(path)
         taken += [next(loader) for _ in range(7)]
         folder.rename(folder.with_name("away"))
-        with pytest.warns(UserWarning, match="decoded images cannot be written"):
+        with pytest.warns(UserWarning, match=str(folder)):
             taken += [next(loader) for _ in range(21)]
     assert all_same(taken, expected)
 
