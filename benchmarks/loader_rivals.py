@@ -36,7 +36,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
@@ -137,8 +137,12 @@ class Rival(OtherLoader):
             self.peak_mb = max(self.peak_mb, sum(map(proportional_mb, process_tree(self.process.pid))))
 
     def __exit__(self, *error: object) -> None:
+        tree = process_tree(self.process.pid)
         self.signal(signal.SIGCONT)
         super().__exit__(*error)
+        for process in tree:  # workers that a busy batch kept from ending
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
 
 def proportional_mb(process: int) -> float:
