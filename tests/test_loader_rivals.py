@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,3 +118,13 @@ def test_row_has_its_keys(
     assert found["resumes"]["understudy"]["other_world"]
     assert "lance-s3" in found["conditions"]["skipped"]
     assert "understudy" in rivals.render(found)
+
+
+def test_a_loader_that_ended_has_no_answer(rivals: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text('print(\'{"version": "7"}\')')
+    monkeypatch.setattr(rivals, "SCRIPT", script)
+    with rivals.Rival("lance", sys.executable) as rival:
+        rival.process.send_signal(signal.SIGCONT)
+        rival.process.wait()
+        assert rival.ask(root="nowhere") == {"missing": "it ended with exit code 0"}

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -323,7 +324,8 @@ class OtherLoader:
         if self.missing:
             return {"missing": self.missing}
         assert self.process.stdin is not None
-        print(json.dumps(request), file=self.process.stdin, flush=True)
+        with suppress(BrokenPipeError):  # it ended, and gives no answer
+            print(json.dumps(request), file=self.process.stdin, flush=True)
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
@@ -341,7 +343,8 @@ class OtherLoader:
     def __exit__(self, *_: object) -> None:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):  # it ended before it read a request
+            self.process.stdin.close()
         try:
             self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
