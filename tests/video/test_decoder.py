@@ -386,6 +386,26 @@ def test_decoder_interrupt_of_a_run_leaves_no_wrong_frames(
         assert np.array_equal(take(decoder, np.arange(start, COUNT), 4), images[start:])
 
 
+def test_decoder_frees_frames_on_the_way_before_it_decodes_more(
+    clips: dict[str, tuple[Path, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A context keeps the memory of the most frames that are out at once, as many as one run has in the plan."""
+    path, images = clips["h264-gop250"]
+    plain, earlier, references = loops.decode_packets, list[list[av.VideoFrame]](), []
+
+    def watched(*arguments: Any) -> tuple[list[av.VideoFrame], int, bool]:
+        if earlier:
+            references.append(sys.getrefcount(earlier[-1]))
+        out = plain(*arguments)
+        earlier.append(out[0])
+        return out
+
+    monkeypatch.setattr(decoder_module, "decode_packets", watched)
+    assert np.array_equal(take(decoder_of(path), np.arange(30, 38), 8), images[30:38])
+    assert len(earlier) > 3
+    assert max(references) <= 2  # of this test and of the call itself
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_decoder_interrupt_while_a_context_is_returned_or_flushed(
     kind: str, clips: dict[str, tuple[Path, np.ndarray]], monkeypatch: pytest.MonkeyPatch

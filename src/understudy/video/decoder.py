@@ -175,6 +175,7 @@ class FrameDecoder:
             self._pixel_format = "" if failed else frames[-1].format.name if frames else self._pixel_format
             reason = self._accept(frames, position)
             self._most_frames = max(self._most_frames, len(frames), len(ahead))
+            del frames  # those on the way are free before the next are decoded, or the context would get more memory
             if failed and not reason:
                 fed = min(fed, run.stop - run.first - 1)
                 self._next = first + fed + 1
