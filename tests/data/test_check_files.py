@@ -57,7 +57,7 @@ def test_check_every_fault_is_listed(sound: Path, tmp_path: Path) -> None:
     lines = lines_of(root)
     assert len(lines) == 7, lines
     text = "\n".join(lines)
-    assert "'next.reward' is not finite in 1 rows, first 1" in text
+    assert "'next.reward' is not finite in 1 row, first 1" in text
     assert f"{rows[-1]} (episode" in text
     assert f"{tops[0]} (episode 0): the video holds 2 frames" in text
     assert f"{sides[-1]} (episode" in text

@@ -290,7 +290,7 @@ def test_faults_an_episode_without_video(copy: Callable[[str], Path]) -> None:
     column = f"videos/{TOP}/file_index"
     pq.write_table(table.set_column(table.column_names.index(column), column, pa.array([None], pa.int64())), path)
     data = EpisodeDataset(root)
-    assert f"{TOP}: 1 episodes name no video, first 2" in data.catalog.report()
+    assert f"{TOP}: 1 episode names no video, first 2" in data.catalog.report()
     refuses(lambda: data.sample(2, 0), "episode 2", TOP)
     refuses(lambda: data.batch(np.asarray([0, 2]), np.asarray([0, 0])), "episode 2", TOP)
     assert identity(data.sample(1, 0)[TOP].numpy()) == (0, 1, 0)

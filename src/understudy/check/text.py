@@ -2,13 +2,15 @@
 
 from understudy.check.findings import SEVERITIES, Report
 from understudy.data.selection.motion import IDLE
+from understudy.plural import plural
 
 
 def format_report(report: Report, limit: int = 40) -> str:
     """Format a report: its findings with place and fix, at most `limit` of each severity, and one line of counts."""
     lines = [
         report.root,
-        f"  LeRobot {report.version or 'format unknown'}, {report.episodes:,} episodes, {report.frames:,} frames; read "
+        f"  LeRobot {report.version or 'format unknown'}, {plural(report.episodes, 'episode')}, "
+        + f"{plural(report.frames, 'frame')}; read "
         + (", ".join(_count(name, count) for name, count in report.read.items()) or "metadata"),
     ]
     if report.idle_share is not None:
@@ -33,15 +35,13 @@ def format_report(report: Report, limit: int = 40) -> str:
         lines.append("most unusual episodes")
         lines += [f"  {entry['episode']}: {entry['why']}" for entry in report.ranking[:5]]
     counts = report.counts
-    bad = len(report.bad_episodes)
     result = "sound: " if not (counts["error"] or counts["warning"]) else ""
     if counts["error"]:
-        result = f"{bad} bad episode{'s' if bad != 1 else ''}: "
-    numbers = ", ".join(f"{counts[name]} {name}{'s' if counts[name] != 1 else ''}" for name in SEVERITIES)
+        result = plural(len(report.bad_episodes), "bad episode") + ": "
+    numbers = ", ".join(plural(counts[name], name) for name in SEVERITIES)
     lines.append(f"{result}{numbers}, {report.seconds:.1f} s")
     return "\n".join(lines)
 
 
 def _count(name: str, count: int) -> str:
-    name = name.replace("_", " ")
-    return f"{count:,} {name.removesuffix('s') if count == 1 else name}"
+    return plural(count, name.replace("_", " ").removesuffix("s"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from understudy.config.declare import Ge, Interval
+from understudy.plural import plural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,7 +86,7 @@ def record(config: RecordConfig) -> int:
         _check_note(config, fresh=writer.episodes == 0)
         begun, failures = writer.episodes, 0
         if begun:
-            print(f"{config.output_dir}: continuing after {begun} episodes", file=sys.stderr)
+            print(f"{config.output_dir}: continuing after {plural(begun, 'episode')}", file=sys.stderr)
         remaining = range(begun, config.episodes)
         with Progress(config.episodes, "record", "episode", done=begun) as bar:
             for episode in remaining:
@@ -97,8 +98,10 @@ def record(config: RecordConfig) -> int:
                     _write_note(config)  # not before the first success: until then the settings may still change
                 writer.save_episode()
                 bar.update()
-        tasks = f"{len(writer.tasks)} task{'s' if len(writer.tasks) != 1 else ''}"
-        print(f"{config.output_dir}: {writer.episodes} episodes, {writer.frames} frames, {tasks}")
+        print(
+            f"{config.output_dir}: {plural(writer.episodes, 'episode')}, {plural(writer.frames, 'frame')}, "
+            + plural(len(writer.tasks), "task")
+        )
     if remaining:
         attempts = len(remaining) + failures
         print(f"the expert succeeded in {len(remaining)} of {attempts} attempts; failed ones are not recorded")

@@ -11,6 +11,7 @@ from understudy.check.row_facts import RowFacts
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import FileTable
 from understudy.errors import DatasetError, SourceError
+from understudy.plural import plural
 
 
 def check_files(catalog: Catalog) -> Iterator[Finding]:
@@ -65,7 +66,7 @@ def _orphans(catalog: Catalog) -> Iterator[Finding]:
         yield Finding(
             "files.orphan",
             "warning",
-            f"{len(paths)} files are named by no episode, first {paths[0]}",
+            f"{plural(len(paths), 'file is', 'files are')} named by no episode, first {paths[0]}",
             Place(camera=camera, file=paths[0]),
             measured=len(paths),
             expected=0,
@@ -84,7 +85,8 @@ def check_rows(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
         yield Finding(
             "rows.count",
             "error",
-            f"meta/ gives {int(lengths[row])} frames, the file has {int(facts.found[row])} rows of the episode",
+            f"meta/ gives {plural(int(lengths[row]), 'frame')}, the file has "
+            f"{plural(int(facts.found[row]), 'row')} of the episode",
             Place(episodes=(int(ids[row]),), file=catalog.data_path(row)),
             measured=int(facts.found[row]),
             expected=int(lengths[row]),
@@ -93,7 +95,7 @@ def check_rows(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
         )
     if len(short) > 20:
         rest = tuple(ids[short[20:]].tolist())
-        message = f"the same for {len(rest)} more episodes"
+        message = f"the same for {plural(len(rest), 'more episode')}"
         yield Finding("rows.count", "error", message, Place(episodes=rest), fix=drop(rest))
     yield from _about(
         catalog, np.flatnonzero(facts.is_split), "rows.split", "error", "the rows are not contiguous in the file"
@@ -103,8 +105,8 @@ def check_rows(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
         yield Finding(
             "rows.orphan",
             "warning",
-            f"{rows} rows ({rows / max(1, facts.rows):.1%}) belong to {len(facts.orphans)} episodes that meta/ does "
-            f"not list there: {list_ids(sorted(facts.orphans))}",
+            f"{plural(rows, 'row')} ({rows / max(1, facts.rows):.1%}) of {plural(len(facts.orphans), 'episode')} that "
+            f"meta/ does not list there: {list_ids(sorted(facts.orphans))}",
             Place(file=facts.orphan_file),
             measured=rows,
             expected=0,
@@ -135,7 +137,7 @@ def _unreadable(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
         yield Finding(
             "files.columns",
             "error",
-            f"the column is declared in info.json and absent in {len(files)} files",
+            f"the column is declared in info.json and absent in {plural(len(files), 'file')}",
             Place(episodes=tuple(table.ids[rows].tolist()), column=key, file=path),
             measured=len(files),
             expected=0,

@@ -9,6 +9,7 @@ from understudy.check.findings import Finding, Place, list_ids
 from understudy.check.remedies import EDIT, REWRITE, correct
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.data.format.features import INDEX_KEYS
+from understudy.plural import plural
 
 _COVERED = ("info.json: total_", "info.json: splits", "episode ids have gaps", "tasks: ")
 """Beginnings of lines of `Catalog.metadata_notes` that rules here and in `tasks` report with their values."""
@@ -25,7 +26,8 @@ def check_metadata(catalog: Catalog) -> Iterator[Finding]:
         yield Finding(
             "episodes.ids",
             "warning",
-            f"{len(table)} episodes have ids {int(table.ids[0])} to {int(table.ids[-1])}; LeRobot reads by position",
+            f"{plural(len(table), 'episode has', 'episodes have')} ids {int(table.ids[0])} to {int(table.ids[-1])}; "
+            "LeRobot reads by position",
             measured=int(table.ids[-1]) + 1,
             expected=len(table),
             fix=f"{REWRITE}" + (f"; absent are {list_ids(gaps)}" if gaps else ""),
@@ -35,7 +37,7 @@ def check_metadata(catalog: Catalog) -> Iterator[Finding]:
         yield Finding(
             "episodes.empty",
             "warning",
-            f"{len(empty)} episodes have no frames",
+            plural(len(empty), "episode has no frames", "episodes have no frames"),
             Place(episodes=tuple(empty.tolist())),
             measured=0,
             fix=f"{EDIT} --where 'length > 0', or leave them: they give no samples",
@@ -72,7 +74,7 @@ def _totals(catalog: Catalog) -> Iterator[Finding]:
         yield Finding(
             "metadata.splits",
             "warning",
-            f"splits are {splits}, the tables list {len(table)} episodes",
+            f"splits are {splits}, the tables list {plural(len(table), 'episode')}",
             Place(file=INFO),
             measured=splits,
             expected={"train": whole},

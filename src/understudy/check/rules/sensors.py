@@ -9,6 +9,7 @@ from understudy.check.remedies import LOOK, correct, restore
 from understudy.check.sensor_facts import SensorFacts
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.sensors import SENSORS
+from understudy.plural import plural
 
 _SORT = "sort the samples of the episode by time, and take out those of equal time"
 _REGULAR = 1.5  # largest ratio of the 99th percentile of the steps to their median, on a regular clock
@@ -43,13 +44,13 @@ def _check_files(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
             yield Finding("sensors.file", "error", f"the sensor file {facts.broken[path]}", place, fix=fix)
     if facts.unknown:
         ids = sorted(facts.unknown)
-        message = f"samples of {len(ids)} episodes that the dataset does not have there, first {ids[0]}"
+        message = f"samples of {plural(len(ids), 'episode')} that the dataset does not have there, first {ids[0]}"
         place = Place(column=facts.key, file=facts.files[0] if one_file else "")
         yield Finding("sensors.episode", "error", message, place, fix="take them out, or restore the episodes")
     known = np.flatnonzero(catalog.episodes.lengths > 0).tolist()
     none = [row for row in known if row not in facts.episodes and facts.file_of(row) not in facts.broken]
     if none:
-        message = f"{len(none)} episodes have no sample: all values are padding there"
+        message = f"{plural(len(none), 'episode has', 'episodes have')} no sample: all values are padding there"
         yield _about(catalog, facts, "sensors.episode", "warning", none, message, "restore the samples, or " + LOOK)
 
 

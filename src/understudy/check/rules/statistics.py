@@ -16,6 +16,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.recorded_stats import GLOBAL, PER_EPISODE
 from understudy.data.stats.episode_records import read_episode_stats
 from understudy.errors import DatasetError, SourceError
+from understudy.plural import plural
 
 _MEAN, _STD, _RANGE = 0.02, 0.02, 0.002
 """Allowed differences: of the mean in standard deviations, of std and of the range as shares of themselves."""
@@ -173,7 +174,7 @@ def _per_episode(catalog: Catalog, facts: RowFacts, path: str) -> Iterator[Findi
     if recorded and path == PER_EPISODE:
         known = np.any([~np.isnan(own["mean"]).all(axis=1) for own in recorded.values() if "mean" in own], axis=0)
         if len(absent := np.flatnonzero(~known)):
-            message = f"{len(absent)} episodes have no record"
+            message = plural(len(absent), "episode has no record", "episodes have no record")
             place = Place(tuple(ids[absent].tolist()), file=path)
             yield Finding("statistics.episodes", "warning", message, place, len(absent), 0, RECOMPUTE)
     for key, own in recorded.items():
@@ -193,7 +194,8 @@ def _per_episode(catalog: Catalog, facts: RowFacts, path: str) -> Iterator[Findi
             figures = {name: table[worst, dim] for name, table in own.items() if table.shape == off.shape}
             name = max(figures, key=lambda one: abs(figures[one] - true[one][worst, dim]))
             message = f"{name} of episode {int(ids[worst])} is recorded as {figures[name]:.4g}, "
-            message += f"that of its rows is {true[name][worst, dim]:.4g}; {len(rows)} episodes differ"
+            message += f"that of its rows is {true[name][worst, dim]:.4g}; "
+            message += plural(len(rows), "episode differs", "episodes differ")
             place = Place(tuple(ids[rows].tolist()), key, column.names[dim] if column.width > 1 else "", file=path)
             measured, expected = float(figures[name]), float(true[name][worst, dim])
             yield Finding("statistics.episodes", "warning", message, place, measured, expected, RECOMPUTE)

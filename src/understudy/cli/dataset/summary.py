@@ -8,6 +8,8 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from understudy.plural import plural
+
 _LARGER = 2.0
 """Ratio of bytes from which a summary names `--crf`."""
 
@@ -107,11 +109,11 @@ def describe(plan: "Plan", written: "Written", root: Path) -> dict[str, Any]:
 
 def format_summary(facts: Mapping[str, Any]) -> list[str]:
     """Format the facts for a terminal."""
-    counts = ", ".join(_count(facts[f"{unit}s"], unit) for unit in ("episode", "frame", "task"))
+    counts = ", ".join(plural(facts[f"{unit}s"], unit) for unit in ("episode", "frame", "task"))
     lines = [f"{facts['root']}: {counts}"]
     for key, own in facts["cameras"].items():
         sizes = f"{_size(own['bytes_before'])} -> {_size(own['bytes'])}"
-        lines.append(f"  {key}: {_count(own['copied'], 'episode')} copied, {own['encoded']:,} encoded, {sizes}")
+        lines.append(f"  {key}: {plural(own['copied'], 'episode')} copied, {own['encoded']:,} encoded, {sizes}")
         if own["encoded"]:
             compared = f"{own['images_compared']:,} images compared"
             psnr = "equal images" if own["psnr_db"] is None else f"PSNR {own['psnr_db']:.1f} dB"
@@ -137,10 +139,6 @@ def format_summary(facts: Mapping[str, Any]) -> list[str]:
 def _finite(psnr: float) -> float | None:
     """PSNR as JSON holds it; None for equal images."""
     return psnr if isfinite(psnr) else None
-
-
-def _count(count: int, unit: str) -> str:
-    return f"{count:,} {unit}" + ("s" if count != 1 else "")
 
 
 def _size(count: int) -> str:

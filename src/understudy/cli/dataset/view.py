@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from understudy.config.declare import Ge, Interval, Positional
+from understudy.plural import plural
 
 if TYPE_CHECKING:
     from understudy.load.validation.validation_data import ValidationData
@@ -110,7 +111,7 @@ def _record(config: ViewConfig) -> None:
     rows = np.sort(catalog.episodes.rows_of(config.episodes))
     with Progress(int(catalog.episodes.lengths[rows].sum()), "rerun", "frame") as progress:
         write_recording(catalog, rows.tolist(), path, progress.update)
-    print(f"{len(rows)} episodes, {path.stat().st_size / 1e6:.1f} MB: rerun {path}")
+    print(f"{plural(len(rows), 'episode')}, {path.stat().st_size / 1e6:.1f} MB: rerun {path}")
 
 
 def _dataset_viewer(config: ViewConfig) -> "Viewer":
@@ -160,14 +161,14 @@ def _export(viewer: "Viewer", folder: Path) -> None:
     with Progress(len(episodes), "export", "episode") as progress:
         export_episodes(viewer, episodes, folder, progress.update)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    print(f"{len(episodes)} episodes, {size / 1e6:.1f} MB: {folder / 'index.html'}")
+    print(f"{plural(len(episodes), 'episode')}, {size / 1e6:.1f} MB: {folder / 'index.html'}")
 
 
 def _serve(viewer: "Viewer", config: ViewConfig) -> None:
     from understudy.report.view.server import ViewServer
 
     with ViewServer(viewer, config.port) as server:
-        print(f"{len(viewer.list):,} episodes at {server.url} until Ctrl-C", flush=True)
+        print(f"{plural(len(viewer.list), 'episode')} at {server.url} until Ctrl-C", flush=True)
         if config.browser:
             _open_browser(server.url)
         server.serve_forever()

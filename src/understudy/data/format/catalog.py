@@ -26,6 +26,7 @@ from understudy.data.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy.data.format.sensors import Sensor, read_sensors
 from understudy.errors import DatasetError
 from understudy.hub.ids import hub_id, near_path
+from understudy.plural import plural
 from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions
 
@@ -261,7 +262,7 @@ class Catalog:
 
     def __repr__(self) -> str:
         table = self.episodes
-        size = f"{len(table)} episodes, {table.frames} frames, {self.fps} fps"
+        size = f"{plural(len(table), 'episode')}, {plural(table.frames, 'frame')}, {self.fps} fps"
         return f"Catalog({self.root!r}: LeRobot {self.version}, {size})"
 
     def report(self) -> list[str]:
@@ -401,11 +402,16 @@ def _check_totals(info: Mapping[str, Any], episodes: EpisodeTable, tasks: int, o
             oddities.append(f"info.json: {key} is {info[key]!r}, the tables hold {value}")
     if int(episodes.ids[-1]) != len(episodes) - 1 or int(episodes.ids[0]) != 0:
         oddities.append(
-            f"episode ids have gaps: {len(episodes)} episodes from {int(episodes.ids[0])} to {int(episodes.ids[-1])}"
+            f"episode ids have gaps: {plural(len(episodes), 'episode')} from {int(episodes.ids[0])} to "
+            f"{int(episodes.ids[-1])}"
         )
     splits = info.get("splits")
     if isinstance(splits, dict) and splits.get("train") not in (None, f"0:{len(episodes)}"):
-        oddities.append(f"info.json: splits {splits} do not match {len(episodes)} episodes; splits are ignored")
+        oddities.append(
+            f"info.json: splits {splits} do not match {plural(len(episodes), 'episode')}; splits are ignored"
+        )
     empty = np.flatnonzero(episodes.lengths == 0)
     if len(empty):
-        oddities.append(f"{len(empty)} episodes have no frame, first {int(episodes.ids[empty[0]])}")
+        oddities.append(
+            f"{plural(len(empty), 'episode has', 'episodes have')} no frame, first {int(episodes.ids[empty[0]])}"
+        )

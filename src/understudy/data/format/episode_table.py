@@ -159,7 +159,9 @@ class EpisodeTable:
         if not known.all():
             raise DatasetError(
                 f"there is no episode {int(ids[~known][0])}",
-                fix=f"the {len(self)} episodes are {describe_ids(self.ids)}",
+                fix=f"the only episode is {int(self.ids[0])}"
+                if len(self) == 1
+                else f"the {len(self)} episodes are {describe_ids(self.ids)}",
             )
         return rows
 

@@ -19,6 +19,7 @@ from understudy.data.format.lerobot_v2 import check_episodes, task_lists, tasks_
 from understudy.data.format.lerobot_v2 import read_tasks as read_tasks_jsonl
 from understudy.data.format.path_templates import template_or_default
 from understudy.errors import DatasetError
+from understudy.plural import plural
 from understudy.storage.dataset_root import Files
 
 EPISODES = "meta/episodes"
@@ -223,7 +224,7 @@ def _videos(
     if len(late):
         e = int(late[0])
         oddities.append(
-            f"{key}: from_timestamp of {len(late)} episodes is more than half a frame off their place in order "
+            f"{key}: from_timestamp of {plural(len(late), 'episode')} is more than half a frame off its place in order "
             f"(first: episode {int(ids[e])} in {files.path(int(file[e]))}, recorded {start[e]:.4f} s = frame "
             f"{start[e] * fps:.2f}, in order frame {int(first[e])}); the order is used, except in files that also hold "
             "frames of other episodes"

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 import numpy as np
 
 from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos, describe_ids
+from understudy.plural import plural
 from understudy.storage.dataset_root import Files
 
 _CHUNK = re.compile(r"chunk-\d+")
@@ -75,7 +76,8 @@ def find_missing(files: Files, table: EpisodeTable, cameras: Iterable[str]) -> l
             found.append(MissingFiles(what, line, rows))
         unnamed = np.flatnonzero((table.lengths > 0) & (file_of < 0))
         if len(unnamed):
-            line = f"{what}: {len(unnamed)} episodes name no video, first {int(table.ids[unnamed[0]])}"
+            line = f"{what}: {plural(len(unnamed), 'episode names', 'episodes name')} no video, first "
+            line += str(int(table.ids[unnamed[0]]))
             found.append(MissingFiles(what, line, unnamed))
     return found
 

@@ -20,6 +20,7 @@ from understudy.data.format.features import INDEX_KEYS, Feature
 from understudy.data.read.columns import is_numeric, to_numpy
 from understudy.errors import DatasetError
 from understudy.lru import LRUCache
+from understudy.plural import plural
 from understudy.storage.dataset_root import with_location
 
 Column: TypeAlias = np.ndarray | pa.ChunkedArray
@@ -200,7 +201,7 @@ class Rows:
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             bad = ~np.isfinite(values.reshape(len(values), -1)).all(1)
             count, first = int(bad.sum()), int(bad.argmax())
-            self._note(f"{where}: {key!r} is not finite in {count} rows, first {first}; the values are kept")
+            self._note(f"{where}: {key!r} is not finite in {plural(count, 'row')}, first {first}; the values are kept")
         if key in INDEX_KEYS and values.ndim > 1:
             values = values.reshape(len(values), -1)
             if values.shape[1] != 1:

@@ -24,6 +24,7 @@ from understudy.data.format.path_templates import fill_template
 from understudy.data.format.sensors import Sensor
 from understudy.data.read.columns import to_numpy
 from understudy.errors import DatasetError
+from understudy.plural import plural
 from understudy.storage import mapped_tables
 
 SAME = 1e-6
@@ -260,7 +261,9 @@ def _notes(catalog: Catalog, sensor: Sensor, table: SensorTable) -> list[str]:
     empty = np.flatnonzero((np.diff(table.first) == 0) & (catalog.episodes.lengths > 0))
     if len(empty):
         first = int(catalog.episodes.ids[empty[0]])
-        notes.append(f"{where}: no sample of {len(empty)} episodes, first {first}: all its values are padding there")
+        notes.append(
+            f"{where}: no sample of {plural(len(empty), 'episode')}, first {first}: all its values are padding there"
+        )
     if not table.is_finite:
         notes.append(f"{where}: some values are not finite; they are kept")
     return notes

@@ -10,6 +10,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.missing_files import spread_evenly
 from understudy.data.selection.motion import IDLE, numeric_keys
+from understudy.plural import plural
 from understudy.report import html
 from understudy.report.dataset.episode_metadata import format_metadata
 from understudy.report.dataset.examine import finding
@@ -95,7 +96,7 @@ class _Actions:
         self._values = np.concatenate(values) if values else None
 
     def note(self) -> str:
-        return f"Histograms over {self._read} of {len(self._catalog.episodes)} episodes."
+        return f"Histograms over {self._read} of {plural(len(self._catalog.episodes), 'episode')}."
 
     def cards(self) -> Iterator[str]:
         if self._values is None:

@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 from understudy.data.selection.motion import IDLE
+from understudy.plural import plural
 from understudy.report.dataset.episode_metadata import format_metadata
 
 
@@ -13,7 +14,7 @@ def format_facts(facts: dict[str, Any]) -> str:
     lines = [
         facts["root"],
         f"  LeRobot {facts['format']}, robot {facts['robot'] or 'not named'}, {facts['fps']:g} frames per second",
-        f"  {facts['episodes']:,} episodes, {facts['frames']:,} frames, {duration(facts['seconds'])}",
+        f"  {plural(facts['episodes'], 'episode')}, {plural(facts['frames'], 'frame')}, {duration(facts['seconds'])}",
         f"  episodes of {lengths['min']} to {lengths['max']} frames, median {lengths['median']:g}",
         "tasks",
         *[
@@ -41,7 +42,7 @@ def format_facts(facts: dict[str, Any]) -> str:
         lines += ["keep-ranges", *(f"  {line}" for line in facts["keep"]["told"])]
     if rows["idle_share"] is not None:
         lines.append(f"idle in {rows['idle_share']:.1%} of the frames read: {IDLE}")
-    lines.append(f"defects ({rows['episodes_read']} of {facts['episodes']} episodes read)")
+    lines.append(f"defects ({rows['episodes_read']} of {plural(facts['episodes'], 'episode')} read)")
     lines += [f"  {line}" for line in facts["wrong"]] or ["  none"]
     return "\n".join(lines)
 
@@ -49,12 +50,12 @@ def format_facts(facts: dict[str, Any]) -> str:
 def encoding(video: dict[str, Any]) -> str:
     """Format the encoding of a camera's files."""
     if not video["files_read"]:
-        return f"{video['files']} files, none readable"
+        return f"{plural(video['files'], 'file')}, none readable"
     frames = "with B-frames" if video["b_frames"] else "no B-frames"
     return (
         f"{video['codec']} {video['width']}×{video['height']} {video['pixels']}, {video['fps']:g} fps, key frame every "
         f"{video['gop']} frames, {frames}, {video['bytes_per_picture']:,.0f} bytes per frame; "
-        f"{video['files_read']} of {video['files']} files read, {video['pictures']:,} frames, "
+        f"{video['files_read']} of {plural(video['files'], 'file')} read, {plural(video['pictures'], 'frame')}, "
         f"{video['bytes'] / 1e6:,.1f} MB"
     )
 
