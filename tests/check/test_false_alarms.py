@@ -113,9 +113,37 @@ def flicker(number: int, rows: Rows) -> None:
             values[28:36, 4] += 0.11 * np.arange(8, 0, -1, dtype=np.float32)
 
 
-@pytest.mark.parametrize("change", [wrap, flip, rest, move_once, touch, scale, start_elsewhere, flicker])
+def posture(number: int, rows: Rows) -> None:
+    """Two fingers rest near each other's usual places in three pieces of one recording, and nearest in the first."""
+    index, thumb = {10: (0.59, 0.75), 11: (0.55, 0.76), 12: (0.53, 0.78)}.get(number, (0.75, 0.6))
+    rng = np.random.default_rng([11, number])
+    for values in rows.values():
+        values[:, 4] = index + rng.normal(0, 0.006) + 0.01 * values[:, 1]
+        values[:, 5] = thumb + rng.normal(0, 0.006) + 0.01 * values[:, 2]
+
+
+def coarse_piece(number: int, rows: Rows) -> None:
+    """A sensor with ticks that changes rarely: few changes need not hold its least one."""
+    tick, wait, top = (0.004, 8, 10) if number % 12 == 4 else (0.001, 2, 40)
+    count = np.arange(len(rows[STATE])) // wait
+    rows[STATE][:, 5] = tick * np.abs((count + top) % (2 * top) - top)
+
+
+@pytest.mark.parametrize(
+    "change", [wrap, flip, rest, move_once, touch, scale, start_elsewhere, flicker, posture, coarse_piece]
+)
 def test_rotations_unused_arms_and_shocks_raise_no_alarm(tmp_path: Path, change: Change) -> None:
     assert check(tmp_path / "set", (90, 120, 100) * 8, change) == []
+
+
+def test_a_joint_that_rests_in_a_short_piece_raises_no_alarm(tmp_path: Path) -> None:
+    def hold(number: int, rows: Rows) -> None:
+        if number == 2:
+            rows[STATE][:, 3] = 0
+
+    assert check(tmp_path / "piece", (90, 120, 30, 100, 90, 100, 95, 110), hold) == []
+    whole = check(tmp_path / "whole", (90, 120, 90, 100, 90, 100, 95, 110), hold)
+    assert {one.place.episodes for one in whole if one.rule == "values.dead"} == {(2,)}
 
 
 def encoder_counts(number: int, rows: Rows) -> None:

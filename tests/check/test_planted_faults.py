@@ -92,6 +92,8 @@ def test_outputs_of_edit_raise_no_alarm(real_data: Path, tmp_path: Path) -> None
     ranges |= {"4": [[30, 250]], "5": [[0, 270]], "6": [[20, 120], [130, 270]], "7": [[3, 280]]}
     (tmp_path / "keep.json").write_text(json.dumps(ranges))
     (tmp_path / "times.json").write_text(json.dumps({"0": [3.1, 9], "1": [4.2]}))
+    pieces = {str(e): [round(1.2 + 3.1 * i + 0.13 * e, 3) for i in range(1 + e % 2)] for e in range(8)}
+    (tmp_path / "pieces.json").write_text(json.dumps(pieces))
     g1, g1_v30, gr1 = (str(real_data / name) for name in ("g1_v21", "g1_v30", "gr1_sim_v20"))
     for name, command, sources, options, known in (
         # The camera of the first episode repeats each image there, unlike in the other ranges.
@@ -102,6 +104,8 @@ def test_outputs_of_edit_raise_no_alarm(real_data: Path, tmp_path: Path) -> None
         ("merge", "edit", [str(tmp_path / "split/train"), str(tmp_path / "split/val")], [], set()),
         # The actions of the simulation start with a step, which short segments do not all hold.
         ("segment", "segment", [gr1], ["--times", str(tmp_path / "times.json")], {"values.jump"}),
+        # 20 pieces, of which those of one recording hold the hand in a way of their own.
+        ("pieces", "segment", [g1], ["--times", str(tmp_path / "pieces.json")], {"images.rate"}),
     ):
         assert main([command, *sources, str(tmp_path / name), *options]) == 0
         for root in [tmp_path / name / part for part in ("train", "val")] if name == "split" else [tmp_path / name]:

@@ -13,16 +13,31 @@ TOLERANCE = 1e-4
 """Seconds by which LeRobot lets a timestamp differ from a multiple of 1/fps."""
 _RATE = 0.03  # share by which the median step may differ from 1/fps
 _UNLIKE = 0.26  # logarithm of the ratio of two rates from which they are two findings
+_GROSS = 5.0  # times the median size from which an episode has a finding of its own
 _UNITS = {"milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
 _FIX = f"frames are paired by number here; for LeRobot: {REWRITE}"
+
+
+def split_gross(rows: np.ndarray, size: np.ndarray) -> list[np.ndarray]:
+    """Split rows into those of gross size and the others, so that a fault of all episodes hides none of a few.
+
+    Args:
+        rows: int64 (n,), table rows.
+        size: float64 (N,), size of the fault in each row of the table.
+    """
+    if not len(rows):
+        return []
+    is_gross = size[rows] > _GROSS * np.median(size[rows])
+    return [part for part in (rows[is_gross], rows[~is_gross]) if len(part)]
 
 
 def _rate_fix(catalog: Catalog, rate: float) -> str:
     """Return the remedy for timestamps that advance at another rate than info.json declares: the videos decide."""
     videos = [float(catalog.features[camera].info.get("video.fps") or 0) for camera in catalog.episodes.videos]
-    if any(abs(fps / catalog.fps - 1) < _RATE for fps in videos):
-        return f"the videos play at {catalog.fps:g} frames per second, as declared: keep fps; {_FIX}"
-    if not videos or all(abs(fps / rate - 1) < _RATE for fps in videos):
+    others = [fps for fps in videos if fps and abs(fps / rate - 1) >= _RATE]
+    if others:
+        return f"the videos play at {others[0]:g} frames per second, not at {rate:.4g}: {_FIX}"
+    if all(videos):
         return correct(f"fps: {videos[0] if videos else rate:.4g}", INFO)
     return f"if the videos play at {rate:.4g} frames per second, {correct('fps', INFO)}; if not, {_FIX}"
 
@@ -59,21 +74,19 @@ def check_clocks(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
         fix = _rate_fix(catalog, own) if len(alike) > 0.5 * several.sum() else _FIX
         yield about("clock.fps", "error", np.sort(alike), message + f": in {unit}?" * bool(unit), own, fps, fix)
     fine = several & ~np.isin(np.arange(len(first)), wrong)
-    late = np.flatnonzero(fine & (most * fps > 1.5))
-    if len(late):
-        late = late[np.argsort(-most[late], kind="stable")] if len(late) < 1000 else late
+    for late in split_gross(np.flatnonzero(fine & (most * fps > 1.5)), most):
         worst = float(most[late].max())
-        order = np.sort(late)
         message = f"timestamps jump by up to {worst:.4g} s, {worst * fps:.3g} frames: frames are absent"
-        yield about("clock.gap", "warning", order, message, worst, 1 / fps)
-    jitter = np.flatnonzero(fine & (most * fps <= 1.5) & (off > np.maximum(TOLERANCE, rounding)))
-    if len(jitter):
+        yield about("clock.gap", "warning", late, message, worst, 1 / fps)
+    for jitter in split_gross(
+        np.flatnonzero(fine & (most * fps <= 1.5) & (off > np.maximum(TOLERANCE, rounding))), off
+    ):
         message = f"timestamps are up to {off[jitter].max():.3g} s off frame / fps; LeRobot allows {TOLERANCE:g} s"
         yield about("clock.jitter", "warning", jitter, message, float(off[jitter].max()), TOLERANCE)
-    late_start = np.flatnonzero(known & (np.abs(first) > np.maximum(0.5 / fps, TOLERANCE)))
-    if len(late_start):
+    starts = np.flatnonzero(known & (np.abs(first) > np.maximum(0.5 / fps, TOLERANCE)))
+    everywhere = len(starts) == known.sum()
+    for late_start in split_gross(starts, np.abs(first)):
         worst = float(first[late_start][np.abs(first[late_start]).argmax()])
-        everywhere = len(late_start) == known.sum()
         message = f"timestamps start at up to {worst:.4g} s instead of 0"
         severity: Severity = "note" if everywhere and abs(worst) * fps < 1.5 else "warning"
         yield about("clock.start", severity, late_start, message, worst, 0.0)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from understudy.check.column_facts import Column
-from understudy.check.findings import Finding, Place, Severity
+from understudy.check.findings import Finding, Place, Severity, undecided
 from understudy.check.remedies import LOOK, drop
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.check.rules.values import FEW, is_gripper
@@ -17,10 +17,11 @@ _LEAST_FRAMES = 20
 _LOUDER = 1.8  # mean second difference in those of the others
 _ROUGHER, _ROUGH = 1.5, 0.8  # the same relative to the mean change, in those of the others; 1.7 is that of noise
 _COARSER, _COARSE = 4.0, 0.15  # least change in those of the others, and in mean changes
-_LEAST_CHANGES = 8
+_LEAST_CHANGES = 20
 _REPEATED = 0.02  # share of the frames that equal the one before
 _EDGE = 4.0  # usual changes between rows of zeros and others
 _NORM = 0.04  # deviation of a squared norm
+_HANDS = 7  # episodes that show the range of a hand
 _HAND = 3  # dimensions that are mirrored together
 _ASIDE = 0.25  # share of the range of a dimension between its mean in an episode and in all others
 _TIGHT = 1.0  # and in the spread of these means
@@ -41,7 +42,12 @@ def check_signals(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
             yield from _noise(catalog, column, rows)
             yield from _norms(catalog, column, rows)
             yield from _inverted(catalog, column, rows)
+        else:
+            yield undecided("values.noise", FEW + 1, f"episodes of {_LEAST_FRAMES} frames", len(rows))
+        if len(rows) >= _HANDS:
             yield from _mirrored(catalog, column, rows)
+        elif column.width >= _HAND:
+            yield undecided("values.sign", _HANDS, f"episodes of {_LEAST_FRAMES} frames", len(rows))
 
 
 def _finding(

@@ -18,6 +18,7 @@ UNITS = {
 }
 _RATIO = 6.0  # least ratio of magnitudes that can be a change of unit
 _ALIKE = 2.5  # ratio within which the shape of a motion is the same in both units
+_AS_FAR = 0.7  # share of the distance of an exchanged dimension from its usual values
 _FIX = "convert the values, or leave the episodes out with --data.exclude-episodes"
 
 
@@ -127,7 +128,9 @@ def _exchanged(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[F
     scatter = 1.4826 * np.median(np.abs(mean - center), axis=0)
     unit = np.maximum(scatter, 0.25 * width) + 1e-9
     far = np.abs(mean - center) / unit
+    aside = np.where(mean > center, far, -far)
     far[far <= 2 * np.quantile(far, 0.8, axis=0)] = 0  # other episodes are as far: the place of rest varies
+    exchanged: dict[tuple[int, ...], list[int]] = {}
     for row in np.flatnonzero((far > 6).sum(axis=1) >= 2).tolist():
         dims = np.flatnonzero(far[row] > 6)
         cross = np.abs(mean[row, dims][:, None] - center[dims]) / unit[dims]  # (dimension, place whose values it has)
@@ -135,14 +138,22 @@ def _exchanged(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[F
         to = cross.argmin(axis=1)
         fits = (cross.min(axis=1) < 3) & (far[row, dims] > 3 * cross.min(axis=1))
         for cycle in _cycles(to, fits) if len(dims) <= 12 else ():
-            names = [column.names[dims[place]] for place in cycle]
+            exchanged.setdefault(tuple(dims[cycle].tolist()), []).append(row)
+    for swapped, found in exchanged.items():
+        names = " and ".join(column.names[dim] for dim in swapped)
+        of = list(swapped)
+        for row in found:
+            # Another episode that is as far, and fits no exchange, shows that this dimension rests there at times.
+            alike = (aside[:, of] * np.sign(aside[row, of]) > _AS_FAR * np.abs(aside[row, of])).all(axis=1)
+            if alike[found].sum() < alike.sum():
+                continue
             yield Finding(
                 "values.exchanged",
                 "warning",
-                f"{' and '.join(names)} have each other's usual values",
-                _place(catalog, rows[row : row + 1], column.key, names[0]),
-                measured=mean[row, dims[cycle]].tolist(),
-                expected=center[dims[cycle]].tolist(),
+                f"{names} have each other's usual values",
+                _place(catalog, rows[row : row + 1], column.key, column.names[swapped[0]]),
+                measured=mean[row, of].tolist(),
+                expected=center[of].tolist(),
                 fix=_FIX,
             )
 

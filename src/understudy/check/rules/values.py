@@ -14,6 +14,7 @@ from understudy.check.remedies import LOOK, drop
 from understudy.check.rotations import TURNS, is_sign_flip, quaternions, wrapping
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.data.format.catalog import Catalog
+from understudy.plural import plural
 
 FEW = 4
 """Least number of episodes to compare one with the others."""
@@ -22,7 +23,7 @@ _FAR = 8.0  # half ranges of the central 98 % from which a value is an outlier
 _EXTREME = 1e6  # from here on training refuses it, too (`data/stats/outliers.py`)
 _LEAST_UNIT = 1e-3  # and it counts in units of at least this
 _HUGE = 1e19
-_COMPARE = ("values.dead", "values.gripper", "values.jump", "values.saturation", "values.unit", "values.noise")
+_COMPARE = ("values.dead", "values.gripper", "values.jump", "values.saturation", "values.unit")
 _DECIDE = (ACTION, STATE)
 _SHOCK = 1000.0  # as `_FAR`, for sensors: forces, currents and accelerations peak at contacts
 _GLITCH = 0.25  # share of the distance of an outlier from the others that one step covers, unlike those beside it
@@ -71,7 +72,7 @@ def _finite(catalog: Catalog, column: Column) -> Iterator[Finding]:
     yield Finding(
         "values.finite",
         severity,
-        f"{frames} frame{'s' * (frames > 1)} with a value that is not finite",
+        f"{plural(frames, 'frame')} with a value that is not finite",
         Place(episodes, column.key, frame=int(column.bad_frame[rows[0]])),
         measured=frames,
         expected=0,
@@ -146,7 +147,8 @@ def _spread(column: Column) -> np.ndarray:
 
 def _dead(catalog: Catalog, facts: RowFacts, column: Column, read: np.ndarray) -> Iterator[Finding]:
     """Dimensions that are exactly constant in a few episodes and move in almost all others."""
-    long_enough = read & (catalog.episodes.lengths >= 10)
+    lengths = catalog.episodes.lengths
+    long_enough = read & (lengths >= max(10, 0.5 * float(np.median(lengths[read]))))
     total = int(long_enough.sum())
     if total < FEW:
         return

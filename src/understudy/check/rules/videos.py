@@ -8,12 +8,13 @@ import pyarrow as pa
 
 from understudy.check.findings import Finding, Place, Severity
 from understudy.check.remedies import EDIT, correct, restore
-from understudy.check.rules.clocks import TOLERANCE
+from understudy.check.rules.clocks import TOLERANCE, split_gross
 from understudy.check.video_facts import VideoFacts, VideoFile, frame_times
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.data.format.lerobot_v3 import episode_files
 from understudy.data.read.video_frames import CODEC_NAMES
 from understudy.errors import DatasetError, SourceError
+from understudy.plural import plural
 
 EPISODES = "meta/episodes"
 _DRIFT = 0.5  # frames by which a start time may be off before another frame is nearer
@@ -32,7 +33,7 @@ def check_videos(catalog: Catalog, facts: VideoFacts) -> Iterator[Finding]:
             expected = int(videos.expected[one.file])
             place = Place(_episodes_of(catalog, camera, one.file), camera=camera, file=one.path)
             if one.count < expected:
-                message = f"the video holds {one.count} frames, its episodes have {expected} rows"
+                message = f"the video holds {plural(one.count, 'frame')}, its episodes have {plural(expected, 'row')}"
                 fix = restore(one.path)
                 score = float(expected - one.count)
                 yield Finding("videos.count", "error", message, place, one.count, expected, fix, score)
@@ -54,7 +55,7 @@ def _surplus(catalog: Catalog, camera: str, found: list[tuple[VideoFile, int, Pl
         packed = int((videos.file == file).sum()) > 1
         placed = videos.first_by_time is not None and bool((videos.first_by_time[videos.file == file] >= 0).any())
         unclear = float(videos.drift[file]) > _DRIFT
-        message = f"the video holds {count} frames, its episodes have {expected} rows"
+        message = f"the video holds {plural(count, 'frame')}, its episodes have {plural(expected, 'row')}"
         if placed:
             message += "; the recorded times place the episodes"
         elif unclear:
@@ -82,7 +83,8 @@ def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Iterator[Find
     odd = [one for one in files if (one.width, one.height) != usual]
     if odd:
         episodes = tuple(sorted(e for one in odd for e in _episodes_of(catalog, camera, one.file)))
-        message = f"{len(odd)} files have frames of {odd[0].width}x{odd[0].height}, the others {usual[0]}x{usual[1]}"
+        message = f"{plural(len(odd), 'file has', 'files have')} frames of {odd[0].width}x{odd[0].height}, the others "
+        message += f"{usual[0]}x{usual[1]}"
         place = Place(episodes, camera=camera, file=odd[0].path)
         yield Finding("videos.encoding", "error", message, place, [odd[0].width, odd[0].height], list(usual))
     place = Place(camera=camera, file=files[0].path)
@@ -93,7 +95,8 @@ def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Iterator[Find
     rates = [one for one in files if abs(one.fps / catalog.fps - 1) > 0.01 and one.count > 1]
     if rates:
         episodes = tuple(sorted(e for one in rates for e in _episodes_of(catalog, camera, one.file)))
-        message = f"{len(rates)} videos play {rates[0].fps:.4g} frames per second, info.json declares {catalog.fps:g}"
+        message = f"{plural(len(rates), 'video plays', 'videos play')} {rates[0].fps:.4g} frames per second, "
+        message += f"info.json declares {catalog.fps:g}"
         at = Place(() if len(rates) == len(files) else episodes, camera=camera, file=rates[0].path)
         fix = f"frames are paired by number here; for LeRobot write the videos with {catalog.fps:g} frames per second"
         yield Finding("videos.encoding", "warning", message, at, rates[0].fps, catalog.fps, fix)
@@ -142,7 +145,7 @@ def check_places(catalog: Catalog, opens_videos: bool) -> Iterator[Finding]:
         order = np.argsort(first, kind="stable")
         over = order[1:][first[order][1:] < (first + lengths)[order][:-1]]
         if len(over):
-            message = f"{len(over)} episodes begin before the previous one ends"
+            message = f"{plural(len(over), 'episode begins', 'episodes begin')} before the previous one ends"
             place = Place(tuple(np.sort(ids[over]).tolist()), file=EPISODES)
             yield Finding(
                 "episodes.range", "error", message, place, len(over), 0, correct("dataset_from_index", EPISODES)
@@ -203,9 +206,8 @@ def _starts(
             is_proven = True
         steps = np.diff(off[rows], prepend=0.0)
         jumps |= bool((np.abs(steps) > np.maximum(_JUMP, 0.004 * before)).any())
-    late = np.flatnonzero(np.abs(off) > _DRIFT)
-    if jumps and len(late):
-        row = int(late[0])
+    for late in split_gross(np.flatnonzero(np.abs(off) > _DRIFT), np.abs(off)) if jumps else ():
+        row = int(late[np.abs(off[late]).argmax()])
         message = (
             f"from_timestamp is {begins[row]:.6g} s, frame {begins[row] * fps:.2f}; {int(first[row])} frames precede "
         )
@@ -215,14 +217,13 @@ def _starts(
         fix = f"{EDIT} (writes these times anew): LeRobot shows the frame of that time"
         severity: Severity = "error" if is_proven else "warning"
         yield Finding("videos.start", severity, message, place, float(begins[row]), expected, fix, float(abs(off[row])))
-    elif len(late):
-        row = int(np.abs(off).argmax())
+    for late in split_gross(np.flatnonzero(np.abs(off) > _DRIFT), np.abs(off)) if not jumps else ():
+        row = int(late[np.abs(off[late]).argmax()])
         message = f"from_timestamp drifts by up to {off[row]:.2f} frames from the place in the video"
         place = Place(tuple(ids[late].tolist()), camera=camera, file=EPISODES)
         fix = f"frames are paired by number here; for LeRobot: {EDIT} (writes these times anew)"
         yield Finding("videos.start", "warning", message, place, float(off[row]), 0.0, fix, float(abs(off[row])))
-    near = np.flatnonzero((np.abs(off) > exact) & (np.abs(off) <= _DRIFT))
-    if len(near):
+    for near in split_gross(np.flatnonzero((np.abs(off) > exact) & (np.abs(off) <= _DRIFT)), np.abs(off)):
         row = int(near[np.abs(off[near]).argmax()])
         seconds = float(off[row] / fps)
         message = (
@@ -235,9 +236,9 @@ def _starts(
         )
     if ends is not None:
         spans = (ends - begins) * fps
-        wrong = np.flatnonzero(used & np.isfinite(ends) & (np.abs(spans - lengths) > 1.5))
-        if len(wrong):
-            row = int(wrong[0])
+        differs = np.where(used & np.isfinite(ends), np.abs(spans - lengths), 0.0)
+        for wrong in split_gross(np.flatnonzero(differs > 1.5), differs):
+            row = int(wrong[differs[wrong].argmax()])
             message = f"from_timestamp and to_timestamp enclose {spans[row]:.2f} frames, length is {int(lengths[row])}"
             place = Place(tuple(ids[wrong].tolist()), camera=camera, file=EPISODES)
             fix = correct("to_timestamp", EPISODES)
