@@ -105,3 +105,17 @@ def test_bounds_of_learnt_differences_are_those_of_the_recorded_actions(folder: 
     np.testing.assert_allclose(chunks["off"], plain.act(SEEN) + SEEN["observation.state"], rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(chunks["clamp"], np.clip(chunks["off"], LOW, HIGH).astype(np.float32))
     assert policy.clamped
+
+
+def test_the_seed_and_the_position_of_an_episode_decide_its_noise(folder: Path) -> None:
+    policy = us.load_policy(folder, head="arm", contract="off")
+
+    def first(**start: int) -> np.ndarray:
+        policy.reset(**start)
+        return np.asarray(policy.act(SEEN))
+
+    expected = first(seed=5)
+    assert np.array_equal(first(seed=5), expected)
+    assert np.array_equal(first(seed=5, position=0), expected)
+    assert not np.array_equal(first(seed=6), expected)
+    assert not np.array_equal(first(seed=5, position=100), expected)

@@ -562,11 +562,14 @@ def test_check_loader_passes_episode_sampler(root: Path, data: us.EpisodeDataset
 
 
 def test_check_loader_closes_loaders_of_each_epoch(data: us.EpisodeDataset) -> None:
-    def make(rank: int, world_size: int, epoch: int) -> us.Loader:
-        return us.Loader(data, batch_size=BATCH, seed=0, rank=rank, world_size=world_size)
+    """A loader with `close` and a factory that takes `epoch`: each check ends, also those that resume."""
 
-    report = in_time(lambda: us.check_loader(make, data, timeout=5, skip=("resume", "resume.ranks", "resume.world")))
-    assert report["coverage.ranks"].status == report["epochs.repeat"].status == "passed"
+    def make(rank: int, world_size: int, epoch: int) -> us.Loader:
+        return us.Loader(data, batch_size=BATCH, seed=epoch, rank=rank, world_size=world_size)
+
+    report = in_time(lambda: us.check_loader(make, data, timeout=20))
+    assert set(statuses(report).values()) == {"passed", "not applicable"}, str(report)
+    assert report["resume.ranks"].status == "passed"
 
 
 def test_check_loader_passes_a_loader_without_workers(data: us.EpisodeDataset) -> None:
