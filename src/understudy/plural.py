@@ -2,7 +2,7 @@
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    """Return a count and what is counted.
+    """Return a count with its noun, singular or plural.
 
     Args:
         count: the number.
