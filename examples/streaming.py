@@ -30,7 +30,7 @@ def arguments() -> Namespace:
     parser.add_argument(
         "--num-threads", type=int, help="loader threads of a process; by default one per core, at most 8"
     )
-    parser.add_argument("--save-freq", type=int, default=10, help="steps between checkpoints")
+    parser.add_argument("--save-freq", type=int, default=10, help="steps between checkpoints; 0: at the end alone")
     parser.add_argument("--output-dir", type=Path, default=Path("checkpoints"))
     parser.add_argument("--resume-from", type=Path, help="a checkpoint; the number of processes may be another")
     parser.add_argument("--dummy", action="store_true", help="load batches without training a network")
@@ -70,7 +70,7 @@ def main(args: Namespace) -> None:
             optimizer.step()
             loss = error.item()
         step, frames = step + 1, frames + cameras * len(batch["position"])
-        if step % args.save_freq == 0 or step == args.steps:
+        if (args.save_freq and step % args.save_freq == 0) or step == args.steps:
             rates = [frames / (time.perf_counter() - begin), loss / accelerator.num_processes]
             rate, mean = accelerator.reduce(torch.tensor(rates, device=accelerator.device), "sum").tolist()
             ranks = f"{accelerator.num_processes} processes, {rate:,.0f} frames/s together"

@@ -253,6 +253,7 @@ def test_planes_and_streams_have_orders_that_they_can_read(data: us.EpisodeDatas
     with warned() as caught:
         us.Loader(data, order=uniform, colors="yuv").close()
     assert len(caught) == 2  # also that there is no GPU
+    assert {warning.filename for warning in caught} == {__file__}
 
 
 def test_a_given_order_that_costs_much_is_told(data: us.EpisodeDataset) -> None:
