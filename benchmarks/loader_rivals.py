@@ -13,8 +13,9 @@ that has used 40 s of a row skips its further steps and rounds (`rounds`). Figur
 
 - `cpu_ms`: user and system time of all its processes per sample, over all step times. A server inside the loader
   (rerun's) counts, a storage server (S3) does not.
-- `cpu_ms_epoch`: the same over the whole first epoch, first batch and all. Only ours holds images or decodes ahead,
-  so that its cost falls with time; null where the epoch took more than 45 s, and for rivals. The goal compares it.
+- `cpu_ms_epoch`: the same over the whole first epoch, first batch and all; after 45 s the rest is extrapolated from the
+  last 3 s. Only ours holds images or decodes ahead, so that its cost falls with time; null for rivals. The goal
+  compares it.
 - `waiting`: share of the time spent in `next`, by step time. `first_batch_s`: from the path to the first batch, with
   libraries imported in the main process, the files in the system's cache.
 - `peak_mb`: largest proportional set size of all its processes, libraries included, read twice a second.
@@ -173,13 +174,14 @@ class Turns:
         return [each["waiting_share"] for answers in self.answers for each in answers if each["step"] == step]
 
     def finish_epoch(self, frames: int, **asked: Any) -> float | None:
-        """CPU milliseconds per sample since the start, after at least `frames` samples; None if that takes too long."""
+        """CPU milliseconds per sample of the first epoch; what takes too long is extrapolated from the last 3 s."""
         spent = 0.0
-        while not self.missing and spent < EPOCH_SECONDS:
-            answer = self.rival.ask(root=str(self.root), seconds=0.5, least=2, **asked)
+        while not self.missing:
+            answer = self.rival.ask(root=str(self.root), seconds=3.0, least=2, **asked)
             self.missing, spent = answer.get("missing", ""), spent + answer.get("seconds", 0.0)
-            if answer.get("all_samples", 0) >= frames:
-                return float(answer["all_cpu_seconds"] / answer["all_samples"] * 1e3)
+            if not self.missing and (answer["all_samples"] >= frames or spent > EPOCH_SECONDS):
+                rest = max(0, frames - answer["all_samples"]) * answer["cpu_seconds"] / answer["samples"]
+                return float((answer["all_cpu_seconds"] + rest) / max(frames, answer["all_samples"]) * 1e3)
         return None
 
     def take(self, seconds: float, **asked: Any) -> None:
