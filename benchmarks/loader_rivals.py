@@ -174,7 +174,7 @@ class Turns:
         return [each["waiting_share"] for answers in self.answers for each in answers if each["step"] == step]
 
     def finish_epoch(self, frames: int, **asked: Any) -> float | None:
-        """CPU milliseconds per sample of the first epoch; what takes too long is extrapolated from the last 3 s."""
+        """CPU milliseconds per sample of the first epoch. A long rest is extrapolated from 3 s."""
         spent = 0.0
         while not self.missing:
             answer = self.rival.ask(root=str(self.root), seconds=3.0, least=2, **asked)
