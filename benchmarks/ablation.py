@@ -164,7 +164,7 @@ def base_policy(args: argparse.Namespace) -> Pi05Policy:
 def steps(state: TrainState, data: RunData, seen: Callable[[float], None]) -> None:
     """Train to the end of the run's steps; `seen` gets each loss."""
     config, began = state.config, time.monotonic()
-    order, _ = make_order(config, data, state.mesh)
+    order = make_order(config, data, state.mesh)
     with make_loader(config, data, order, state.mesh, 0, state.prepare) as loader:
         while state.step < config.steps:
             result = state.train_step(next(loader))

@@ -128,7 +128,7 @@ def test_train_writes_all_files(whole: Path) -> None:
     "changes",
     [
         {"loader": {"num_threads": 3}},
-        {"loader": {"memory": "1100KB"}},
+        {"loader": {"memory": "1100KB"}, "data": {"shuffle": "uniform"}},  # as chosen where the images fit the memory
         {"log": {"every": 1}, "checkpoint": {"every": 5, "keep_last": 1}},
         {"val": {"every": 1}},
         {"val": {"every": 0}},
@@ -136,7 +136,7 @@ def test_train_writes_all_files(whole: Path) -> None:
     ],
 )
 def test_train_is_deterministic(whole: Path, data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    run.train(tiny_config(data, tmp_path / "r", **changes))
+    run.train(override(tiny_config(data, tmp_path / "r"), **changes))
     assert series(tmp_path / "r") == series(whole)
     one, two = final_tensors(whole), final_tensors(tmp_path / "r")
     assert all(torch.equal(one[name], two[name]) for name in one)

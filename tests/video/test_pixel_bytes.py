@@ -9,6 +9,7 @@ import pytest
 from understudy.video.codec_pool import frame_bytes
 from understudy.video.packets import open_packets
 from understudy.video.pixel_bytes import pixel_bytes
+from understudy.video.scheduling import preserve_scheduling
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ def test_pixel_bytes_are_those_of_decoded_frames(
     codec: str, pixel_format: str, expected: float | None, tmp_path: Path
 ) -> None:
     path = tmp_path / "video.mp4"
-    with av.open(str(path), "w") as output:
+    with preserve_scheduling(), av.open(str(path), "w") as output:
         stream = output.add_stream(codec, rate=10)
         stream.width, stream.height, stream.pix_fmt = 128, 128, pixel_format
         for number in range(3):
