@@ -198,7 +198,7 @@ def _delays(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarray
     usual, limit = round(delays.usual), _GAIN * delays.chance
     deviation = np.abs(delays.best - delays.usual)
     scatter = float(np.quantile(deviation[delays.clear], 1 - _MINORITY)) if delays.clear.any() else 0.0
-    odd = delays.clear & (deviation >= max(_SCATTER, 2 * scatter))
+    odd = delays.clear & (deviation > _SCATTER) & (deviation >= 2 * scatter)
     odd &= delays.peak - delays.table[:, usual] > limit
     if odd.any() and odd.sum() <= max(1, _MINORITY * len(clips)):
         at = int(np.flatnonzero(odd)[0])
