@@ -3,6 +3,7 @@
 import errno
 import gc
 import hashlib
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -301,12 +302,10 @@ def test_a_restart_of_the_host_empties_the_cache(
 
 
 def test_a_full_disk_costs_time_only(root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, count = StoredImages._write, 0
+    write, turns = StoredImages._write, itertools.count()  # next() is atomic; several threads write
 
     def full(self: StoredImages, file: int, frame: int, image: np.ndarray) -> None:
-        nonlocal count
-        count += 1
-        if count > 30:
+        if next(turns) >= 30:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(self, file, frame, image)
 
