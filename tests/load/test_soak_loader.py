@@ -83,8 +83,8 @@ def test_memory_that_grows_is_noticed(root: Path, soak: ModuleType, monkeypatch:
     plain, held, began = Loader.__next__, [], time.monotonic()
 
     def leaking(self: Loader) -> dict:
-        """100 MB a second, however few batches a busy machine makes in one."""
-        lost = min(400_000_000, int(1e8 * (time.monotonic() - began)))
+        """400 MB a second, however few batches a busy machine makes in one."""
+        lost = min(400_000_000, int(4e8 * (time.monotonic() - began)))
         if (more := lost - sum(map(len, held))) > 0:
             held.append(mmap.mmap(-1, more))  # not from malloc, which may have as much to spare
             held[-1].write(b"x" * more)
