@@ -1,7 +1,10 @@
 """Substitution of unreadable samples by a neighbour, the same in every run; nothing else changes."""
 
+import gc
 import json
 import shutil
+import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +154,19 @@ def test_substitutes_beyond_the_cap_are_an_error(sound: Path, tmp_path: Path) ->
     loader = Loader([opened(root)], order=order_of(opened(root)), on_bad_frame="substitute")
     with refused(17, 16, where="rows"):
         take(loader)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_closed_loader_is_freed_with_its_images(sound: Path, damaged: Path, fails: bool) -> None:
+    """The error of a batch has the frames of the loader that raised it."""
+    data = opened(damaged if fails else sound)
+    loader = Loader([data], order=order_of(data))
+    with pytest.raises(DatasetError) if fails else nullcontext():
+        take(loader)
+    alive = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert alive() is None
 
 
 def test_loader_refuses_an_unknown_on_bad_frame(sound: Path) -> None:

@@ -249,13 +249,14 @@ class Loader:
         self._home = os.getpid()
         request = replace(self._request, position=self.position)
         workers = WorkerPool(request, self.plan, self._buffers, self._substitutes)
-        weakref.finalize(self, workers.ask_to_stop)  # if the loader is never closed
+        self._finalizer = weakref.finalize(self, workers.ask_to_stop)  # if the loader is never closed
         return workers
 
     def close(self) -> None:
         """Stop the threads and wait for them. The next batch starts new ones."""
         if self._workers is not None and self._home == os.getpid():
             self._workers.stop()
+            self._finalizer.detach()  # it would keep the workers, and their error with the frames of this loader
             self._past_timings, self._workers = self.timings, None
 
     def state_dict(self) -> dict[str, Any]:

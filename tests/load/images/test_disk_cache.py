@@ -344,6 +344,10 @@ def test_images_in_use_are_not_removed_for_others(root: Path, folder: Path) -> N
     assert image_files(folder) == old
     assert read(root, decoded_cache=(folder, size))[1] == 0  # the same images need no more space
     del using
+    gc.collect()  # the closed loaders
+    using = cache.open(data, small)
+    assert not image_files(folder)
+    del using
 
 
 def test_an_unreadable_frame_behaves_as_without_a_cache(root: Path, tmp_path: Path, folder: Path) -> None:
