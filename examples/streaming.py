@@ -81,6 +81,7 @@ def main(args: Namespace) -> None:
                 save(state | {"model": model.state_dict(), "masters": masters.state_dict()}, args.output_dir)
             frames, begin = 0, time.perf_counter()
     loader.close()
+    accelerator.end_training()  # a process group that is left to the interpreter's end can abort it
 
 
 def save(state: dict[str, Any], folder: Path) -> None:

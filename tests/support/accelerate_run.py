@@ -113,3 +113,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     found = [train(**job) for job in json.loads(sys.argv[2])]
     Path(f"{sys.argv[1]}.{os.environ['RANK']}").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()

@@ -32,6 +32,8 @@ def main(root: str, out: str, joins: bool) -> None:
         "stream": [frame for batch in streamed for frame in frames_of(batch)],
     }
     Path(f"{out}.{os.environ['RANK']}").write_text(json.dumps(seen))
+    if accelerator is not None:
+        accelerator.end_training()
 
 
 def read_readme(root: str, steps: int, accelerator: Any) -> list[list[int]]:

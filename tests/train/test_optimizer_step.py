@@ -1,6 +1,7 @@
 """One step and its parts: schedule, optimizer, draws, the loss of a batch, validation losses."""
 
 import copy
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,6 +31,7 @@ from understudy.optim.loss_weights import loss_weights
 from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.moving_average import ema_decay, make_average, update_average
 from understudy.optim.param_groups import freeze, parameter_groups
+from understudy.order import Order
 from understudy.policies.draws import RandomSpec, make_draws
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
@@ -161,6 +163,16 @@ def test_a_draw_is_the_same_to_the_bit_whatever_is_drawn_with_it(future: bool) -
         parts = [make_draws(drawing, 7, torch.arange(low, min(low + size, 600))) for low in range(0, 600, size)]
         for name, all_of_it in whole.items():
             assert torch.equal(torch.cat([part[name] for part in parts]), all_of_it), (size, name)
+
+
+def test_the_first_batch_is_that_of_the_recorded_order(root: Path, data: RunData) -> None:
+    config = tiny_config(root, root, batch_size=8)
+    chosen = Order.from_datasets(data.training, batch_size=8, seed=3, clip=2, lanes=5)
+    samples = first_batch(config, order=json.loads(chosen.to_json()))[0]
+    _, episodes, frames = chosen.locate(range(8))
+    assert samples["episode_index"].tolist() == episodes.tolist()
+    assert samples["frame_index"].tolist() == frames.tolist()
+    assert first_batch(config)[0]["frame_index"].tolist() != frames.tolist()
 
 
 def test_augmentation_is_one_samples_affair(root: Path) -> None:

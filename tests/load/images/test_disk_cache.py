@@ -10,7 +10,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +319,22 @@ def test_a_full_disk_costs_time_only(root: Path, folder: Path, monkeypatch: pyte
     taken, decoded = read(root, decoded_cache=folder)
     assert all_same(taken, read(root)[0])
     assert decoded == 2 * 40 - 30
+
+
+def test_threads_whose_writes_fail_at_once_warn_once(root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(4)
+
+    def full(self: StoredImages, file: int, frame: int, image: np.ndarray) -> None:
+        together.wait(timeout=30)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(StoredImages, "_write", full)
+    data = opened(root)
+    files = DiskCache(str(folder), 10**9).open(data)
+    images = files.images(data, TOP, 0, 0, (32, 32))
+    with pytest.warns(UserWarning, match=str(folder)) as warned, ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda frame: files.store(images, frame, np.zeros(images.shape, np.uint8)), range(4)))
+    assert len(warned) == 1
 
 
 def test_images_that_do_not_fit_are_refused_with_both_sizes(

@@ -26,6 +26,7 @@ import re
 import secrets
 import shutil
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -175,6 +176,7 @@ class ImageFiles:
         self._versions: dict[str, str] = {}  # by path of the video
         self.is_writable = True
         """False once writing has failed."""
+        self._failing = threading.Lock()
         weakref.finalize(self, _release, lock, os.getpid())
 
     def pin(self, dataset: EpisodeDataset, camera: str, row: int) -> str:
@@ -222,7 +224,10 @@ class ImageFiles:
         try:
             images.write(frame, image)
         except OSError as error:
-            self.is_writable = False
+            with self._failing:
+                first, self.is_writable = self.is_writable, False
+            if not first:
+                return
             what = f"{self.folder}: decoded images cannot be written: {error.strerror}"
             warnings.warn(f"{what}; images that are not there are decoded again for each sample", stacklevel=2)
 

@@ -42,7 +42,6 @@ def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 
     from understudy.report.run.worst_episodes import render_worst_episodes
     from understudy.train.checkpoint import checkpoint
     from understudy.train.checkpoint.run_dir import RunDir
-    from understudy.train.run_record import recorded_sources
     from understudy.train.track import metrics_file
 
     run = RunDir(root)
@@ -77,7 +76,7 @@ def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 
         html.section("Loss", render_losses(kinds["train"], kinds["val"])),
         html.section("Validation", render_validation(kinds["val"])),
         html.section("Imagined futures", render_imagined(kinds["val"], run.imagined)),
-        html.section("The first batch", _batch(config, recorded_sources(record)), note=_BATCH_NOTE),
+        html.section("The first batch", _batch(config, record), note=_BATCH_NOTE),
         html.section(
             "Optimizer and speed",
             html.tiles(_speed(kinds)),
@@ -221,14 +220,15 @@ def _first_and_last(images: Any) -> list[Any]:
     return [images] if images.ndim == 3 else [images[0], images[-1]] if len(images) > 1 else [images[0]]
 
 
-def _batch(config: Any, begun: Any, count: int = 8) -> str:
+def _batch(config: Any, record: Mapping[str, Any], count: int = 8) -> str:
     """Render the first samples of step 0, or the reason why they are unavailable."""
     from understudy.errors import DatasetError
     from understudy.report import charts, html
     from understudy.train.data.run_data import first_batch
+    from understudy.train.run_record import recorded_sources
 
     try:
-        batch, cameras = first_batch(config, begun)
+        batch, cameras = first_batch(config, recorded_sources(record), record.get("order"))
     except (DatasetError, ValueError, OSError) as error:
         return html.card(f'<p class="soft">The dataset cannot be opened: {_text(str(error))}</p>')
     cards = []

@@ -388,20 +388,29 @@ def _digest(*parts: bytes) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
-def first_batch(config: TrainConfig, recorded: RecordedSources | None = None) -> tuple[dict[str, Any], tuple[str, ...]]:
+def first_batch(
+    config: TrainConfig, recorded: RecordedSources | None = None, order: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Load the batch of step 0, augmented as for the policy, and the names of its cameras; for the report.
 
     Args:
         config: the settings.
         recorded: see `open_data`.
+        order: recorded order of the run; None for any amount of memory.
+
+    Raises:
+        ValueError: the data is not that of the order.
     """
     data = open_data(config, recorded, check_files=False)
-    return apply_augmentation(read_first_batch(config, data), data.cameras, config.augment, config.seed), data.cameras
+    chosen = data.order(config) if order is None else Order.from_json(dict(order), data.training)
+    batch = read_first_batch(data, chosen)
+    return apply_augmentation(batch, data.cameras, config.augment, config.seed), data.cameras
 
 
-def read_first_batch(config: TrainConfig, data: RunData) -> Batch:
+def read_first_batch(data: RunData, order: Order) -> Batch:
     """Load the batch of step 0 in this process alone, also in a group of several."""
     options: dict[str, Any] = {"num_threads": 1, "image_size": data.size, "rank": 0, "world_size": 1}
-    with warnings.catch_warnings(), Loader(data.training, order=data.order(config), **options) as loader:
-        warnings.simplefilter("ignore")  # of rank 0 of 1 in a group
-        return next(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of rank 0 of 1 in a group, and of the cost of the order here
+        with Loader(data.training, order=order, **options) as loader:
+            return next(loader)

@@ -242,7 +242,7 @@ def largest_batch(peak_of: Callable[[int], int], limit: int, most: int, known: i
 
 def one_sample(config: TrainConfig, data: RunData) -> dict[str, Any]:
     """Load the first sample of a run."""
-    return read_first_batch(replace(config, batch_size=1, micro_batch_size=None), data)
+    return read_first_batch(data, data.order(replace(config, batch_size=1, micro_batch_size=None)))
 
 
 def trace_step(
