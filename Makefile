@@ -15,7 +15,7 @@ export MKL_NUM_THREADS ?= 1
 
 setup: .venv/.installed-dev
 
-.venv/.installed-%: pyproject.toml constraints.txt scripts/setup hatch_build.py hatch_readme.py src/understudy/video/native/loops.c
+.venv/.installed-%: pyproject.toml packages/understudy-conformance/pyproject.toml constraints.txt scripts/setup hatch_build.py hatch_readme.py src/understudy/video/native/loops.c
 	scripts/setup $*
 
 demo: .venv/.installed-demo
@@ -52,7 +52,8 @@ pytest-fast:
 docs: .venv/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 
-# The files of a release in dist/, checked: sources, wheels for Linux on x86-64 and aarch64, and one for any system.
+# The files of a release in dist/, checked: sources, wheels for Linux on x86-64 and aarch64, one for any system, and the
+# kit for loaders.
 wheels:
 	scripts/wheels
 

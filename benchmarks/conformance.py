@@ -1,4 +1,4 @@
-"""Conformance of loaders: `us.check_loader` on the loaders of understudy and, where installed, of LeRobot.
+"""Conformance of loaders: `check_loader` on the loaders of understudy and, where installed, of LeRobot.
 
     python benchmarks/conformance.py [--json] [--lerobot PYTHON]
 
@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 import understudy as us
 from planted_faults import CAMERAS, FPS, TASKS, episode_images, episode_rows, features
 from understudy.data.write.writer import EpisodeWriter
+from understudy_conformance import LoaderReport, check_loader
 
 LENGTHS, BATCH = (18, 22, 16, 20, 17, 15), 8
 WINDOWS = {"action": [i / FPS for i in range(6)], CAMERAS[0]: [-1 / FPS, 0.0, 1 / FPS]}
@@ -48,17 +49,17 @@ def write_set(root: Path) -> None:
             writer.save_episode()
 
 
-def check_ours(root: Path) -> us.LoaderReport:
+def check_ours(root: Path) -> LoaderReport:
     """Check `us.Loader`."""
 
     def make_loader(rank: int, world_size: int, num_workers: int) -> us.Loader:
         options: dict[str, Any] = {"delta_timestamps": WINDOWS, "num_threads": num_workers + 1}
         return us.Loader(root, batch_size=BATCH, rank=rank, world_size=world_size, **options)
 
-    return us.check_loader(make_loader, root, delta_timestamps=WINDOWS)
+    return check_loader(make_loader, root, delta_timestamps=WINDOWS)
 
 
-def check_map(root: Path) -> us.LoaderReport:
+def check_map(root: Path) -> LoaderReport:
     """Check LeRobot's map-style dataset, sampled and resumed as its training script does."""
     from accelerate.data_loader import prepare_data_loader
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
@@ -88,10 +89,10 @@ def check_map(root: Path) -> us.LoaderReport:
         return loader
 
     options: dict[str, Any] = {"save_state": save_state, "load_state": load_state}
-    return us.check_loader(make, root, delta_timestamps=WINDOWS, **options)
+    return check_loader(make, root, delta_timestamps=WINDOWS, **options)
 
 
-def check_streaming(root: Path, episodes: list[int] | None = None) -> us.LoaderReport:
+def check_streaming(root: Path, episodes: list[int] | None = None) -> LoaderReport:
     """Check LeRobot's streaming dataset, of some episodes. It has no ranks of its own and no state."""
     from lerobot.datasets.streaming_dataset import StreamingLeRobotDataset
 
@@ -101,7 +102,7 @@ def check_streaming(root: Path, episodes: list[int] | None = None) -> us.LoaderR
             StreamingLeRobotDataset("local/set", root=root, **options), batch_size=BATCH, num_workers=num_workers
         )
 
-    return us.check_loader(make_loader, us.EpisodeDataset(root, WINDOWS, episodes))
+    return check_loader(make_loader, us.EpisodeDataset(root, WINDOWS, episodes))
 
 
 def answer(root: Path) -> None:
@@ -134,10 +135,11 @@ def ask(python: str, root: Path, folder: Path) -> dict[str, Any]:
         (folder / library.name).symlink_to(library)
         if plain := re.fullmatch(r"(lib(?:av|sw)\w+)-[0-9a-f]+\.so\.(\d+)[.\d]*", library.name):
             (folder / f"{plain[1]}.so.{plain[2]}").symlink_to(library)
-    source = str(Path(str(importlib.util.find_spec("understudy").origin)).parents[1])  # type: ignore[union-attr]
+    specs = map(importlib.util.find_spec, ("understudy", "understudy_conformance"))
+    sources = [str(Path(str(spec.origin)).parents[1]) for spec in specs if spec]
     paths = {
         "LD_LIBRARY_PATH": f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}",
-        "PYTHONPATH": source,
+        "PYTHONPATH": os.pathsep.join(sources),
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(folder),
         "HF_DATASETS_CACHE": str(folder),

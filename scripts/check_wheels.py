@@ -1,7 +1,7 @@
 """Check the files of a release: `python scripts/check_wheels.py dist`.
 
 One source distribution and three wheels of one version: two with compiled loops for the machine of their tag, and one
-without. All have the same Python files.
+without. All have the same Python files. Next to them, sources and a wheel of the kit for loaders, of that version.
 """
 
 import re
@@ -14,12 +14,13 @@ MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine of an ELF file
 LOOPS = "understudy/video/native/_loops.so"
 TAGS = {f"py3-none-manylinux2014_{machine}.manylinux_2_17_{machine}": machine for machine in MACHINES}
 PURE = "py3-none-any"
+KIT = "understudy_conformance"
 
 
 def problems(dist: Path) -> list[str]:
     """Return one line per fault of the files in a folder; none if they can be uploaded."""
     found, wheels = [], {}
-    for path in sorted(dist.glob("*.whl")):
+    for path in sorted(dist.glob("understudy-*.whl")):
         name, version, tag = path.stem.split("-", 2)
         wheels[tag] = path
         if (name, version) != ("understudy", stated_version(path)):
@@ -31,7 +32,12 @@ def problems(dist: Path) -> list[str]:
         found += [f"{tag}: {fault}" for fault in compiled_faults(wheels[tag], names, TAGS.get(tag))]
         if names - {LOOPS} != files.get(PURE, names) - {LOOPS}:
             found.append(f"{tag}: other files than {PURE}: {sorted((names ^ files[PURE]) - {LOOPS})[:5]}")
-    sources = sorted(dist.glob("*.tar.gz"))
+    sources = sorted(dist.glob("understudy-*.tar.gz"))
+    kit = {
+        f"{KIT}-{path.name.split('-')[1]}{end}" for path in wheels.values() for end in (".tar.gz", "-py3-none-any.whl")
+    }
+    for name in sorted(kit ^ {path.name for path in dist.glob(f"{KIT}-*")}):
+        found.append(f"{name}: {'missing' if name in kit else 'another version'}")
     if len(sources) != 1:
         return [*found, f"{len(sources)} source distributions, not one"]
     with tarfile.open(sources[0]) as archive:
@@ -68,5 +74,5 @@ def stated_version(wheel: Path) -> str:
 
 if __name__ == "__main__":
     faults = problems(Path(sys.argv[1]))
-    print("\n".join(faults) or f"{sys.argv[1]}: a source distribution and three wheels, as they should be")
+    print("\n".join(faults) or f"{sys.argv[1]}: two source distributions and four wheels, as they should be")
     sys.exit(min(1, len(faults)))

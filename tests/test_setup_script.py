@@ -13,21 +13,22 @@ case "$*" in
     *"install --quiet uv") echo "+ uv"; cp uv .venv/bin/uv ;;
     *"config get"*) exit 1 ;;
     *"install -c constraints.txt -e .[demo]") echo "+ pip" ;;
+    *"install -c constraints.txt -e .[dev] -e packages/understudy-conformance") echo "+ pip" ;;
     -) cat > /dev/null ;;
     *) echo "unexpected: $*" >&2; exit 9 ;;
 esac
 """
 
 
-@pytest.mark.parametrize("works", [True, False])
-def test_setup_prints_its_steps(tmp_path: Path, works: bool) -> None:
+@pytest.mark.parametrize(("extra", "works"), [("demo", True), ("demo", False), ("dev", False)])
+def test_setup_prints_its_steps(tmp_path: Path, extra: str, works: bool) -> None:
     (tmp_path / "scripts").mkdir()
     shutil.copy(SCRIPT, tmp_path / "scripts/setup")
     for name, text in (("python", PYTHON), ("uv", f"#!/bin/sh\necho '+ uv install'\nexit {0 if works else 1}\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     env = {"PATH": "/usr/bin:/bin", "PYTHON": str(tmp_path / "python")}
-    done = subprocess.run([tmp_path / "scripts/setup", "demo"], env=env, capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run([tmp_path / "scripts/setup", extra], env=env, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     steps = [line[2:] for line in lines if line.startswith("+ ")]
@@ -36,4 +37,4 @@ def test_setup_prints_its_steps(tmp_path: Path, works: bool) -> None:
         if line.startswith("+ "):
             assert lines[number - 1].startswith("setup: "), lines
     assert lines[-1].startswith("setup: done in ")
-    assert (tmp_path / ".venv/.installed-demo").is_file()
+    assert (tmp_path / ".venv" / f".installed-{extra}").is_file()

@@ -38,6 +38,8 @@ def dist(tmp_path: Path) -> Path:
     with tarfile.open(tmp_path / "understudy-1.0.tar.gz", "w:gz") as archive:
         for name in FILES:
             archive.addfile(tarfile.TarInfo(f"understudy-1.0/src/{name}"), io.BytesIO())
+    for end in (".tar.gz", "-py3-none-any.whl"):
+        (tmp_path / f"understudy_conformance-1.0{end}").touch()
     return tmp_path
 
 
@@ -60,6 +62,8 @@ FAULTS: dict[str, Callable[[Path], object]] = {
         dist, TAGS["x86_64"], dict.fromkeys([*FILES, "understudy/new.py"], b"") | {LOOPS: library("x86_64")}
     ),
     "another version": lambda dist: write_wheel(dist, PURE, dict.fromkeys(FILES, b""), version="2.0"),
+    "no kit for loaders": lambda dist: (dist / "understudy_conformance-1.0-py3-none-any.whl").unlink(),
+    "another version of the kit": lambda dist: (dist / "understudy_conformance-2.0.tar.gz").touch(),
     "no source distribution": lambda dist: (dist / "understudy-1.0.tar.gz").unlink(),
     "a file that the sources lack": lambda dist: [
         write_wheel(dist, tag, dict.fromkeys([*FILES, "understudy/new.py"], b"") | code)

@@ -6,8 +6,6 @@ from typing import Any
 
 from understudy import policies as policies
 from understudy._version import __version__ as __version__
-from understudy.check.loader.results import LoaderReport as LoaderReport
-from understudy.check.loader.run import check_loader as check_loader
 from understudy.config.train import TrainConfig as TrainConfig
 from understudy.data.dataset import EpisodeDataset as EpisodeDataset
 from understudy.data.format.catalog import Catalog as Catalog

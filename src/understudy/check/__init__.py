@@ -1,4 +1,4 @@
-"""Checks of a whole dataset (format, rows, clocks, values, statistics, images) and of loaders. Knows no training.
+"""Checks of a whole dataset (format, rows, clocks, values, statistics, images). Knows no training.
 
 findings        `Finding`, `Report`, and the names of all rules
 remedies        commands and steps that mend findings
@@ -13,5 +13,4 @@ sensor_facts    facts about the samples of sensors
 rules           the rules by theme
 run             `check_dataset`: all rules over one dataset
 text            a report as text
-loader          checks of any loader of a dataset
 """

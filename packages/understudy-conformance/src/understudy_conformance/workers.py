@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from understudy.check.loader.reading import WORKER, Stretch
-from understudy.check.loader.results import LoaderCheck
+from understudy_conformance.reading import WORKER, Stretch
+from understudy_conformance.results import LoaderCheck
 
 LEAST_SHARE = 0.25
 """Smallest accepted part of an equal share of the samples."""

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from understudy.check.loader.batch_values import SampleNumbers
-from understudy.check.loader.reading import Stretch
-from understudy.check.loader.results import LoaderCheck
 from understudy.order.audit.design_effect import design_effect, expected_uniform
+from understudy_conformance.batch_values import SampleNumbers
+from understudy_conformance.reading import Stretch
+from understudy_conformance.results import LoaderCheck
 
 WORST_DESIGN_EFFECT = 2.0
 """Largest accepted ratio of the design effect to that of a perfect shuffle."""

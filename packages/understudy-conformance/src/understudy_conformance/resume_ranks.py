@@ -7,10 +7,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from understudy.check.loader.make_loader import Consumed, Factory, LoadState, SaveState, close_loader, default_hooks
-from understudy.check.loader.reading import Reader, Stretch
-from understudy.check.loader.results import LoaderCheck
-from understudy.check.loader.sample_order import check_equal, describe_samples, is_epoch
+from understudy_conformance.make_loader import Consumed, Factory, LoadState, SaveState, close_loader, default_hooks
+from understudy_conformance.reading import Reader, Stretch
+from understudy_conformance.results import LoaderCheck
+from understudy_conformance.sample_order import check_equal, describe_samples, is_epoch
 
 Hooks = tuple[SaveState, LoadState]
 

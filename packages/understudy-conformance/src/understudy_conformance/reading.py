@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from understudy.check.loader.batch_values import Adapt, SampleNumbers, as_arrays, digest
-from understudy.check.loader.foreign_calls import ForeignCalls, LoaderStalled
+from understudy_conformance.batch_values import Adapt, SampleNumbers, as_arrays, digest
+from understudy_conformance.foreign_calls import ForeignCalls, LoaderStalled
 
 WORKER = "__understudy_worker__"
 """Key of a batch with the number of its worker (`workers.py`)."""

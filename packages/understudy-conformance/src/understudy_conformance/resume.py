@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from understudy.check.loader.make_loader import (
+from understudy_conformance.make_loader import (
     Consumed,
     Epochs,
     Factory,
@@ -14,9 +14,9 @@ from understudy.check.loader.make_loader import (
     close_loader,
     default_hooks,
 )
-from understudy.check.loader.reading import Reader, Stretch
-from understudy.check.loader.results import LoaderCheck
-from understudy.check.loader.sample_order import check_equal
+from understudy_conformance.reading import Reader, Stretch
+from understudy_conformance.results import LoaderCheck
+from understudy_conformance.sample_order import check_equal
 
 
 def check_resume(

@@ -11,25 +11,25 @@ from typing import Any
 
 import numpy as np
 
-from understudy.check.loader.batch_values import Adapt, SampleNumbers
-from understudy.check.loader.content import Content, Tally
-from understudy.check.loader.foreign_calls import ForeignCalls
-from understudy.check.loader.make_loader import Epochs, Factory, LoadState, SaveState
-from understudy.check.loader.reading import Reader, Stretch
-from understudy.check.loader.results import CHECKS, LoaderCheck, LoaderReport
-from understudy.check.loader.resume import check_resume
-from understudy.check.loader.resume_ranks import check_resume_ranks, check_resume_world
-from understudy.check.loader.sample_order import (
+from understudy.data.dataset import EpisodeDataset
+from understudy.errors import ConfigError
+from understudy.process_rank import find_rank
+from understudy_conformance.batch_values import Adapt, SampleNumbers
+from understudy_conformance.content import Content, Tally
+from understudy_conformance.foreign_calls import ForeignCalls
+from understudy_conformance.make_loader import Epochs, Factory, LoadState, SaveState
+from understudy_conformance.reading import Reader, Stretch
+from understudy_conformance.results import CHECKS, LoaderCheck, LoaderReport
+from understudy_conformance.resume import check_resume
+from understudy_conformance.resume_ranks import check_resume_ranks, check_resume_world
+from understudy_conformance.sample_order import (
     check_coverage,
     check_differ,
     check_equal,
     check_even,
     check_shuffling,
 )
-from understudy.check.loader.workers import check_busy, mark_workers, unmark_workers
-from understudy.data.dataset import EpisodeDataset
-from understudy.errors import ConfigError
-from understudy.process_rank import find_rank
+from understudy_conformance.workers import check_busy, mark_workers, unmark_workers
 
 
 def check_loader(
@@ -51,7 +51,7 @@ def check_loader(
 ) -> LoaderReport:
     """Check any loader of a dataset: coverage, content, order, resume and shuffle quality.
 
-        report = us.check_loader(lambda rank, world_size, num_workers, epoch: ..., "path or hub id")
+        report = check_loader(lambda rank, world_size, num_workers, epoch: ..., "path or hub id")
         print(report)
         assert report.passed
 

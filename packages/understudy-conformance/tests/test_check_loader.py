@@ -18,8 +18,8 @@ from tests.support.weights import count_frames, write_weights
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 import understudy as us
-from understudy.check.loader.results import CHECKS, LoaderReport
 from understudy.errors import ConfigError
+from understudy_conformance import CHECKS, LoaderReport, check_loader
 
 TOP = "observation.images.top"
 WINDOWS = {"action": [-0.1, 0.0, 0.1, 0.2]}
@@ -234,7 +234,7 @@ def check(toy: type[Toy], data: us.EpisodeDataset, samples: list[dict[str, Any]]
     def make_loader(rank: int, world_size: int, num_workers: int, epoch: int) -> Toy:
         return toy(samples, rank, world_size, num_workers, epoch)
 
-    return us.check_loader(make_loader, data, **options)
+    return check_loader(make_loader, data, **options)
 
 
 def test_check_loader_passes_a_correct_loader(data: us.EpisodeDataset, samples: list[dict[str, Any]]) -> None:
@@ -346,7 +346,7 @@ def test_check_loader_names_idle_workers(
         return made[-1]
 
     others = [name for name in CHECKS if name not in ("coverage.workers", "workers.busy")]
-    report = us.check_loader(make_loader, data, skip=others, max_images=0)
+    report = check_loader(make_loader, data, skip=others, max_images=0)
     assert (report["coverage.workers"].status, report["workers.busy"].status) == ("passed", status)
     counts = report["workers.busy"].measured["samples"]
     assert (sum(counts), min(counts)) == (len(samples), len(samples) // 2 if busy == 2 else 0)
@@ -398,7 +398,7 @@ def test_check_loader_ends_with_a_dead_worker(data: us.EpisodeDataset, samples: 
         return DataLoader(WorkerDies(samples, 2), batch_size=4, num_workers=num_workers)
 
     others = [name for name in CHECKS if name != "coverage.workers"]
-    report = in_time(lambda: us.check_loader(make_loader, data, skip=others, max_images=0))
+    report = in_time(lambda: check_loader(make_loader, data, skip=others, max_images=0))
     assert report.failed == ("coverage.workers",)
     assert "RuntimeError" in report["coverage.workers"].measured["error"]
 
@@ -445,11 +445,11 @@ def test_check_loader_ends_with_a_loader_of_empty_or_endless_batches(
 
         return make_loader
 
-    report = us.check_loader(repeat(first), data)
+    report = check_loader(repeat(first), data)
     assert report["coverage"].measured["missing"] == len(data) - BATCH
     assert report.batches < 10 * len(data) / BATCH
     empty = {key: value[:0] for key, value in first.items()}
-    assert us.check_loader(repeat(empty), data).failed == ("coverage",)
+    assert check_loader(repeat(empty), data).failed == ("coverage",)
 
 
 def test_check_loader_without_hooks_does_not_check_what_it_cannot(
@@ -462,7 +462,7 @@ def test_check_loader_without_hooks_does_not_check_what_it_cannot(
         keep = ("index", "action")
         return [[{k: samples[i][k] for k in keep} for i in order[j : j + BATCH]] for j in range(0, len(order), BATCH)]
 
-    report = us.check_loader(make_loader, data)
+    report = check_loader(make_loader, data)
     found = statuses(report)
     assert found["coverage"] == found["rows"] == found["windows"] == found["epochs.repeat"] == "passed"
     assert found["epochs.differ"] == "failed"  # the same list again
@@ -495,11 +495,11 @@ def test_check_loader_accepts_float_images_of_another_layout(
 
 def test_check_loader_refuses_batches_without_a_place(data: us.EpisodeDataset) -> None:
     with pytest.raises(ConfigError):
-        us.check_loader(lambda: [{"action": np.zeros((4, 2))}], data)
+        check_loader(lambda: [{"action": np.zeros((4, 2))}], data)
     with pytest.raises(ConfigError):
-        us.check_loader(lambda: [3], data)
+        check_loader(lambda: [3], data)
     with pytest.raises(ConfigError):
-        us.check_loader(list, data, skip=["coverages"])
+        check_loader(list, data, skip=["coverages"])
 
 
 def test_check_loader_in_one_of_several_processes(
@@ -508,7 +508,7 @@ def test_check_loader_in_one_of_several_processes(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError):
-        us.check_loader(lambda: us.Loader(root, batch_size=BATCH), data)
+        check_loader(lambda: us.Loader(root, batch_size=BATCH), data)
 
 
 def test_check_loader_passes_loader(root: Path, data: us.EpisodeDataset) -> None:
@@ -516,7 +516,7 @@ def test_check_loader_passes_loader(root: Path, data: us.EpisodeDataset) -> None
         options: dict[str, Any] = {"delta_timestamps": WINDOWS, "num_threads": num_workers + 1, "seed": 0}
         return us.Loader(root, batch_size=BATCH, rank=rank, world_size=world_size, **options)
 
-    report = us.check_loader(make_loader, data)
+    report = check_loader(make_loader, data)
     found = statuses(report)
     assert found.pop("workers.busy") == "not applicable"  # of a DataLoader alone
     assert set(found.values()) == {"passed"}, str(report)
@@ -532,7 +532,7 @@ def test_check_loader_passes_episode_stream(root: Path, data: us.EpisodeDataset)
     def load_state(loader: Any, state: Any) -> None:
         loader.dataset.load_state_dict(state)
 
-    report = us.check_loader(
+    report = check_loader(
         make_loader,
         data,
         save_state=lambda loader, consumed: loader.dataset.state_after(consumed.batch),
@@ -552,7 +552,7 @@ def test_check_loader_passes_episode_sampler(root: Path, data: us.EpisodeDataset
     def again(rank: int, world_size: int, num_workers: int) -> DataLoader[Any]:
         return make_loader(rank, world_size, num_workers)
 
-    report = us.check_loader(
+    report = check_loader(
         make_loader if by_epoch else again,
         data,
         save_state=lambda loader, consumed: loader.sampler.state_dict(consumed.samples),
@@ -567,7 +567,7 @@ def test_check_loader_closes_loaders_of_each_epoch(data: us.EpisodeDataset) -> N
     def make(rank: int, world_size: int, epoch: int) -> us.Loader:
         return us.Loader(data, batch_size=BATCH, seed=epoch, rank=rank, world_size=world_size)
 
-    report = in_time(lambda: us.check_loader(make, data, timeout=20))
+    report = in_time(lambda: check_loader(make, data, timeout=20))
     assert set(statuses(report).values()) == {"passed", "not applicable"}, str(report)
     assert report["resume.ranks"].status == "passed"
 
@@ -576,6 +576,11 @@ def test_check_loader_passes_a_loader_without_workers(data: us.EpisodeDataset) -
     def make(rank: int, world_size: int) -> us.Loader:
         return us.Loader(data, batch_size=BATCH, seed=0, rank=rank, world_size=world_size)
 
-    report = us.check_loader(make, data, skip=["ranks.even"])
+    report = check_loader(make, data, skip=["ranks.even"])
     assert report["workers.same"].status == "not applicable"
     assert report.passed, report
+
+
+def test_understudy_never_imports_the_kit() -> None:
+    source = Path(us.__file__).parent
+    assert [path for path in source.rglob("*.py*") if "understudy_conformance" in path.read_text(errors="ignore")] == []

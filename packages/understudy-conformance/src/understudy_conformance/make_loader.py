@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from understudy.check.loader.foreign_calls import ForeignCalls, LoaderStalled
+from understudy_conformance.foreign_calls import ForeignCalls, LoaderStalled
 
 SaveState = Callable[[Any, "Consumed"], Any]
 LoadState = Callable[[Any, Any], Any]
