@@ -73,7 +73,7 @@ def test_marker_of_a_setting_wins_over_its_group() -> None:
     assert isinstance(marker(config, "data.cache_size"), OnResume)
     assert isinstance(marker(config, "data.sources.0.root"), OnResume)
     assert isinstance(marker(config, "data.sources.0.drop_first"), Fixed)
-    assert marker(config, "optim.lr_scale.eyes.*") == marker(config, "optim.lr_scale")
+    assert marker(config, "optim.lr_scale.vision.*") == marker(config, "optim.lr_scale")
     assert marker(config, "unknown") is None
 
 
@@ -114,7 +114,7 @@ def test_check_resume_refuses_another_run_with_all_reasons(half: Path) -> None:
         log={"every": 1},
         data=replace(config.data, chunk_size=2),
         policy=replace(config.policy, width=24),
-        optim=replace(config.optim, lr=0.5, freeze=("eyes.*",), ema=EmaConfig(0.0)),
+        optim=replace(config.optim, lr=0.5, freeze=("vision.*",), ema=EmaConfig(0.0)),
     )
     before = {path: path.read_bytes() for path in half.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError) as caught:

@@ -79,7 +79,6 @@ def add_adapters(
     config: LoraSettings,
     freeze: tuple[str, ...],
     seed_of: Callable[[str], int],
-    old_modules: Mapping[str, str] = NO_RENAMES,
     parts: Mapping[str, str] = NO_RENAMES,
 ) -> list[str]:
     """Freeze a network and add adapters to its linear layers, in place; a rank of 0 changes nothing.
@@ -92,7 +91,6 @@ def add_adapters(
         config: rank, scale and patterns.
         freeze: patterns of parameters to be frozen; their layers get no adapter, since an adapter would change them.
         seed_of: seed of a layer's A by the layer's name, so that A does not depend on the other layers.
-        old_modules: first parts of names in earlier releases -> those of today; patterns may use either.
         parts: patterns of parameters -> parts of the policy; patterns may write PART.NAME.
 
     Returns:
@@ -103,13 +101,10 @@ def add_adapters(
     """
     if not config.rank:
         return []
-    names = {name: spellings(name, old_modules, parts) for name, _ in policy.named_parameters()}
+    names = {name: spellings(name, parts) for name, _ in policy.named_parameters()}
     check_patterns("lora.also_train", config.also_train, [each for found in names.values() for each in found])
     linear = {name: module for name, module in policy.named_modules() if isinstance(module, nn.Linear)}
-    of_layer = {
-        name: [each.removesuffix(".weight") for each in spellings(f"{name}.weight", old_modules, parts)]
-        for name in linear
-    }
+    of_layer = {name: [each.removesuffix(".weight") for each in spellings(f"{name}.weight", parts)] for name in linear}
     check_patterns("lora.targets", config.targets, [each for found in of_layer.values() for each in found], "layer")
     for name, parameter in policy.named_parameters():
         parameter.requires_grad_(matches(config.also_train, names[name]))

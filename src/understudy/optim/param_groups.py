@@ -49,7 +49,6 @@ class OptimSettings(Protocol):
 def freeze(
     policy: nn.Module,
     config: OptimSettings,
-    old_modules: Mapping[str, str] = NO_RENAMES,
     parts: Mapping[str, str] = NO_RENAMES,
 ) -> None:
     """Freeze the parameters that `config.freeze` names, in place: before sharding and before the optimizer is made.
@@ -57,17 +56,16 @@ def freeze(
     Args:
         policy: the network.
         config: its patterns are checked, those of `lr_scale` and `weight_decay_of` too.
-        old_modules: first parts of names in earlier releases -> those of today; patterns may use either.
         parts: patterns of names -> parts of the policy; patterns may write PART.NAME.
 
     Raises:
         ConfigError: a pattern fits no parameter, or nothing is left to train.
     """
-    names = [spelling for name, _ in policy.named_parameters() for spelling in spellings(name, old_modules, parts)]
+    names = [spelling for name, _ in policy.named_parameters() for spelling in spellings(name, parts)]
     for setting in ("freeze", "lr_scale", "weight_decay_of"):
         check_patterns(f"optim.{setting}", getattr(config, setting), names)
     for name, parameter in policy.named_parameters():
-        if matches(config.freeze, spellings(name, old_modules, parts)):
+        if matches(config.freeze, spellings(name, parts)):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in policy.parameters()):
         raise ConfigError(f"optim.freeze: {', '.join(config.freeze)} freezes every parameter: nothing is left to train")
@@ -76,7 +74,6 @@ def freeze(
 def parameter_groups(
     named: Iterable[tuple[str, nn.Parameter]],
     config: OptimSettings,
-    old_modules: Mapping[str, str] = NO_RENAMES,
     parts: Mapping[str, str] = NO_RENAMES,
 ) -> list[dict[str, Any]]:
     """Groups for a torch optimizer, in order of first appearance: one per weight decay and factor on the learning rate.
@@ -86,7 +83,6 @@ def parameter_groups(
     Args:
         named: names and parameters to train.
         config: the patterns.
-        old_modules: as in `freeze`.
         parts: as in `freeze`.
 
     Returns:
@@ -95,18 +91,16 @@ def parameter_groups(
     groups: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
     least = 2 if config.weight_decay_on == "matrices" else 0
     for name, parameter in named:
-        names = spellings(name, old_modules, parts)
+        names = spellings(name, parts)
         decay = _first(config.weight_decay_of, names, config.weight_decay if parameter.ndim >= least else 0.0)
         groups.setdefault((decay, _first(config.lr_scale, names, 1.0)), []).append((name, parameter))
     return [{"params": members, "weight_decay": d, "lr_scale": scale} for (d, scale), members in groups.items()]
 
 
-def spellings(name: str, old_modules: Mapping[str, str], parts: Mapping[str, str] = NO_RENAMES) -> list[str]:
-    """Return the names that a pattern may fit: a parameter's own, that of earlier releases, and PART.NAME."""
-    first, dot, rest = name.partition(".")
-    found = [name, *(f"{old}{dot}{rest}" for old, new in old_modules.items() if new == first)]
+def spellings(name: str, parts: Mapping[str, str]) -> list[str]:
+    """Return the names that a pattern may fit: a parameter's own, and PART.NAME."""
     part = part_of(name, parts)
-    return found if part == first else [*found, f"{part}.{name}"]
+    return [name] if part == name.partition(".")[0] else [name, f"{part}.{name}"]
 
 
 def part_of(name: str, parts: Mapping[str, str]) -> str:

@@ -265,25 +265,23 @@ class Policy(nn.Module):
     def stored_rows(self, weights: StoredTensors) -> StoredRows:
         """Fill the stored buffers, and return the rows of stored weights by the names of `named_parameters`.
 
-        Names of earlier releases are accepted.
-
         Raises:
             ValueError: names or shapes differ, or a weight is of integers.
         """
-        keys, files = {current_name(key, self.config.OLD_MODULES): key for key in weights}, weights.files
+        files = weights.files
         what = "the weights are not those of this config"
         own, parameters = self.state_dict(), dict(self.named_parameters(remove_duplicate=False))
         for name, tensor in own.items():
-            if files.shapes.get(key := keys.get(name, "")) != tuple(tensor.shape):
+            if files.shapes.get(name) != tuple(tensor.shape):
                 raise ValueError(f"{what}: {name} is missing or has another shape")
-            if name in parameters and not files.dtypes[key].is_floating_point:
-                raise ValueError(f"{what}: {name} is {files.dtypes[key]}; weights are floating-point")
-        if unknown := sorted(keys.keys() - own.keys()):
+            if name in parameters and not files.dtypes[name].is_floating_point:
+                raise ValueError(f"{what}: {name} is {files.dtypes[name]}; weights are floating-point")
+        if unknown := sorted(weights.keys() - own.keys()):
             raise ValueError(f"{what}: {unknown[0]} is not in the network")
         for name in own.keys() - parameters.keys():
             path, _, leaf = name.rpartition(".")
-            setattr(self.get_submodule(path), leaf, files.read(keys[name]).to(own[name].dtype))  # a large one is meta
-        return StoredRows(weights.files, keys)
+            setattr(self.get_submodule(path), leaf, files.read(name).to(own[name].dtype))  # a large one is meta
+        return StoredRows(files, {name: name for name in weights})
 
     def largest_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Preprocess a batch with instructions as long as the policy takes, for `understudy plan`.
@@ -308,7 +306,7 @@ class Policy(nn.Module):
         return sum(self.tokens(batch) or ())
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy a state dict into the policy; names of earlier releases are accepted.
+        """Copy a state dict into the policy.
 
         A policy with `fills_weights` may have parameters on the meta device, which it has to replace.
 
@@ -316,9 +314,7 @@ class Policy(nn.Module):
             ValueError: names or shapes differ.
         """
         try:
-            self.load_state_dict(
-                {current_name(name, self.config.OLD_MODULES): tensor for name, tensor in weights.items()}
-            )
+            self.load_state_dict(dict(weights))
         except RuntimeError as error:
             raise ValueError(f"the weights are not those of this config: {error}") from error
 
@@ -407,8 +403,7 @@ def _check_shapes(policy: Policy, saved: policy_folder.Saved, where: object) -> 
 
     A policy with its own `load_weights` may fill names that are not stored.
     """
-    shapes = stored_shapes(saved.weights)
-    stored = {current_name(name, saved.config.OLD_MODULES): shape for name, shape in shapes.items()}
+    stored = stored_shapes(saved.weights)
     for name, tensor in policy.state_dict().items():
         if name not in stored and type(policy).load_weights is not Policy.load_weights:
             continue
@@ -427,9 +422,3 @@ def narrow_weights(policy: Policy) -> None:
     for module in policy.modules():
         if isinstance(module, Linear) and module not in whole:
             module.to(torch.bfloat16)
-
-
-def current_name(name: str, old_modules: Mapping[str, str]) -> str:
-    """Return today's name of a parameter: its first part replaced where an earlier release called it otherwise."""
-    first, dot, rest = name.partition(".")
-    return f"{old_modules.get(first, first)}{dot}{rest}"

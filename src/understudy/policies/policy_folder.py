@@ -221,10 +221,10 @@ def read_config(stored: Mapping[str, Any]) -> Any:
         ValueError: an unknown type or field, a value of another type or that breaks a rule.
     """
     kind = policy_type(stored_type(stored)).config
-    known = {field.name for field in fields(kind)} | set(kind.OLD_NAMES)
+    known = {field.name for field in fields(kind)}
     if unknown := sorted(set(stored) - known):
         raise ValueError(f"a policy of type {stored_type(stored)} has no fields {unknown}")
-    named = {kind.OLD_NAMES.get(name, name): value for name, value in stored.items() if name != "type"}
+    named = {name: value for name, value in stored.items() if name != "type"}
     if found := type_problems(kind, named):
         raise ValueError("; ".join(found))
     return kind.from_mapping(stored)

@@ -49,18 +49,11 @@ BUILT_IN = {
 }
 """Types of this package, in the form of entry points."""
 
-OLD_TYPES = {"FlowPolicyConfig": "flow"}
-"""Types in config.json of earlier releases -> those of today."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySettings:
     """Settings of a policy; `type` selects the class, `flow` where a file names none."""
 
-    OLD_NAMES: ClassVar[Mapping[str, str]] = {"picture": "image_size"}
-    """Field names of earlier releases -> names of today; read from files, never written."""
-    OLD_MODULES: ClassVar[Mapping[str, str]] = {}
-    """First parts of parameter names in earlier releases -> those of today, for weights and patterns."""
     LORA_TARGETS: ClassVar[tuple[str, ...]] = ("*",)
     """Patterns of the modules whose linear layers get low-rank adapters unless a run names others; default: all."""
     PARTS: ClassVar[Mapping[str, str]] = {}
@@ -244,10 +237,9 @@ class PolicySettings:
 
     @classmethod
     def from_mapping(cls, stored: Mapping[str, Any]) -> Self:
-        """Read the fields of this class from JSON: lists become tuples, old names today's; other keys are ignored."""
-        named = {cls.OLD_NAMES.get(name, name): value for name, value in stored.items()}
+        """Read the fields of this class from JSON: lists become tuples; other keys are ignored."""
         known = {field.name for field in fields(cls)} - {"type"}
-        values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in named.items() if n in known}
+        values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in stored.items() if n in known}
         if is_code(stored_type(stored)):
             values["type"] = stored_type(stored)
         return cls(**values)
@@ -421,7 +413,6 @@ def stored_type(stored: Mapping[str, Any]) -> str:
     name = stored.get("type", "flow")
     if not isinstance(name, str):
         raise ValueError(f"type: {name!r}: expected the name of a policy type")
-    name = OLD_TYPES.get(name, name)
     # LeRobot's folders name its own types. A type of another package with such a name takes precedence.
     adapter = f"lerobot-{name}"
     return adapter if "input_features" in stored and adapter in BUILT_IN and name not in _points() else name

@@ -103,7 +103,6 @@ def make_optimizer(policy: Policy, config: "TrainConfig", masters: Mapping[str, 
         parameter_groups(
             [(name, p) for name, p in policy.named_parameters() if p.requires_grad],
             optim,
-            policy.config.OLD_MODULES,
             policy.config.PARTS,
         ),
         lr=optim.lr,

@@ -44,7 +44,7 @@ from understudy.train.profiling.peak_check import forecast_peak
 from understudy.train.resume_check import check_resume
 from understudy.train.run_record import current_order, load_initial_weights, new_run_record, recorded_sources
 from understudy.train.startup_summary import startup_summary
-from understudy.train.state import TrainState, init_train_state, stored_names
+from understudy.train.state import TrainState, init_train_state
 from understudy.train.track import metrics_file
 from understudy.train.track.trackers import MetricsLog, check_trackers
 from understudy.train.track.verdict import read_verdict
@@ -382,7 +382,7 @@ def _run(
 
 
 def _weight_dtypes(path: Path) -> dict[str, torch.dtype]:
-    """Dtypes of the weights of a checkpoint, by the names of the release that wrote it."""
+    """Dtypes of the weights of a checkpoint."""
     found = checkpoint.tensor_dtypes(path).items()
     return {name.removeprefix("weights/"): dtype for name, dtype in found if name.startswith("weights/")}
 
@@ -390,8 +390,7 @@ def _weight_dtypes(path: Path) -> dict[str, torch.dtype]:
 def _load(state: TrainState, saver: Saver, path: Path) -> dict[str, Any]:
     """Load a checkpoint into `state`; returns its state.json."""
     tensors = state.tensors()
-    names = stored_names(tensors, checkpoint.tensor_names(path), state.policy.config.OLD_MODULES)
-    saved = saver.load(path, names)
+    saved = saver.load(path, tensors)
     precision.restore(state.policy, state.optimizer, tensors, state.average)
     return saved
 

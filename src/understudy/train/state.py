@@ -7,7 +7,7 @@ device and filled after sharding, so that no process ever holds all of its weigh
 """
 
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -38,7 +38,7 @@ from understudy.policies.batch import to_device
 from understudy.policies.common.task_modes import MODES
 from understudy.policies.draws import make_draws
 from understudy.policies.meta_device import OnMeta
-from understudy.policies.policy import Policy, current_name
+from understudy.policies.policy import Policy
 from understudy.policies.registry import policy_type
 from understudy.policies.weight_files import StoredTensors, stored_dtypes
 from understudy.train import precision
@@ -225,23 +225,6 @@ class TrainState:
         return precision.named_tensors(self.policy, self.optimizer, self.average)
 
 
-def stored_names(tensors: Mapping[str, Tensor], stored: Collection[str], old: Mapping[str, str]) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint under the names that `stored` has for them, of this or an earlier release.
-
-    Args:
-        tensors: by today's names, "weights/…" and so on.
-        stored: names in the checkpoint.
-        old: first parts of parameter names in earlier releases -> those of today.
-    """
-    earlier = {new: name for name, new in old.items()}
-
-    def name_of(name: str) -> str:
-        kind, _, parameter = name.partition("/")
-        return name if name in stored else f"{kind}/{current_name(parameter, earlier)}"
-
-    return {name_of(name): tensor for name, tensor in tensors.items()}
-
-
 def _check_files(policy: Policy, mesh: Mesh, needed: bool) -> None:
     """Raise ConfigError where a file that training needs is missing on a rank."""
     if needed:
@@ -328,7 +311,7 @@ def init_train_state(
     if policy is not None and policy.fills_weights and isinstance(weights, StoredTensors | None):
         with _weight_errors(setting):
             read = _no_weights(policy) if resumed is not None else _rows(policy, weights, config.seed)
-        dtypes = getattr(read, "dtypes", {}) if resumed is None else _current_names(resumed, policy)
+        dtypes = getattr(read, "dtypes", {}) if resumed is None else resumed
         return assemble(config, policy, mesh, heads, _named_errors(read, setting), dtypes, data.names)
     if policy is not None:
         check_whole_weights(policy, mesh)
@@ -342,11 +325,7 @@ def init_train_state(
         if weights is not None:
             policy.load_weights(weights)
     dtypes = stored_dtypes(weights or {}) if resumed is None else resumed
-    return assemble(config, policy, mesh, heads, dtypes=_current_names(dtypes, policy), sources=data.names)
-
-
-def _current_names(dtypes: Mapping[str, torch.dtype], policy: Policy) -> dict[str, torch.dtype]:
-    return {current_name(name, policy.config.OLD_MODULES): dtype for name, dtype in dtypes.items()}
+    return assemble(config, policy, mesh, heads, dtypes=dtypes, sources=data.names)
 
 
 def _rows(policy: Policy, weights: StoredTensors | None, seed: int) -> ReadRows:
@@ -394,9 +373,9 @@ def assemble(
     policy.packs = config.max_num_tokens is not None
     policy.length_multiple = COMPILED_LENGTHS if config.compile else 1
     terms = loss_weights(policy.loss_terms, config.optim.loss_weights)
-    names = policy.config.OLD_MODULES, policy.config.PARTS
-    add_adapters(policy, config.lora, config.optim.freeze, lambda name: make_key(config.seed, f"lora {name}"), *names)
-    freeze(policy, config.optim, *names)
+    parts = policy.config.PARTS
+    add_adapters(policy, config.lora, config.optim.freeze, lambda name: make_key(config.seed, f"lora {name}"), parts)
+    freeze(policy, config.optim, parts)
     rounded = precision.narrow_base(policy, config.lora, dtypes)
     if read is not None:
         check_filled_weights(policy, mesh)

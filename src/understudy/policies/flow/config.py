@@ -18,19 +18,8 @@ class FlowSettings(EncoderSettings):
         "layers": 10**4,
         "noise_samples": 2**12,
     }
-    OLD_NAMES: ClassVar[Mapping[str, str]] = {
-        "picture": "image_size",
-        "points": "keypoints",
-        "draws": "noise_samples",
-    }
     TORCH_ATTENTION: ClassVar[bool] = False
     GRAPH: ClassVar[str] = "understudy.policies.flow.graph:FlowGraph"
-    OLD_MODULES: ClassVar[Mapping[str, str]] = {
-        "eyes": "vision",
-        "fuse_again": "fuse2",
-        "enter": "in_proj",
-        "leave": "out_proj",
-    }
 
     type: Literal["flow"] = "flow"
     """Type of the policy."""

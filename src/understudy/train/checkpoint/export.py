@@ -75,7 +75,6 @@ def export(config: ExportConfig) -> None:
     from understudy.atomic import refuse_existing
     from understudy.errors import ConfigError
     from understudy.policies import folder_formats, policy_folder
-    from understudy.policies.policy import current_name
     from understudy.train.checkpoint.run_dir import RunDir
     from understudy.train.data.input_contract import with_provenance
 
@@ -102,7 +101,6 @@ def export(config: ExportConfig) -> None:
             config.format, network, normalization, metadata or {}, config.head, config.dtype
         )
     weights = policy_weights(source, config.dtype)
-    weights = {current_name(name, network.OLD_MODULES): tensor for name, tensor in weights.items()}
     if folder is None:
         facts = with_provenance(metadata, run.root, int(source.name.rpartition("-")[2]))
         policy_folder.save(target, network, normalization, weights, facts)

@@ -33,7 +33,6 @@ def export_graph(config: ExportConfig) -> None:
     from understudy.policies import folder_formats, policy_folder
     from understudy.policies.graph import files
     from understudy.policies.inference import RobotPolicy
-    from understudy.policies.policy import current_name
     from understudy.policies.registry import policy_type
     from understudy.train.checkpoint.run_dir import RunDir
     from understudy.train.data.input_contract import with_provenance
@@ -52,7 +51,6 @@ def export_graph(config: ExportConfig) -> None:
     network = policy_folder.read_config(record["policy"])
     files.check_type(network.type)
     weights = policy_weights(source, config.dtype)
-    weights = {current_name(name, network.OLD_MODULES): tensor for name, tensor in weights.items()}
     # The run's own normalization: settings only say where a new run takes one from.
     policy = policy_type(network.type).build(replace(network, compute="float32"), record["normalisation"])
     policy.load_weights(weights)
