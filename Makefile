@@ -1,7 +1,7 @@
 # On a fresh machine:
 #   make demo        set up, then record, train, kill, resume, validate and roll out (about 5 minutes on 2 cores)
-#   make test        set up, then formatting, types and all tests
-#   make test-fast   the same without the slow tests: the inner loop
+#   make test        set up, then formatting, types and the tests: 7 minutes
+#   make test-long   the same with all long tests: before a release
 #   make docs        the documentation site, in site/
 # They need Linux with glibc, Python 3.11+, git and make; everything else goes into .venv. With a C compiler (cc), small
 # images decode a fifth faster.
@@ -11,7 +11,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-fast lint types pytest pytest-fast docs wheels soak compat clean
+.PHONY: setup demo test test-long lint types pytest pytest-long docs wheels soak compat clean
 
 setup: .venv/.installed-dev
 
@@ -23,7 +23,7 @@ demo: .venv/.installed-demo
 
 test: setup lint types pytest
 
-test-fast: setup lint types pytest-fast
+test-long: setup lint types pytest-long
 
 # The long forms, about an hour: copy their output into docs/reliability.md. The tests have short forms.
 soak: setup
@@ -42,11 +42,13 @@ types:
 	$(PY) -m mypy
 
 # Every worker imports 500 modules. Compiled ones are kept, also where the environment says otherwise.
-pytest:
-	env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 2 --dist worksteal
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 2 --dist worksteal --durations=10 --durations-min=5
 
-pytest-fast:
-	env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 2 --dist worksteal -m "not slow" --durations=5 --durations-min=1
+pytest:
+	$(PYTEST) -m "not long"
+
+pytest-long:
+	$(PYTEST) --hypothesis-profile=long
 
 # Packages of the extra `docs` go into .venv, too.
 docs: .venv/.installed-docs

@@ -18,8 +18,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="understudy-tests-")  # never the user's own cache
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 _REFUSED = "processes need torch 2.8"
-settings.register_profile("understudy", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.load_profile("understudy")
+for _profile, _examples in (("short", 25), ("long", 100)):  # --hypothesis-profile=long: as `make test-long`
+    settings.register_profile(
+        _profile,
+        max_examples=_examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        print_blob=True,
+    )
+settings.load_profile("short")
 show_log()
 # Tests started in the background of a shell, or under nohup, ignore these signals, and so would their child processes.
 # Some tests send them.

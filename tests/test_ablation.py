@@ -18,7 +18,7 @@ from understudy.policies.common.towers import attention, gemma
 from understudy.policies.pi05 import network
 from understudy.rollout.result import Episode, RolloutResult
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

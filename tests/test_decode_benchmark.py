@@ -22,7 +22,7 @@ def steps() -> ModuleType:
     return module
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_decode_steps_measures_a_video_shorter_than_two_runs(steps: ModuleType, tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 255, (5, 64, 96, 3), np.uint8)
     encode_video(tmp_path / "a.mp4", iter(images), 30, "libx264", 2, 23, {})

@@ -90,7 +90,7 @@ def test_decoding_in_a_row_reads_every_frame_in_turn(defaults: ModuleType, monke
     assert np.concatenate(reads).tolist() == [*range(512), *range(256)]  # the rest is too short
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rows_have_the_promised_figures(
     defaults: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

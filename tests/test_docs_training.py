@@ -28,7 +28,6 @@ def test_page_has_commands() -> None:
     assert {command.split()[0] for command in COMMANDS} == {"understudy", "torchrun", "accelerate", "sbatch"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_parses(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = TrainConfig(data=DataConfig(root="d"))

@@ -76,14 +76,13 @@ def run(name: str, *arguments: object) -> None:
         runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SHOWN)
 def test_example_runs_on_a_given_dataset(name: str, recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(name, recording)
     assert "position to save" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", SHOWN)
 def test_example_runs_on_float64_and_repeats(name: str, doubles: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(name, doubles)
@@ -94,7 +93,7 @@ def test_example_runs_on_float64_and_repeats(name: str, doubles: Path, capsys: p
     assert "position to save" in once
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_example_runs_on_its_own_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,7 +102,7 @@ def test_example_runs_on_its_own_recording(
     assert "position to save 512" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_streaming_runs_on_its_own_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,7 +112,7 @@ def test_streaming_runs_on_its_own_recording(
     assert "position to save 16 (1 processes" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_streaming_of_two_processes_resumes_in_one(doubles: Path, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
 

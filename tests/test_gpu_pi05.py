@@ -15,7 +15,7 @@ import torch
 
 from understudy.policies import meta_device
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 STEP = {"size": "tiny", "device": "cpu", "batch": 2, "precision": "bf16-split", "checkpoint": "full", "steps": 2}

@@ -94,7 +94,7 @@ def test_unknown_interpreter_is_refused(rivals: ModuleType, monkeypatch: pytest.
         rivals.main()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads Linux's /proc")
 def test_row_has_its_keys(
     rivals: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -10,7 +10,7 @@ import pytest
 
 from support.datasets import Spec, write_dataset
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SHIM = '#include <unistd.h>\nint mallopt(int p, int v) { return p + v < 0 ? 1 : (int)write(2, "mallopt\\n", 8); }\n'
 LOADER = """

@@ -31,7 +31,7 @@ def outputs(cell: object, kind: str) -> list[str]:
     return [out["text"] if "text" in out else out["data"][kind] for out in found]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)

@@ -52,7 +52,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_dataset(tmp_path_factory.mktemp("extras") / "dataset")
 
 
-@pytest.mark.slow
 def test_core_works_without_extras(data: Path, tmp_path: Path) -> None:
     code = """
 import numpy as np, torch
@@ -102,7 +101,7 @@ print(json.dumps([len(catalog.episodes.lengths), "torch" in sys.modules]))
     assert without(ALL | {"torch"}, code, data) == [10, False]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_policies_and_optimizers_need_no_reader() -> None:
     """Networks and training steps can be used with other data."""
     root = Path(__file__).parents[1] / "src/understudy"
@@ -148,7 +147,6 @@ def test_every_command_names_the_missing_extra(missing: str) -> None:
         assert said.count("\n") == 1, said
 
 
-@pytest.mark.slow
 def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     asked = {
@@ -176,7 +174,7 @@ def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_run_without_matplotlib_trains_and_names_the_extra(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     small = [
@@ -199,7 +197,7 @@ def test_run_without_matplotlib_trains_and_names_the_extra(data: Path, tmp_path:
     assert not (out / "report.html").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_import_of_a_module_names_the_missing_extra(data: Path) -> None:
     code = """
 from understudy.optional_packages import MissingExtraError
@@ -218,7 +216,7 @@ print(json.dumps(printed))
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_serve_names_the_extra_of_its_second_service(data: Path) -> None:
     call = ["serve", str(data), "--lerobot-port", "0"]
     [[code, printed]] = without({"grpc"}, CALLS, json.dumps([call]))

@@ -27,7 +27,7 @@ def test_restated_sampler_draws_each_frame_once(rivals: ModuleType) -> None:
     assert drawn == list(rivals.PlainEpisodeSampler(starts, lengths, seed=3))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["torch_randperm", "lerobot_sampler"])
 def test_rival_reports_its_figures(rivals: ModuleType, name: str) -> None:
     figures = rivals.RIVALS[name](300_000)

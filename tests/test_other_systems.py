@@ -68,7 +68,7 @@ def batch_sums(data: str) -> list[int]:
     return [zlib.crc32(np.ascontiguousarray(batch[key])) for batch in batches for key in keys]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_commands_and_batches_on_other_systems(tmp_path: Path) -> None:
     """Locks, memory and threads are asked in other ways there, and no remedy is proposed for the missing loops."""
     data = str(tiny_dataset(tmp_path / "data"))

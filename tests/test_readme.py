@@ -29,7 +29,6 @@ def run_code(path: Path, blocks: slice, **names: Any) -> dict[str, Any]:
     return names
 
 
-@pytest.mark.slow
 def test_readme_runs_from_its_first_line_to_its_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import understudy as us
     from understudy.cli.main import main

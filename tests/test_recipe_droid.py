@@ -62,7 +62,7 @@ def settings_of(words: list[str]) -> TrainConfig:
     return read
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_recipe_runs_word_for_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranges = write_droid(tmp_path / "published")
     write_ranges(tmp_path / "keep_ranges_1_0_1.json", ranges)

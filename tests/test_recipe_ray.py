@@ -24,7 +24,7 @@ pytest.importorskip("ray.train", reason="needs Ray (nox -s ray)")
 
 RECIPE = Path(__file__).parents[1] / "recipes/ray/train.py"
 STEPS, EVERY = 120, 25
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def settings(data: Path, out: Path, **changes: Any) -> TrainConfig:

@@ -25,7 +25,7 @@ def scale() -> ModuleType:
     return module
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_starts_on_the_synthetic_metadata(
     scale: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

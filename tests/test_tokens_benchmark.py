@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_packing_saves_operations() -> None:
     path = Path(__file__).parents[1] / "benchmarks" / "tokens.py"
     spec = importlib.util.spec_from_file_location("tokens_benchmark", path)

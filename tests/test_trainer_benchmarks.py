@@ -14,7 +14,7 @@ from torch import nn
 
 from understudy.cli.main import main as understudy
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -136,7 +136,7 @@ def in_this_process(log: Path, *arguments: str) -> dict[str, float]:
     return {"wall_s": 1.0, "cpu_s": 1.0, "peak_bytes": 1}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pi05_tabletop_trains_fine_tunes_and_keeps_finished_runs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +167,7 @@ def test_pi05_tabletop_trains_fine_tunes_and_keeps_finished_runs(
     assert (here["observation.images.front"] != moved["observation.images.front"]).mean() > 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory_compares_both_arms_and_keeps_finished_parts(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +198,7 @@ def test_memory_compares_both_arms_and_keeps_finished_parts(
     assert json.loads(capsys.readouterr().out) == found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_world_action_compares_both_arms_and_keeps_finished_parts(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

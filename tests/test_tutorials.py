@@ -63,7 +63,7 @@ def follow(page: str) -> list[str]:
     return called
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tutorials_run_word_for_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

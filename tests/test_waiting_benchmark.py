@@ -39,7 +39,7 @@ def test_share_is_the_time_in_next(waiting: ModuleType, monkeypatch: pytest.Monk
     assert waiting.waiting_share(batches(0.0), step_ms=30, seconds=1) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_row_has_its_keys(
     waiting: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

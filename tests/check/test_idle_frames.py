@@ -103,7 +103,7 @@ def test_check_inspect_and_ranges_agree_on_idle_frames(tmp_path: Path) -> None:
     assert examine(Catalog.open(tmp_path / "set"), 500)["rows"]["idle_share"] == pytest.approx(share)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["g1_v21", "gr1_sim_v20"])
 def test_check_and_ranges_agree_on_real_recordings(name: str, real_data: Path, tmp_path: Path) -> None:
     with redirect_stdout(StringIO()) as printed:

@@ -53,7 +53,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_are_measured_together_and_each(root: Path) -> None:
     words = ["--launch", "2", "--batch-size", "8", "--seconds", "0.1", "--rounds", "2", "--json"]
     command = [sys.executable, "-m", "understudy", "bench", str(root), *words]
@@ -76,7 +76,7 @@ def test_settings_of_one_process_are_refused_in_several(
         bench(BenchConfig(path=str(root), **setting))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_measure_returns_all_figures(root: Path) -> None:
     setting = FAST | {"seconds": 0.3}  # long enough for something to be decoded on a busy machine
     found = json.loads(json.dumps(measure(BenchConfig(path=str(root), memory="4MB", **setting))))
@@ -112,7 +112,7 @@ def test_measure_returns_all_figures(root: Path) -> None:
     assert "not measured: no such thing" in format_figures(found | {"lerobot": {"missing": "no such thing"}})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bench_prints_a_table_and_draws_a_figure(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,7 +128,7 @@ def test_bench_prints_a_table_and_draws_a_figure(
     assert str(root) in drawn
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -152,7 +152,7 @@ def test_bench_refuses_wrong_settings_in_one_line(
     assert "Traceback" not in error
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_limits_without_video_are_none(root: Path) -> None:
     found = measure(BenchConfig(path=str(root), **FAST))
     assert found["limit"] is not None
@@ -177,7 +177,7 @@ def test_limits_of_remote_videos_are_those_of_the_codec(root: Path, monkeypatch:
     assert shuffled.share(1.0) is not None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_limit_decodes_the_frames_of_the_dataset(root: Path) -> None:
     """Every way decodes the files in a loop; the limit is the way with the best median."""
     data = Setting(str(root)).data()
@@ -290,7 +290,7 @@ def test_doubt_sees_impossible_figures() -> None:
     assert doubt(measured(0.0, 0.0, **side(149, 11), work={"decode": 0.0})) == ""  # nothing was decoded
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_format_figures_marks_doubtful_ratios(root: Path) -> None:
     found = measure(BenchConfig(path=str(root), **FAST)) | side(149, 20)
     found |= {"limit": side(100, 10), "codec_limit": None, "shuffled_limit": None, "doubt": ""}
@@ -301,7 +301,7 @@ def test_format_figures_marks_doubtful_ratios(root: Path) -> None:
     assert "Do not quote these ratios, which are of CPU time per sample: the machine is busy" in busy
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_others_measures_other_processes() -> None:
     """One busy process per core."""
     if machine_load.busy_seconds() is None:
@@ -364,7 +364,7 @@ def test_trial_measures_its_setting(root: Path) -> None:
         trial.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_trial_peak_is_its_own(root: Path) -> None:
     """Memory used before it and between its rounds is not counted; memory used within a batch is."""
     megabyte = 1 << 20
@@ -481,7 +481,7 @@ HELD = {"shuffled_limit_held"}  # none where memory is so small
 WHOLE = {"rows", "parquet_only_samples_per_s", "first_batch_s", "remote", "conditions"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_loader_benchmark_has_its_keys(
     benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -571,7 +571,7 @@ def test_loader_benchmark_has_its_keys(
         run("rows")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_loader_benchmark_measures_remote_data(benchmark: ModuleType, tmp_path: Path) -> None:
     """One epoch with the codec left out asks for all bytes, and the timed part decodes the same from both places."""
     (row,) = benchmark.remote_rows(tmp_path, None, True, known=[2, 12])
@@ -581,7 +581,7 @@ def test_loader_benchmark_measures_remote_data(benchmark: ModuleType, tmp_path: 
     assert all(row[key] > 0 for key in ("first_batch_needs_fraction", "first_batch_fraction_of_file", "over_local"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_loader_benchmark_measures_in_its_own_process(benchmark: ModuleType, root: Path) -> None:
     setting = asdict(Setting(str(root), batch=8, chunk=4, memory="4MB"))
     asked = '{"seconds": 0.05}\n' * 2

@@ -63,7 +63,7 @@ def test_clear_folder_refuses_a_run_that_was_trained_further(tmp_path: Path) -> 
     assert (tmp_path / "run/config.yaml").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compare_runs_finds_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tiny_config(tiny_dataset(tmp_path / "d"), tmp_path / "a", val={"every": 0})
     run.train(config)

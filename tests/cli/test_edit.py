@@ -42,7 +42,6 @@ def test_edit_prints_quality_bytes_and_decode_cost(
     ]
 
 
-@pytest.mark.slow
 def test_edit_recommends_the_cheapest_of_the_good_ways(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("edit", source, "--recommend", "32", "--json") == 0
     stored, *found = json.loads(capsys.readouterr().out)

@@ -148,7 +148,6 @@ def damage(root: Path, what: str) -> None:
             (root / "meta/stats.json").write_text("[")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "what", ["no video", "torn video", "another video", "no rows", "torn rows", "a folder", "wrong length"]
 )
@@ -173,7 +172,6 @@ def test_inspect_reports_broken_metadata_in_one_line(tmp_path: Path, capsys: pyt
     assert "info.json" in error
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", ["inspect", "profile"])
 def test_pages_replace_pages_on_request_and_no_other_file(
     tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
@@ -198,7 +196,6 @@ def test_pages_replace_pages_on_request_and_no_other_file(
         assert (tmp_path / "profile.json").read_text() == "<html>a page of the user's"
 
 
-@pytest.mark.slow
 def test_page_shows_every_camera_and_column(tmp_path: Path) -> None:
     spec = Spec(lengths=(6, 9, 4), cameras=(TOP,), images=("observation.images.still",), rich=True)
     write_dataset(tmp_path / "d", spec)
@@ -213,7 +210,6 @@ def test_page_shows_every_camera_and_column(tmp_path: Path) -> None:
     assert "lift the red block" in html
 
 
-@pytest.mark.slow
 def test_page_opens_no_more_episodes_than_the_limit(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(3,) * 9, per_video_file=1))
     catalog = Catalog.open(tmp_path / "d")
@@ -231,7 +227,6 @@ def test_examine_reports_its_limit(tmp_path: Path) -> None:
     assert "4 of 9 files read" in format_facts(found)
 
 
-@pytest.mark.slow
 def test_inspect_json_writes_no_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

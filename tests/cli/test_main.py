@@ -40,7 +40,6 @@ def run(*arguments: object) -> int:
         return int(exit.code or 0)
 
 
-@pytest.mark.slow
 def test_help_of_every_command_imports_nothing_heavy() -> None:
     """Checks imported modules rather than seconds, so that a busy machine cannot fail it."""
     code = f"""
@@ -91,7 +90,6 @@ def test_commands_name_required_settings(command: str, capsys: pytest.CaptureFix
     assert "Traceback" not in error
 
 
-@pytest.mark.slow
 def test_train_reads_a_file_and_flags_over_it(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(dump_yaml(tiny_config(data, tmp_path / "r")))
@@ -112,7 +110,7 @@ def test_train_reads_a_file_and_flags_over_it(data: Path, tmp_path: Path, capsys
     assert json.loads(capsys.readouterr().out)["step"] == 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_train_takes_required_settings_from_flags(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,7 +132,6 @@ def test_warnings_are_one_line_without_source(monkeypatch: pytest.MonkeyPatch) -
     assert warnings.formatwarning("old", DeprecationWarning, "x.py", 3) == "DeprecationWarning: old\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -185,7 +182,6 @@ def test_errors_have_no_traceback(
     assert "Traceback" not in printed.err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
@@ -334,7 +330,6 @@ def test_exit_code_tells_whether_a_scheduler_may_try_again(
     assert capsys.readouterr().err == f"understudy train: {error}\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_wrong_value_is_one_line_on_any_terminal(encoding: str) -> None:
     done = subprocess.run(
@@ -379,7 +374,7 @@ def test_booleans_of_another_policy_take_true_and_false() -> None:
         assert parse("train", TrainConfig, "[FILE]", words, launchable=True).policy.state_history == (value == "true")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_long_help_comes_in_the_pager_of_a_terminal() -> None:
     ours, terminal = os.openpty()
     command = [sys.executable, "-m", "understudy", "train", "--help"]
@@ -419,7 +414,7 @@ def test_print_config_prints_the_complete_settings_of_a_json_file(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("typed", [["help", "train"], ["train", "--help"], ["train", "-h", "--steps", "3"]])
 def test_help_of_train_has_examples_and_the_settings_of_a_source(
     typed: list[str], capsys: pytest.CaptureFixture[str]
@@ -518,7 +513,6 @@ def test_full_device_is_one_line_with_settings(
         }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_train_without_memory_leaves_a_folder_for_another_try(
     device: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -540,7 +534,7 @@ def test_train_without_memory_leaves_a_folder_for_another_try(
     assert run("train", file, "--steps", 1, "--val.every", 0, "--log.no-report") == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_launch_warns_of_old_flags_once(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "understudy", "train", "--data.root", "nowhere", "--out", "r", "--launch", "2"],

@@ -21,7 +21,6 @@ SMALL = {"batch_size": 32, "world_size": 2, "num_workers": 2, "episodes": 400, "
 NAMES = ["clips", "uniform", "episode lanes", "block shuffle", "worker pool", "episode stream"]
 
 
-@pytest.mark.slow
 def test_explain_prints_a_table_and_draws_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "order.png"
     assert explain(ExplainConfig(**SMALL, figure=str(figure))) == 0
@@ -40,7 +39,7 @@ def test_explain_prints_a_table_and_draws_a_figure(tmp_path: Path, capsys: pytes
     assert {(11, 110, 79), (192, 57, 43)} <= {color for _, color in colors}  # clips and the stream are drawn
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_clips_mix_better_than_whole_episodes_with_as_many_frames() -> None:
     config = ExplainConfig(**SMALL | {"episodes": 4000, "frames_in_flight": 20_000})
     figures = {side.name: side.figures for side in compare(read_tables(config), config).sides}
@@ -53,7 +52,7 @@ def test_clips_mix_better_than_whole_episodes_with_as_many_frames() -> None:
     assert all(np.array(figures["uniform"].deff) <= np.array(figures["clips"].deff) + 0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_progress_of_a_log_is_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "MIN_INTERVAL", 0.0)
     assert explain(ExplainConfig(**SMALL)) == 0
@@ -62,7 +61,7 @@ def test_progress_of_a_log_is_lines(capsys: pytest.CaptureFixture[str], monkeypa
     assert len([line for line in shown.splitlines() if line.startswith("orders: ")]) == len(NAMES)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_explain_omits_orders_with_fewer_episodes_than_workers(capsys: pytest.CaptureFixture[str]) -> None:
     assert explain(ExplainConfig(**SMALL | {"episodes": 3})) == 0
     text = capsys.readouterr().out
@@ -71,7 +70,6 @@ def test_explain_omits_orders_with_fewer_episodes_than_workers(capsys: pytest.Ca
     assert "block shuffle" in text
 
 
-@pytest.mark.slow
 def test_compare_weights_a_mixture() -> None:
     lengths = np.full(300, 100)
     config = ExplainConfig(**SMALL, weights=(3, 1), paths=("a", "b"))
@@ -83,7 +81,7 @@ def test_compare_weights_a_mixture() -> None:
     assert clips.bytes_in_flight == pytest.approx(clips.frames_in_flight * 4096 * (0.75 * 1 + 0.25 * 3), rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_explain_real_datasets(real_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     both = tuple(str(real_data / name) for name in ("g1_v21", "g1_v30"))
     assert explain(ExplainConfig(**SMALL, paths=both)) == 0
@@ -117,7 +115,7 @@ def test_explain_config_names_wrong_settings(wrong: dict, message: str) -> None:
     assert ExplainConfig(**SMALL).problems() == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compare_audits_a_bounded_number_of_positions(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,7 +134,7 @@ def test_compare_audits_a_bounded_number_of_positions(
     assert "omitted: audit: 'clips' opens nothing" in text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_explain_accepts_clip_lanes_and_the_order_inside(capsys: pytest.CaptureFixture[str]) -> None:
     assert explain(ExplainConfig(**SMALL, clip=24, lanes=128, inside="permuted")) == 0
     assert "128 lanes of clips of 24, permuted inside a clip" in capsys.readouterr().out
@@ -166,7 +164,7 @@ def test_explain_refuses_an_absurd_batch_in_one_line(capsys: pytest.CaptureFixtu
     assert len(printed.err.splitlines()) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compare_audits_few_positions_of_large_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """An order that cannot settle in an affordable number of positions is audited briefly."""
     monkeypatch.setattr(explain_module, "MOST", 1 << 17)
@@ -209,7 +207,7 @@ def test_explain_prints_the_candidates_and_marks_the_chosen_one(
     assert choose([], ExplainConfig()) is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("episodes", [10, 2000])
 def test_render_notes_batches_that_are_several_epochs(episodes: int) -> None:
     config = ExplainConfig(**SMALL, paths=("a",), gop=2)

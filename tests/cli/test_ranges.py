@@ -64,7 +64,6 @@ def expected(root: Path | str, key: str, rule: IdleRule, dims: list[int] | None 
 RULE = ("--min-idle", "2", "--min-moving", "4", "--cut-last", "1")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "dims", "rule"),
     [
@@ -138,7 +137,6 @@ def test_ranges_refuses_wrong_settings(root: Path, tmp_path: Path, capsys: pytes
     assert "recording_folderpath" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_inspect_reports_keep_ranges(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep = tmp_path / "keep.json"
     keep.write_text(json.dumps({"gs://lab/day-0--/data/run-0.h5": [[0, 20]], "x--y": [[0, 9]]}))

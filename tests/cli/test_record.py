@@ -97,7 +97,6 @@ def test_demonstrate_is_a_function_of_the_seed(tmp_path: Path, recorded: Path) -
     assert (one[0][FRONT] != other[0][FRONT]).any()
 
 
-@pytest.mark.slow
 def test_record_uses_training_layouts_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seeds = []
     reset = TabletopEnv.reset
@@ -132,7 +131,6 @@ record(RecordConfig(output_dir=sys.argv[1], episodes=5, image_size=32))
 """
 
 
-@pytest.mark.slow
 def test_record_continues_after_a_kill_to_the_same_dataset(tmp_path: Path, recorded: Path) -> None:
     root = tmp_path / "data"
     lengths = Catalog.open(recorded).episodes.lengths
@@ -144,7 +142,7 @@ def test_record_continues_after_a_kill_to_the_same_dataset(tmp_path: Path, recor
     assert_equal(contents(root), contents(recorded))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_record_extends_a_dataset(tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "data"
     record(settings(root, episodes=2))
@@ -166,7 +164,7 @@ def test_record_of_a_complete_dataset_changes_no_file(episodes: int, tmp_path: P
     assert after == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_record_in_parts_leaves_the_same_statistics(tmp_path: Path, recorded: Path) -> None:
     for episodes in (1, 3, 5):
         record(settings(tmp_path / "data", episodes=episodes))
@@ -224,7 +222,7 @@ class Clumsy(TabletopEnv):
         return observation, replace(outcome, completed_task=None) if self.fails else outcome
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_record_keeps_successes_and_counts_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,7 +240,7 @@ def test_record_keeps_successes_and_counts_failures(
         demonstrate(Clumsy(16), settings(tmp_path), 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_record_accepts_other_settings_before_the_first_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +267,7 @@ def test_record_names_all_wrong_settings() -> None:
     assert not Path("unused").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_record_balances_tasks(tmp_path: Path) -> None:
     root = tmp_path / "data"
     record(settings(root, episodes=4, tasks=("blue", "green")))
@@ -278,7 +276,7 @@ def test_record_balances_tasks(tmp_path: Path) -> None:
     assert json.loads((root / module.NOTE).read_text())["tasks"] == ["blue", "green"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_record_metaworld(tmp_path: Path) -> None:
     pytest.importorskip("metaworld", reason="the extra `sim` is not installed")

@@ -21,7 +21,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_dataset(tmp_path_factory.mktemp("limits") / "dataset")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
@@ -68,7 +67,7 @@ def test_train_refuses_a_network_larger_than_memory(data: Path, tmp_path: Path) 
     assert not (tmp_path / "r/config.yaml").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_largest_threads_can_run(data: Path, tmp_path: Path) -> None:
     """As many arithmetic threads as may be asked for, in a process of its own."""
     call = ["train", "--data.root", str(data), "--output-dir", str(tmp_path / "r"), "--steps", "1", "--val.every", "0"]

@@ -59,7 +59,6 @@ def test_load_reads_yaml_and_toml_alike(tmp_path: Path) -> None:
     assert (config.steps, config.optim.lr, config.policy.image_size) == (7, 1e-4, (32, 48))
 
 
-@pytest.mark.slow
 @given(
     st.floats(1e-12, 1e3),
     st.integers(0, 2**63 - 1),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.datasets import SIDE, Spec, Truth, edit_json, expected, identity, write_dataset
@@ -115,8 +115,6 @@ def test_dataset_codecs(tmp_path: Path, codec: str, gop: int, b_frames: int) -> 
     assert data.reach == (3, 0)
 
 
-@pytest.mark.slow
-@settings(max_examples=40)
 @given(
     version=st.sampled_from(["v2.0", "v2.1", "v3.0"]),
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(any),
@@ -233,7 +231,6 @@ def test_dataset_refuses_unknown_keys(plain: tuple[Path, Truth]) -> None:
             EpisodeDataset(plain[0], keys=keys)
 
 
-@pytest.mark.slow
 def test_dataset_a_dropped_dataset_closes_its_files(plain: tuple[Path, Truth]) -> None:
     def descriptors() -> set[str]:
         return {
@@ -296,7 +293,6 @@ def test_dataset_pickles_small_and_reads_after(plain: tuple[Path, Truth]) -> Non
     assert all(torch.equal(first[k], again[k]) if torch.is_tensor(first[k]) else first[k] == again[k] for k in first)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_dataset_data_loader_workers(plain: tuple[Path, Truth], start: str) -> None:
     """Workers open files of their own, also when the parent had them open before the fork."""
@@ -443,7 +439,6 @@ def test_dataset_accepts_old_arguments_with_a_warning(plain: tuple[Path, Truth])
 # Real recordings
 
 
-@pytest.mark.slow
 def test_dataset_both_formats_give_the_same_samples(real_data: Path) -> None:
     """The rows of every frame, and the images of each fifth and of all around the ends of episodes, with windows."""
     camera = "observation.images.cam_high"
@@ -465,7 +460,6 @@ def test_dataset_both_formats_give_the_same_samples(real_data: Path) -> None:
             assert torch.equal(value, other[key]) if torch.is_tensor(value) else value == other[key], (i, key)
 
 
-@pytest.mark.slow
 def test_dataset_a_real_dataset_with_every_oddity(real_data: Path) -> None:
     """Compared with a frame-accurate decode of each whole file."""
     import av

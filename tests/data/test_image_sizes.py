@@ -63,7 +63,6 @@ def with_picture(root: Path, data: bytes) -> Path:
     return root
 
 
-@pytest.mark.slow
 def test_image_sizes_a_stored_image_that_is_far_too_large_takes_no_memory(tmp_path: Path) -> None:
     root = with_picture(tmp_path / "d", png(8000, 8000))
     done = subprocess.run([sys.executable, "-c", _PEAK, str(root)], capture_output=True, text=True, check=True)

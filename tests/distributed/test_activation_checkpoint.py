@@ -70,7 +70,6 @@ def test_losses_and_gradients_are_the_same_bits(kept: CheckpointMode, compute: s
     assert [name for name in gradients if not torch.equal(gradients[name], others[name])] == []
 
 
-@pytest.mark.slow
 def test_selective_computes_again_what_is_cheap_and_full_all() -> None:
     none, selective, full = computed("none"), computed("selective"), computed("full")
     dear = ("addmm", "convolution")
@@ -81,7 +80,6 @@ def test_selective_computes_again_what_is_cheap_and_full_all() -> None:
     assert selective["native_group_norm"] > none["native_group_norm"] > 0
 
 
-@pytest.mark.slow
 def test_remembered_computes_once_and_only_meanwhile() -> None:
     model = built("full")
     with without_checkpointing(model), Calls() as calls:
@@ -92,7 +90,7 @@ def test_remembered_computes_once_and_only_meanwhile() -> None:
     assert calls.count["addmm"] == computed("full")["addmm"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_gradients_nothing_is_different() -> None:
     with torch.no_grad(), Calls() as plain:
         policy().flow_losses(batch(3), *draws(3))
@@ -113,7 +111,6 @@ def test_names_stay_and_a_copy_has_weights_of_its_own() -> None:
     assert torch.equal(loss, loss_and_gradients(policy())[0])
 
 
-@pytest.mark.slow
 def test_what_cannot_be_is_refused() -> None:
     with refused("activation_checkpoint", "full", kind=ConfigError):
         apply_activation_checkpointing([], "full")
@@ -142,7 +139,7 @@ def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing_compiler(CPU) is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_blocks_agree_to_rounding() -> None:
     if reason := missing_compiler(CPU):
         pytest.skip(reason)
@@ -196,7 +193,7 @@ def raises() -> None:
     raise ValueError("sharded already")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("shards", [1, 2])
 def test_the_same_bits_on_a_mesh(shards: int) -> None:
     """DDP and FSDP2 on two ranks."""

@@ -16,7 +16,7 @@ class Block(nn.Module):
         return x + len(variant)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_block_with_many_variants_stays_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     if problem := missing_compiler(torch.device("cpu")):
         pytest.skip(problem)

@@ -69,7 +69,6 @@ def fill_rank(shards: int) -> dict[str, Any]:
     return {"equal": {n: torch.equal(t, WHOLE[n]) for n, t in whole.items()}, "rows": dict(rows), "own": own}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2])
 def test_fill_reads_the_rows_of_each_rank_alone(shards: int) -> None:
     found = in_ranks(2, fill_rank, shards)

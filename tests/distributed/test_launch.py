@@ -157,7 +157,6 @@ def test_reserved_port_allows_a_store() -> None:
         store.listen()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_launch_forwards_a_signal_once_to_every_rank(start: Callable[..., Launched], number: signal.Signals) -> None:
     """The last rank still writes for 0.8 s when the first has left with 75, longer than failures take to settle."""
@@ -172,7 +171,6 @@ LATE = "import subprocess, time; plain = subprocess.Popen.__init__; "
 LATE += "subprocess.Popen.__init__ = lambda *a, **k: (plain(*a, **k), time.sleep(0.5))[0]; "
 
 
-@pytest.mark.slow
 def test_launch_forwards_an_early_signal_once(start: Callable[..., Launched]) -> None:
     """On busy cores the last rank listens before the launcher knows that it has started it."""
     job = start(2, "stay", first=LATE)
@@ -182,7 +180,6 @@ def test_launch_forwards_an_early_signal_once(start: Callable[..., Launched]) ->
     assert saved == [[signal.SIGUSR1]] * 2
 
 
-@pytest.mark.slow
 def test_launch_waits_for_stopping_ranks(start: Callable[..., Launched]) -> None:
     """One of several hosts' ranks got the signal, and the ranks agreed: the launcher never heard of it."""
     job = start(2, "stay")
@@ -191,7 +188,6 @@ def test_launch_waits_for_stopping_ranks(start: Callable[..., Launched]) -> None
     assert job.end() == (75, "")
 
 
-@pytest.mark.slow
 def test_launch_names_a_killed_rank(start: Callable[..., Launched]) -> None:
     job = start(3, "deaf", "stay", "deaf")
     os.kill(job.pids[1], signal.SIGKILL)
@@ -201,7 +197,6 @@ def test_launch_names_a_killed_rank(start: Callable[..., Launched]) -> None:
     assert "the others were stopped" in said
 
 
-@pytest.mark.slow
 def test_ranks_end_with_a_killed_launcher(start: Callable[..., Launched]) -> None:
     job = start(2, "stay")
     job.process.kill()
@@ -219,7 +214,6 @@ def test_launch_with_a_signal_before_the_ranks_handle_it(start: Callable[..., La
     assert "before there was anything to save" in said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
@@ -256,7 +250,6 @@ def test_launch_reports_the_cause_behind_the_first_exit(capfd: pytest.CaptureFix
     assert "last output of rank 1:\n  | the image is bad" in told
 
 
-@pytest.mark.slow
 def test_launch_ends_after_a_signal_at_the_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -292,7 +285,6 @@ def test_launch_prints_wrong_input_once(
     assert capfd.readouterr().err.count("because of a reason") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [["--launch", "2", "--steps", "3"], ["--launch=2", "--steps", "3"], ["--steps", "3", "--launch", "2"]]
 )
@@ -309,7 +301,6 @@ def test_command_line_launches_without_the_flag(arguments: list[str], monkeypatc
     assert called == [command, 2, "understudy train"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -328,7 +319,6 @@ def test_command_line_refuses_mistakes_before_launching(
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_launch_imports_no_torch() -> None:
     code = (
         "import sys; from understudy.cli import main as cli; cli.main(['train', '--launch', '0', '--data.root', 'd'])"

@@ -15,7 +15,7 @@ from support.runs import series, tiny_config, tiny_dataset
 from understudy.config.schema import dump_yaml
 from understudy.train.checkpoint.run_dir import RunDir
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 STEPS = 20_000  # far more than are taken until a run is stopped, however late that is
 UNDERSTUDY = ("-m", "understudy")
@@ -65,7 +65,7 @@ def last_step(run: Path) -> int:
     return max((record["step"] for record in series(run)), default=0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds ranks in /proc")
 def test_two_processes_stopped_killed_and_resumed(tmp_path: Path, begun: list[Command]) -> None:

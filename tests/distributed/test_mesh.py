@@ -90,7 +90,7 @@ def alone_for_long() -> list[int]:
         return [mesh.first(lambda: long_work(TIMEOUT + 2)), mesh.first(os.getpid), mesh.gather(os.getpid())[0]]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_ranks_wait_for_the_first_one_as_long_as_it_works() -> None:
     one, two = in_ranks(2, alone_for_long)
@@ -117,7 +117,7 @@ def helped() -> int:
         return replace(mesh, timeout=3.0).first(busy_helper)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_wait_while_threads_of_the_first_one_work() -> None:
     one, two = in_ranks(2, helped, timeout=60)
     assert one == two
@@ -141,7 +141,6 @@ def alone_and_gone() -> None:
         mesh.first(lambda: os._exit(7))
 
 
-@pytest.mark.slow
 def test_ranks_do_not_wait_for_a_first_one_that_hangs_or_is_gone() -> None:
     (first, _), (kind, said) = outcomes_in_ranks(2, alone_and_stuck, timeout=60)
     assert first == kind == "raised"

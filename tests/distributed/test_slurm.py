@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm" / "train.sbatch"
 STEPS = 300
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_job_that_is_stopped_goes_back_into_the_queue_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

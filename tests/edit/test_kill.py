@@ -23,7 +23,6 @@ from understudy.video.encode import VideoEncoder
 SCRIPT = Path(__file__).parents[2] / "benchmarks/soak_edit.py"
 
 
-@pytest.mark.slow
 def test_kill_leaves_nothing_or_the_whole_output() -> None:
     done = subprocess.run([sys.executable, SCRIPT, "--kills", "4", "--json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ def sample(root: Path, number: int) -> dict[str, Any]:
     return data.batch(np.full(3, number), np.array([0, last // 2, last]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", ["g1_v21", "gr1_sim_v20"])
 def test_real_sets_become_v30_to_the_bit(name: str, real_data: Path, tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_real_sets_become_v30_to_the_bit(name: str, real_data: Path, tmp_path: P
     assert check_dataset(str(tmp_path / "out"), "sample", show_progress=False).is_sound
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_real_set_of_224_pixels_keeps_its_images(real_data: Path, tmp_path: Path) -> None:
     """`benchmarks/transcode.py` measures the cost of decoding and the success of policies."""
     [written] = edit(

@@ -26,7 +26,7 @@ def test_metaworld_fulfils_the_protocol(env: MetaWorldEnv) -> None:
     assert env.tasks == ("Reach a goal position", "Open a drawer")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_metaworld_expert_succeeds_and_the_flag_ends_the_episode() -> None:
     env = open_env("metaworld", cameras=(), tasks=("reach-v3", "drawer-open-v3"))
     for task in env.tasks:

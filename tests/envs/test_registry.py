@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.envs import check_env
@@ -17,7 +17,6 @@ pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 KEY = st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**24 - 1), st.integers(0, 63), st.booleans())
 
 
-@settings(max_examples=200, deadline=None)
 @given(KEY, KEY)
 def test_layout_seed_belongs_to_one_episode_of_one_split(one: tuple, two: tuple) -> None:
     def of(key: tuple) -> int:

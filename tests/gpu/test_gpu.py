@@ -56,7 +56,7 @@ def started(config: TrainConfig, mesh: parallel.Mesh) -> tuple[TrainState, Itera
 # -- batches
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{}, {"pin": True}, {"image_size": (32, 32)}], ids=["plain", "pinned", "resized"])
 def test_batches_are_the_same_on_the_device(root: Path, device: str, options: dict[str, Any]) -> None:
     """Also while the device works on the batch before."""
@@ -88,7 +88,7 @@ def gradients(shape: torch.Size, device: str) -> list[Tensor]:
     return [(torch.randn(shape, generator=generator) * 10 ** (k % 7 - 4)).bfloat16().to(device) for k in range(30)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_split_weights_step_to_the_bits_of_float32_adamw(device: str) -> None:
     start = torch.randn(320, 16, generator=torch.Generator().manual_seed(0)).to(device) * 0.02
     live, truth = nn.Parameter(start.bfloat16()), nn.Parameter(start.clone())
@@ -114,7 +114,7 @@ def test_float32_weights_step_to_the_bits_of_fused_adamw(device: str) -> None:
     assert torch.equal(mine.view(torch.int32), truth.view(torch.int32))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_compiled_split_step_agrees_with_the_specification(device: str) -> None:
     """Equal to rounding: the two round in other places. Skipped steps change no bit, and one graph serves all sizes."""
     if problem := missing_compiler(torch.device(device)):
@@ -148,7 +148,7 @@ def test_masters_beside_somebody_elses_optimizer(device: str) -> None:
 # -- training
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_training_learns_and_its_average_follows(root: Path, device: str, precision: Any) -> None:
     config = tiny_config(root, root, device=device, batch_size=8, precision=precision, steps=60)
@@ -173,7 +173,7 @@ def test_a_training_learns_and_its_average_follows(root: Path, device: str, prec
             torch.testing.assert_close(mean.double(), wanted, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_micro_batches_give_the_gradient_of_the_whole(root: Path, device: str, precision: Any) -> None:
     if precision == "bf16-split" and not has_grad_dtype():
@@ -187,7 +187,7 @@ def test_micro_batches_give_the_gradient_of_the_whole(root: Path, device: str, p
     assert norms[0] == pytest.approx(norms[1], rel=1e-4 if precision == "fp32" else 0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_checkpoint_brings_every_bit_back(root: Path, tmp_path: Path, device: str, precision: Any) -> None:
     config = tiny_config(root, root, device=device, batch_size=8, precision=precision)
@@ -209,7 +209,7 @@ def test_a_checkpoint_brings_every_bit_back(root: Path, tmp_path: Path, device: 
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_mesh_of_one_device_steps_as_no_mesh_does(root: Path, device: str, precision: Any) -> None:
     """FSDP2, hybrid mesh (1, 1), through NCCL on a GPU: a `Mesh` of size 2 uses the code of several processes."""
@@ -226,7 +226,7 @@ def test_a_mesh_of_one_device_steps_as_no_mesh_does(root: Path, device: str, pre
     assert flat[0] == pytest.approx(flat[1], rel=1e-4 if precision == "fp32" else 0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_blocks_agree_with_plain_ones(root: Path, device: str) -> None:
     if problem := missing_compiler(torch.device(device)):
         pytest.skip(problem)

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu-check"
 

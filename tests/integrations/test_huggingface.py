@@ -86,7 +86,7 @@ class Linear(torch.nn.Module):
         return {"loss": self.layer(index[:, None].float()).square().mean()}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_trainer_of_transformers_resumes_exactly(data: us.EpisodeDataset, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers: nox -s lerobot")
 

@@ -164,7 +164,6 @@ TRAIN = [
 ]
 
 
-@pytest.mark.slow
 def test_lerobot_train_reads_our_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One run of 4 steps, and one that is resumed at 2: the same samples reach LeRobot's step."""
     pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")

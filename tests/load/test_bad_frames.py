@@ -74,7 +74,6 @@ def bad_frames(data: EpisodeDataset) -> set[tuple[int, int]]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["1.6MB", "1GB"])
 @pytest.mark.parametrize("mode", ["clips", "uniform"])
 def test_substitutes_replace_bad_frames_only(

@@ -32,7 +32,7 @@ def launch(launcher: str, *words: str | Path) -> str:
     return done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_accelerate_launch_starts_a_training(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     write_dataset(tmp_path / "dataset", Spec(lengths=LENGTHS, gop=4))
@@ -42,7 +42,6 @@ def test_accelerate_launch_starts_a_training(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "policy").is_dir()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_two_processes_read_each_frame_of_an_epoch_once(launcher: str, tmp_path: Path) -> None:
     if launcher == "accelerate":

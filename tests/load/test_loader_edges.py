@@ -376,7 +376,6 @@ def content(kept: Any) -> bytes:
     return (kept.numpy() if isinstance(kept, torch.Tensor) else np.asarray(kept)).tobytes()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("keep", KEEPERS)
 def test_buffer_pool_never_reuses_kept_memory(data: EpisodeDataset, order: Order, keep: str) -> None:
     held, whole, addresses = [], [], []

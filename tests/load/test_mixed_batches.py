@@ -70,8 +70,7 @@ def check(batch: dict[str, Any], datasets: Sequence[EpisodeDataset], order: Orde
             assert batch[f"{key}_dim_is_pad"][at].tolist() == padding
 
 
-@pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     names=st.permutations(list(SPECS)).flatmap(lambda all_: st.sampled_from([all_, all_[:2]])),
     weights=st.lists(st.integers(1, 9), min_size=3, max_size=3),
@@ -110,7 +109,6 @@ def test_mixture_pads_a_batch_of_the_narrow_source(roots: dict[str, Path]) -> No
         check(batch, datasets, order, names)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_mixture_in_an_episode_stream(roots: dict[str, Path]) -> None:
     names = ["arm", "hand", "gripper"]

@@ -81,8 +81,7 @@ def check(batch: dict[str, Any], datasets: Sequence[EpisodeDataset], order: Orde
             assert (not batch[camera][row].any()) == (camera in datasets[source].missing_cameras)
 
 
-@pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     names=st.sampled_from(
         [
@@ -121,7 +120,6 @@ def test_mixture_camera_samples_equal_those_of_their_dataset(  # type: ignore[no
                 check(next(loader), datasets, order)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_mixture_cameras_in_streams_and_samplers(roots: dict[str, Path]) -> None:
     datasets = opened(roots, ["both", "one", "none"])

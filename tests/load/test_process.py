@@ -15,8 +15,6 @@ from support.datasets import Spec, write_dataset
 from support.videos import moving_pictures
 from understudy.data.write.writer import EpisodeWriter
 
-pytestmark = pytest.mark.slow
-
 SCRIPT = Path(__file__).parents[1] / "support" / "loader_process.py"
 STATE = {"dtype": "float32", "shape": (2,), "names": ["x", "y"]}
 
@@ -58,6 +56,7 @@ def run(*words: str | int | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("megabytes", "lanes", "way"),
     [
@@ -71,6 +70,7 @@ def test_plan_predicts_resident_memory(short_groups: Path, megabytes: int, lanes
     check_memory(short_groups, megabytes, lanes, way)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("megabytes", "way"), [(250, "16 lanes, runs of 16"), (150, "16 lanes, runs of 8")])
 def test_plan_predicts_resident_memory_of_two_cameras(two_cameras: Path, megabytes: int, way: str) -> None:
     check_memory(two_cameras, megabytes, 16, way)
@@ -86,7 +86,7 @@ def check_memory(root: Path, megabytes: int, lanes: int, way: str) -> None:
     assert 1 / 1.15 <= found["grown"] / found["planned"] <= 1.02, found  # 0.92 to 0.993 where it was tuned
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("files", [1, 2])
 def test_plan_has_the_reading_of_a_data_file(tmp_path: Path, files: int) -> None:
     """Arrow takes several times the memory of the columns for a moment: no plan of the rows alone has it."""

@@ -69,7 +69,6 @@ def names() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("understudy")]
 
 
-@pytest.mark.slow
 def test_prefetch_fetches_each_byte_once(root: Path, tmp_path: Path) -> None:
     local = EpisodeDataset(root, delta_timestamps={TOP: [-0.1, 0]})
     count = len(local) // 8 + 2
@@ -105,7 +104,6 @@ def test_prefetch_begins_behind_the_first_batch(root: Path, tmp_path: Path, monk
             next(there)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["2MB", "3MB", "20MB"])  # made alone, in runs, kept
 def test_prefetch_of_the_first_batch_is_its_samples_only(
     memory: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -142,7 +140,6 @@ def test_prefetch_of_the_first_batch_is_its_samples_only(
         )
 
 
-@pytest.mark.slow
 def test_loader_close_does_not_wait_for_a_silent_server(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +178,6 @@ def test_loader_close_does_not_wait_for_a_silent_server(
             assert torch.equal(next(again)[TOP], next(fresh)[TOP])
 
 
-@pytest.mark.slow
 def test_loader_raises_for_a_dead_server_and_substitutes_nothing(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

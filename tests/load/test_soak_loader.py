@@ -38,7 +38,6 @@ def soak() -> ModuleType:
     return module
 
 
-@pytest.mark.slow
 def test_killed_again_and_again_the_stream_is_the_uninterrupted_one(root: Path) -> None:
     options = {"--data": root, "--kills": 5, "--minutes": 0, "--memory": "5MB", "--seed": os.getpid()}
     command = [sys.executable, str(SCRIPT), *(str(word) for pair in options.items() for word in pair)]
@@ -76,7 +75,7 @@ def test_the_hash_sees_every_part_of_a_batch(root: Path, soak: ModuleType) -> No
         assert soak.fingerprint(batch | {key: other}) != right, key
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory_that_grows_is_noticed(root: Path, soak: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = Setting(str(root), memory="5MB", threads=1)
     assert soak.steady(setting, seconds=0.5, every=0.005).spread < 0.2  # in half a second a process settles, no more

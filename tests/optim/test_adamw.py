@@ -51,7 +51,6 @@ def padded(x: Tensor) -> Tensor:
 KINDS = {"single": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stored", "kind"),
     [*((torch.bfloat16, kind) for kind in KINDS), (torch.float32, "fused")],
@@ -164,7 +163,6 @@ def test_resume_is_bit_exact_by_name_and_nothing_is_cast() -> None:
     assert not torch.equal(lost[1].master(lost[0]["matrix"]), ours.master(live["matrix"]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32], ids=["split", "whole"])
 def test_where_a_tensor_ends_decides_no_bit(stored: torch.dtype) -> None:
     """The beginnings of one vector, of all lengths, step to the same bits. By torch's kernel alone they do not: the

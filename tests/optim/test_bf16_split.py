@@ -59,7 +59,7 @@ def test_split_and_join_are_a_bijection(x: Tensor) -> None:
     assert bool(hi[nan].isnan().all()), "the carry must not turn a NaN weight into a number"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif("UNDERSTUDY_EXHAUSTIVE" not in os.environ, reason="all 2^32 words: set UNDERSTUDY_EXHAUSTIVE=1")
 def test_split_and_join_are_a_bijection_on_all_words() -> None:
@@ -137,7 +137,7 @@ def test_the_compiled_step_keeps_every_bit_of_its_own_arithmetic() -> None:
     check_pointwise(compiled_step(), torch.compile(adamw_pointwise, fullgraph=True, dynamic=True), "cuda")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_pointwise_step_is_one_graph_for_all_sizes_and_rates() -> None:
     """Traced whole, without running a compiler; a second graph would be a compilation in the middle of a run."""
     graphs = []

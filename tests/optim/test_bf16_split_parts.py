@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.datasets import Spec, write_dataset
@@ -67,8 +67,6 @@ SOURCES = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.slow
-@settings(max_examples=80, deadline=None)
 @given(source=SOURCES)
 def test_both_sides_are_what_was_asked_for_and_share_no_episode(root: Path, source: dict[str, Any]) -> None:
     """Validation episodes by a list or a fraction, of all episodes or some, whatever else is left out of them."""

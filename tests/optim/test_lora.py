@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -240,7 +240,6 @@ def test_a_merged_policy_is_an_ordinary_one_that_computes_the_same() -> None:
         assert (loss_of(merged) / loss_of(policy) - 1).abs() > 1e-3
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     rank=st.integers(1, 8),

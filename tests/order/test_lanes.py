@@ -89,7 +89,6 @@ def test_a_batch_has_as_many_clips_as_samples():
     assert np.mean(distinct) > 255.5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("p", [0, 1, 17, 99])
 def test_every_frame_is_equally_likely_at_every_position(p):
     """Also at the first: without the shift an epoch would more likely begin at the start of a clip."""

@@ -21,7 +21,6 @@ def test_the_global_batch_is_the_same_on_any_number_of_ranks(world, batch):
         assert min(sizes) >= 1
 
 
-@pytest.mark.slow
 @given(st.data())
 def test_any_stops_worlds_and_batches_give_the_same_samples(data):
     """A run that stops anywhere and continues with other ranks and another batch size keeps its position only."""
@@ -41,7 +40,6 @@ def test_any_stops_worlds_and_batches_give_the_same_samples(data):
     assert sorted(seen) == list(together)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2, 8, 64])
 def test_a_lane_stays_with_one_rank(world):
     order = Order.from_datasets([episodes(*[300] * 400)], batch_size=64, frames_in_flight=20_000)
@@ -54,7 +52,6 @@ def test_a_lane_stays_with_one_rank(world):
                 assert owner.setdefault(lane, rank) == rank
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("weights", [None, (3, 1), (0.37, 0.63), (1, 2**0.5)])
 def test_a_lane_of_a_mixture_stays_with_one_rank(weights):
     """Whether its weights are whole numbers of slots (3 to 1) or not."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.order_sources import episodes, sources
@@ -37,8 +37,6 @@ def whereabouts(order: Order, positions: np.ndarray) -> tuple[np.ndarray, ...]:
     return source, epoch, clip, lane, turn
 
 
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
 @given(
     one=sources("one"),
     two=sources("two"),
@@ -61,8 +59,6 @@ def test_rest_of_clip_equals_single_lookups(one, two, mixed, clip, lanes, inside
     assert order.rest_of_clip(position, 2)[0].tolist() == positions[:2].tolist()
 
 
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None)
 @given(
     lengths=st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(1, 60)),
     weights=st.tuples(*[st.integers(1, 5) | st.floats(0.1, 5)] * 3),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
@@ -33,7 +33,6 @@ def test_the_published_vectors(counter, key, output):
     assert (int(first[0]), int(second[0])) == (output[0] | output[1] << 32, output[2] | output[3] << 32)
 
 
-@settings(max_examples=40)
 @given(st.integers(0, 2**64 - 1), st.text(max_size=12), positions, shapes)
 def test_alone_is_as_in_bulk(seed, purpose, at, shape):
     for bulk, one in ((sample_uniform, "random"), (sample_normal, "normal")):

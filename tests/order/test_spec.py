@@ -4,8 +4,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.order_sources import Source, episodes, sources
@@ -17,8 +16,6 @@ def pair(**changes: object) -> list[Source]:
     return [episodes(*[50] * 30, name="a", gop=12), episodes(*[70] * 9, name="b", **changes)]
 
 
-@pytest.mark.slow
-@settings(max_examples=50)
 @given(st.lists(sources(), min_size=1, max_size=3), st.integers(0, 2**64 - 1), st.sampled_from(["clips", "uniform"]))
 def test_json_round_trip(given_sources, seed, mode):
     named = [Source(s.segments, f"s{d}", s.gop, s.reach) for d, s in enumerate(given_sources)]

@@ -188,7 +188,7 @@ def test_given_code_is_forgotten_after_the_block(place: Path) -> None:
     assert code_files.GIVEN not in os.environ
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_of_their_own_find_the_file(place: Path) -> None:
     flags = ["--policy.type", "my_policy.py:MINE", "--data.root", "data", *FLAGS, "--output-dir", "run"]
     done = command("train", *flags, "--launch", "2", cwd=place)

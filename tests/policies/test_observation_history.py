@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.refusals import refused
@@ -22,7 +22,6 @@ def seen(history: ObservationHistory) -> tuple[list[int], list[bool]]:
     return found[KEY][:, 0, 0, 0].tolist(), found[f"{KEY}_is_pad"].tolist()
 
 
-@settings(max_examples=30)
 @given(st.sets(st.integers(1, 40), max_size=5), st.integers(1, 60), st.sampled_from([5, 10, 30]), st.booleans())
 def test_windows_are_those_of_recordings(steps: set[int], length: int, fps: int, by_time: bool) -> None:
     """Replay of an episode, by the step and by the clock of the recording."""

@@ -104,7 +104,6 @@ policy(seed=1).save(sys.argv[1])
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("at", "seed"), [(1, 0), (2, 1)])
 def test_a_kill_between_the_renames_costs_neither_policy(tmp_path: Path, at: int, seed: int) -> None:
     target = tmp_path / "policy"

@@ -160,7 +160,6 @@ def decay_field(made: TrainConfig) -> str:
     return "decay_steps" if hasattr(made.schedule, "decay_steps") else "steps"
 
 
-@pytest.mark.slow
 def test_command_line_trains_another_policy(installed: None, data: Path, tmp_path: Path) -> None:
     asked = ["--data.root", str(data), "--steps", "2", "--policy.type", "toy", "--policy.hidden", "4"]
     assert main(["train", *asked, "--output-dir", str(tmp_path / "r"), "--val.every", "0"]) == 0
@@ -224,7 +223,6 @@ def test_rollout_plays_another_policy(installed: None) -> None:
     assert [episode.steps for episode in result.episodes] == [env.max_steps] * 2
 
 
-@pytest.mark.slow
 def test_two_runs_of_another_policy_are_equal(trained: Path, data: Path, tmp_path: Path) -> None:
     assert run.train(config(data, tmp_path / "again")) == run.DONE
     same_run(trained, tmp_path / "again")
@@ -246,7 +244,6 @@ def scalar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToyPolicy, "counts", Policy.counts)
 
 
-@pytest.mark.slow
 def test_policy_with_a_loss_per_batch_trains_as_with_losses_per_sample(
     trained: Path, scalar: None, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -187,7 +187,7 @@ print(peak() - before)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_fill_needs_no_second_copy_of_the_weights(tmp_path: Path) -> None:
     size = 32 << 20

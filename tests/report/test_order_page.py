@@ -14,7 +14,7 @@ def rows_of_the_page() -> dict[str, list[str]]:
     return {row[0].strip(): [cell.strip(" *") for cell in row[1:]] for row in rows}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_table_of_the_page() -> None:
     rows = rows_of_the_page()
     config = ExplainConfig()

@@ -22,9 +22,10 @@ from understudy.rollout.result import Episode, RolloutResult
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 
-pytestmark = pytest.mark.slow
-
-SCREENS = [(1200, "light"), (1200, "dark"), (375, "light"), (375, "dark")]
+SCREENS = [
+    (1200, "light"),
+    *(pytest.param(*screen, marks=pytest.mark.long) for screen in [(1200, "dark"), (375, "light"), (375, "dark")]),
+]
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +66,12 @@ def comparison(report: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("width", "scheme"), SCREENS[1:3])
+@pytest.mark.parametrize(("width", "scheme"), SCREENS[:3])
 def test_comparison_is_readable(comparison: Path, chromium: Any, width: int, scheme: str) -> None:
     assert browser.faults(chromium, comparison, width, scheme) == []
 
 
+@pytest.mark.long
 def test_comparison_follows_legend_axis_and_pointer(comparison: Path, chromium: Any) -> None:
     tab = chromium.new_page(viewport={"width": 1200, "height": 900})
     tab.goto(comparison.as_uri())
@@ -87,6 +89,7 @@ def test_comparison_follows_legend_axis_and_pointer(comparison: Path, chromium: 
     tab.close()
 
 
+@pytest.mark.long
 def test_comparison_without_scripts_has_its_tables(comparison: Path, chromium: Any) -> None:
     context = chromium.new_context(java_script_enabled=False)
     tab = context.new_page()
@@ -113,6 +116,7 @@ def test_inspect_page_is_readable(inspected: Path, chromium: Any, width: int, sc
     assert browser.faults(chromium, inspected, width, scheme) == []
 
 
+@pytest.mark.long
 def test_inspect_page_wraps_long_paths(inspected: Path, chromium: Any) -> None:
     tab = chromium.new_page(viewport={"width": 375, "height": 900})
     tab.goto(inspected.as_uri())
@@ -123,6 +127,7 @@ def test_inspect_page_wraps_long_paths(inspected: Path, chromium: Any) -> None:
     assert max(over) <= 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
 def test_inspect_page_of_a_real_robot_is_readable(
     real_data: Path, chromium: Any, tmp_path: Path, width: int, scheme: str
@@ -135,6 +140,7 @@ def test_inspect_page_of_a_real_robot_is_readable(
     assert browser.faults(chromium, path, width, scheme) == []
 
 
+@pytest.mark.long
 def test_chart_views_change_without_a_script(report: Path, chromium: Any) -> None:
     context = chromium.new_context(java_script_enabled=True, viewport={"width": 1200, "height": 900})
     tab = context.new_page()

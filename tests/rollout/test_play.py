@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -135,7 +135,6 @@ def test_a_chunk_that_is_not_finite_fails_its_episode_with_the_reason() -> None:
     assert "episode 0, step 8" in result.table()
 
 
-@pytest.mark.slow
 def test_swapped_text_credits_what_was_told() -> None:
     lanes = worlds(3)
     listens = rollout(Listener(lanes), lanes, 12, execute=1, swap_text=True)
@@ -157,7 +156,6 @@ def test_layouts_are_evaluation_layouts_and_episodes_are_in_order() -> None:
     assert [e.taken for e in result.episodes] == [None] * 3
 
 
-@pytest.mark.slow
 def test_the_seed_decides_and_the_number_of_worlds_does_not() -> None:
     one = rollout(Drift(), worlds(1), 5, seed=1, execute=3, films=5)
     many = rollout(Drift(), worlds(4), 5, seed=1, execute=3, films=5)
@@ -216,7 +214,6 @@ def test_the_interval_is_wilsons(successes: int, count: int, low: float, high: f
     assert wilson_interval(successes, count) == pytest.approx((low, high), abs=5e-5)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_an_interval_holds_its_rate_and_mirrors(tried: tuple[int, int]) -> None:
     successes, count = tried
@@ -267,7 +264,6 @@ def test_the_table_ends_with_the_line_for_machines() -> None:
 # -- the command --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_the_verb_plays_the_policy_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 

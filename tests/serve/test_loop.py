@@ -109,7 +109,6 @@ def same(one: Watched, two: Watched) -> None:
     assert one.results == two.results
 
 
-@pytest.mark.slow
 def test_the_loop_of_the_readme_is_the_rollout_to_the_bit(
     folder: Path, played: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +161,7 @@ def namespace() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)  # and with it the cable
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_loop_works_from_another_network_namespace(
     folder: Path, played: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -377,7 +377,6 @@ sys.exit(main(["serve", sys.argv[1], "--head", "arm", "--port", "0", "--warm-up"
 """
 
 
-@pytest.mark.slow
 def test_an_interrupt_during_imports_ends_the_command(folder: Path) -> None:
     command = [sys.executable, "-c", INTERRUPTED, str(folder)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=50)

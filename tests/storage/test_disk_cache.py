@@ -103,7 +103,6 @@ def test_cache_fetches_each_byte_once(
         assert kept(cache) == asked
 
 
-@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     reads=st.lists(st.tuples(st.integers(0, 1), SPANS, st.booleans()), min_size=1, max_size=12),
@@ -125,7 +124,6 @@ def test_cache_budget_holds_and_changes_no_byte(
         assert kept(cache) <= budget
 
 
-@pytest.mark.slow
 @given(
     ends=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=20),
     gone=st.sets(st.integers(0, 19)),
@@ -191,7 +189,6 @@ def test_cache_is_shared_by_processes(server: RangeServer, tmp_path: Path) -> No
     assert sum(asked.status == 304 for asked in server.log) == 2, "the others ask whether the file is still the same"
 
 
-@pytest.mark.slow
 def test_cache_survives_a_kill_at_any_instant(server: RangeServer, tmp_path: Path) -> None:
     """Leftovers of killed processes are not trusted, block no process and are removed."""
     rng = np.random.default_rng(2)
@@ -248,7 +245,6 @@ def test_cache_ignores_foreign_files(server: RangeServer, tmp_path: Path) -> Non
     assert kept(tmp_path) <= 70_000
 
 
-@pytest.mark.slow
 def test_claim_of_a_dead_process_is_free_and_of_an_idle_one_expires(server: RangeServer, tmp_path: Path) -> None:
     source, other = reader(server, tmp_path), reader(server, tmp_path)
     change_retry_policy(source.root, RetryPolicy(deadline=1.0, stall=5.0, initial_backoff=0.001))
@@ -286,7 +282,7 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "understudy-fetch"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_prefetch_hides_latency_and_leaves_no_thread(server: RangeServer, tmp_path: Path) -> None:
     until(lambda: not threads())  # of earlier tests
     server.latency = 0.05

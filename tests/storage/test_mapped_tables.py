@@ -101,7 +101,6 @@ def test_second_catalog_maps_the_table_of_the_first(
     assert set(files(tables)) <= mapped_child.maps(tables)
 
 
-@pytest.mark.slow
 def test_other_process_maps_the_table(root: Path, tables: Path) -> None:
     Catalog.open(root)
     there = files(tables)
@@ -137,7 +136,6 @@ def test_changed_dataset_gets_a_new_table(root: Path, tables: Path, tmp_path: Pa
     assert Catalog.open(root).episodes.data.template.endswith("x.parquet")
 
 
-@pytest.mark.slow
 def test_kill_while_writing_leaves_no_table(root: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for function in ("fsync", "replace"):
         child = os.fork()
@@ -156,7 +154,6 @@ def test_kill_while_writing_leaves_no_table(root: Path, tables: Path, monkeypatc
     assert list(tables.glob(f".*{DRAFT_SUFFIX}")) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 30, 60, None])
 def test_damaged_table_is_replaced(place: int | None, root: Path, tables: Path) -> None:
     Catalog.open(root)
@@ -206,7 +203,6 @@ def test_least_recently_used_tables_are_removed(tmp_path: Path, tables: Path, mo
     assert [int(one[0]) for one in kept] == [0, 1, 2, 3], "a mapped table stays"
 
 
-@pytest.mark.slow
 def test_pickle_for_a_child_process_refers_to_the_file(root: Path, tables: Path) -> None:
     data = EpisodeDataset(root, keys=["action"])
     mine = set(files(tables))

@@ -296,7 +296,6 @@ def _target(number: str) -> str:
         return ""
 
 
-@pytest.mark.slow
 def test_reads_leave_no_file_open(server: RangeServer, tmp_path: Path) -> None:
     source = files_of(server, tmp_path).source("a.mp4")
     before = len(os.listdir("/proc/self/fd"))

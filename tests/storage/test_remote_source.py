@@ -47,7 +47,6 @@ def plans(draw: st.DrawFn) -> tuple[list[str], list[tuple[int, int]]]:
     return faults, [(offset, min(size, len(DATA) - offset)) for offset, size in reads]
 
 
-@pytest.mark.slow
 @settings(max_examples=25)
 @given(plan=plans())
 def test_remote_source_reads_right_bytes_from_a_faulty_server(
@@ -81,7 +80,6 @@ def test_remote_source_recovers_from_each_fault(fault: str, tmp_path: Path) -> N
             assert len([asked for asked in server.log if asked.first and asked.first >= 200_000]) >= 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_permanent_fault_raises_one_source_error(fault: str, tmp_path: Path) -> None:
     silent, slow = fault in ("stall", "silence"), fault in ("short", "truncate", "stall", "whole")
@@ -153,7 +151,6 @@ def test_read_continues_after_a_server_restart(tmp_path: Path) -> None:
         server.stop()
 
 
-@pytest.mark.slow
 def test_retry_after_is_obeyed(tmp_path: Path) -> None:
     times: list[float] = []
 

@@ -71,14 +71,12 @@ def test_header_in_pieces_is_accepted(tmp_path: Path) -> None:
         assert files_of(port, tmp_path, retry).read("a") == b"ok"
 
 
-@pytest.mark.slow
 def test_deadline_includes_the_tls_handshake(tmp_path: Path) -> None:
     record = b"\x16\x03\x03\x40\x00" + bytes(200)  # the beginning of a record of 16 KiB
     with serve_slowly(record) as port, pytest.raises(SourceError):
         files_of(port, tmp_path, scheme="https").read("a")
 
 
-@pytest.mark.slow
 def test_deadline_includes_redirects(tmp_path: Path) -> None:
     """Each redirect is quick enough; a chain of them has no more time than one response."""
     hops = 29
@@ -94,7 +92,6 @@ def test_deadline_includes_redirects(tmp_path: Path) -> None:
         assert len(server.log) < 2 * hops
 
 
-@pytest.mark.slow
 def test_deadline_includes_the_name_lookup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answered, real = threading.Event(), socket.getaddrinfo
     found: list[object] = []
@@ -156,7 +153,6 @@ def test_implausible_size_raises_source_error(path: str, tmp_path: Path) -> None
         assert len(server.log) == 1
 
 
-@pytest.mark.slow
 def test_wrong_size_ends_prefetching(tmp_path: Path) -> None:
     """A file reported as 200 GB raises an error, and requests soon end although the files are not closed."""
     table = tmp_path / "tasks.parquet"

@@ -72,7 +72,6 @@ def same(there: Catalog, here: Path) -> None:
     there.files.close()
 
 
-@pytest.mark.slow
 def test_https_gives_the_local_samples(root: Path, tmp_path: Path) -> None:
     with RangeServer(folder(root, "/a b/set")) as server:
         same(Catalog.open(f"{server.url}/a%20b/set/", RemoteOptions(cache=str(tmp_path), retry=QUICK)), root)
@@ -81,7 +80,6 @@ def test_https_gives_the_local_samples(root: Path, tmp_path: Path) -> None:
         Catalog.open("https://127.0.0.1:1/x", RemoteOptions(storage_options={"color": 1}, cache=str(tmp_path)))
 
 
-@pytest.mark.slow
 def test_s3_gives_the_local_samples(root: Path, tmp_path: Path, s3: dict[str, Any]) -> None:
     fs = fsspec.filesystem("s3", **s3)
     fs.put(f"{root}/", f"set/{root.name}/", recursive=True)
@@ -102,7 +100,6 @@ def test_s3_gives_the_local_samples(root: Path, tmp_path: Path, s3: dict[str, An
         pickle.loads(pickle.dumps(source))
 
 
-@pytest.mark.slow
 def test_hub_gives_the_local_samples_at_one_commit(root: Path, tmp_path: Path) -> None:
     files = {path.lstrip("/"): data for path, data in folder(root, "/inside").items()}
     with HubServer(files, token="secret") as hub:
@@ -138,7 +135,7 @@ def test_hub_gives_the_local_samples_at_one_commit(root: Path, tmp_path: Path) -
         assert len(served) <= 4 * len(files), "a file is resolved once, not for every span"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fsspec_driver_gives_the_local_samples(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`memory://` represents all fsspec drivers; its responses carry no version, which is requested after each."""
     fs = fsspec.filesystem("memory")
@@ -208,7 +205,7 @@ def test_fragmented_mp4_is_read_remotely(tmp_path: Path) -> None:
         assert server.sent == path.stat().st_size
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_train_command_reads_a_remote_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tiny_dataset(tmp_path / "data")
     file = tmp_path / "config.yaml"

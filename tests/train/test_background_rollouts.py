@@ -101,7 +101,6 @@ def whole(out: Path, without: Path, steps: tuple[int, ...] = STEPS) -> None:
 # -- played episodes -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_rollouts_run_beside_training(data: Path, without: Path, tmp_path: Path) -> None:
     """Real players. The result of the last weights equals a rollout of the run's policy."""
     config = settings(data, tmp_path / "r", every=11)
@@ -125,7 +124,7 @@ def test_rollouts_run_beside_training(data: Path, without: Path, tmp_path: Path)
     assert not (tmp_path / "r/rollouts/step-00000099.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rollouts_queue_in_sequence(
     data: Path, without: Path, tmp_path: Path, act: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,7 +156,7 @@ def test_rollouts_queue_in_sequence(
     whole(tmp_path / "r", without)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rollouts_get_whole_weights_of_sharded_ranks(data: Path, without: Path, tmp_path: Path) -> None:
     config = settings(data, tmp_path / "r", parallel=ParallelConfig(dp_shard=2))
     assert in_ranks(2, with_player, config, "plays") == [run.DONE, run.DONE]
@@ -205,7 +204,6 @@ def gone(process: int, patience: float = 240.0) -> bool:
     return False
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [7, 12])  # behind the checkpoints of steps 4 and 8
 def test_rollouts_of_a_killed_run_are_made_on_resume(
     data: Path, without: Path, tmp_path: Path, act: Any, step: int
@@ -234,7 +232,7 @@ def killed_behind_a_checkpoint(config: TrainConfig) -> None:
     run.train(config)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rollout_weights_are_queued_before_the_checkpoint(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
     """Or a run that resumes behind it would never play them."""
     config = settings(data, tmp_path / "r", every=4)
@@ -250,7 +248,7 @@ def back_to_nothing(out: Path) -> None:
         shutil.rmtree(out / f"checkpoints/step-{step:08d}")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rollout_results_are_reused_for_the_same_weights(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
     config = settings(data, tmp_path / "r")
     act(config, "plays")
@@ -276,7 +274,7 @@ def test_rollout_results_are_reused_for_the_same_weights(data: Path, without: Pa
     assert not list((tmp_path / "r/rollouts/earlier").iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rollout_records_are_complete_after_a_kill(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
     """The file of a result is there and its line is not, or its weights have not been let go of."""
     config = settings(data, tmp_path / "r")
@@ -293,7 +291,7 @@ def test_rollout_records_are_complete_after_a_kill(data: Path, without: Path, tm
     whole(tmp_path / "r", without)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_failed_rollout_is_logged_and_retried(
     data: Path, without: Path, tmp_path: Path, act: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -311,7 +309,7 @@ def test_failed_rollout_is_logged_and_retried(
     whole(tmp_path / "r", without)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_malformed_rollout_result_is_repeated(
     data: Path, without: Path, tmp_path: Path, act: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -324,7 +322,6 @@ def test_malformed_rollout_result_is_repeated(
     whole(tmp_path / "r", without)
 
 
-@pytest.mark.slow
 def test_rollout_failures_do_not_stop_training(
     data: Path, without: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -345,7 +342,7 @@ def test_rollout_failures_do_not_stop_training(
     same_run(without, tmp_path / "r")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_signal_ends_the_rollout_worker(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
     config = settings(data, tmp_path / "r")
     act(config, "hangs")
@@ -373,7 +370,6 @@ def test_signal_ends_the_rollout_worker(data: Path, without: Path, tmp_path: Pat
     whole(tmp_path / "r", without)
 
 
-@pytest.mark.slow
 def test_impossible_rollouts_are_refused_before_training(
     data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -427,7 +423,7 @@ def test_action_steps_fit_the_chunk_of_the_weights(
     assert not (tmp_path / "r").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rollouts_can_be_disabled_and_enabled(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
     config = settings(data, tmp_path / "r")
     act(config, "hangs")

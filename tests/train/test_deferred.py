@@ -74,14 +74,13 @@ def test_deferred_state_equals_a_whole_one(precision: str) -> None:
     assert empty[0] != whole[0], "a resumed run waits for its checkpoint"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("world", "shards"), [(2, 2), (2, 1)])
 def test_deferred_state_is_the_same_on_every_mesh(world: int, shards: int) -> None:
     (whole,) = in_ranks(1, start, "fp32", 1, False)
     assert in_ranks(world, start, "fp32", shards, True) == [whole] * world
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("world", "shards", "precision"), [(1, 1, "fp32"), (1, 1, "bf16-split"), (2, 2, "fp32")])
 def test_deferred_adapters_equal_those_of_a_whole_policy(world: int, shards: int, precision: str) -> None:
     (whole,) = in_ranks(1, start, precision, 1, False, False, 4)

@@ -39,7 +39,7 @@ def start(folder: str, shards: int, init_from: bool = False) -> str:
         return digest(init_train_state(config, data, NORMALISATION, mesh, given).tensors())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("released", [True, False])
 def test_pi05_starts_from_the_same_bits_on_each_mesh(tmp_path: Path, released: bool) -> None:
     made = policy(NO_TOKENIZER)
@@ -90,7 +90,7 @@ def growth(folder: str, setting: str) -> int:
         return memory("VmHWM") - before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads /proc of Linux")
 def test_start_from_files_needs_one_copy_of_the_weights(tmp_path: Path) -> None:
     wide().save(tmp_path / "policy")

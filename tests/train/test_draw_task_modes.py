@@ -24,7 +24,6 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.draw_task_modes import describe_modes, draw_modes
 
 
-@pytest.mark.slow
 @given(st.integers(0, 2**63 - 1), st.lists(st.floats(0, 5), min_size=3, max_size=3).filter(any))
 def test_draw_modes_depends_on_the_position_and_skips_zero_weights(seed: int, weights: list[float]) -> None:
     shares = TrainConfig(mode=dict(zip(MODES, weights))).mode_weights()  # type: ignore[arg-type]
@@ -109,7 +108,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_dataset(tmp_path_factory.mktemp("modes") / "dataset")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_train_joint_mode_is_the_same_on_two_processes(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -140,7 +140,6 @@ def train_until(config: TrainConfig, step: int) -> None:
     run.train(config)
 
 
-@pytest.mark.slow
 def test_killed_run_with_weights_continues_on_any_ranks(root: Path, tmp_path: Path) -> None:
     """12 steps of 8 are more than an epoch. The run continues on two ranks in the middle of one."""
     options = {"steps": 12, "checkpoint": {"every": 4}, "val": {"every": 12}, "micro_batch_size": 4}
@@ -162,7 +161,6 @@ def test_killed_run_with_weights_continues_on_any_ranks(root: Path, tmp_path: Pa
     assert [counts[e, f] for e, f in frames.tolist()] * factor == pytest.approx(weights.weights(*frames.T))
 
 
-@pytest.mark.slow
 def test_resume_refuses_other_weights(root: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.parquet"
     own.write_bytes((root / "w.parquet").read_bytes())

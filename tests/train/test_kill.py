@@ -37,7 +37,6 @@ def soak(*options: object) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_run_is_identical_after_six_kills() -> None:
     """One process, and two that share the weights, of which one is killed; both save beside the training. An older
     torch trains in one process only: there, one that saves in the training and one that saves beside it. Each is
@@ -50,7 +49,7 @@ def test_run_is_identical_after_six_kills() -> None:
     assert told["looked_at"] >= 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pi05_run_is_identical_after_two_kills() -> None:
     """With adapters on bfloat16 matrices, and the losses of flow, response and FAST tokens."""
     pytest.importorskip("sentencepiece", reason="needs the extra pi05")
@@ -60,7 +59,6 @@ def test_pi05_run_is_identical_after_two_kills() -> None:
     assert told["finished"] == 1
 
 
-@pytest.mark.slow
 def test_kill_test_detects_torn_checkpoints() -> None:
     """The negative control of the test above: the same kills, without the protocol."""
     code, told = soak("--kills", 10, "--per-run", 4, "--kinds", 1, "--torn")
@@ -68,7 +66,6 @@ def test_kill_test_detects_torn_checkpoints() -> None:
     assert "torn" in told["wrong"][0]
 
 
-@pytest.mark.slow
 def test_command_survives_sigterm_and_sigkill(data: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """As a scheduler and as a power cut do it, at an instant that the run does not choose. The run has far more steps
     than it takes until it is stopped, however late that is; in the end it is given as many as it needs."""
@@ -110,7 +107,7 @@ exec g++ "$@"
 """Stops the run at its first kernel, and fails from then on: the signal went to the process group."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_signal_to_the_process_group_stops_a_compiling_run(data: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(dump_yaml(tiny_config(data, tmp_path / "r", compile=True)))

@@ -179,7 +179,7 @@ def test_adapters_of_the_released_size_are_as_many_as_documented() -> None:
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
 @pytest.mark.parametrize("rank", [0, 4], ids=["full", "adapters"])
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_base_keeps_every_bit_and_state_is_that_of_the_adapters(tokenizer: Path)
     assert {name.removeprefix("exp_avg/") for name in tensors if name.startswith("exp_avg/")} == kinds
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_run_of_the_tiny_size_resumes_with_every_bit_and_exports(tokenizer: Path, tmp_path: Path) -> None:
     """The released way in: `policy.weights` names the base, which the run reads after sharding."""
     data = tiny_dataset(tmp_path / "dataset")

@@ -69,7 +69,6 @@ def weights(tensors: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_checkpoints_hold_the_base_to_the_bit_and_moments_of_adapters_alone(trained: Path, base: Path) -> None:
     tensors, first = final_tensors(trained), FlowPolicy.load(base).state_dict()
     held = weights(tensors, "weights")
@@ -82,7 +81,6 @@ def test_checkpoints_hold_the_base_to_the_bit_and_moments_of_adapters_alone(trai
     assert set(weights(tensors, "average")) == adapters
 
 
-@pytest.mark.slow
 def test_first_step_is_that_of_the_policy_itself(data: Path, base: Path, tmp_path: Path, trained: Path) -> None:
     """Fresh adapters change nothing, so that both runs begin with one loss; from the second step on they differ."""
     assert run.train(settings(data, base, tmp_path / "full", lora={"rank": 0})) == run.DONE
@@ -105,7 +103,6 @@ def test_exported_policy_is_an_ordinary_one(trained: Path, base: Path, tmp_path:
     assert moved == {name.rpartition(".")[0] + ".weight" for name in weights(tensors, "weights") if is_adapter(name)}
 
 
-@pytest.mark.slow
 def test_exported_policy_validates_as_the_run_did(data: Path, trained: Path, tmp_path: Path) -> None:
     """A run that starts from the export and trains nothing has the validation loss of the adapted weights."""
     still = tiny_config(data, tmp_path / "still", init_from=str(trained / "policy"), steps=1, val={"every": 1})
@@ -133,7 +130,7 @@ def test_bf16_export_rounds_the_merged_weights(trained: Path, tmp_path: Path) ->
 # -- resume -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16-split", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16-split", marks=pytest.mark.long)])
 def test_resume_continues_with_every_bit(data: Path, base: Path, tmp_path: Path, precision: str) -> None:
     config = settings(data, base, tmp_path / "whole", precision=precision)
     assert run.train(config) == run.DONE
@@ -166,7 +163,7 @@ def test_settings_of_a_run_are_resolved(trained: Path, data: Path, base: Path) -
     assert settings(data, base, trained, lora={"alpha": None}).resolved().lora.scale == 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_run_with_adapters_is_identical_after_kills() -> None:
     kinds = (2, 3) if has_gradient_sum() else (1, 2)
     options = ("--kills", 6, "--per-run", 3, "--lora", RANK, "--kinds", *kinds)
@@ -207,7 +204,7 @@ def same_training(one: Path, two: Path) -> None:
     assert (one / "policy/model.safetensors").read_bytes() == (two / "policy/model.safetensors").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_base_of_a_bf16_file_has_the_bits_of_a_float32_base(
     data: Path, half: Path, tmp_path: Path, precision: str
@@ -250,7 +247,7 @@ def test_float32_file_is_rounded_once_on_request(
     assert line.count(f"{count:,}") == 1, "nothing was rounded"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
 def test_shards_change_no_bit_with_a_bf16_base(data: Path, half: Path, tmp_path: Path) -> None:
     on_mesh(data, half, tmp_path / "one", 1, {})
@@ -268,7 +265,7 @@ def on_mesh(data: Path, base: Path, out: Path, shards: int, options: dict[str, A
     assert run.train(settings(data, base, out, **changes)) == run.DONE
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
 @pytest.mark.parametrize(
     ("world", "shards", "options"),
@@ -288,7 +285,7 @@ def test_meshes_and_recomputation_change_no_bit(
     same_run(tmp_path / "one", tmp_path / "other")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
 @pytest.mark.parametrize(
     ("world", "shards", "precision"), [(1, 1, "bf16"), (2, 1, "bf16-split"), (2, 2, "bf16")], ids=str
@@ -306,7 +303,7 @@ def test_every_storage_trains_adapters(
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no compiler here")
 def test_compiled_blocks_have_their_adapters(data: Path, base: Path, tmp_path: Path) -> None:
     on_mesh(data, base, tmp_path / "plain", 1, {})

@@ -152,7 +152,6 @@ def test_an_equal_cut_has_equal_bits() -> None:
     assert one[2] == two[2]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "shards", "count", "limits", "idle"),
     [
@@ -182,7 +181,7 @@ def packed_step(tokenizer: Path, shards: int, limits: dict[str, Any]) -> Outcome
     return step_of(made, made.preprocess(pi05_batch(6) | {"position": torch.arange(6)}), shards, **limits)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("world", "shards", "budget", "parts"),
     [(1, 1, 10**6, 1), (1, 1, 200, 2), (1, 1, 100, 3), (2, 1, 100, 2), (2, 2, 100, 2), (4, 2, 60, 2)],
@@ -227,7 +226,6 @@ def pi05_run(data: Path, out: Path, tokenizer: Path, **changes: Any) -> TrainCon
     return tiny_config(data, out, policy=network, **{"steps": 4, "val": {"every": 0}, "log": {"every": 2}} | changes)
 
 
-@pytest.mark.slow
 def test_runs_with_a_budget_are_the_same_up_to_rounding(data: Path, tokenizer: Path, tmp_path: Path) -> None:
     """Two parts a step; a resumed run equals the whole to the bit."""
     assert run.train(pi05_run(data, tmp_path / "plain", tokenizer)) == run.DONE

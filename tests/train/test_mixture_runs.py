@@ -71,7 +71,6 @@ def goes_on(out: Path) -> int:
 # -- the same run ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_killed_mixture_run_is_identical(whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
     """Killed at step 7 of 12, behind the checkpoint of step 4: carried on by one process, and by two."""
     (kind, code), *_ = outcomes_in_ranks(1, killed, settings(sources, tmp_path / "r"), 7)
@@ -88,7 +87,6 @@ def test_killed_mixture_run_is_identical(whole: Path, sources: tuple[SourceConfi
     assert frozen[0] == frozen[1]
 
 
-@pytest.mark.slow
 def test_mixture_run_is_bit_equal_on_any_processes(
     whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path
 ) -> None:
@@ -96,7 +94,6 @@ def test_mixture_run_is_bit_equal_on_any_processes(
     same_run(whole, tmp_path / "two")
 
 
-@pytest.mark.slow
 def test_mixture_shares_are_exact(whole: Path) -> None:
     """Within one sample of weight x positions in each prefix; and the run consumed just these."""
     config = RunDir(whole).settings()
@@ -167,7 +164,6 @@ def reweighted(out: Path, *weights: float) -> TrainConfig:
     return replace(config, data=replace(config.data, sources=changed))
 
 
-@pytest.mark.slow
 def test_resume_with_new_weights_logs_and_keeps_them(
     half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,7 +200,6 @@ def test_resume_with_new_weights_logs_and_keeps_them(
         assert len(set(own[: len(part)])) == len(part)
 
 
-@pytest.mark.slow
 def test_resume_refuses_new_weights_without_a_checkpoint_and_new_sources(
     half: Path, sources: tuple[SourceConfig, ...], tmp_path: Path
 ) -> None:
@@ -227,7 +222,6 @@ def test_resume_refuses_new_weights_without_a_checkpoint_and_new_sources(
     assert "data.sources.0.name: wide -> w: " in str(caught.value)
 
 
-@pytest.mark.slow
 def test_resume_accepts_moved_datasets_and_names_a_changed_one(half: Path, tmp_path: Path) -> None:
     shutil.copytree(half, tmp_path / "r")
     config = RunDir(tmp_path / "r").settings()
@@ -247,7 +241,6 @@ def test_resume_accepts_moved_datasets_and_names_a_changed_one(half: Path, tmp_p
 # -- out of a run, and into the next -----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_export_of_several_heads_starts_a_run(whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
     export(ExportConfig(run=str(whole), output_dir=str(tmp_path / "policy")))
     assert FlowPolicy.load(tmp_path / "policy").norm_heads == ("arm::joint", "hand::joint")
@@ -273,7 +266,7 @@ def test_export_of_several_heads_starts_a_run(whole: Path, sources: tuple[Source
         run.train(replace(settings(delta, tmp_path / "delta"), init_from=str(tmp_path / "policy")))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_first_batch_and_profile_use_the_mixture(
     sources: tuple[SourceConfig, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -288,7 +281,7 @@ def test_first_batch_and_profile_use_the_mixture(
     assert told.samples_per_s > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_startup_summary_of_a_mixture_run(
     sources: tuple[SourceConfig, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,7 +36,6 @@ def wild(data: Path, out: Path, **changes: object) -> TrainConfig:
     return replace(config, optim=replace(config.optim, lr=1e30), schedule=replace(config.schedule, warmup_steps=0))
 
 
-@pytest.mark.slow
 def test_train_fails_when_all_steps_are_skipped(data: Path, tmp_path: Path) -> None:
     config = wild(
         data, tmp_path / "r", steps=30, max_skipped_steps=5, checkpoint={"every": 1, "keep_last": 1}, log={"every": 2}
@@ -53,7 +52,6 @@ def test_train_fails_when_all_steps_are_skipped(data: Path, tmp_path: Path) -> N
         run.resume(RunDir(tmp_path / "r").settings())
 
 
-@pytest.mark.slow
 def test_command_fails_with_one_line_when_stalled(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,7 +89,6 @@ def test_train_fails_when_a_short_run_skips_every_step(
         run.train(tiny_config(data, tmp_path / "r", steps=3, val={"every": 0}))
 
 
-@pytest.mark.slow
 def test_train_accepts_occasional_skipped_steps(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from understudy.train import state
 
@@ -129,7 +126,6 @@ def with_value(data: Path, root: Path, key: str, frame: int, value: float) -> tu
     return root, int(table["episode_index"][frame].as_py())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("value", [-1e9, 3e38])
 @pytest.mark.parametrize("mode", ["mean_std", "quantile"])
 @pytest.mark.parametrize("key", ["action", "observation.state"])
@@ -172,7 +168,6 @@ RARE = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("value", RARE.values(), ids=RARE)
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_column_that_rests_but_for_a_few_frames_is_used_as_it_is(

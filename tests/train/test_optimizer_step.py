@@ -153,7 +153,6 @@ def test_draws_belong_to_the_position_alone(batch: dict[str, Any]) -> None:
     assert not torch.equal(noise, make_draws(spec(), 8, batch["position"])["flow noise"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("future", [False, True])
 def test_a_draw_is_the_same_to_the_bit_whatever_is_drawn_with_it(future: bool) -> None:
     """Any share of a batch: sizes that fill no vector of the machine were rounded otherwise."""

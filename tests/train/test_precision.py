@@ -117,7 +117,6 @@ def test_all_settings_start_from_the_same_truth_and_the_bits_below_bfloat16_are_
     assert not equal(first[0], {k: v for k, v in lost.items() if k in first[0]})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("into", SETTINGS)
 @pytest.mark.parametrize("precision", SETTINGS)
 def test_a_checkpoint_of_any_storage_fills_any_other_bit_for_bit(precision: str, into: str) -> None:
@@ -377,7 +376,6 @@ def built_alone(precision: str) -> dict[str, Tensor]:
     return copied(named_tensors(model, make_optimizer(model, setting(precision), masters)))
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
 def test_dtypes_on_every_mesh() -> None:
     in_ranks(2, dtypes_on_two_ranks)

@@ -16,10 +16,7 @@ from understudy.distributed.torch_release import has_grad_dtype
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.train.state import TrainState, assemble
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not has_grad_dtype(), reason="torch < 2.10: gradients of bfloat16 weights are bfloat16"),
-]
+pytestmark = pytest.mark.skipif(not has_grad_dtype(), reason="torch < 2.10: gradients of bfloat16 weights are bfloat16")
 
 COUNT, STEPS = 4, 20
 HALF = 0x8000

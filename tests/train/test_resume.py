@@ -184,7 +184,6 @@ def test_check_resume_refuses_fewer_steps_than_done() -> None:
     assert check(config, replace(config, steps=100))
 
 
-@pytest.mark.slow
 def test_resume_logs_changes_before_training_and_keeps_them(
     half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,7 +211,6 @@ def test_resume_logs_changes_before_training_and_keeps_them(
     assert "all 14 steps are done; --steps trains for longer" in printed
 
 
-@pytest.mark.slow
 def test_resume_notices_an_edited_config(half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(half, tmp_path / "r")
     path = tmp_path / "r/config.yaml"
@@ -239,7 +237,6 @@ def test_resume_with_another_batch_size_continues_at_the_next_position(half: Pat
 # -- when it stops ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("where", ["open_data", "new_run_record", "init_train_state"])
 def test_train_exits_at_once_on_a_signal_before_the_first_step(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
@@ -261,7 +258,6 @@ def test_train_exits_at_once_on_a_signal_before_the_first_step(
     assert (run.resume(RunDir(tmp_path / "r").settings()) if begun else run.train(config)) == run.DONE
 
 
-@pytest.mark.slow
 def test_command_stops_on_a_signal_while_torch_is_imported(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"
@@ -279,7 +275,6 @@ def test_command_stops_on_a_signal_while_torch_is_imported(tmp_path: Path) -> No
     assert not (tmp_path / "r").exists()
 
 
-@pytest.mark.slow
 def test_train_stops_at_the_stop_file(half: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "r"
     with resumed.watched(out, {6: (out / "STOP").touch}):
@@ -291,7 +286,6 @@ def test_train_stops_at_the_stop_file(half: Path, data: Path, tmp_path: Path) ->
     assert run.resume(RunDir(out).settings()) == run.DONE
 
 
-@pytest.mark.slow
 def test_ranks_stop_at_one_step_and_consume_each_sample_once(data: Path, tmp_path: Path) -> None:
     """Signals and the file reach one rank only. Then 2 -> 1 -> 2 processes in one run."""
     config = tiny_config(data, tmp_path, checkpoint={"async_save": True, "keep_last": 9})
@@ -353,7 +347,6 @@ def write_old_names(root: Path, **removed: object) -> None:
         path.write_text(json.dumps(content))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*checksums:UserWarning")
 def test_resume_reads_the_setting_names_of_the_last_release(
     half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -372,7 +365,6 @@ def test_resume_reads_the_setting_names_of_the_last_release(
     same_run(tmp_path / "new", tmp_path / "old")
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*checksums:UserWarning", "ignore::FutureWarning")
 def test_resume_of_a_run_without_a_limit_validates_all_frames(
     half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

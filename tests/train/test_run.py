@@ -93,7 +93,6 @@ def test_trackers_are_checked_before_the_data(tmp_path: Path, monkeypatch: pytes
     assert not (tmp_path / "r").exists()
 
 
-@pytest.mark.slow
 def test_wandb_without_a_login_is_refused_before_the_data(tmp_path: Path) -> None:
     flags = ["--data.root", str(tmp_path / "none"), "--output-dir", str(tmp_path / "r"), "--log.trackers", "wandb"]
     found = subprocess.run(
@@ -123,7 +122,6 @@ def test_train_writes_all_files(whole: Path) -> None:
     assert RunDir(whole).settings().schedule.decay_steps == 12  # resolved
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -144,7 +142,6 @@ def test_train_is_deterministic(whole: Path, data: Path, tmp_path: Path, changes
     assert all(vals[r["step"]] == r for r in series(whole, "val") if r["step"] in vals)
 
 
-@pytest.mark.slow
 def test_train_validates_and_exports_the_average(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "r"
     config = tiny_config(data, out, steps=5, checkpoint={"every": 1, "keep_last": 5})
@@ -172,7 +169,6 @@ def test_train_depends_on_the_seed(whole: Path, data: Path, tmp_path: Path) -> N
     assert all(a["loss"] != b["loss"] for a, b in zip(series(whole), series(tmp_path / "r")))
 
 
-@pytest.mark.slow
 def test_train_leaves_the_global_generator_alone(whole: Path, data: Path, tmp_path: Path) -> None:
     torch.manual_seed(12345)
     before = torch.get_rng_state()
@@ -184,10 +180,10 @@ def test_train_leaves_the_global_generator_alone(whole: Path, data: Path, tmp_pa
 @pytest.mark.parametrize(
     ("step", "number"),
     [
-        pytest.param(1, signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(4, signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param(4, signal.SIGINT, marks=pytest.mark.long),
         (7, signal.SIGUSR1),
-        pytest.param(8, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(8, signal.SIGTERM, marks=pytest.mark.long),
     ],
 )
 def test_resume_continues_after_a_signal(
@@ -210,7 +206,6 @@ def test_resume_of_a_finished_run_changes_nothing(whole: Path, data: Path, tmp_p
     same_run(whole, tmp_path / "copy")
 
 
-@pytest.mark.slow
 def test_resume_with_more_steps_keeps_the_schedule(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,7 +236,6 @@ def test_resume_refuses_an_order_of_other_data(whole: Path, tmp_path: Path) -> N
         run.resume(RunDir(tmp_path / "r").settings())
 
 
-@pytest.mark.slow
 def test_resume_accepts_a_moved_dataset_and_refuses_a_changed_one(data: Path, whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "r")
     shutil.copytree(data, tmp_path / "moved")
@@ -268,7 +262,6 @@ def test_evaluate_checkpoint_gives_the_numbers_of_the_run(whole: Path, data: Pat
         run.evaluate_checkpoint(tmp_path)
 
 
-@pytest.mark.slow
 def test_train_depends_on_order_and_augmentation(whole: Path, data: Path, tmp_path: Path) -> None:
     """The negative control of bit-equality: each of these reaches the training."""
     base = tiny_config(data, tmp_path / "x", steps=6, val={"every": 0})

@@ -55,7 +55,6 @@ def understudy(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return code
 
 
-@pytest.mark.slow
 def test_credentials_are_written_nowhere(
     server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,7 +113,6 @@ def test_credentials_are_written_nowhere(
     assert [path for path in out.rglob("*") for secret in SECRETS if secret in str(path)] == []
 
 
-@pytest.mark.slow
 def test_sources_that_differ_only_in_their_query(
     served: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,14 +63,12 @@ def test_a_run_trains_on_prompts_responses_and_action_tokens(files: Path, tmp_pa
     assert np.isfinite(policy.act(observation, steps=2)).all()
 
 
-@pytest.mark.slow
 def test_cut_prompts_are_counted_and_printed(files: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run.train(settings(files, tmp_path / "r", prompt_tokens=6))
     assert [record["cut"] for record in read(tmp_path / "r" / "metrics.jsonl", "train")] == [{"prompt": BATCH}] * STEPS
     assert "100.00% of the samples" in capfd.readouterr().err
 
 
-@pytest.mark.slow
 def test_another_tokenizer_stops_a_resumed_run(files: Path, tmp_path: Path) -> None:
     own = write_model(tmp_path / "own")
     config = settings(files, tmp_path / "r", tokenizer=str(own))
@@ -86,7 +84,6 @@ def test_a_run_without_a_tokenizer_does_not_start(files: Path, tmp_path: Path) -
         run.train(settings(files, tmp_path / "r", tokenizer=""))
 
 
-@pytest.mark.slow
 def test_a_run_from_weights_takes_their_normalization_and_tokenizer(files: Path, tmp_path: Path) -> None:
     run.train(settings(files, tmp_path / "first"))
     weights, stats = tmp_path / "weights", tmp_path / "weights" / "assets" / "arm" / "norm_stats.json"
@@ -107,7 +104,6 @@ def test_a_run_from_weights_takes_their_normalization_and_tokenizer(files: Path,
         run.train(settings(files, tmp_path / "third", tokenizer="", weights=str(weights)))
 
 
-@pytest.mark.slow
 def test_validation_reads_responses_and_action_tokens(files: Path, tmp_path: Path) -> None:
     texts = {"response_tokens": 20, "fast": str(files / "fast")}
     config = settings(files, tmp_path / "r", **texts)

@@ -75,7 +75,6 @@ def test_a_mode_has_the_terms_that_it_trains(whole: Path) -> None:
             assert set(entry["terms"]) == set(TRAINS[mode]) & set(WEIGHTS)
 
 
-@pytest.mark.slow
 def test_metrics_change_no_bit_of_a_training(
     whole: Path, sources: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +86,7 @@ def test_metrics_change_no_bit_of_a_training(
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_log_the_same_figures(whole: Path, sources: tuple[Any, ...], tmp_path: Path) -> None:
     assert in_ranks(2, run.train, settings(sources, tmp_path / "r")) == [run.DONE] * 2
     same_run(whole, tmp_path / "r")

@@ -52,8 +52,10 @@ def goes_on(out: Path, shards: int) -> int:
     return run.resume(override(RunDir(out).settings(), parallel={"dp_shard": shards}))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("world", "shards"), [(2, 1), (2, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("world", "shards"),
+    [(2, 1), pytest.param(2, 2, marks=pytest.mark.long), pytest.param(4, 2, marks=pytest.mark.long)],
+)
 def test_a_stopped_run_resumes_on_any_mesh_to_the_bit(
     data: Path, done: Path, tmp_path: Path, world: int, shards: int
 ) -> None:

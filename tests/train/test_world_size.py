@@ -2,9 +2,10 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
 from dataclasses import replace
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,13 @@ from understudy.train.optimizer_step import StepResult, optimizer_step
 from understudy.train.precision import make_optimizer, named_tensors
 from understudy.train.validation import validation_loss
 
-STEPS, SHORT = 200, 20
+STEPS, SHORT = 40, 20
 
 # -- whole runs -------------------------------------------------------------------------------------------------------
 
 
 def trained(data: Path, out: Path, steps: int, shards: int = 1, micro_batch: int | None = 2) -> None:
-    """A run of `steps` of 200 steps on 1 to 4 processes; the amount computed at a time is the same on all."""
+    """A run of `steps` of 40 steps on 1 to 4 processes; the amount computed at a time is the same on all."""
     base = tiny_config(
         data, out, device="cpu", batch_size=8, steps=steps, micro_batch_size=micro_batch, log={"every": 50}
     )
@@ -55,47 +56,59 @@ def trained(data: Path, out: Path, steps: int, shards: int = 1, micro_batch: int
         validation_loss.BATCH = before
 
 
+MESHES = {  # processes, steps, shards
+    "one": (1, STEPS, 1),
+    "two": (2, STEPS, 1),
+    "four": (4, STEPS, 1),
+    "short": (1, SHORT, 1),
+    "fsdp2": (2, SHORT, 2),
+    "fsdp4": (4, SHORT, 4),
+    "hsdp4": (4, SHORT, 2),
+}
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """one: 1 process; two: 2; four: 4; and other meshes, for a short while."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Directory of the run on a mesh of `MESHES`, or of "at-once": trained when a test first asks for it."""
     root = tmp_path_factory.mktemp("worlds")
     data = tiny_dataset(root / "dataset")
-    trained(data, root / "one", STEPS)
-    trained(data, root / "short", SHORT)
-    trained(data, root / "at-once", SHORT, micro_batch=None)
-    for name, world, steps, shards in [
-        ("two", 2, STEPS, 1),
-        ("four", 4, STEPS, 1),
-        ("fsdp2", 2, SHORT, 2),
-        ("fsdp4", 4, SHORT, 4),
-        ("hsdp4", 4, SHORT, 2),
-    ]:
-        in_ranks(world, trained, data, root / name, steps, shards)
-    return root
+
+    @cache
+    def run_dir(name: str) -> Path:
+        if name == "at-once":
+            trained(data, root / name, SHORT, micro_batch=None)
+            return root / name
+        world, steps, shards = MESHES[name]
+        if world == 1:
+            trained(data, root / name, steps)
+        else:
+            in_ranks(world, trained, data, root / name, steps, shards)
+        return root / name
+
+    return run_dir
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("other", ["two", "four"])
-def test_the_number_of_processes_changes_no_bit_in_200_steps(runs: Path, other: str) -> None:
+@pytest.mark.parametrize("other", ["two", pytest.param("four", marks=pytest.mark.long)])
+def test_the_number_of_processes_changes_no_bit(runs: Callable[[str], Path], other: str) -> None:
     """One process (and 4 micro-batches), 2 (and 2), 4 (and 1): losses, validation losses, every tensor, the policy."""
-    assert len(series(runs / "one")) == STEPS
-    same_run(runs / "one", runs / other)
+    assert len(series(runs("one"))) == STEPS
+    same_run(runs("one"), runs(other))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("other", ["fsdp2", "fsdp4", "hsdp4"])
-def test_replicas_and_shards_are_the_same_to_the_bit(runs: Path, other: str) -> None:
-    same_run(runs / "short", runs / other)
-    assert series(runs / other) == series(runs / "one")[:SHORT]
+@pytest.mark.parametrize(
+    "other", ["fsdp2", *(pytest.param(name, marks=pytest.mark.long) for name in ("fsdp4", "hsdp4"))]
+)
+def test_replicas_and_shards_are_the_same_to_the_bit(runs: Callable[[str], Path], other: str) -> None:
+    same_run(runs("short"), runs(other))
+    assert series(runs(other)) == series(runs("one"))[:SHORT]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_what_is_computed_at_a_time_does_change_bits(runs: Path) -> None:
+def test_what_is_computed_at_a_time_does_change_bits(runs: Callable[[str], Path]) -> None:
     """The control: the same batch at once is rounded differently, close at first; training lets it grow from there."""
-    one, other = (series(runs / name) for name in ("short", "at-once"))
+    one, other = (series(runs(name)) for name in ("short", "at-once"))
     assert one != other
     assert [r["loss"] for r in one[:5]] == pytest.approx([r["loss"] for r in other[:5]], rel=1e-5)
 
@@ -194,7 +207,6 @@ def same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.slow
 def test_uneven_masks_weigh_every_element_alike(single: dict[str, Any], double: list[dict[str, Any]]) -> None:
     """Two ranks and one micro-batch, one rank and two: the gradient of the global mean, wherever the padding is."""
     for told in double:
@@ -307,11 +319,11 @@ COMPILED = pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None,
     ("world", "shards", "options"),
     [
         pytest.param(1, 1, {}, id="one"),
-        pytest.param(2, 1, {}, id="ddp", marks=pytest.mark.slow),
-        pytest.param(2, 2, {}, id="fsdp2", marks=pytest.mark.slow),
-        pytest.param(4, 2, {}, id="hsdp", marks=pytest.mark.slow),
-        pytest.param(2, 2, PARTS, id="fsdp2 in parts", marks=pytest.mark.slow),
-        pytest.param(2, 2, {"compile": True}, id="fsdp2 compiled", marks=[COMPILED, pytest.mark.slow]),
+        pytest.param(2, 1, {}, id="ddp", marks=pytest.mark.long),
+        pytest.param(2, 2, {}, id="fsdp2"),
+        pytest.param(4, 2, {}, id="hsdp", marks=pytest.mark.long),
+        pytest.param(2, 2, PARTS, id="fsdp2 in parts", marks=pytest.mark.long),
+        pytest.param(2, 2, {"compile": True}, id="fsdp2 compiled", marks=[COMPILED, pytest.mark.long]),
     ],
 )
 def test_parameters_that_no_loss_reaches_are_named(world: int, shards: int, options: dict[str, Any]) -> None:
@@ -327,7 +339,6 @@ def test_parameters_that_no_loss_reaches_are_named(world: int, shards: int, opti
     assert len({every[0] for _, every in everywhere}) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2])
 def test_ranks_that_leave_out_different_parameters_are_told_instead_of_waiting(shards: int) -> None:
     for kind, said in outcomes_in_ranks(2, left_out_by, [(1,)], shards):
@@ -356,7 +367,6 @@ def sampled(shards: int) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.slow
 def test_a_sharded_policy_samples_as_a_whole_one() -> None:
     alone = sampled(1)
     assert all(same(alone, found) for found in in_ranks(2, sampled, 2))

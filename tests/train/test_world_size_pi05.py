@@ -20,10 +20,7 @@ from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.torch_release import has_gradient_sum
 from understudy.train.state import assemble
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo"),
-]
+pytestmark = pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
 
 COUNT, STEPS = 4, 2
 ADAPTERS = LoraConfig(4, targets=("vlm.*", "expert.*"))
@@ -110,6 +107,7 @@ def test_micro_batches_of_one_size_compute_the_same_on_a_sharded_mesh(
         assert differing(found[name], alone[name]) != []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["full", "adapters"])
 def test_split_weights_follow_the_trajectory_of_float32_weights(
     tokenizer: Path, alone: dict[str, Result], kind: str

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from av.video.reformatter import VideoReformatter
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.nn.functional import interpolate
 
@@ -44,7 +44,6 @@ def aligned(height: int, width: int, guard: int = 64) -> tuple[np.ndarray, np.nd
     return flat[shift : shift + 3 * height * width].reshape(3, height, width), flat
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     name=st.sampled_from(FORMATS),
     height=st.one_of(st.integers(1, 70), st.sampled_from([224, 480])),
@@ -275,7 +274,6 @@ def camera_like(height: int, width: int, seed: int) -> av.VideoFrame:
     return av.VideoFrame.from_ndarray(image, format="rgb24").reformat(format="yuv420p")
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     height=st.integers(1, 90),
     width=st.integers(1, 90),
@@ -310,7 +308,6 @@ def test_resized_images_equal_those_of_the_policy(size: tuple[int, int]) -> None
         assert (ours - theirs).abs().max() <= (0.5 + 1e-3) / 127.5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [(64, 64), (224, 224), (96, 128), (50, 90)])
 def test_converter_inexact_resize_stays_within_tolerance(size: tuple[int, int]) -> None:
     exact, quick = Converter(size), Converter(size, exact=False)

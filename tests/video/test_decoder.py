@@ -10,7 +10,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.datasets import Spec, identity, write_dataset
@@ -54,8 +54,6 @@ steps = st.lists(
 )
 
 
-@pytest.mark.slow
-@settings(max_examples=80, deadline=None)
 @given(kind=st.sampled_from(sorted(KINDS)), plan=steps, run_length=st.sampled_from([1, 2, 5, 16]))
 def test_decoder_any_subsets_with_parks_between(
     kind: str, plan: list[str | list[int]], run_length: int, clips: dict[str, tuple[Path, np.ndarray]]
@@ -69,7 +67,6 @@ def test_decoder_any_subsets_with_parks_between(
             assert np.array_equal(take(decoder, step, run_length), images[step])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_decoder_gap_shifts_no_other_frame(kind: str, clips: dict[str, tuple[Path, np.ndarray]]) -> None:
     """One packet may output several frames (HEVC's do at a key frame), more than are wanted in a row."""
@@ -81,8 +78,6 @@ def test_decoder_gap_shifts_no_other_frame(kind: str, clips: dict[str, tuple[Pat
             assert np.array_equal(take(decoder, wanted, run_length), images[wanted])
 
 
-@pytest.mark.slow
-@settings(max_examples=30, deadline=None)
 @given(kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=3), seed=st.integers(0, 99))
 def test_pool_decoders_take_turns_with_the_same_contexts(
     kinds: list[str], seed: int, clips: dict[str, tuple[Path, np.ndarray]]
@@ -304,7 +299,6 @@ def container_images(path: Path) -> Iterator[np.ndarray]:
             yield rgb(frame)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["g1_v30", "gr1_sim_v20"])
 def test_decoder_real_runs_with_parks(name: str, real_data: Path) -> None:
     """Runs of real frames (AV1 of GOP 2, H.264 of GOP 250 with B-frames) of random length, and parks between."""
@@ -502,7 +496,6 @@ class _Torn(LocalSource):
             memory[bad.start - offset : bad.stop - offset] = b"\xff" * len(bad)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     broken=st.integers(0, COUNT - 1),
@@ -579,7 +572,6 @@ print((private() - before) / 16 / held[0].decoder_bytes)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="private memory is read from Linux's /proc")
 @pytest.mark.parametrize("kind", ["av1-gop12", "h264-bframes"])
 def test_decoder_bytes_estimates_live_decoders(kind: str, tmp_path: Path) -> None:

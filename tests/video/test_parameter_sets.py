@@ -111,7 +111,6 @@ def test_parameter_sets_of_the_video_before_have_no_effect(
         assert np.array_equal(take(decoder_of(plain), list(range(COUNT)), run_length), alone)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("run_length", [1, 6])
 def test_parameter_sets_of_earlier_reads_have_no_effect(
     files: tuple[Path, Path, Path], ways: None, run_length: int

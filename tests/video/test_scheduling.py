@@ -85,7 +85,7 @@ def observe(mode: str, codec: str, folder: Path) -> dict[str, Any]:
     return dict(json.loads(result.stdout))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not _can_be_real_time(), reason="this user may not make threads real-time")
 @pytest.mark.parametrize("mode", ["as started", "nice", "real-time"])
 @pytest.mark.parametrize("codec", ["libsvtav1", "libx264", "libx265"])

@@ -392,7 +392,6 @@ class WorkerDies(Shares):
         yield from self.samples
 
 
-@pytest.mark.slow
 def test_check_loader_ends_with_a_dead_worker(data: us.EpisodeDataset, samples: list[dict[str, Any]]) -> None:
     def make_loader(num_workers: int) -> DataLoader[Any]:
         return DataLoader(WorkerDies(samples, 2), batch_size=4, num_workers=num_workers)
@@ -522,7 +521,6 @@ def test_check_loader_passes_loader(root: Path, data: us.EpisodeDataset) -> None
     assert set(found.values()) == {"passed"}, str(report)
 
 
-@pytest.mark.slow
 def test_check_loader_passes_episode_stream(root: Path, data: us.EpisodeDataset) -> None:
     def make_loader(rank: int, world_size: int, num_workers: int) -> DataLoader[Any]:
         options: dict[str, Any] = {"delta_timestamps": WINDOWS, "seed": 0}
@@ -541,7 +539,7 @@ def test_check_loader_passes_episode_stream(root: Path, data: us.EpisodeDataset)
     assert set(statuses(report).values()) == {"passed"}, str(report)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("by_epoch", [True, False], ids=["set_epoch", "iterated again"])
 def test_check_loader_passes_episode_sampler(root: Path, data: us.EpisodeDataset, by_epoch: bool) -> None:
     def make_loader(rank: int, world_size: int, num_workers: int, epoch: int = 0) -> DataLoader[Any]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.datasets import TASKS, Spec, edit_json, write_dataset
@@ -127,7 +127,6 @@ def test_catalog_statistics(written: Path, version: str) -> None:
     assert stats["count"].tolist() == [13]
 
 
-@settings(max_examples=50)
 @given(
     sizes=st.lists(st.integers(1, 20), min_size=1, max_size=6),
     center=st.sampled_from([0.0, 1.0, -1e6]),
@@ -159,7 +158,6 @@ def test_catalog_dataset_without_statistics(copy: Any) -> None:
         assert f"{name} is not there" in catalog.report()
 
 
-@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=12), st.randoms())
 def test_catalog_starts_within_files(episodes: list[tuple[int, int]], random: Any) -> None:
     """An episode starts where the lengths of those before it in its file end, whatever order they are listed in."""
@@ -309,7 +307,7 @@ def test_catalog_pickles_small(written: Path) -> None:
     assert again.report() == catalog.report()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_catalog_a_hundred_thousand_episodes(tmp_path: Path, version: str) -> None:
     """Metadata only: the table is right, and stays at tens of bytes an episode."""

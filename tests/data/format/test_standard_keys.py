@@ -34,8 +34,7 @@ def equal(one: Any, two: Any) -> bool:
     return torch.equal(one, two) if isinstance(one, torch.Tensor) else bool(one == two)
 
 
-@pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     version=st.sampled_from(["v2.1", "v3.0"]),
     vectors=st.permutations([ACTION, STATE, "learnt"]),

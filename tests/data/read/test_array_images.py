@@ -48,7 +48,6 @@ def add_camera(root: Path, first: bool = False, nested: bool = True, shape: list
     (root / "meta/info.json").write_text(json.dumps(info))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 @pytest.mark.parametrize(("first", "nested"), [(False, True), (True, True), (False, False), (True, False)])
 def test_array_images_an_array_column_is_a_camera(version: str, first: bool, nested: bool, tmp_path: Path) -> None:
@@ -99,7 +98,6 @@ def test_array_images_recognizes_cameras(dtype: str, shape: tuple[int, ...], cam
         assert feature.size == (tuple(size for size in shape if size != 3) if camera else None)
 
 
-@pytest.mark.slow
 def test_array_images_it_is_trained_on_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "d"
     write_dataset(root, Spec(lengths=LENGTHS, cameras=(TOP,)))

@@ -31,7 +31,6 @@ def partly(root: Path, keep: tuple[int, ...], late: float = 0.0) -> Path:
     return root
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*from_timestamp gives")
 @pytest.mark.parametrize("keep", [(1, 3), (0, 2, 4), (4,), (0, 1, 3), (2, 3)])
 @pytest.mark.parametrize("memory", ["1GB", "2MB"])

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.datasets import Spec, Truth, edit_json, write_dataset
@@ -59,7 +59,6 @@ def take(rows: Rows, keys: tuple[str, ...] = ("action", "index")) -> dict[str, A
 # Columns
 
 
-@settings(max_examples=80)
 @given(
     shape=st.lists(st.integers(1, 3), min_size=0, max_size=3),
     rows=st.integers(0, 5),

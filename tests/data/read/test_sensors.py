@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.datasets import Spec, edit_json, write_dataset
@@ -88,7 +88,6 @@ def test_sensor_values_follow_the_rule(root: Path, linear: bool, rate: float, ma
             assert batch[IMU][i, t].tolist() == pytest.approx(values, rel=1e-6, abs=1e-7), (episode, frame, offset)
 
 
-@settings(max_examples=40, deadline=None)
 @given(frame=st.integers(0, 11), number=st.integers(0, 10_000), rate=st.sampled_from([7, 30, 60, 100, 200, 2000]))
 def test_sensor_sample_at_the_very_time_counts(frame: int, number: int, rate: int) -> None:
     """A time and a timestamp that are equal as fractions are equal, whatever their floats round to."""

@@ -46,8 +46,7 @@ def factors(data: EpisodeDataset) -> dict[Frame, float]:
     return dict(zip(frames, batch["loss_weight"].tolist()))
 
 
-@pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(values=st.lists(st.integers(0, 5), min_size=1, max_size=31), batch=st.sampled_from([1, 4, 20]))
 def test_epochs_have_each_frame_as_often_as_its_weight(
     root: Path, tmp_path_factory: pytest.TempPathFactory, values: list[int], batch: int
@@ -72,8 +71,7 @@ def test_epochs_have_each_frame_as_often_as_its_weight(
     assert len(sampler) == epoch
 
 
-@pytest.mark.slow
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(values=st.lists(st.sampled_from([0.0, 1e-3, 0.4, 0.5, 1.0, 1.49, 1.5, 2.2, 7.75]), min_size=2, max_size=31))
 def test_count_times_factor_is_the_weight(
     root: Path, tmp_path_factory: pytest.TempPathFactory, values: list[float]
@@ -148,7 +146,6 @@ def test_a_column_has_the_weights(root: Path, tmp_path: Path) -> None:
             EpisodeDataset(root, frame_weights=key)
 
 
-@pytest.mark.slow
 def test_loaders_have_the_weights(root: Path, tmp_path: Path) -> None:
     weights = by_frame([0.0, 1.0, 2.0, 3.0, 2.5])
     data = opened(root, tmp_path / "w.parquet", weights)

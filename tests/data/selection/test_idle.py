@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.data.selection.idle import IdleRule, idle_ranges, non_idle_ranges
@@ -46,8 +46,6 @@ def drifts(values: np.ndarray, first: int, last: int, rule: IdleRule) -> bool:
     return any(max(c[first : last + 1]) - min(c[first : last + 1]) >= rule.threshold for c in columns)
 
 
-@pytest.mark.slow
-@settings(max_examples=300)
 @given(
     runs=st.lists(st.tuples(st.integers(1, 12), st.booleans(), st.integers(0, 2)), max_size=8),
     wide=st.integers(1, 3),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.datasets import Spec, write_dataset
@@ -41,8 +41,6 @@ def frames(segments: np.ndarray) -> list[tuple[int, int]]:
 ranges = st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14)).map(sorted).map(list), max_size=4)
 
 
-@pytest.mark.slow
-@settings(max_examples=150)
 @given(
     episodes=st.none() | st.lists(st.sampled_from(IDS), min_size=1),
     exclude=st.lists(st.sampled_from(IDS), max_size=2),
@@ -305,7 +303,7 @@ def test_select_paths_inside_droid_keys(tmp_path: Path) -> None:
         select(Catalog.open(tmp_path / "d"), keep_ranges=other)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_select_a_hundred_thousand_long_keys(tmp_path: Path) -> None:
     """DROID's file is as long; only five of its episodes are here. One lookup of each key (no pass per episode)."""
     write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(40,) * 5, cameras=(), recorded_as=True))

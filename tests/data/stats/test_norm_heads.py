@@ -73,7 +73,6 @@ def by_hand(rows: np.ndarray, mode: str) -> tuple[np.ndarray, np.ndarray]:
     return offset, spread
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 @pytest.mark.parametrize("mode", MODES)
 def test_norm_heads_one_dataset_has_the_figures_of_all_its_rows_bit_for_bit(
@@ -207,7 +206,6 @@ def differences(data: EpisodeDataset) -> np.ndarray:
     return np.concatenate(found).astype(np.float64)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "choice",
     [
@@ -243,7 +241,7 @@ def test_norm_heads_differences_are_those_of_the_windows(tmp_path: Path, choice:
     np.testing.assert_array_equal(found.q99, np.quantile(expected, 0.99, axis=0))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_norm_heads_thinned_differences_show_every_step_of_the_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,7 +275,6 @@ def test_norm_heads_differences_of_whole_numbers_do_not_wrap(tmp_path: Path, dty
 # -- refused data
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*not finite")
 @pytest.mark.parametrize("where", ["training", "validation", "behind the segment"])
 @pytest.mark.parametrize("delta", [(), (0, 1)])
@@ -455,7 +452,6 @@ def test_norm_heads_recorded_and_computed_make_one_pool(tmp_path: Path, first: i
 # -- as it runs
 
 
-@pytest.mark.slow
 @settings(max_examples=15)
 @given(seed=st.integers(0, 10_000))
 def test_norm_heads_the_bound_changes_quantiles_alone(three: tuple[Path, list[Truth]], seed: int) -> None:
@@ -472,7 +468,7 @@ def test_norm_heads_the_bound_changes_quantiles_alone(three: tuple[Path, list[Tr
             np.testing.assert_allclose(getattr(thinned[key], name), getattr(exact[key], name), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_norm_heads_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four times the files, too: one file's columns, a block, and between a third and all of the rows to keep."""
     monkeypatch.setattr(summary, "ROWS", 1000)

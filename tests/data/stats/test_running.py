@@ -3,7 +3,7 @@
 import pickle
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.refusals import refused
@@ -19,7 +19,6 @@ def plain(values: np.ndarray) -> dict[str, np.ndarray]:
     return figures | dict(zip(QUANTILES, np.quantile(wide, LEVELS, axis=0)))
 
 
-@settings(max_examples=60)
 @given(
     parts=st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any),
     shape=st.sampled_from([(1,), (3,), (2, 2)]),
@@ -111,7 +110,6 @@ def test_running_images_channel_by_channel() -> None:
     assert got["count"].tolist() == [9]
 
 
-@settings(max_examples=60)
 @given(parts=st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any), keep=st.integers(2, 40))
 def test_running_counted_images_follow_from_numbers(parts: list[int], keep: int) -> None:
     """However they come: in parts that are merged, or passing over those that are not to count."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.refusals import refused
@@ -34,7 +34,6 @@ def drawn(seed: int, lengths: list[int], dtype: str = "float32") -> list[np.ndar
     return out
 
 
-@settings(max_examples=60)
 @given(
     n=st.integers(1, 300),
     cuts=st.lists(st.integers(0, 300), max_size=5),
@@ -51,7 +50,6 @@ def test_summary_one_source_has_numpys_own_figures_bit_for_bit(n: int, cuts: lis
         assert (got.q01[dim], got.q99[dim]) == tuple(np.quantile(x, [0.01, 0.99]))
 
 
-@settings(max_examples=60)
 @given(lengths=st.lists(st.integers(1, 60), min_size=2, max_size=6), seed=st.integers(0, 999), data=st.data())
 def test_summary_a_pool_equals_its_rows_and_no_sequence_shows(
     lengths: list[int], seed: int, data: st.DataObject
@@ -86,7 +84,6 @@ def test_summary_the_mean_of_quantiles_is_no_quantile(whole: bool) -> None:
     assert spread < 0.03 * rows.std()
 
 
-@settings(max_examples=30)
 @given(lengths=st.lists(st.integers(1, 900), min_size=1, max_size=6), seed=st.integers(0, 99))
 def test_summary_beyond_the_bound_moments_stay_and_quantiles_are_of_rows(lengths: list[int], seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -86,7 +86,6 @@ def test_cache_one_source_more_reads_that_one(root: Path, tmp_path: Path, reads:
     assert reads == ["d", "e"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "other",
     [
@@ -173,7 +172,6 @@ def test_cache_metadata_that_says_otherwise_is_another_entry(root: Path, tmp_pat
     assert before["heads"] == ["x"]
 
 
-@pytest.mark.slow
 def test_cache_torn_and_foreign_files_are_computed_again(root: Path, tmp_path: Path, reads: list[str]) -> None:
     cache = tmp_path / "c"
     plain = made(root, cache)

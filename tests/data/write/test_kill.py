@@ -17,8 +17,6 @@ from understudy.data.write import pack_episodes
 from understudy.errors import DatasetError
 from understudy.video.open import open_video
 
-pytestmark = pytest.mark.slow
-
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:
     environment = os.environ | {
@@ -130,6 +128,7 @@ def test_kill_every_point_opens_with_what_was_saved_and_goes_on(
     assert unreported > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_at_random_instants_again_and_again(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root, rng = tmp_path / "data", np.random.default_rng(seed)

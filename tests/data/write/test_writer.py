@@ -249,7 +249,6 @@ def test_writer_statistics_of_episodes_and_of_all(recorded: tuple[Path, list[dic
     assert decoded.min() != 20 / 255, "nothing was lost in coding: this test shows nothing"
 
 
-@pytest.mark.slow
 @settings(max_examples=8)
 @given(
     lengths=st.lists(st.integers(1, 4), min_size=1, max_size=7),
@@ -297,7 +296,6 @@ def seen(root: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [[], [5, 1, 3, 7]])
 def test_writer_reopening_a_finished_recording_changes_nothing(lengths: list[int], tmp_path: Path) -> None:
     record(tmp_path / "data", lengths)
@@ -310,7 +308,6 @@ def test_writer_reopening_a_finished_recording_changes_nothing(lengths: list[int
         assert seen(tmp_path / "data") == before
 
 
-@pytest.mark.slow
 def test_writer_rewrites_stale_files(tmp_path: Path) -> None:
     """A recording that looks finished, but whose statistics or totals are not those of its episodes."""
     root = tmp_path / "data"
@@ -331,7 +328,6 @@ def test_writer_rewrites_stale_files(tmp_path: Path) -> None:
         assert (root / "meta" / name).read_bytes() == good[name]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(32, 48, 3), (480, 512, 3)])  # the second: not every image is measured
 def test_writer_statistics_do_not_depend_on_interruptions(
     shape: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -368,7 +364,6 @@ def test_writer_statistics_do_not_depend_on_interruptions(
         assert np.ravel(json.loads(one)[key]["max"]).tolist() == pixels.max((0, 2, 3)).tolist()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("which", ["data_file_mb", "video_file_mb"])
 def test_writer_files_are_closed_at_their_size(which: str, tmp_path: Path) -> None:
     record(tmp_path / "data", [2, 2, 2], **{which: 0.0005})
@@ -388,7 +383,6 @@ def bad(key: str, value: Any) -> dict[str, Any]:
     return frame(np.random.default_rng(0)) | {key: value}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -506,7 +500,6 @@ def test_writer_unsaved_frames_are_an_error_at_the_end(tmp_path: Path) -> None:
     assert len(us.EpisodeDataset(tmp_path / "data")) == 1
 
 
-@pytest.mark.slow
 def test_writer_an_error_in_the_block_keeps_what_was_saved(tmp_path: Path) -> None:
     rng, root = np.random.default_rng(0), tmp_path / "data"
 
@@ -572,7 +565,6 @@ def test_writer_a_writer_that_was_dropped_does_not_lock_the_folder(tmp_path: Pat
         assert writer.episodes == 1
 
 
-@pytest.mark.slow
 def test_writer_resuming_with_other_encoder_settings(tmp_path: Path) -> None:
     root, features = tmp_path / "data", {TOP: FEATURES[TOP]}
     picture = np.full((32, 48, 3), 90, np.uint8)
@@ -597,7 +589,6 @@ def test_writer_resuming_names_a_lost_file(tmp_path: Path) -> None:
         EpisodeWriter(root, fps=20, features=FEATURES, codec="libx264", resume=True)
 
 
-@pytest.mark.slow
 def test_writer_a_failed_save_leaves_the_dataset_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng, root = np.random.default_rng(0), tmp_path / "data"
     with EpisodeWriter(root, fps=20, features=FEATURES, codec="libx264") as writer:

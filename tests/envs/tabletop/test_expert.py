@@ -21,7 +21,7 @@ def play(env: Tabletop, noise: np.ndarray) -> tuple[bool, int]:
     return bool(info["success"]), step + 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_expert_succeeds_under_its_own_noise() -> None:
     env, results = Tabletop(size=8), []
     for seed in range(150):

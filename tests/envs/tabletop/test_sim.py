@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 mujoco = pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
@@ -52,7 +52,6 @@ def trajectory(seed: int, size: int = 24, steps: int = 25) -> str:
 # -- layouts ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**64 - 1))
 def test_blocks_of_a_layout_lie_apart_and_on_the_table(seed: int) -> None:
     centers, yaw, hand, color = sim.layout(seed)
@@ -124,7 +123,6 @@ def test_wrong_inputs_are_named(env: Tabletop) -> None:
 # -- determinism -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_seed_and_actions_decide_everything_in_any_process() -> None:
     here = trajectory(7)
     own, tests = str(Path(__file__).parent), str(Path(__file__).parents[2])  # this file and `support`

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -166,8 +166,6 @@ def test_passes_of_whole_batches_drop_and_repeat_nothing(batch):
         assert sorted(together[start : start + N]) == list(range(N))
 
 
-@pytest.mark.slow
-@settings(max_examples=60)
 @given(st.data())
 def test_stops_worlds_and_batches_change_and_the_stream_does_not(data):
     """The fourth of the known faults and the rest of them: position counts consumed samples, not step times batch."""
@@ -201,7 +199,6 @@ def test_a_rank_walks_only_its_own_indices(monkeypatch):
     assert set(offsets.tolist()) == {3, 4, 5}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_plain_loader_with_workers_says_what_it_consumed(workers):
     """Workers draw ahead, so the sampler's own count runs ahead of the training; `consumed` does not."""
@@ -322,7 +319,6 @@ def test_a_state_is_plain_and_another_order_is_refused():
         EpisodeSampler(DATA).state_dict(consumed=-1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "batch", "stop"),
     [  # 72 is a multiple of 8 and not of 16; stops in the first epoch, at its end (batch 8), in the second

@@ -46,7 +46,6 @@ def by_stream(stream: EpisodeStream, count: int, workers: int = 0) -> list[dict[
     return list(islice(passing, count))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 def test_episode_stream_equals_the_loader_after_any_restart(data: EpisodeDataset, order: Order, workers: int) -> None:
@@ -60,7 +59,6 @@ def test_episode_stream_equals_the_loader_after_any_restart(data: EpisodeDataset
     assert all_same(by_stream(stream, 8, other), expected[4:])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])  # four ranks do not share six samples evenly
 def test_episode_stream_ranks_share_batches(data: EpisodeDataset, order: Order, world: int) -> None:
     for rank in range(world):
@@ -76,7 +74,6 @@ def darken(pictures: dict[str, torch.Tensor], draws: SampleRng) -> None:
         picture //= int(draws.integers(2, 9))
 
 
-@pytest.mark.slow
 def test_episode_stream_passes_sample_options_on(data: EpisodeDataset, order: Order, tmp_path: Path) -> None:
     options = {"image_size": (32, 48), "augment": darken, "on_bad_frame": "substitute", "journal": tmp_path / "journal"}
     got = by_stream(EpisodeStream([data], order=order, **options), 4, workers=2)

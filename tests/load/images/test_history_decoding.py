@@ -27,8 +27,6 @@ TAKEN, AHEAD = 15 * BATCH, 6 * BATCH
 HISTORY = [float(-age) for age in range(5, -1, -1)]
 """Six frames, one second apart."""
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
@@ -84,7 +82,9 @@ def decoded(data: EpisodeDataset, clip: int, plain: EpisodeDataset | None = None
     return Timings.total(workers.timings).frames
 
 
-@pytest.mark.parametrize("remote", [False, True], ids=["local", "remote"])
+@pytest.mark.parametrize(
+    "remote", [pytest.param(False, id="local"), pytest.param(True, id="remote", marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("gop", [2, 30, 250])
 def test_a_clip_decodes_each_frame_of_a_long_history_once(
     roots: dict[int, Path], tmp_path: Path, gop: int, remote: bool

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.batches import least_memory
@@ -76,8 +76,6 @@ def batches(data: EpisodeDataset, order: Order, policy: DecodePolicy, count: int
         workers.stop()
 
 
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(list(SPECS)),
     window=st.sampled_from(list(WINDOWS)),
@@ -112,8 +110,6 @@ def test_loader_images_equal_those_of_the_dataset(  # type: ignore[no-untyped-de
                 assert equal(found, data.batch(episode, frame))
 
 
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(list(SPECS)),
     window=st.sampled_from(list(WINDOWS)),
@@ -163,7 +159,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
     return given_, fed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "policy"),
     [

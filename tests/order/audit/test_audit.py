@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.refusals import refused
@@ -58,7 +58,7 @@ def test_a_lane_that_changes_ranks_is_opened_by_each() -> None:
     assert a.amplification > 3  # every rank decodes the episode from its start
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_frame_at_a_time_costs_half_a_gop() -> None:
     lengths = np.full(2048, 120)
     order = Order.from_datasets([Source("a", lengths)], batch_size=64, mode="uniform")
@@ -72,7 +72,6 @@ def test_one_frame_at_a_time_costs_half_a_gop() -> None:
 windows = st.tuples(st.integers(0, 7), st.integers(0, 7))
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.integers(1, 40), windows, st.integers(0, 2**32))
 def test_decoded_counts_each_picture_of_an_owner_once(n: int, reach: tuple[int, int], seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -88,7 +87,6 @@ def test_decoded_counts_each_picture_of_an_owner_once(n: int, reach: tuple[int, 
     assert count_decoded(owner, episode, frame, lengths, gop, reach) == len(pictures)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 9), st.integers(0, 2**32))
 def test_open_pieces_and_returns_are_counted_right(steps: int, batch: int, pieces: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -126,7 +124,7 @@ def test_as_read_numbers_episodes_and_clips_through() -> None:
 
 
 # V = 1280 lanes of clips of 64 hold about as many frames as 256 open episodes of 300. T = 1, 8 and 64 batches.
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("settings_", "published"),
     [

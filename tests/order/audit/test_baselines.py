@@ -82,7 +82,7 @@ def test_pool_holds_so_many_episodes_and_uses_each_up() -> None:
     assert not set.intersection(*(set(piece[consumer == c].tolist()) for c in (0, 1)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pool_draws_uniformly_from_the_frames_that_remain() -> None:
     lengths = np.array([2, 6])
     pairs = Counter()
@@ -140,7 +140,7 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_design_effects_are_the_published_ones(name: str) -> None:
     lengths = droid_like(20_000)
@@ -159,7 +159,7 @@ def test_design_effects_are_the_published_ones(name: str) -> None:
     assert measured == pytest.approx(PUBLISHED[name], rel=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_settled_pool_is_worse_than_a_fresh_one() -> None:
     """Drawing by remaining frames, a pool comes to hold the remnants of some episodes and one fresh one."""
     lengths = droid_like(20_000)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.refusals import refused
@@ -19,7 +19,6 @@ def matrix(episode: np.ndarray, frame: np.ndarray, model: Correlation) -> np.nda
     return together * (model.episode + model.near * np.exp(-distance / model.frames) + own * (distance == 0))
 
 
-@settings(max_examples=60, deadline=None)
 @given(models, st.integers(1, 60), st.integers(1, 6), st.sampled_from([3, 200, 10**9]), st.integers(0, 2**32))
 def test_equals_the_sum_over_all_pairs(model: Correlation, n: int, episodes: int, frames: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -63,14 +63,12 @@ def check_epochs(order: Order, some: list[Source], count: int) -> None:
         assert max(Counter(seen[len(seen) // n * n :]).values(), default=1) <= max(Counter(one.frames).values())
 
 
-@pytest.mark.slow
 @settings(max_examples=20)
 @given(mixtures())
 def test_each_source_is_read_once_per_its_own_epoch(mixture: tuple[Order, list[Source]]) -> None:
     check_epochs(*mixture, 1500)
 
 
-@pytest.mark.slow
 @settings(max_examples=25)
 @given(mixtures(), st.lists(st.integers(1, 900), min_size=1, max_size=3, unique=True), st.data())
 def test_so_it_is_across_changes_of_the_shares(
@@ -83,8 +81,6 @@ def test_so_it_is_across_changes_of_the_shares(
     assert all((a == b).all() for a, b in zip(order.locate(past), before.locate(past)))
 
 
-@pytest.mark.slow
-@settings(max_examples=40)
 @given(mixtures(), st.lists(st.integers(1, 400), max_size=2, unique=True), st.data())
 def test_the_inverse_and_positions_asked_alone(
     mixture: tuple[Order, list[Source]], at: list[int], data: st.DataObject
@@ -102,7 +98,6 @@ def test_the_inverse_and_positions_asked_alone(
     assert far in order.positions_of(d, e, f, range(turn, turn + 1)).tolist()
 
 
-@settings(max_examples=40)
 @given(mixtures(), st.lists(st.integers(1, 400), max_size=2, unique=True), st.integers(0, 600), st.data())
 def test_the_rest_of_a_clip_is_read_where_it_comes_up(
     mixture: tuple[Order, list[Source]], at: list[int], position: int, data: st.DataObject

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.order_sources import Source, episodes, sources
@@ -29,7 +29,6 @@ def test_every_prefix_is_within_one_sample(counts):
     assert worst_deviation(tuple(counts)) < 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [2, 37, 1000, 4000])
 def test_every_prefix_is_within_one_sample_for_many_sources(number):
     weights = np.random.default_rng(number).lognormal(0, 1, number).tolist()
@@ -74,8 +73,6 @@ def test_a_weight_too_small_for_any_period_is_refused():
         choose_slots([1, 1e-9], 256, 4096)
 
 
-@pytest.mark.slow
-@settings(max_examples=40)
 @given(st.data())
 def test_each_source_is_read_once_per_its_own_epoch(data):
     number = data.draw(st.integers(2, 4))
@@ -142,7 +139,6 @@ def test_weights_that_do_not_fit_the_sources_are_refused():
         Order.from_datasets([pair[0], Source(pair[1].segments, "a")], batch_size=2)
 
 
-@pytest.mark.slow
 def test_four_thousand_sources():
     many = [episodes(40 + d % 7, name=f"s{d}") for d in range(4000)]
     order = Order.from_datasets(many, batch_size=256)

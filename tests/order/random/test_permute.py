@@ -26,7 +26,6 @@ def is_permutation(p: Sorted | Feistel, n: int) -> bool:
     return bool((np.bincount(y.astype(np.int64), minlength=n) == 1).all()) and np.array_equal(p.inverse(y), x)
 
 
-@pytest.mark.slow
 def test_every_domain_up_to_2000_by_either_method():
     for n in range(1, 2001):
         assert is_permutation(sorted_words(n, n), n), n

@@ -17,14 +17,13 @@ def images(n: int, rounds: int, keys: int, start: int = 0, count: int | None = N
     return np.stack([feistel(n, make_key(0, "clip", 0, e), rounds).forward(x) for e in range(keys)]).astype(np.int64)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("n", "keys"), [(4099, 128), (10007, 64), (65537, 24)])
 def test_eight_rounds_pass(n, keys):
     failed = {name: p for name, p in battery(images(n, 8, keys), n).items() if p < FAIL}
     assert not failed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [3, 4])
 @pytest.mark.parametrize(("n", "keys"), [(4099, 128), (10007, 64), (65537, 24)])
 def test_fewer_rounds_fail(n, keys, rounds):
@@ -59,7 +58,6 @@ def test_a_constant_shift_fails_everything_that_looks_at_neighbors():
     assert all(result[f"difference, lag {lag}"] < FAIL for lag in (1, 2, 4, 16, 64, 256))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
 def test_tiny_domains_reach_every_order_equally_often(n):
     x = np.arange(n, dtype=np.uint64)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.refusals import refused
@@ -21,7 +21,6 @@ def test_the_middle_draw_moves_nothing() -> None:
     assert torch.equal(shift_images(pictures, torch.rand(3, 2), reach=0), pictures)
 
 
-@settings(max_examples=30)
 @given(st.integers(1, 3), st.floats(0, 1, exclude_max=True, width=32), st.floats(0, 1, exclude_max=True, width=32))
 def test_a_shift_is_a_crop_of_the_picture_with_its_edges_repeated(reach: int, down: float, right: float) -> None:
     pictures = _pictures(1)

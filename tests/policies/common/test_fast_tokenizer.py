@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.fft import dct, idct
 
@@ -108,7 +108,6 @@ def test_round_trip_is_off_by_the_rounding_alone(kind: str, request: pytest.Fixt
     assert np.abs(off).max() > 0.4 / SCALE  # it does round
 
 
-@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), size=st.floats(0.0, 3.0), steps=st.integers(1, 20), dim=st.integers(1, 5))
 def test_own_kind_round_trips_any_chunk(own: FastTokenizer, seed: int, size: float, steps: int, dim: int) -> None:
     """Any shape and size: the integers come back, clipped ones at the alphabet's end and marked."""
@@ -159,7 +158,6 @@ def test_decode_marks_tokens_of_no_chunk(kind: str, request: pytest.FixtureReque
     assert not fast.decode([good], STEPS, DIM + 1).is_valid.any()
 
 
-@settings(max_examples=60, deadline=None)
 @given(ids=st.lists(st.integers(-5, 700), max_size=60))
 def test_decode_never_raises(own: FastTokenizer, published: Path, ids: list[int]) -> None:
     for fast in (own, FastTokenizer.read(published)):

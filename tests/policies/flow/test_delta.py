@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.policies import batch, config, draws
@@ -22,8 +22,6 @@ def normalizer(delta: list[list[bool]], **more: Any) -> Normalizer:
     return Normalizer(maps | {"delta": delta} | more, WIDTHS)
 
 
-@pytest.mark.slow
-@settings(max_examples=50)
 @given(st.integers(0, 2**20), st.integers(-6, 6))
 def test_there_and_back_is_exact_to_float32_and_a_gripper_is_untouched(seed: int, magnitude: int) -> None:
     """Three roundings: of the difference (and of its scaling, and back), of the sum."""
@@ -79,7 +77,7 @@ def test_a_nan_in_a_state_that_is_not_there_does_not_spoil_a_difference() -> Non
     assert torch.isfinite(mine.actions(data)).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_policy_of_differences_acts_rightly_where_it_has_never_been() -> None:
     """It learns to go 0.1 on from wherever it is; the second dimension, absolute, to be at 0.5. Far from the states it
     was shown it still does: a policy of absolute actions, the control, does not."""

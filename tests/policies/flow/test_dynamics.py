@@ -193,7 +193,6 @@ def test_to_act_the_state_of_now_is_enough_and_the_noise_of_what_is_given_does_n
     assert model.sample_future(now, noise[:, 0], mode=POLICY).shape == (2, 4, 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", [FORWARD, INVERSE])
 def test_what_is_given_stays_as_it_is_all_the_way_at_time_zero(mode: str) -> None:
     model, (data, noise, _) = policy(), lessons([0, 0])
@@ -220,7 +219,7 @@ def test_given_actions_of_a_robot_with_fewer_dimensions_bring_no_nan_along() -> 
     assert torch.isfinite(model.sample_future(spoilt, noise[:, 0])).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_learns_forward_and_inverse_dynamics_of_a_cart() -> None:
     """s' = s + a / 2, slot by slot: from actions the states, from states the actions, both from one set of weights."""
     unit: dict[str, Any] = {key: {"offset": [0.0], "spread": [1.0]} for key in ("action", "observation.state")}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.policies.common.affine import Affine
@@ -12,7 +12,6 @@ from understudy.policies.common.encoders.text import PAD, START, TextEncoder, by
 FINITE = st.floats(-1e4, 1e4, width=32)
 
 
-@settings(max_examples=50)
 @given(st.lists(st.tuples(FINITE, st.floats(2**-10, 1e4, width=32), FINITE), min_size=1, max_size=4))
 def test_unnormalize_undoes_normalize(dims: list[tuple[float, float, float]]) -> None:
     offset, spread, x = (torch.tensor(column) for column in zip(*dims))

@@ -44,7 +44,6 @@ def test_every_input_matters(key: str) -> None:
     assert not torch.allclose(before, model.sample_actions(other, start))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cameras", [(), CAMERAS[:1], CAMERAS])
 @pytest.mark.parametrize("state_dim", [0, 2])
 def test_any_number_of_cameras_with_or_without_state(cameras: tuple[str, ...], state_dim: int) -> None:
@@ -89,7 +88,7 @@ def test_a_fresh_policy_predicts_no_velocity() -> None:
     torch.testing.assert_close(model.sample_actions(batch(2), noise), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_learns_to_tell_texts_pictures_and_states_apart() -> None:
     """Three samples that differ in one input each must end up with three action chunks."""
     data = {key: value[:1] for key, value in batch(4).items()}

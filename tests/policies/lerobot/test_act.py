@@ -87,7 +87,6 @@ def act_config(data: Path, out: Path, dropout: float = 0.1, **changes: Any) -> A
     return run_config(data, out, settings, **changes)
 
 
-@pytest.mark.slow
 def test_series_of_losses_is_that_of_lerobots_trainer(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +117,7 @@ def test_series_of_losses_is_that_of_lerobots_trainer(
         assert torch.allclose(value, trained[name], atol=1e-5), name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_run_resumes_exactly_with_dropout(data: Path, tmp_path: Path) -> None:
     assert run.train(act_config(data, tmp_path / "whole")) == run.DONE
     assert run.train(act_config(data, tmp_path / "cut", steps=2, checkpoint=CheckpointConfig(every=2))) == run.DONE
@@ -126,7 +125,7 @@ def test_run_resumes_exactly_with_dropout(data: Path, tmp_path: Path) -> None:
     same_run(tmp_path / "whole", tmp_path / "cut")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_folder_of_lerobot_acts_as_in_lerobot(tmp_path: Path) -> None:
     from lerobot.configs.types import FeatureType, PolicyFeature
     from lerobot.policies.act.configuration_act import ACTConfig

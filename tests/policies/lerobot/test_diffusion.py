@@ -155,7 +155,6 @@ def settings(**changes: Any) -> LerobotDiffusionSettings:
     return LerobotDiffusionSettings(**(SMALL_DIFFUSION | {"image_size": (32, 32)} | changes))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("change", [{}, {"n_obs_steps": 1, "crop_shape": (28, 24), "crop_is_random": False}])
 def test_series_of_losses_is_that_of_lerobots_trainer(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
@@ -181,7 +180,7 @@ def test_series_of_losses_is_that_of_lerobots_trainer(
         assert torch.allclose(value, trained[name], atol=1e-5), name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_run_resumes_exactly_with_crops(data: Path, tmp_path: Path) -> None:
     own = settings(crop_shape=(28, 28))
     assert run.train(run_config(data, tmp_path / "whole", own)) == run.DONE
@@ -191,7 +190,7 @@ def test_run_resumes_exactly_with_crops(data: Path, tmp_path: Path) -> None:
     same_run(tmp_path / "whole", tmp_path / "cut")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_windows_are_those_of_lerobots_dataset(data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Actions and their padding, and states of each sample, as LeRobot's dataset gives them; images as ours."""
     from lerobot.datasets.factory import resolve_delta_timestamps
@@ -219,7 +218,7 @@ def test_windows_are_those_of_lerobots_dataset(data: Path, monkeypatch: pytest.M
     assert count == 16
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("change", [{}, {"use_group_norm": False, "crop_shape": (28, 36)}])
 def test_folder_of_lerobot_acts_as_in_lerobot(tmp_path: Path, change: dict[str, Any]) -> None:
     """Through LeRobot's `select_action` for an episode's first steps, and back into a folder of LeRobot."""

@@ -36,7 +36,6 @@ def their_config(kind: str) -> Any:
     return getattr(import_module(f"lerobot.policies.{name}.configuration_{name}"), cls)(device="cpu")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", CLASSES)
 def test_a_run_without_flags_has_lerobots_preset(kind: str) -> None:
     theirs = their_config(kind)
@@ -60,7 +59,7 @@ def test_a_run_without_flags_has_lerobots_preset(kind: str) -> None:
     assert config.schedule == read_settings("train", [*ROOT, kind, "--steps", str(config.steps)]).schedule
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("steps", [3_000, 60_000])
 @pytest.mark.parametrize("kind", CLASSES)
 def test_learning_rate_follows_lerobots_schedule(kind: str, steps: int) -> None:
@@ -74,7 +73,7 @@ def test_learning_rate_follows_lerobots_schedule(kind: str, steps: int) -> None:
         assert lr_factor(step, config.schedule, steps) == pytest.approx(factor(step), abs=0.035)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_flags_and_files_precede_the_preset(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text(json.dumps({"policy": {"type": "lerobot-act"}, "optim": {"lr": 1e-3}}))
     assert load(TrainConfig, tmp_path / "c.json").optim.lr == 1e-3  # the default of every run, on purpose
@@ -86,7 +85,7 @@ def test_flags_and_files_precede_the_preset(tmp_path: Path) -> None:
     assert (other.optim.weight_decay, other.schedule.kind, other.optim.lr) == (1e-6, "cosine", 1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stored_settings_stay_as_they_are() -> None:
     stored = validate(TrainConfig, {"policy": {"type": "lerobot-act"}})
     assert stored.optim == TrainConfig().optim
@@ -102,7 +101,7 @@ def test_images_keep_their_recorded_size() -> None:
     assert replace(settings, image_size=(32, 32)).fitted({"a": None}).image_size == (32, 32)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_names_its_defaults_and_sizes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -128,7 +127,7 @@ def test_a_run_names_its_defaults_and_sizes(
     assert torch.equal(tensors[name], fresh["layer1.0.conv1.weight"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_weights_of_imagenet_that_cannot_be_had_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,7 +146,7 @@ def flags(data: Path, out: Path) -> list[str]:
     return [*command, "--batch-size", "2", "--val.every", "0", "--log.no-report", "--output-dir", str(out)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_start_names_a_difference_to_lerobot() -> None:
     config = validate_new(TrainConfig, {"policy": {"type": "lerobot-diffusion"}, "optim": {"lr": 1e-3}})
     lines = describe_defaults(config)

@@ -160,7 +160,6 @@ def settings(vlm: Path, **changes: Any) -> LerobotSmolvlaSettings:
     return LerobotSmolvlaSettings(**(SMALL_SMOLVLA | {"vlm_model_name": str(vlm)} | changes))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("change", [{}, {"train_expert_only": False, "freeze_vision_encoder": False}])
 def test_series_of_losses_is_that_of_lerobots_trainer(
     vlm: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
@@ -190,7 +189,7 @@ def test_series_of_losses_is_that_of_lerobots_trainer(
         assert torch.allclose(value, trained[name], atol=1e-5), name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_run_resumes_exactly(vlm: Path, data: Path, tmp_path: Path) -> None:
     own = settings(vlm)
     assert run.train(run_config(data, tmp_path / "whole", own)) == run.DONE
@@ -200,7 +199,7 @@ def test_run_resumes_exactly(vlm: Path, data: Path, tmp_path: Path) -> None:
     same_run(tmp_path / "whole", tmp_path / "cut")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_folder_of_lerobot_acts_as_in_lerobot(vlm: Path, tmp_path: Path) -> None:
     from lerobot.configs.types import FeatureType, PolicyFeature
     from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig

@@ -72,7 +72,7 @@ def config_of(data: Path, out: Path, base: Path, **changes: Any) -> Any:
     return replace(config, data=replace(config.data, val_fraction=0.0))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_series_of_losses_is_that_of_lerobot_from_the_same_folder(
     base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +128,7 @@ def test_series_of_losses_is_that_of_lerobot_from_the_same_folder(
         assert np.allclose(offset, stats["action"]["mean"], atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_run_resumes_without_the_folder(base: Path, data: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(base, source)

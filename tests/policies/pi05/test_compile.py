@@ -26,7 +26,7 @@ def loss_and_gradients(made: Pi05Policy) -> tuple[Tensor, dict[str, Tensor]]:
     return loss.detach(), {name: p.grad for name, p in made.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("recomputed", "insulation"), [("none", True), ("full", False)])
 def test_compiled_blocks_agree_with_uncompiled_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recomputed: CheckpointMode, insulation: bool

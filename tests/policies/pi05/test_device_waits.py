@@ -25,7 +25,7 @@ def moved(values: dict[str, Any], device: str) -> dict[str, Any]:
     return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in values.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
 @pytest.mark.parametrize("tokens", [False, True], ids=["flow", "text and fast"])
 def test_losses_read_no_value_of_the_device(tmp_path: Path, adaptive: bool, tokens: bool) -> None:

@@ -291,7 +291,6 @@ def test_nothing_is_replaced(tool: str, tokenizer: Path, tmp_path: Path) -> None
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_command_exports_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny_dataset(tmp_path / "data")
     chosen = Pi05Settings(size="tiny", tokenizer=str(write_model(tmp_path / "tok")))
@@ -309,7 +308,7 @@ def test_command_exports_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["export", str(tmp_path / "run"), "--head", "x"]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_command_refuses_another_type_of_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run.train(tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "run", steps=1)) == run.DONE
     assert main(["export", str(tmp_path / "run"), "--format", "lerobot"]) == 2

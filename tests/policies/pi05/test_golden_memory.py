@@ -78,7 +78,7 @@ class SeesLater(NaivePi0):
         return range(last + 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", [ShiftedAges, SeesLater])
 def test_other_formulas_are_far_off(wrong: type[NaivePi0], tmp_path: Path) -> None:
     golden_memory.write(tmp_path / "pi05_memory", wrong)
@@ -87,7 +87,7 @@ def test_other_formulas_are_far_off(wrong: type[NaivePi0], tmp_path: Path) -> No
     assert found["clean_prefix"] <= BOUND  # it has no video
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_committed_files_are_those_of_the_script(tmp_path: Path) -> None:
     """Up to rounding: releases of torch may draw and sum otherwise."""
     for family in golden_memory.SEEDS:

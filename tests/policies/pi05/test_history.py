@@ -344,7 +344,7 @@ def config(files: Path, out: Path, **changes: Any) -> TrainConfig:
     return tiny_config(files / "ten", out, policy=Pi05Settings(**settings), **changes)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_runs_with_history_resume_and_recompute_to_the_bit(
     files: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -388,7 +388,7 @@ def test_sources_with_other_frame_rates_share_ages_in_seconds(files: Path, tmp_p
         open_data(mixture(files, tmp_path, (0.3,)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_plan_counts_the_past(files: Path, tmp_path: Path) -> None:
     """The activations of the vision encoder grow with the frames; weights and state do not."""
     found = []

@@ -150,7 +150,6 @@ def test_exported_folders_imply_the_settings_of_their_policy(tool: str, adaptive
         check_start(replace(same, chunk=3))
 
 
-@pytest.mark.slow
 def test_run_is_refused_before_it_starts(tmp_path: Path) -> None:
     data, tokenizer = tiny_dataset(tmp_path / "data"), write_model(tmp_path / "tok")
     chosen = Pi05Settings(size="tiny", tokenizer=str(tokenizer))

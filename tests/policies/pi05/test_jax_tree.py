@@ -131,7 +131,6 @@ def test_damaged_tree_never_gives_other_values(tmp_path: Path, damage: str) -> N
 
 
 @TENSORSTORE
-@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_trees_of_orbax_are_read(tmp_path: Path, adaptive: bool, kind: str) -> None:

@@ -59,7 +59,6 @@ def test_loss_features_and_gradients_are_those_of_the_port(family: str) -> None:
         assert distance(network.prefix(sample), reference["prefix"][i][reference["prefix_valid"][i]]) < 2e-6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_actions_after_ten_steps_are_those_of_the_port(family: str) -> None:
     network, inputs, reference = golden(family)

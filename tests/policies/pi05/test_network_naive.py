@@ -105,7 +105,7 @@ def test_sampling_behind_given_actions(adaptive: bool) -> None:
     assert distance(plain, torch.stack(wanted)) > 1e-2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @BOTH
 def test_guided_sampling(adaptive: bool) -> None:
     network, slow = networks(adaptive)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
@@ -215,7 +215,6 @@ def test_lerobot_files_outside_of_the_folder_are_not_read(tmp_path: Path) -> Non
 # -- bins at the ends -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     low=st.floats(-1e4, 1e4, width=32),
     size=st.one_of(st.just(0.0), st.floats(2.0**-20, 2.0**14, width=32)),

@@ -362,7 +362,6 @@ def flow(inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
     return tuple(inputs[name] for name in names)
 
 
-@pytest.mark.slow
 @BOTH
 def test_loss_with_a_clean_prefix(family: str, folder: Path) -> None:
     network, slow, inputs, data = naive(family)
@@ -393,7 +392,7 @@ def test_no_delay_is_plain_training(family: str) -> None:
     assert distance(found, plain) <= 1e-6  # one time per action instead of one: other shapes of products
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @BOTH
 def test_actions_of_other_noise_and_step_counts(family: str) -> None:
     network, slow, inputs, data = naive(family)
@@ -440,7 +439,7 @@ def test_port_takes_our_weights_strictly(family: str, folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_generator_names_the_missing_package(tmp_path: Path) -> None:
     script = str(ROOT / "benchmarks/golden_pi05.py")
     command = [sys.executable, script, "--out", str(tmp_path / "out"), "--port", str(tmp_path)]

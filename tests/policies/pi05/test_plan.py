@@ -31,7 +31,7 @@ def settings(data: Path, chunk: int, size: Any = "tiny", **changes: Any) -> Trai
     return replace(config, data=replace(config.data, chunk_size=chunk)).resolved()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_plan_has_the_state_of_a_tiny_run_to_the_byte(data: Path) -> None:
     config = settings(data, 8, batch_size=2)
     predicted = plan(config, device="cpu")
@@ -51,7 +51,7 @@ def test_plan_has_the_state_of_a_tiny_run_to_the_byte(data: Path) -> None:
     assert predicted.activations["full"] < predicted.activations["selective"] < predicted.activations["none"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_plan_of_the_released_dimensions(data: Path) -> None:
     """Parameters, 16 bytes each, and the operations of a sample with one camera and 200 tokens of text."""
     config = settings(data, 50, "base", batch_size=1, activation_checkpoint="full")
@@ -68,7 +68,7 @@ def test_plan_of_the_released_dimensions(data: Path) -> None:
     assert found.flops == pytest.approx(3 * forward, rel=0.08)  # the last layer and the first gradients are left out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_plan_of_a_packed_batch_without_some_cameras_is_that_of_its_step(data: Path) -> None:
     config = settings(data, 8, batch_size=3, max_num_tokens=1000)
     opened = open_data(config)

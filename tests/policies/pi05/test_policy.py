@@ -532,7 +532,7 @@ def test_float32_images_are_refused(tokenizer: Path) -> None:
         made.losses(ready, generate_draws(made.random_spec("train"), 4))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tiny_policy_overfits_eight_samples(tokenizer: Path) -> None:
     config = Pi05PolicyConfig(
         size="tiny", action_dim=3, state_dim=2, cameras=CAMERAS, chunk=4, tokenizer=str(tokenizer), noise_samples=2

@@ -67,7 +67,6 @@ def naive_samples(made: Pi05Policy, ready: dict, draws: Draws) -> list[list[Samp
     return found
 
 
-@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("insulation", [True, False])
 def test_losses_and_gradients(tokenizer: Path, fast: str, adaptive: bool, insulation: bool) -> None:
@@ -114,7 +113,7 @@ def test_losses_and_gradients(tokenizer: Path, fast: str, adaptive: bool, insula
             assert float((gradient - reference).norm()) <= 2e-5 * float(reference.norm()), name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @BOTH
 @pytest.mark.parametrize("narrow", [True, False])
 def test_guidance_counts_the_own_dimensions_alone(tokenizer: Path, adaptive: bool, narrow: bool) -> None:

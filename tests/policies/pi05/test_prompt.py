@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
@@ -72,7 +72,6 @@ def test_prompts_golden(tokenizer: TextTokenizer) -> None:
     assert tokenizer.prompts(["a"], None, 9).tokens[0, 0] == tokenizer.model.bos_id()
 
 
-@settings(max_examples=200)
 @given(st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=8))
 def test_state_bins_are_numpys(values: list[float]) -> None:
     state = np.array([values], np.float32)

@@ -298,7 +298,6 @@ def test_damaged_weights_are_named_before_a_run(tokenizer: Path, tmp_path: Path)
         settings(path)
 
 
-@pytest.mark.slow
 def test_weights_and_data_are_all_that_a_run_needs(tmp_path: Path) -> None:
     data = tiny_dataset(tmp_path / "data")
     sizes = {name: value for name, value in asdict(replace(SMALL, vocab=256)).items() if name != "adaptive"}
@@ -338,7 +337,7 @@ print(peak() - before, sum(p.numel() * p.element_size() for p in made.parameters
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_load_needs_no_second_copy_of_the_weights(tmp_path: Path) -> None:
     tower = {"width": 768, "mlp_dim": 2048}

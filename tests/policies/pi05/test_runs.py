@@ -49,7 +49,7 @@ def config(files: Path, out: Path, kind: type[Pi05Settings], **changes: Any) -> 
     return tiny_config(files / "data", out, policy=kind(**made), **changes)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [Pi05Settings, Pi0Settings], ids=["pi05", "pi0"])
 def test_resumed_run_equals_the_whole(
     files: Path, tmp_path: Path, kind: type[Pi05Settings], capfd: pytest.CaptureFixture[str]
@@ -67,7 +67,7 @@ def test_resumed_run_equals_the_whole(
     same_run(tmp_path / "whole", tmp_path / "again")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_micro_batches_change_rounding_alone(files: Path, tmp_path: Path) -> None:
     losses = []
     for size in (None, 2, 1):
@@ -78,7 +78,7 @@ def test_micro_batches_change_rounding_alone(files: Path, tmp_path: Path) -> Non
     np.testing.assert_allclose(losses[2], losses[0], rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["selective", "full"])
 def test_recomputed_runs_are_equal_to_the_bit(files: Path, tmp_path: Path, mode: Any) -> None:
     plain = config(files, tmp_path / "plain", Pi05Settings, steps=4)
@@ -88,7 +88,7 @@ def test_recomputed_runs_are_equal_to_the_bit(files: Path, tmp_path: Path, mode:
     assert series(tmp_path / "plain") == series(tmp_path / "again")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("blocks", [("2",), ("vision.*",)])
 def test_chosen_blocks_alone_are_recomputed(files: Path, tmp_path: Path, blocks: tuple[str, ...]) -> None:
     plain = config(files, tmp_path / "plain", Pi05Settings, steps=2, val={"every": 0})
@@ -117,7 +117,7 @@ class Kernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["none", "full"])
 def test_eager_attention_differs_by_rounding_alone(files: Path, tmp_path: Path, mode: Any) -> None:
     losses, names = [], []
@@ -133,7 +133,6 @@ def test_eager_attention_differs_by_rounding_alone(files: Path, tmp_path: Path, 
     assert names[1] == set()
 
 
-@pytest.mark.slow
 def test_exported_policy_acts(files: Path, tmp_path: Path) -> None:
     assert run.train(config(files, tmp_path / "run", Pi05Settings, steps=2)) == run.DONE
     policy = load_policy(tmp_path / "run")

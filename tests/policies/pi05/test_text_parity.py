@@ -106,7 +106,6 @@ def assert_equal_gradients(network: Pi0Network, slow: NaivePi0) -> None:
             assert float((found - wanted).norm()) <= 1e-5 * float(wanted.norm()), name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("family", "insulate"), [("pi05", True), *SLOW_CASES])
 def test_velocity_text_and_gradients_beside_a_tail(family: str, insulate: bool) -> None:
     network, slow, inputs, data = networks(family)
@@ -209,7 +208,7 @@ def test_tokens_reach_each_other_as_in_the_table(family: str, seed: int) -> None
         assert row == [there and sees(("action", 0), key) for there, key in zip(valid[sample], tokens)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @BOTH
 def test_responses_are_the_most_likely_tokens(family: str) -> None:
     network, slow, inputs, data = networks(family)
@@ -230,7 +229,7 @@ def test_responses_are_the_most_likely_tokens(family: str) -> None:
     assert found.masks.sum(dim=1).tolist() != [4, 4, 4]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @BOTH
 def test_guided_correction_is_the_transposed_jacobian(family: str) -> None:
     network, slow, inputs, data = networks(family)

@@ -206,7 +206,7 @@ def test_images_have_noisier_times_than_vectors_and_end_clean() -> None:
         assert (found.float() - expected[:, None]).abs().max() <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_few_samples_are_learnt_in_every_mode() -> None:
     """150 steps on three samples: each loss falls to less than a quarter."""
     model, batch = policy(width=32), lessons([POLICY, FORWARD, INVERSE])

@@ -35,7 +35,7 @@ def run(compared: Path) -> runs.Run:
     return runs.read_runs([compared])[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_page_of_four_runs_of_a_million_steps_is_small(run: runs.Run) -> None:
     steps = np.arange(1, 1_000_001)
     noise = np.random.default_rng(0).random(len(steps))

@@ -119,7 +119,6 @@ def test_other_normalization_and_chunks_make_losses_incomparable(copy: Change, c
     assert "A: 3, B: 2" in found["--data.chunk-size"]["why"]
 
 
-@pytest.mark.slow
 def test_runs_at_any_moment_are_compared(copy: Change, tmp_path: Path) -> None:
     """No metrics, a torn line, no checkpoint, a damaged checkpoint."""
     whole, empty, torn, damaged = (copy(name) for name in ("whole", "empty", "torn", "damaged"))
@@ -152,7 +151,6 @@ def test_an_active_run_is_named_and_keeps_its_lock(copy: Change) -> None:
     assert read_runs([root])[0].state == "complete"
 
 
-@pytest.mark.slow
 def test_names_of_runs_are_text(copy: Change, tmp_path: Path) -> None:
     """A path has slashes, so two folders spell the end of a script."""
     hostile = copy("x<", None).rename(tmp_path / "moved")
@@ -179,7 +177,6 @@ def snapshot(root: Path) -> dict[str, Any]:
     return {str(p): (p.stat().st_mtime_ns, p.read_bytes() if p.is_file() else b"") for p in root.rglob("*")}
 
 
-@pytest.mark.slow
 def test_report_of_several_runs_changes_none_of_them(
     copy: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,7 +82,6 @@ def test_heatmap_thins_steps_and_groups() -> None:
     assert next(iter(rows_of(html))) == "s50 · t"
 
 
-@pytest.mark.slow
 def test_heatmap_of_older_records_has_a_row_per_task() -> None:
     old = [{"kind": "val", "step": s, "loss": 1, "macro": 1, "tasks": {"x": {"loss": s, "samples": 2}}} for s in (1, 2)]
     assert list(rows_of(heatmap.heatmap(old))) == ["x"]

@@ -60,7 +60,6 @@ def html_of(root: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
 def test_report_of_a_complete_run(done: Path) -> None:
     html = html_of(done)
     assert "step 12 of 12, complete" in html
@@ -81,7 +80,6 @@ def test_report_of_a_complete_run(done: Path) -> None:
         assert outside not in html
 
 
-@pytest.mark.slow
 def test_report_begins_with_the_verdict(done: Path) -> None:
     """Result first: the gap of the losses, the lowest validation, then loss and validation; speed is below."""
     html = html_of(done)
@@ -97,7 +95,6 @@ def test_report_begins_with_the_verdict(done: Path) -> None:
     assert names.index("The first batch") < names.index("Optimizer and speed") < names.index("Settings")
 
 
-@pytest.mark.slow
 def test_report_has_a_chart_of_each_term_and_a_table_of_each_group() -> None:
     def entry(**losses: float) -> dict[str, Any]:
         return {"terms": {name: {"loss": loss, "elements": 2} for name, loss in losses.items()}}
@@ -126,7 +123,6 @@ def test_losses_have_the_digits_that_their_error_allows(error: float | None, dig
     assert decimals(error) == digits
 
 
-@pytest.mark.slow
 def test_report_charts_share_no_identifiers(done: Path) -> None:
     """Charts with a common clip path would clip each other."""
     ids = re.findall(r'<clipPath id="([^"]+)"', html_of(done))
@@ -134,7 +130,6 @@ def test_report_charts_share_no_identifiers(done: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lines", [0, 1, 7])
 def test_report_of_an_active_run(done: Path, tmp_path: Path, lines: int) -> None:
     shutil.copytree(done, tmp_path / "r")
@@ -146,7 +141,6 @@ def test_report_of_an_active_run(done: Path, tmp_path: Path, lines: int) -> None
     assert ("No step has been logged yet" in html) == (lines == 0)
 
 
-@pytest.mark.slow
 def test_report_of_non_finite_losses(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done, tmp_path / "r")
     log = metrics_file.MetricsFile(tmp_path / "r/metrics.jsonl")
@@ -160,14 +154,12 @@ def test_report_of_non_finite_losses(done: Path, tmp_path: Path) -> None:
     assert "<b>x" not in html
 
 
-@pytest.mark.slow
 def test_report_with_a_damaged_checkpoint(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done, tmp_path / "r")
     (tmp_path / "r/checkpoints/step-00000012/state.json").write_text("{")
     assert "step 12 of 12" in html_of(tmp_path / "r")
 
 
-@pytest.mark.slow
 def test_report_without_its_dataset(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done, tmp_path / "r")
     config = (tmp_path / "r/config.yaml").read_text()
@@ -176,7 +168,6 @@ def test_report_without_its_dataset(done: Path, tmp_path: Path) -> None:
     assert "cannot be opened: " in html_of(tmp_path / "r")
 
 
-@pytest.mark.slow
 def test_report_of_rollouts(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done, tmp_path / "r")
     folder = tmp_path / "r/rollouts"
@@ -232,7 +223,6 @@ def measured(root: Path, **changes: Any) -> Profile:
     return replace(combine([rank], 4, None, conditions), settings=settings, predicted=predicted)
 
 
-@pytest.mark.slow
 def test_step_section_has_recorded_times_and_a_profile(done: Path, tmp_path: Path) -> None:
     """With a profile in the folder also phases and memory, predicted beside measured."""
     config, speed = RunDir(done).settings(), series(done, "speed")
@@ -261,7 +251,6 @@ def test_step_section_has_recorded_times_and_a_profile(done: Path, tmp_path: Pat
     assert render_step(config, [], tmp_path / "none") == ""
 
 
-@pytest.mark.slow
 def test_report_of_rollouts_during_training(done: Path, tmp_path: Path) -> None:
     from understudy.train.background_rollouts import summarize
 
@@ -285,7 +274,6 @@ def test_report_of_rollouts_during_training(done: Path, tmp_path: Path) -> None:
     assert "<i>lift" not in html
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("task", ["costs $5 and _{ $6", "_hidden", "<b> & 瓶", "on two\nlines", "long " * 99, ""])
 def test_per_task_chart_accepts_any_name(task: str) -> None:

@@ -42,7 +42,6 @@ def refuse_policies(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return refuse
 
 
-@pytest.mark.slow
 def test_worst_episodes_have_frames_and_both_actions(compared: Path) -> None:
     section = render_worst_episodes(RunDir(compared), series(compared, "val"), 2)
     expected = sorted(losses(compared).items(), key=lambda pair: -pair[1])[:2]
@@ -122,7 +121,7 @@ def test_unexpected_errors_are_not_hidden(compared: Path, monkeypatch: pytest.Mo
         render_worst_episodes(RunDir(compared), series(compared, "val"), 1, predict=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_report_takes_the_number_of_worst_episodes(compared: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     assert main(["report", str(compared), "--output", str(out), "--worst-episodes", "1"]) == 0

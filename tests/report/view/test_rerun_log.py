@@ -32,7 +32,6 @@ def test_view_names_the_extra(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "pip install 'understudy[rerun]'" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not INSTALLED, reason="rerun is not installed")
 def test_recording_has_all_frames_and_columns(tmp_path: Path) -> None:
     write_dataset(tmp_path / "set", Spec(version="v2.1", lengths=(3, 40), rich=True))

@@ -138,7 +138,6 @@ def test_server_names_the_error_of_a_broken_image(dataset: Path, tmp_path: Path)
     assert b"episode_000000.mp4" in body
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_command_ends_quietly_by_signal(dataset: Path, number: signal.Signals) -> None:
     words = [sys.executable, "-m", "understudy", "view", str(dataset), "--no-browser"]

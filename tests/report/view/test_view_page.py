@@ -16,8 +16,6 @@ from understudy.report.view.export import export_episodes
 from understudy.report.view.server import ViewServer
 from understudy.report.view.viewer import Source, Viewer
 
-pytestmark = pytest.mark.slow
-
 CAMERAS = ("observation.images.top", "observation.images.side")
 PIXELS = """shown => {
     const copy = Object.assign(document.createElement("canvas"), { width: shown.width, height: shown.height });
@@ -104,6 +102,7 @@ def test_keys_step_and_play_all_cameras_to_the_exact_frame(chromium: Any, viewer
         assert shown(tab, 0) == [(0, 0, 0), (1, 0, 0)]
 
 
+@pytest.mark.long
 def test_search_legend_check_and_a_lost_server(chromium: Any, viewer: Viewer) -> None:
     with opened(chromium, viewer, refuses=False) as tab:  # the browser reports a failed request
         shown(tab, 0)
@@ -137,7 +136,7 @@ def test_search_legend_check_and_a_lost_server(chromium: Any, viewer: Viewer) ->
         assert tab.locator("#trouble").is_hidden()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), pytest.param(390, "dark", marks=pytest.mark.long)])
 def test_exported_page_is_readable_without_a_server(
     viewer: Viewer, chromium: Any, tmp_path: Path, width: int, scheme: str
 ) -> None:

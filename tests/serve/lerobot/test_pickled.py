@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("msgpack", reason="needs the extra serve")
@@ -323,7 +323,6 @@ def test_views_of_one_small_tensor_are_read() -> None:
 
 
 @given(st.integers(0, len(SENT) - 1), st.binary(min_size=1, max_size=6), st.integers(0, 40))
-@settings(max_examples=150, deadline=None)
 def test_changed_bytes_are_read_or_refused(place: int, added: bytes, removed: int) -> None:
     """Most changes are within the images; half of them are put into the other bytes."""
     for at in (place, place % 700):

@@ -27,8 +27,6 @@ from support.arm import CAMERAS, HEIGHT, NAMES, WIDTH, Observation
 from support.lerobot_client import standard
 from support.serving import outcomes, served
 
-pytestmark = pytest.mark.slow
-
 PLUGIN = """
 import json, os
 from dataclasses import dataclass
@@ -170,6 +168,7 @@ def test_two_robots_execute_the_actions_of_the_local_policy_to_the_bit(
         assert set(outcomes(server)) <= {"ok", "vanished"}
 
 
+@pytest.mark.long
 def test_a_killed_server_is_found_again(folder: Path, plugin: Path, tmp_path: Path, seen: list[Observation]) -> None:
     def start(port: int) -> tuple[subprocess.Popen[str], str]:
         arguments = ["serve", str(folder), "--head", "arm", "--port", "0", "--lerobot-port", str(port)]
@@ -194,6 +193,7 @@ def test_a_killed_server_is_found_again(folder: Path, plugin: Path, tmp_path: Pa
         process.wait()
 
 
+@pytest.mark.long
 def test_another_policy_is_refused_by_a_strict_server(
     folder: Path, plugin: Path, tmp_path: Path, seen: list[Observation]
 ) -> None:

@@ -319,7 +319,6 @@ def test_a_restarted_server_needs_no_instructions(folder: Path, seen: list[Obser
                 other.send(TimedObservation(0, 0, changed, True))
 
 
-@pytest.mark.slow
 def test_a_killed_server_is_found_again(folder: Path, seen: list[Observation]) -> None:
     """The command, ended without notice and started again at its port."""
 

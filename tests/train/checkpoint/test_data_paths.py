@@ -60,7 +60,6 @@ def test_a_run_with_a_relative_root_is_validated_from_another_folder(project: Pa
     assert RunDir(project / "runs/one").settings().data.root == str(project / "data/set")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("earlier", [False, True], ids=["today", "earlier"])
 def test_a_run_that_moved_with_its_data_finds_it(project: Path, elsewhere: Path, earlier: bool) -> None:
     shutil.copytree(project, elsewhere / "new")
@@ -78,7 +77,6 @@ def test_a_run_that_moved_with_its_data_finds_it(project: Path, elsewhere: Path,
             shutil.copytree(elsewhere / "aside", project / "data")
 
 
-@pytest.mark.slow
 def test_a_dataset_that_is_gone_is_named_with_the_flag(
     project: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,7 +38,6 @@ def trained(data: Path) -> Path:
     return data.parent / "trained"
 
 
-@pytest.mark.slow
 def test_train_writes_and_keeps_the_best_checkpoint(trained: Path) -> None:
     judged = {r["step"]: r["loss"] for r in series(trained, "val")}
     best = min(judged, key=lambda step: judged[step])
@@ -133,7 +132,6 @@ def test_export_failure_is_one_line(trained: Path, tmp_path: Path, capsys: pytes
     assert main(["export"]) == 2
 
 
-@pytest.mark.slow
 def test_train_starts_from_an_exported_policy(trained: Path, data: Path, tmp_path: Path) -> None:
     exported = trained / "policy"
     config = tiny_config(
@@ -179,7 +177,6 @@ def test_init_from_reads_a_folder_of_several_files(trained: Path, tmp_path: Path
         write()
 
 
-@pytest.mark.slow
 def test_resume_before_the_first_checkpoint_starts_from_the_exported_policy(
     trained: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -27,7 +27,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "run"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_exported_graph_acts_as_the_policy(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "graph"
     words = ["export", str(trained), "--format", "torch_export", "--steps", "2", "--output-dir", str(out)]

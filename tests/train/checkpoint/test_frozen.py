@@ -220,7 +220,6 @@ def test_background_save_does_not_copy_frozen_tensors(tmp_path: Path, monkeypatc
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{"lora": {"rank": 4}}, {"optim": {"freeze": ("vision.*",)}}], ids=["lora", "freeze"]
 )

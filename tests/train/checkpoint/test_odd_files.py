@@ -34,7 +34,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "run"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -74,7 +73,6 @@ def values(content: Any, depth: int = 3) -> Iterator[tuple[Any, ...]]:
             yield from ((key, *rest) for rest in values(value, depth - 1))
 
 
-@pytest.mark.slow
 def test_resume_refuses_malformed_order_json(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = json.loads((trained / "order.json").read_text())
     shutil.copytree(trained, tmp_path / "run")
@@ -94,7 +92,6 @@ def test_resume_refuses_malformed_order_json(trained: Path, tmp_path: Path, caps
         assert "Traceback" not in capsys.readouterr().err, path
 
 
-@pytest.mark.slow
 def test_resume_refuses_malformed_steps(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(trained, tmp_path / "run")
     whole = (tmp_path / "run/metrics.jsonl").read_text()
@@ -114,7 +111,6 @@ def test_resume_refuses_malformed_steps(trained: Path, tmp_path: Path, capsys: p
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("left", [0, 2])
 def test_resume_warns_about_missing_metrics(
     trained: Path, tmp_path: Path, left: int, capsys: pytest.CaptureFixture[str]
@@ -133,7 +129,6 @@ def test_resume_warns_about_missing_metrics(
     assert "metrics.jsonl" not in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("warmup", [3, 4, 10])
 def test_startup_summary_notes_a_warmup_longer_than_the_run(
     trained: Path, tmp_path: Path, warmup: int, capsys: pytest.CaptureFixture[str]

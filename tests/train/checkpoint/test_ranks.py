@@ -17,7 +17,7 @@ from support.refusals import refused
 from understudy.train.checkpoint import checkpoint
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_checkpoint_loads_into_any_storage_on_any_ranks(tmp_path: Path) -> None:
     """Written on 2 ranks, read and written on 3, read on 1: weights, average and moments with identical hashes."""
     first, second, third = (in_ranks(w, ranks.reshard, tmp_path, w == 3)[0] for w in (2, 3, 1))
@@ -43,7 +43,6 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.slow
 def test_save_failure_is_one_error_on_all_ranks(open_folder: Path) -> None:
     one, two = in_ranks(2, ranks.trouble, open_folder)
     assert set(one) == {name + more for name in ranks.TROUBLE for more in ("", " in the background")}
@@ -79,7 +78,6 @@ def test_save_checks_the_files_of_other_ranks(tmp_path: Path, monkeypatch: pytes
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_save_on_a_full_disk(open_folder: Path) -> None:
     """A real one."""
     if (
@@ -96,7 +94,6 @@ def test_save_on_a_full_disk(open_folder: Path) -> None:
         assert told[3:] == ["step-00000001", "step-00000003"]
 
 
-@pytest.mark.slow
 def test_saver_in_the_background(tmp_path: Path) -> None:
     for seen in in_ranks(2, ranks.background, tmp_path):
         assert seen == {
@@ -109,7 +106,6 @@ def test_saver_in_the_background(tmp_path: Path) -> None:
         }
 
 
-@pytest.mark.slow
 def test_save_needs_agreement_of_ranks(tmp_path: Path) -> None:
     """The negative control of the tests above."""
     one, two = in_ranks(2, ranks.no_agreement, tmp_path)

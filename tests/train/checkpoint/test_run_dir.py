@@ -27,7 +27,6 @@ def write(path: Path, records: list[dict]) -> None:
     file.close()
 
 
-@pytest.mark.slow
 @given(st.integers(0, 400))
 def test_metrics_file_torn_anywhere_reads_as_a_prefix(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     path = tmp_path_factory.getbasetemp() / "torn.jsonl"

@@ -118,7 +118,6 @@ def test_load_warns_about_missing_checksums(saved: Path) -> None:
     assert torch.equal(live["weights/a"], tensors(6.0)["weights/a"])
 
 
-@pytest.mark.slow
 def test_load_fails_on_all_ranks_together(tmp_path: Path) -> None:
     told = in_ranks(2, checkpoint_ranks.flipped, tmp_path)
     assert len(set(told)) == 1
@@ -166,7 +165,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "run"
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*without checksums")
 @pytest.mark.parametrize(
     "name", ["a command", "an expression", "inside an index", "through a module", "an attribute", "of torch"]
@@ -205,7 +203,6 @@ def test_read_index_accepts_only_tensors_of_its_checkpoint(saved: Path) -> None:
     check_unreadable(path, ".metadata")
 
 
-@pytest.mark.slow
 def test_resume_names_damage_and_continues_without_that_checkpoint(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,7 +55,6 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.slow
 def test_resume_refuses_changed_actions(begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(begun / "run", tmp_path / "run")
     shutil.copytree(begun / "d", tmp_path / "d")
@@ -73,7 +72,6 @@ def test_resume_refuses_changed_actions(begun: Path, tmp_path: Path, capsys: pyt
     assert path.name in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_resume_refuses_another_video_and_accepts_a_copy(begun: Path, tmp_path: Path) -> None:
     shutil.copytree(begun / "run", tmp_path / "run")
     shutil.copytree(begun / "d", tmp_path / "d")

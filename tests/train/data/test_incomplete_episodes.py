@@ -210,7 +210,6 @@ def test_split_failure_names_dataset_and_flag(copy: Make) -> None:
         opened(root, episodes=(3,))
 
 
-@pytest.mark.slow
 def test_skipped_episodes_are_recorded_with_the_run(
     copy: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,7 +253,7 @@ def one_looks(root: Path, out: Path) -> list[int]:
     return list(source["skipped"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_only_rank_0_checks_files(copy: Make, tmp_path: Path) -> None:
     """A hundred thousand files are not listed by each of a thousand ranks, and all leave out the same episodes."""
     root = copy()

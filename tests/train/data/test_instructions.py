@@ -70,7 +70,6 @@ def resume_on_rank(out: Path) -> int:
     return run.resume(RunDir(out).settings())
 
 
-@pytest.mark.slow
 def test_a_run_resumed_on_other_ranks_draws_the_same_instructions(data: Path, tmp_path: Path) -> None:
     whole, joined = config_of(data, tmp_path / "whole"), config_of(data, tmp_path / "joined", "")
     assert run.train(whole) == run.train(joined) == run.DONE

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.datasets import Spec, write_dataset
@@ -39,7 +39,6 @@ def opened(*sources: SourceConfig, **data: Any) -> RunData:
 # -- settings -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_mixture_settings_read_back_equal(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
     full = replace(
         sources[0], val_episodes=(1, 2), delta_action_dims=(0, 1), exclude_episodes=(4,), keep_rule="start", stats="s"
@@ -131,7 +130,6 @@ def test_mode_weights_match_the_policy_modes() -> None:
     assert not TrainConfig(mode={"policy": 1.0, "inverse_dynamics": 0.0}).learns_dynamics()
 
 
-@pytest.mark.slow
 def test_command_line_takes_a_file_with_sources(
     sources: tuple[SourceConfig, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -275,7 +273,6 @@ IDS = st.lists(st.integers(0, 9), max_size=6, unique=True).map(tuple)
         max_size=3,
     )
 )
-@settings(max_examples=60, deadline=None)
 def test_split_never_shares_episodes(many: Path, listed: list[SourceConfig]) -> None:
     """Also where sources share a dataset: then a leak is refused."""
     config = mixed(tuple(replace(source, root=str(many)) for source in listed), Path("r"))

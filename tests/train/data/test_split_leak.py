@@ -76,7 +76,6 @@ def nearest(known: Frames, asked: Frames) -> tuple[float, float]:
     return float(np.median(away)), float(np.median(off))
 
 
-@pytest.mark.slow
 def test_a_split_by_frames_leaks_and_one_by_episodes_does_not(dataset: Path) -> None:
     trained, held = split(dataset)
     whole = Frames(*(np.concatenate(pair) for pair in zip(vars(trained).values(), vars(held).values())))
@@ -86,7 +85,6 @@ def test_a_split_by_frames_leaks_and_one_by_episodes_does_not(dataset: Path) -> 
     assert too_good < wrong / 2
 
 
-@pytest.mark.slow
 def test_every_episode_is_on_one_side(dataset: Path) -> None:
     trained, held = split(dataset)
     ids = set(trained.episode) | set(held.episode)

@@ -16,7 +16,6 @@ from understudy.train.data.run_data import open_data
 from understudy.train.run import DONE, evaluate_checkpoint, train
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_a_robot_of_one_joint_trains_validates_and_is_exported(tmp_path: Path, version: str) -> None:
     """A vector of shape (1,) is stored as a plain column, and is a vector of one number to a policy."""
@@ -54,7 +53,7 @@ def test_a_dataset_of_doubles_trains(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_validation_names_the_joints_of_each_dataset(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(9, 7, 11, 8, 6), gop=4))
     nested = [["waist", "wrist"]]

@@ -94,7 +94,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_dataset(tmp_path_factory.mktemp("peak") / "dataset")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_forecast_is_that_of_the_plan_and_refuses_a_small_gpu(data: Path) -> None:
     config = replace(tiny_config(data, data.parent / "run"), peak_check="error").resolved()
     opened = open_data(config)
@@ -126,7 +126,7 @@ def test_run_without_the_check_reads_nothing(caplog: pytest.LogCaptureFixture) -
     assert not caplog.records
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("setting", ["error", "warn", "off"])
 def test_run_on_a_small_gpu_follows_the_setting(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, setting: str

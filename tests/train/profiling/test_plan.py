@@ -188,7 +188,7 @@ def compare(plan: dict[str, int], measured: dict[str, int]) -> None:
         )  # 5 % on most CPUs: kernels differ in workspaces
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_plan_equals_a_measured_step(data: Path, measured: dict[str, dict[str, int]], name: str) -> None:
     policy, case = CASES[name]
@@ -243,7 +243,7 @@ def of_ranks(data: Path) -> list[dict[str, dict[str, int]]]:
     return in_ranks(2, count_live, configs)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", RANKS)
 def test_plan_equals_each_of_two_real_ranks(data: Path, of_ranks: list[dict[str, dict[str, int]]], name: str) -> None:
     policy, case = RANKS[name]
@@ -271,7 +271,7 @@ def test_live_bytes_count_the_copy_that_a_sum_takes(sums_copies: bool) -> None:
     assert (live.now, live.peak) == (600, 1000 if sums_copies else 600)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_plan_of_shards_on_gpus_has_all_of_their_state(data: Path) -> None:
     """The kernels of a GPU update the weights without memory of their own, and its moments are there anyway.
 
@@ -281,7 +281,7 @@ def test_plan_of_shards_on_gpus_has_all_of_their_state(data: Path) -> None:
     assert found["peak"] > 1.1 * sum(found[name] for name in STATE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_plan_sees_the_knobs(data: Path) -> None:
     """Negative control of the comparisons: each setting changes the part that it should."""
     plain = plan(settings(data), device="cpu")
@@ -299,7 +299,7 @@ def test_plan_sees_the_knobs(data: Path) -> None:
     assert plain.cards == ()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_plan_finds_the_largest_micro_batch(data: Path) -> None:
     config = settings(data, activation_checkpoint="full")
     (card,) = plan(config, cards=[30 << 20]).cards
@@ -408,7 +408,7 @@ def test_plan_of_losses_that_read_values_is_refused(data: Path, monkeypatch: pyt
         plan(tiny_config(data, data / "none"), device="cpu")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_plan_allocates_no_weights(data: Path) -> None:
     words = ["--data.root", str(data), "--batch-size", "4", "--policy.width", "8192", "--policy.layers", "6", "--json"]
     code = (

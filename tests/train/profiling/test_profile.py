@@ -63,7 +63,7 @@ def config_of(name: str, data: Path, out: Path) -> TrainConfig:
     return config
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "flow" else pytest.mark.slow) for n in BUILT_IN])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "flow" else pytest.mark.long) for n in BUILT_IN])
 def test_profile_measures_the_trained_step(
     name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +143,7 @@ def remembered_bytes(data: Path, out: Path, kept: CheckpointMode) -> int:
     return found.memory["activations"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_profile_shows_the_memory_of_activation_checkpointing(data: Path, tmp_path: Path) -> None:
     none, selective, full = (remembered_bytes(data, tmp_path, kept) for kept in ("none", "selective", "full"))
     assert full < selective < none
@@ -154,7 +154,7 @@ def two_ranks(data: Path, out: Path) -> Profile | None:
     return profile(config, warmup=1, steps=3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_profile_on_two_ranks(data: Path, tmp_path: Path) -> None:
     found, other = in_ranks(2, two_ranks, data, tmp_path)
     assert other is None
@@ -207,7 +207,7 @@ def test_profile_explains_a_step_longer_than_its_phases() -> None:
     assert explain_difference(found) != slower
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_profile_command_writes_a_page_and_prints(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

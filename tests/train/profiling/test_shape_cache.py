@@ -49,7 +49,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_dataset(tmp_path_factory.mktemp("cache") / "dataset")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_shapes_of_a_step_are_the_same_without_the_cache(
     data: Path, monkeypatch: pytest.MonkeyPatch, case: str

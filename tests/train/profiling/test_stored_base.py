@@ -36,7 +36,6 @@ def test_known_base_is_float32_of_a_float32_tree() -> None:
 
 
 @TENSORSTORE
-@pytest.mark.slow
 def test_known_base_is_bfloat16_of_a_bfloat16_tree(tmp_path: Path) -> None:
     assert base_of(jax_tree.write_zarr(tmp_path, jax_tree.tree(jax_tree.weights()), "bfloat16")) == "bfloat16"
 

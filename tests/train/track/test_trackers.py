@@ -36,7 +36,6 @@ def process(root: Path, names: str, begin: int, end: int, how: str) -> None:
     assert done.returncode == (-signal.SIGKILL if how == "kill" else 0), done.stderr.decode()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_trackers_have_each_step_once_after_kills(tmp_path: Path, name: str) -> None:
     if importlib.util.find_spec(name) is None:
@@ -52,7 +51,7 @@ def test_trackers_have_each_step_once_after_kills(tmp_path: Path, name: str) -> 
     assert [r["step"] for r in metrics_file.read(tmp_path / "metrics.jsonl", "train")] == list(range(1, 32))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_trackers_have_a_resumed_run_whole(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="pip install 'understudy[tensorboard]'")
     from support.resumed import send, watched

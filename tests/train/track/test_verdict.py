@@ -75,7 +75,6 @@ def test_verdict_of_a_long_run_holds_few_of_its_steps(tmp_path: Path) -> None:
     assert peak < 300_000
 
 
-@pytest.mark.slow
 def test_run_logs_each_validation_and_a_verdict(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The lowest loss of a resumed run is that of the whole run."""
     config = tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "r", val={"every": 4}, steps=4)

@@ -22,9 +22,6 @@ from understudy.train.validation.open_loop import STEPS
 CHUNK = 3
 
 
-pytestmark = pytest.mark.slow  # the loss and the open-loop error have quicker tests
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("actions")
@@ -73,6 +70,7 @@ def test_predictions_are_those_of_single_frames(trained: Path) -> None:
             EpisodeActions(state, held)
 
 
+@pytest.mark.long
 def test_view_shows_validation_episodes_of_a_run(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "page"
     assert main.main(["view", str(trained), "--export", str(out), "--episodes", *map(str, range(10))]) == 0
@@ -85,6 +83,7 @@ def test_view_shows_validation_episodes_of_a_run(trained: Path, tmp_path: Path) 
     assert None not in content["values"][0]
 
 
+@pytest.mark.long
 def test_view_refuses_training_episodes_and_settings_of_datasets(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,7 +139,6 @@ def check(told: dict[str, Any], step: int, before: list[int]) -> None:
     assert told["after"] <= 2  # of some seven chunks in each: those being read already
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("which", "step", "before"), [(1, 5, []), (3, 12, [5, 10])])
 def test_stop_in_a_validation_saves_the_step_and_resume_repeats_it(
     data: Path, whole: Path, tmp_path: Path, which: int, step: int, before: list[int]
@@ -168,7 +167,7 @@ class Kept:
     def finish(self) -> None: ...
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tracker_gets_a_validation_made_after_resume(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +184,6 @@ def test_tracker_gets_a_validation_made_after_resume(
     assert sorted(Kept.steps) == list(range(1, 13))
 
 
-@pytest.mark.slow
 def test_ranks_stop_a_validation_together(data: Path, whole: Path, tmp_path: Path) -> None:
     for first, last in in_ranks(2, whole_and_stopped, config_of(data, tmp_path), tmp_path, timeout=240):
         check(first, 5, [])
@@ -225,7 +223,7 @@ def substituting(config: TrainConfig) -> TrainConfig:
     return replace(config, data=replace(config.data, on_bad_frame="substitute"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_evaluate_skips_an_unreadable_frame(data: Path, whole: Path, damaged: tuple[Path, int], tmp_path: Path) -> None:
     root, sample = damaged
     out = tmp_path / "r"
@@ -255,7 +253,6 @@ def test_evaluate_skips_an_unreadable_frame(data: Path, whole: Path, damaged: tu
     assert one["mse"] == pytest.approx(two["mse"], rel=1e-3)
 
 
-@pytest.mark.slow
 def test_unreadable_validation_frame_loses_no_step(damaged: tuple[Path, int], tmp_path: Path) -> None:
     root, _ = damaged
     out = RunDir(tmp_path / "r")
@@ -272,7 +269,6 @@ def test_unreadable_validation_frame_loses_no_step(damaged: tuple[Path, int], tm
     same_run(tmp_path / "at once", out.root)
 
 
-@pytest.mark.slow
 def test_unreadable_frame_of_one_rank_ends_all_ranks(damaged: tuple[Path, int], tmp_path: Path) -> None:
     for kind, said in outcomes_in_ranks(2, run.train, config_of(damaged[0], tmp_path / "r"), timeout=100):
         assert kind == "raised"
@@ -297,7 +293,7 @@ def with_small_chunks(config: TrainConfig) -> int:
         return run.train(config)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_validation_sample_is_evaluated_and_reported(data: Path, whole: Path, tmp_path: Path) -> None:
     """The same sample in each validation, in any process; the training does not notice."""
     config = config_of(data, tmp_path / "one", val={"frames": 10})

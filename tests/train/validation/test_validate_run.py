@@ -43,7 +43,6 @@ def done(sources: tuple[SourceConfig, ...], tmp_path_factory: pytest.TempPathFac
     return out
 
 
-@pytest.mark.slow
 def test_keep_best_by_a_named_figure(done: Path) -> None:
     records = {record["step"]: record for record in series(done, "val")}
     assert sorted(records) == [2, 4, 6, 8]
@@ -104,7 +103,7 @@ def test_evaluate_checkpoint_refuses_a_missing_one(done: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"val": {"every": 1, "open_loop_every": 1}}, pytest.param({"val": {"every": 0}}, marks=pytest.mark.slow)],
+    [{"val": {"every": 1, "open_loop_every": 1}}, pytest.param({"val": {"every": 0}}, marks=pytest.mark.long)],
 )
 def test_validation_does_not_affect_training_of_a_mixture(
     sources: tuple[SourceConfig, ...], done: Path, tmp_path: Path, changes: dict[str, Any]
@@ -120,7 +119,7 @@ def test_validation_does_not_affect_training_of_a_mixture(
         assert now[step]["sources"] == then[step]["sources"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "terms"),
     [
@@ -165,7 +164,6 @@ def test_saver_improves_only_on_a_lower_figure(tmp_path: Path) -> None:
     assert with_the_same.improves({"task:lift": 1.9})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes", "named"),
     [
@@ -194,7 +192,6 @@ def test_train_refuses_an_unknown_keep_best(
     assert not (tmp_path / "r/config.yaml").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"checkpoint": {"keep_best": "head:unknown"}}, {"log": {"trackers": ("wandb",)}}])
 def test_refused_setting_is_not_stored(
     done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]

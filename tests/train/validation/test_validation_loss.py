@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.mixtures import WRIST, mixed, tiny_sources
@@ -425,7 +425,6 @@ def several(sources: tuple[SourceConfig, ...], shards: int, sizes: list[int]) ->
     return out
 
 
-@pytest.mark.slow
 def test_one_rank_two_and_three_find_the_same_bits(
     sources: tuple[SourceConfig, ...], whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -529,7 +528,6 @@ def test_dropout_is_off_and_on_again(
     assert found() != whole, "the dropout does nothing: this test shows nothing"
 
 
-@pytest.mark.slow
 def test_pictures_that_are_resized_as_they_are_read_are_those_that_stay_decoded(mesh: Mesh, tmp_path: Path) -> None:
     sources = tiny_sources(tmp_path)
     data, held = opened(sources)
@@ -573,7 +571,6 @@ def test_joints_bear_the_names_that_the_dataset_gives(
 # -- reading ahead
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 40), st.integers(1, 7))
 def test_chunks_are_dealt_once_and_evenly(chunks: int, world: int) -> None:
     shares = [share_chunks(chunks, rank, world) for rank in range(world)]
@@ -583,7 +580,6 @@ def test_chunks_are_dealt_once_and_evenly(chunks: int, world: int) -> None:
     assert all(own == list(range(own[0], own[-1] + 1)) for own, _ in shares if own)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 20), st.integers(1, 5), st.integers(0, 5))
 def test_chunks_are_read_once_each_thread_its_neighbors_within_the_memory(count: int, threads: int, room: int) -> None:
     running, most, by_thread, lock = 0, 0, defaultdict(list), threading.Lock()

@@ -17,7 +17,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.videos import COUNT, KINDS, container_decode, moving_pictures, rgb
@@ -61,7 +61,6 @@ def python(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 @needs_c
-@settings(max_examples=80, deadline=None)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     runs=st.lists(st.integers(1, 20), min_size=2, max_size=5),
@@ -304,7 +303,6 @@ print(loops.load_loops() is not None, ffmpeg.load_swscale() is not None, zlib.cr
 """
 
 
-@pytest.mark.slow
 @needs_c
 def test_native_mode_turns_loops_off_or_requires_them(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
     path, images = clips["h264-bframes"]
@@ -314,7 +312,7 @@ def test_native_mode_turns_loops_off_or_requires_them(clips: dict[str, tuple[Pat
         assert (done.stdout.split(), done.stderr) == ([str(used), str(used), str(sum_)], "")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_native_mode_refuses_another_value() -> None:
     for arguments in (["bench", "x"], ["order", "explain"]):
         done = run_with("yes", "", *arguments)
@@ -323,7 +321,7 @@ def test_native_mode_refuses_another_value() -> None:
         assert "UNDERSTUDY_NATIVE='yes'" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_c
 def test_version_command_reports_loops() -> None:
     lines = dict(line.split(None, 1) for line in run_with("1", "", "--version", "-v").stdout.splitlines())
