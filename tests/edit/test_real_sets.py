@@ -35,7 +35,6 @@ def test_real_sets_become_v30_to_the_bit(name: str, real_data: Path, tmp_path: P
 
 @pytest.mark.long
 def test_real_set_of_224_pixels_keeps_its_images(real_data: Path, tmp_path: Path) -> None:
-    """`benchmarks/transcode.py` measures the cost of decoding and the success of policies."""
     [written] = edit(
         real_data / "g1_v30", tmp_path / "out", episodes=("0",), size="224", codec="libx264", gop=2
     ).values()

@@ -13,8 +13,8 @@ Without a run or a decoder every sample starts over at a key frame, and half a G
 
 An existing order is never changed. For a new one, `choose_order` compares plans of several orders.
 
-The plan is not below the largest growth of resident memory where `benchmarks/history.py` and
-`tests/load/test_process.py` measure it, and at most 15 % above it but for plans of less than 100 MB. Batches that the
+The plan is not below the largest growth of resident memory where
+`tests/load/test_process.py` measures it, and at most 15 % above it but for plans of less than 100 MB. Batches that the
 consumer keeps, other than the current one, come on top.
 """
 

@@ -1,7 +1,7 @@
 """Cost and mixing of an order, from its numbers alone: frames decoded for a sample, and correlation of its batches.
 
 Costs are relative to decoding in a row, with a key frame counted as `_KEY` other frames. For frames at random places
-they give twice the cost with GOP 2, and 128 times with GOP 250. `benchmarks/defaults.py` measured 1.8 to 2.3 times for
+they give twice the cost with GOP 2, and 128 times with GOP 250. measured were 1.8 to 2.3 times for
 AV1 of 480 lines with GOP 2 and 3.3 for H.264 of 224 pixels, where each start costs 0.2 ms in Python; and 92 times for
 H.264 with GOP 250, since frames on the way are not converted.
 """
