@@ -15,15 +15,9 @@ from understudy.public_names import public_names
 _MODULES = public_names(__file__)
 
 __all__ = sorted([*_MODULES, "train"])
-_RENAMED = {"Remote": "RemoteOptions"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        from understudy.deprecation import warn_renamed
-
-        warn_renamed(f"understudy.{name}", f"understudy.{_RENAMED[name]}")
-        name = _RENAMED[name]
     if name in ("policies", "train"):  # the latter is callable: `us.train(config)` and `understudy.train.run` both work
         return import_module(f"understudy.{name}")
     if name in _MODULES:

@@ -11,7 +11,7 @@ import pytest
 import understudy as us
 from support.batches import all_same, least_memory
 from support.datasets import Spec, write_dataset
-from support.refusals import refused, warned
+from support.refusals import refused
 from understudy.data.format.catalog import Catalog
 from understudy.load.batch_request import BatchRequest, DatasetOptions
 
@@ -128,12 +128,6 @@ def test_choose_order_has_the_options_of_an_order() -> None:
     assert set(choose) - set(order) == others
 
 
-def test_old_names_of_dataset_options_warn(root: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="frame_cache_bytes") as caught:
-        us.Loader(root, batch_size=BATCH, picture_cache_bytes=0).close()  # type: ignore[call-arg]
-    assert caught[0].filename == __file__
-
-
 @pytest.mark.parametrize("given", [7, None, b"bytes", {"a": 1}, [], [7]])
 def test_datasets_of_other_types_are_refused(given: Any) -> None:
     with refused("dataset", kind=ValueError):
@@ -151,35 +145,6 @@ def test_loader_chooses_the_order_for_its_memory(tmp_path: Path) -> None:
     with us.Loader(data, batch_size=4, seed=1, num_threads=2) as loader:
         assert loader.order.spec.sources[0].lanes == loader.order.spec.sources[0].clip == 1
         assert loader.plan.keeps_decoded == (True,)
-
-
-def test_old_names_of_arguments_and_attributes_warn(root: Path) -> None:
-    with warned(kind=DeprecationWarning) as caught:
-        loader = us.Loader(root, batch_size=BATCH, world=2, rank=0, threads=1, start=8, size=(16, 16))
-    new = {str(warning.message).split(" is now ")[1].split("=")[0] for warning in caught}
-    assert new == {"world_size", "num_threads", "position", "image_size"}
-    with loader:
-        assert loader.position == 8
-        assert next(loader)["observation.images.top"].shape == (2, 3, 16, 16)
-        for old, value in (("waited", loader.wait_seconds), ("times", loader.timings), ("spare", loader.spare_bytes)):
-            with pytest.warns(DeprecationWarning, match=old):
-                assert getattr(loader, old) == value
-    with pytest.warns(DeprecationWarning, match=r"from_datasets|batch_size"):
-        order = us.Order.of(us.EpisodeDataset(root), batch=BATCH)
-    with pytest.warns(DeprecationWarning, match="batch_size"):
-        assert order.batch == BATCH
-    with pytest.warns(DeprecationWarning, match="neighbors"):
-        assert len(order.neighbours(0, 3)[0]) == 3
-    with pytest.warns(DeprecationWarning, match="with_batch_size"):
-        assert order.rebatched(8).batch_size == 8
-    with pytest.warns(DeprecationWarning, match="with_weights"):
-        assert len(order.reweighted(8, {"first": 1.0}).spec.schedule) == 2
-    stream = us.EpisodeStream(root, order=order)
-    with pytest.warns(DeprecationWarning, match="position"):
-        stream.start = 12
-    assert stream.position == 12
-    with pytest.warns(DeprecationWarning, match=r"batch_size|world_size"):
-        assert len(us.EpisodeSampler(us.EpisodeDataset(root), batch=BATCH, rank=0, world=2)) == 14
 
 
 def test_every_public_name_is_imported_on_first_use() -> None:

@@ -1,17 +1,8 @@
-"""Settings for remote reading, under their names and their old ones."""
+"""Settings for remote reading."""
 
 import pytest
 
-import understudy as us
 from understudy.storage.remote_options import RemoteOptions
-
-
-def test_remote_options_accept_old_names_for_one_release() -> None:
-    with pytest.warns(DeprecationWarning, match="RemoteOptions"):
-        old = us.Remote
-    assert old is us.RemoteOptions is RemoteOptions
-    with pytest.warns(DeprecationWarning, match="num_threads"):
-        assert RemoteOptions(threads=3).num_threads == 3  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("bad", [{"cache_bytes": -1}, {"cache_bytes": True}, {"num_threads": 0}])

@@ -6,23 +6,20 @@ import shutil
 import signal
 import subprocess
 import sys
-import warnings
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from support import resumed
 from support.ranks import in_ranks
-from support.refusals import refused, warned
+from support.refusals import refused
 from support.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.config.data import SourceConfig
 from understudy.config.on_resume import Fixed, OnResume, marker
-from understudy.config.renamed import OldNameWarning
-from understudy.config.schema import differences, load, override, plain, read_file
+from understudy.config.schema import differences, override, plain
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
 from understudy.errors import ConfigError
 from understudy.train import run
@@ -315,66 +312,3 @@ def test_ranks_stop_at_one_step_and_consume_each_sample_once(data: Path, tmp_pat
     assert mixed[:6] == whole[:6]
     assert [r["loss"] for r in mixed] == pytest.approx([r["loss"] for r in whole], rel=1e-4)
     assert differences(RunDir(out).settings(), RunDir(tmp_path / "whole").settings()).keys() == {"output_dir"}
-
-
-def write_old_names(root: Path, **removed: object) -> None:
-    """Rewrite the settings of a run with the names of the last release, without those in `removed`."""
-
-    def old(settings: dict[str, Any]) -> dict[str, Any]:
-        for name, now in TrainConfig.RENAMED.items():
-            *groups, last = now.split(".")
-            if "*" in groups:
-                continue
-            value = settings
-            for group in groups:
-                value = value[group]
-            if last not in value:
-                continue  # written by another old name already
-            target = settings
-            for group in name.split(".")[:-1]:
-                target = target[group]
-            target[name.rpartition(".")[2]] = value.pop(last)
-        settings["val_weights"] = "average"
-        return {key: value for key, value in settings.items() if value != {} and key not in removed}
-
-    run_dir = RunDir(root)
-    run_dir.config.write_text(yaml.safe_dump(old(read_file(run_dir.config))))
-    for path in (run_dir.order, *root.glob("checkpoints/step-*/state.json")):
-        content = json.loads(path.read_text())
-        content["settings"] = old(content["settings"])
-        for key in ("seal", "files"):
-            content.pop(key, None)
-        path.write_text(json.dumps(content))
-
-
-@pytest.mark.filterwarnings("ignore:.*checksums:UserWarning")
-def test_resume_reads_the_setting_names_of_the_last_release(
-    half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("new", "old"):
-        shutil.copytree(half, tmp_path / name)
-    write_old_names(tmp_path / "old")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FutureWarning)  # the file is the run's own record
-        settings = RunDir(tmp_path / "old").settings()
-    with warned(tmp_path / "old/config.yaml", "batch", "batch_size", kind=OldNameWarning):
-        load(TrainConfig, tmp_path / "old/config.yaml")  # a file that the user names
-    assert settings == replace(RunDir(tmp_path / "new").settings(), output_dir=str(tmp_path / "old"))
-    assert [run.resume(RunDir(tmp_path / "new").settings()), run.resume(settings)] == [run.DONE, run.DONE]
-    assert "resume: batch" not in capsys.readouterr().err
-    same_run(tmp_path / "new", tmp_path / "old")
-
-
-@pytest.mark.filterwarnings("ignore:.*checksums:UserWarning", "ignore::FutureWarning")
-def test_resume_of_a_run_without_a_limit_validates_all_frames(
-    half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    old = tmp_path / "old"
-    shutil.copytree(half, old)
-    write_old_names(old, val_frames=True)
-    assert run.resume(RunDir(old).settings()) == run.DONE
-    assert "resume: val.frames" not in capsys.readouterr().err
-    assert RunDir(old).settings().val.frames == 0
-    latest = checkpoint.find_latest(RunDir(old).checkpoints)
-    assert latest is not None
-    assert checkpoint.read_state(latest)["settings"]["val"]["frames"] == 0

@@ -12,10 +12,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, ClassVar
+from typing import IO, TYPE_CHECKING, Annotated
 
 from understudy.config.declare import Ge, Interval
 
@@ -28,8 +27,6 @@ MARK = ".understudy-demo"
 @dataclass(frozen=True)
 class DemoConfig:
     """Record, train, kill, resume, validate and roll out on a simulated table, in about five minutes."""
-
-    RENAMED: ClassVar[Mapping[str, str]] = {"out": "output_dir"}
 
     output_dir: str = "runs/demo"
     """Folder for the recording and the run. An earlier demonstration there is replaced."""

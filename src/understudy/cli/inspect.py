@@ -1,10 +1,9 @@
 """`understudy inspect PATH`: contents, defects and encoding of a dataset, as text and as an HTML page."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from understudy.config.declare import Ge, Interval, Positional
 
@@ -12,8 +11,6 @@ from understudy.config.declare import Ge, Interval, Positional
 @dataclass(frozen=True)
 class InspectConfig:
     """Examine a dataset: contents, defects, encoding."""
-
-    RENAMED: ClassVar[Mapping[str, str]] = {"keep": "keep_ranges", "chunk": "chunk_size"}
 
     path: Positional[str] = ""
     """Folder (or URL) of a LeRobot dataset."""

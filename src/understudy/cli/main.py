@@ -212,11 +212,9 @@ def _one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Format a warning without its place in our code, which only --debug shows."""
-    from understudy.config.renamed import OldNameWarning
     from understudy.credentials import redact
 
-    note = category is UserWarning or issubclass(category, OldNameWarning)
-    return redact(f"{'note' if note else category.__name__}: {message}\n")
+    return redact(f"{'note' if category is UserWarning else category.__name__}: {message}\n")
 
 
 def overview() -> str:
@@ -251,7 +249,6 @@ def _unknown(word: str) -> str:
 
 def _run(name: str, arguments: list[str], debug: bool) -> int:
     """Parse and run a command. Errors that the user can correct become one line; ours keep their traceback."""
-    from understudy.config.renamed import OldNameWarning
     from understudy.credentials import redact
     from understudy.errors import ConfigError, DatasetError, is_wrong_input
     from understudy.optional_packages import describe_missing, require
@@ -265,10 +262,7 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
         count, arguments = split_launch(arguments) if command.launchable else (None, arguments)
         print_only = "--print-config" in arguments
         arguments = [argument for argument in arguments if argument != "--print-config"]
-        with warnings.catch_warnings():
-            if count is not None or os.environ.get("RANK", "0") != "0":  # rank 0 warns of old names
-                warnings.simplefilter("ignore", OldNameWarning)
-            settings = read_settings(name, arguments)  # checked once here, before every rank reads them too
+        settings = read_settings(name, arguments)  # checked once here, before every rank reads them too
         if print_only:
             print(resolve("config.schema:dump_yaml")(settings), end="")
             return 0

@@ -28,7 +28,6 @@ class MeasureConfig:
 class ProfileConfig(TrainConfig):
     """Measure time and memory of a training step with these settings. The trained weights are discarded."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {**TrainConfig.RENAMED, "profile.warmup": "profile.warmup_steps"}
     REFUSED_FLAGS: ClassVar[Mapping[str, str]] = {
         "steps": "a profile has no end of its own; --profile.steps N measures N"
     }

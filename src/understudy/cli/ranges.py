@@ -3,10 +3,9 @@
 import json
 import math
 import warnings
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from understudy.config.declare import Ge, Gt, Interval, Positional
 
@@ -27,8 +26,6 @@ class RangesConfig:
     second. `--preset droid` is openpi's rule for DROID, with its numbers. That rule also leaves out some frames in
     which the robot moves.
     """
-
-    RENAMED: ClassVar[Mapping[str, str]] = {"out": "output", "key": "keys"}
 
     path: Positional[str] = ""
     """Folder (or URL) of a LeRobot dataset."""

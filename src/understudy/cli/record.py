@@ -5,10 +5,9 @@ ends equal to one that was never stopped.
 """
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from understudy.config.declare import Ge, Interval
 from understudy.plural import plural
@@ -26,8 +25,6 @@ FIXED = ("env", "tasks", "seed", "noise", "image_size", "cameras", "codec")  # s
 @dataclass(frozen=True)
 class RecordConfig:
     """Record a scripted expert as a LeRobot dataset. The same settings give the same dataset."""
-
-    RENAMED: ClassVar[Mapping[str, str]] = {"out": "output_dir", "size": "image_size", "world": "env"}
 
     output_dir: str = ""
     """Folder of the dataset. A recording begun there with the same settings is continued. Required."""
@@ -112,7 +109,6 @@ def _compare_settings(config: RecordConfig) -> None:
     """Raise ConfigError if the recording in the folder was begun with other settings."""
     import json
 
-    from understudy.config.renamed import current_names
     from understudy.config.schema import plain
     from understudy.errors import ConfigError
 
@@ -124,7 +120,6 @@ def _compare_settings(config: RecordConfig) -> None:
         raise ConfigError(
             f"{Path(config.output_dir) / NOTE} cannot be read ({error}); record into another folder"
         ) from error
-    begun = current_names(RecordConfig, begun, warn=False)  # the recording may be of an earlier release
     now = plain(config)
     differ = [f"{key} ({begun.get(key)} then, {now[key]} now)" for key in FIXED if begun.get(key) != now[key]]
     if differ:

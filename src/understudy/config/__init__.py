@@ -5,7 +5,6 @@ declare      bounds and command-line markers of settings
 on_resume    consequence of changing a setting on resume, declared beside it
 help         flags, meanings and defaults of settings as text
 foreign      settings of other trainers, and the equivalent ones
-renamed      old names of settings, accepted for one release
 train        settings of a training run
 data         settings of its data
 lora         settings of low-rank adapters

@@ -1,18 +1,15 @@
 """Settings of closed-loop evaluations: those of `understudy rollout`, and those during a training run. No torch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from understudy.config import renamed
 from understudy.config.declare import Interval, Positional
 
 
 @dataclass(frozen=True)
 class Play:
     """Environment and episodes of a closed-loop evaluation."""
-
-    RENAMED: ClassVar[Mapping[str, str]] = renamed.ROLLOUT
 
     env: Literal["tabletop", "recall", "metaworld"] = "tabletop"
     """Environment: the embedded `tabletop`, the embedded `recall`, solvable only by a policy that sees past frames

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from understudy.config.foreign import equivalent
-from understudy.config.renamed import current_names
 from understudy.credentials import remember_credentials
 from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
@@ -99,7 +98,6 @@ def validate(
     content: Mapping[str, Any],
     where: object = None,
     fresh: bool = True,
-    warn: bool = True,
     brought: Mapping[str, Any] | None = None,
 ) -> T:
     """Make an instance of the dataclass `cls` from a nested mapping; missing names take the defaults.
@@ -108,10 +106,9 @@ def validate(
 
     Args:
         cls: the settings class.
-        content: the settings; names of an earlier release are accepted (`renamed.py`).
+        content: the settings.
         where: the file, for messages.
         fresh: see `without_credentials`.
-        warn: whether to warn about names of an earlier release.
         brought: defaults that precede those of the classes, nested like `content`.
 
     Raises:
@@ -121,7 +118,7 @@ def validate(
     with optional_imports():
         from pydantic import TypeAdapter, ValidationError
 
-    content = _joined(cls, brought or {}, current_names(cls, content, where, warn))
+    content = _joined(cls, brought or {}, content)
     content = {**content, **{name: None for name in getattr(cls, "UNCAPPED", ()) if content.get(name) == -1}}
     found = [*_unknown_names(cls, content), *_unwritable(content)]
     try:
@@ -143,7 +140,7 @@ def validate_new(cls: type[T], content: Mapping[str, Any], where: object = None,
     config = validate(cls, content, where, fresh)
     for _ in range(2):  # the schedule follows from the steps, which may be brought, too
         if brought := run_defaults(config):
-            config = validate(cls, content, where, fresh, warn=False, brought=brought)
+            config = validate(cls, content, where, fresh, brought=brought)
     return config
 
 

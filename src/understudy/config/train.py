@@ -10,7 +10,6 @@ from math import inf
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from understudy.bytesize import parse_bytes
-from understudy.config import renamed
 from understudy.config.data import DataConfig, DatasetConfig
 from understudy.config.declare import Ge, Gt, Interval, Le
 from understudy.config.limits import LOADER_THREADS, THREADS, too_many
@@ -186,8 +185,6 @@ class LogConfig:
 class TrainConfig:
     """A training run. Everything it consumes is a function of these settings and the dataset."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = renamed.TRAIN | renamed.within("rollout", renamed.ROLLOUT)
-    REMOVED: ClassVar[Mapping[str, Any]] = {"val_weights": "average"}
     UNCAPPED: ClassVar[tuple[str, ...]] = ("max_num_tokens", "max_samples")
     """Limits for which -1 is none."""
 

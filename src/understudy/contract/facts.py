@@ -136,7 +136,7 @@ class RobotFacts:
         cameras: by standard key; cameras that the robot lacks are not there.
         tasks: instructions of training, at most `MOST_TASKS`.
         tasks_left_out: number of further instructions.
-        episodes: training episodes; 0 if unknown, in contracts of earlier releases.
+        episodes: training episodes; 0 if unknown.
     """
 
     MOST_TASKS = 1000

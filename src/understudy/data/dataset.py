@@ -28,7 +28,6 @@ from understudy.data.selection.frame_weights import FrameWeights, WeightsIn, wei
 from understudy.data.selection.segment_table import SegmentTable, as_integers
 from understudy.data.selection.select import KeepRanges, select
 from understudy.data.time_windows import TOLERANCE_S, frame_offsets, reach, window
-from understudy.deprecation import renamed_arguments
 from understudy.errors import DatasetError, SourceError
 from understudy.video.depth.pixels import RGB, Pixels
 
@@ -88,7 +87,6 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         DatasetError: the dataset cannot be read as requested.
     """
 
-    @renamed_arguments(keep="keep_ranges", absent="missing_cameras", picture_cache_bytes="frame_cache_bytes")
     def __init__(
         self,
         root: str | os.PathLike[str] | Catalog,

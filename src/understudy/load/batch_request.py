@@ -32,17 +32,6 @@ Datasets: TypeAlias = "EpisodeDataset | Catalog | str | os.PathLike[str] | Seque
 """One dataset, path, hub id or catalog, or several of them."""
 
 
-RENAMED_OPTIONS = {
-    "world": "world_size",
-    "start": "position",
-    "size": "image_size",
-    "keep": "keep_ranges",
-    "absent": "missing_cameras",
-    "picture_cache_bytes": "frame_cache_bytes",
-}
-"""Old names of options, of `Loader`, `EpisodeStream` and of `EpisodeDataset`."""
-
-
 class DatasetOptions(TypedDict, total=False):
     """Arguments of `EpisodeDataset` for the paths, hub ids and catalogs among `datasets`; it documents them."""
 

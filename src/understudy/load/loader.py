@@ -17,10 +17,8 @@ from typing import Any, Literal, NoReturn, Unpack
 import torch
 
 from understudy.cores import MOST_LOADER_THREADS, fair_threads, processes_here
-from understudy.deprecation import renamed_arguments, renamed_attribute
 from understudy.load.bad_frames import Substitutes, Substitution
 from understudy.load.batch_request import (
-    RENAMED_OPTIONS,
     Augment,
     Batch,
     BatchRequest,
@@ -99,7 +97,6 @@ class Loader:
         DatasetError: a dataset cannot be opened.
     """
 
-    @renamed_arguments(threads="num_threads", **RENAMED_OPTIONS)
     def __init__(
         self,
         datasets: Datasets,
@@ -314,10 +311,6 @@ class Loader:
     def spare_bytes(self) -> int:
         """Bytes of `memory` that the plan leaves free."""
         return max(0, self.plan.memory - self.plan.bytes)
-
-    waited = renamed_attribute("waited", "wait_seconds")
-    times = renamed_attribute("times", "timings")
-    spare = renamed_attribute("spare", "spare_bytes")
 
     def __enter__(self) -> "Loader":
         return self

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from understudy.deprecation import renamed_arguments, renamed_attribute, warn_renamed
 from understudy.order.defaults import default_in_flight
 from understudy.order.describe import in_words
 from understudy.order.frame_numbering import Layout, check_segments, fingerprint
@@ -56,7 +55,6 @@ class Order:
         self._mix = SharedSlots(spec) if spec.version == EXACT_VERSION else WholeSlots(spec)
 
     @classmethod
-    @renamed_arguments(batch="batch_size")
     def from_datasets(
         cls,
         sources: Frames | Sequence[Frames],
@@ -114,12 +112,6 @@ class Order:
         return cls(spec, [source.layout for source in chosen], [source.reasons for source in chosen], weights)
 
     @classmethod
-    def of(cls, *args: Any, **options: Any) -> "Order":
-        """Old name of `from_datasets`."""
-        warn_renamed("Order.of", "Order.from_datasets")
-        return cls.from_datasets(*args, **options)
-
-    @classmethod
     def from_json(cls, spec: "str | dict[str, Any] | Spec", sources: Frames | Sequence[Frames]) -> "Order":
         """Restore a saved order.
 
@@ -152,9 +144,6 @@ class Order:
     def batch_size(self) -> int:
         """Samples of a global batch."""
         return self.spec.batch
-
-    batch = renamed_attribute("batch", "batch_size")
-    neighbours = renamed_attribute("neighbours", "neighbors")
 
     @property
     def seed(self) -> int:
@@ -303,20 +292,10 @@ class Order:
         layouts = [*self.layouts, *(one.layout for one in added)]
         return Order(spec, layouts, reasons, [weights.get(source.name, 0.0) for source in spec.sources])
 
-    def reweighted(self, *args: Any, **options: Any) -> "Order":
-        """Old name of `with_weights`."""
-        warn_renamed("Order.reweighted", "Order.with_weights")
-        return self.with_weights(*args, **options)
-
     def with_batch_size(self, batch_size: int) -> "Order":
         """The same order for a run that continues with another global batch size. Positions keep their samples."""
         spec = replace(self.spec, batch=as_int("batch_size", batch_size))
         return Order(spec, self.layouts, self._reasons, self._weights)
-
-    def rebatched(self, batch: int) -> "Order":
-        """Old name of `with_batch_size`."""
-        warn_renamed("Order.rebatched", "Order.with_batch_size")
-        return self.with_batch_size(batch)
 
     def explain(self) -> str:
         """The order in words: the settings of each source and, for a new order, the reasons."""

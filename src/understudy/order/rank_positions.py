@@ -7,12 +7,7 @@ divides the number of lanes V, a lane has the same offset throughout an epoch an
 
 import numpy as np
 
-from understudy.deprecation import renamed_arguments
 
-_renamed = renamed_arguments(batch="batch_size", world="world_size")
-
-
-@_renamed
 def rank_slice(batch_size: int, rank: int, world_size: int) -> tuple[int, int]:
     """Offsets [low, high) of `rank` in every global batch; the sizes of two ranks differ by at most one.
 
@@ -30,7 +25,6 @@ def rank_slice(batch_size: int, rank: int, world_size: int) -> tuple[int, int]:
     return rank * batch_size // world_size, (rank + 1) * batch_size // world_size
 
 
-@_renamed
 def batch_positions(position: int, batch_size: int, rank: int = 0, world_size: int = 1) -> np.ndarray:
     """Positions (int64, about batch_size / world_size) of `rank` in the global batch that starts at `position`.
 
@@ -42,7 +36,6 @@ def batch_positions(position: int, batch_size: int, rank: int = 0, world_size: i
     return np.arange(position + low, position + high, dtype=np.int64)
 
 
-@_renamed
 def rank_positions(step: int, batch_size: int, rank: int = 0, world_size: int = 1) -> np.ndarray:
     """Positions (int64, about batch_size / world_size) of `rank` in step `step` of a run with a constant batch size."""
     if step < 0:

@@ -46,9 +46,9 @@ class Saved(NamedTuple):
     """A `PolicyConfig` of the stored type."""
     normalization: dict[str, Any]
     weights: StoredTensors
-    """As stored, under the names of the release that wrote them; each is read when it is asked for."""
+    """As stored; each is read when it is asked for."""
     metadata: dict[str, Any]
-    """Facts about the robots; empty in folders of earlier releases."""
+    """Facts about the robots; empty in folders of other tools."""
 
 
 def save(
@@ -208,14 +208,14 @@ def _open_tensors(source: Path, kind: str | None) -> TensorReader:
 
 
 def read_metadata(directory: str | Path) -> dict[str, Any]:
-    """Read the facts about the robots of a saved policy; empty in folders of earlier releases and of other tools."""
+    """Read the facts about the robots of a saved policy; empty in folders of other tools."""
     if not (Path(directory) / CONFIG).is_file():
         return {}
     return dict(_object(Path(directory) / CONFIG).get(METADATA, {}))
 
 
 def read_config(stored: Mapping[str, Any]) -> Any:
-    """Build the config of a policy from its JSON, of this or an earlier release.
+    """Build the config of a policy from its JSON.
 
     Raises:
         ValueError: an unknown type or field, a value of another type or that breaks a rule.

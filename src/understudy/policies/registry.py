@@ -403,7 +403,7 @@ def type_names() -> list[str]:
 
 
 def stored_type(stored: Mapping[str, Any]) -> str:
-    """Return the `type` of a stored config; `flow` where there is none, as in records of earlier releases.
+    """Return the `type` of a stored config; `flow` where there is none.
 
     LeRobot's folders have its own types: `act` is our `lerobot-act`.
 

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.deprecation import renamed_fields
 from understudy.storage.retry import RetryPolicy
 
 
-@renamed_fields(patience="retry", threads="num_threads")
 @dataclass(frozen=True)
 class RemoteOptions:
     """Options for reading a remote dataset.

@@ -32,8 +32,6 @@ from typing import Any
 from safetensors import SafetensorError
 
 from understudy.atomic import write_text
-from understudy.config.renamed import current_names
-from understudy.config.rollout import RolloutEvery
 from understudy.config.schema import plain
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
@@ -215,8 +213,7 @@ class BackgroundRollouts:
             return False
         with suppress(ValueError, KeyError, TypeError):
             result = json.loads(earlier.read_text(encoding="utf-8"))
-            play = current_names(RolloutEvery, result["play"], warn=False)
-            if (result["weights"], play) == (_digest(waiting), _settings(self._config)):
+            if (result["weights"], result["play"]) == (_digest(waiting), _settings(self._config)):
                 return True
         earlier.unlink()
         return False

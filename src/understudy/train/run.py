@@ -269,18 +269,12 @@ def _open_same_data(run: RunDir, record: Mapping[str, Any], config: TrainConfig,
         head = f"{run.root}: the dataset is not the one that the run was started on; {remedy}"
         raise ConfigError("\n".join([head, *changes]))
     if mesh.rank == 0:
-        _check_files(run, record.get("files"), data, config)
+        _check_files(run, record["files"], data, config)
     return data
 
 
-def _check_files(run: RunDir, before: Any, data: RunData, config: TrainConfig) -> None:
+def _check_files(run: RunDir, before: Mapping[str, Any], data: RunData, config: TrainConfig) -> None:
     """Raise ConfigError if data or video files changed; with `data.changed_files` accept, log them instead."""
-    if not isinstance(before, Mapping):
-        logger.warning(
-            "%s: was started by a version that did not record data and video files; changes cannot be detected",
-            run.root,
-        )
-        return
     now = file_digests(data, Path(RemoteOptions(cache=config.data.cache).folder))
     lines = [f"  {name}: {describe_change(before[name], now[name] or [])}" for name in changed_kinds(before, now)]
     if not lines:

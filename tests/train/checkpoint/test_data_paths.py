@@ -1,4 +1,4 @@
-"""Places of a run's data: other working directories, moved datasets, moved runs, runs of earlier versions."""
+"""Places of a run's data: other working directories, moved datasets, moved runs."""
 
 import json
 import shutil
@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 from support.datasets import Spec, write_dataset
 from support.runs import tiny_config
@@ -14,7 +13,6 @@ from understudy.cli import main
 from understudy.config.schema import override
 from understudy.errors import DatasetError, SourceError
 from understudy.train import run
-from understudy.train.checkpoint import checksums
 from understudy.train.checkpoint.data_paths import MOVED
 from understudy.train.checkpoint.run_dir import RunDir
 
@@ -38,21 +36,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def as_earlier_version(root: Path) -> None:
-    """Give a run the relative paths that version 0.2 wrote."""
-
-    def older(settings: dict) -> dict:
-        return {**settings, "output_dir": "runs/one", "data": {**settings["data"], "root": "data/set"}}
-
-    config = yaml.safe_load((root / "config.yaml").read_text())
-    (root / "config.yaml").write_text(yaml.safe_dump(older(config)))
-    for path in [root / "order.json", *root.glob("checkpoints/step-*/state.json")]:
-        content = json.loads(path.read_text())
-        content["settings"] = older(content["settings"])
-        content.pop(checksums.SEAL)
-        path.write_text(json.dumps(checksums.add_seal(content), indent=2))
-
-
 def test_a_run_with_a_relative_root_is_validated_from_another_folder(project: Path, elsewhere: Path) -> None:
     figures = run.evaluate_checkpoint(project / "runs/one")
     assert figures["step"] == 2
@@ -60,21 +43,16 @@ def test_a_run_with_a_relative_root_is_validated_from_another_folder(project: Pa
     assert RunDir(project / "runs/one").settings().data.root == str(project / "data/set")
 
 
-@pytest.mark.parametrize("earlier", [False, True], ids=["today", "earlier"])
-def test_a_run_that_moved_with_its_data_finds_it(project: Path, elsewhere: Path, earlier: bool) -> None:
+def test_a_run_that_moved_with_its_data_finds_it(project: Path, elsewhere: Path) -> None:
     shutil.copytree(project, elsewhere / "new")
-    if earlier:
-        as_earlier_version(elsewhere / "new/runs/one")
-    else:
-        shutil.copytree(project / "data", elsewhere / "aside")
-        shutil.rmtree(project / "data")
+    shutil.copytree(project / "data", elsewhere / "aside")
+    shutil.rmtree(project / "data")
     try:
         moved = RunDir(elsewhere / "new/runs/one").settings()
         assert moved.data.root == str(elsewhere / "new/data/set")
         assert run.resume(override(moved, steps=3, log={"report": False})) == run.DONE
     finally:
-        if not earlier:
-            shutil.copytree(elsewhere / "aside", project / "data")
+        shutil.copytree(elsewhere / "aside", project / "data")
 
 
 def test_a_dataset_that_is_gone_is_named_with_the_flag(

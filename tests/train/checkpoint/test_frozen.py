@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from support.killed import Changes, Victim
-from support.runs import final_tensors, same_run, tiny_config, tiny_dataset
+from support.runs import tiny_config, tiny_dataset
 from understudy.config.schema import override
 from understudy.errors import CheckpointError
 from understudy.train import run
@@ -127,12 +127,7 @@ def symbolic(path: Path) -> None:
         file.symlink_to(f"../../other/{file.name}")
 
 
-def of_an_earlier_release(path: Path) -> None:
-    shutil.rmtree(path)
-    checkpoint.save(path.parent, 2, tensors(2), {})
-
-
-@pytest.mark.parametrize("change", [shutil.rmtree, other_shape, short, symbolic, of_an_earlier_release])
+@pytest.mark.parametrize("change", [shutil.rmtree, other_shape, short, symbolic])
 def test_frozen_tensors_are_written_again_where_the_earlier_ones_do_not_serve(
     two: Path, change: Callable[[Path], None]
 ) -> None:
@@ -235,23 +230,3 @@ def test_run_writes_frozen_weights_once(
     assert names
     assert all(f"exp_avg/{name.removeprefix('weights/')}" not in stored for name in names)
     assert not {f"average/{name.removeprefix('weights/')}" for name in names} & set(stored)
-
-    # A run of an earlier release, which wrote all tensors, average included, into each checkpoint.
-    plain = checkpoint.save
-
-    def whole(folder: Path, step: int, given: dict[str, Tensor], state: Any, group: Any, *_: Any) -> Path:
-        average = {n.replace("weights/", "average/"): given[n] for n in names} if "optim" in change else {}
-        return plain(folder, step, {**given, **average}, state, group)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", whole)
-        old = override(config, output_dir=str(tmp_path / "old"), steps=4, schedule={"decay_steps": 12})
-        assert run.train(old) == run.DONE
-    shutil.rmtree(tmp_path / "old/policy")
-    settings = RunDir(tmp_path / "old").settings()
-    assert run.resume(override(settings, steps=12)) == run.DONE
-    one, two = final_tensors(tmp_path / "run"), final_tensors(tmp_path / "old")
-    assert one.keys() == two.keys()
-    assert [name for name in one if not torch.equal(one[name], two[name])] == []
-    same_run(tmp_path / "run", tmp_path / "old")
-    assert tensor_files.is_shared(*checkpoints(RunDir(tmp_path / "old").checkpoints), "frozen/__0_0.distcp")

@@ -15,7 +15,6 @@ from understudy.cli.arguments.examples import EXAMPLES, GENERAL, LAUNCH, MOST_US
 from understudy.cli.arguments.messages import describe_error, describe_refused, describe_unknown, translate
 from understudy.cli.arguments.setting_paths import list_settings, setting_paths
 from understudy.config import help
-from understudy.config.renamed import current_flags
 from understudy.config.schema import SUFFIXES, complete, plain, read_file, run_defaults, validate
 from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError, optional_imports
@@ -42,7 +41,7 @@ def settings(
         ConfigError: Lists all errors, one line each.
         SystemExit: Help was requested and has been printed.
     """
-    arguments, default, content, file = current_flags(cls, list(arguments)), None, dict[str, Any](), None
+    arguments, default, content, file = list(arguments), None, dict[str, Any](), None
     program = " ".join(filter(None, ["understudy", name]))
     helped = bool({"-h", "--help"} & set(arguments))
     about = inspect.cleandoc(cls.__doc__ or "")
@@ -72,7 +71,7 @@ def settings(
         brought = run_defaults(chosen) if resumed is None else {}
         if not brought:
             return default
-        return replace(validate(cls, content, where=file, warn=False, brought=brought), policy=chosen.policy)
+        return replace(validate(cls, content, where=file, brought=brought), policy=chosen.policy)
 
     if helped:
         try:

@@ -8,10 +8,10 @@ codec, and the bare codec with shuffled output.
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from understudy.config.declare import Gt, Interval, Positional
 from understudy.errors import ConfigError
@@ -30,13 +30,6 @@ class BenchConfig:
     With `--launch N`, or under torchrun, N processes share each batch. The command then prints samples and frames per
     second of all together and of each, without limits and figure.
     """
-
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "batch": "batch_size",
-        "chunk": "chunk_size",
-        "threads": "num_threads",
-        "picture": "figure",
-    }
 
     path: Positional[str] = ""
     """Folder or URL of a LeRobot dataset."""

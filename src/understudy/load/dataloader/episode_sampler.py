@@ -32,7 +32,6 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from understudy.data.selection.segment_table import EPISODE_STRIDE
-from understudy.deprecation import renamed_arguments
 from understudy.load.order_state import order_state, position_in
 from understudy.order import Order, rank_slice
 from understudy.order.make_spec import as_list
@@ -64,7 +63,6 @@ class EpisodeSampler(Sampler[int]):
             number out of range.
     """
 
-    @renamed_arguments(batch="batch_size", world="world_size")
     def __init__(
         self,
         data: Any,

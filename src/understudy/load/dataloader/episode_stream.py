@@ -22,8 +22,7 @@ from typing import Any, Literal, Unpack
 
 import torch.utils.data
 
-from understudy.deprecation import renamed_arguments, renamed_attribute
-from understudy.load.batch_request import RENAMED_OPTIONS, Augment, DatasetOptions, Datasets, Preprocess, make_request
+from understudy.load.batch_request import Augment, DatasetOptions, Datasets, Preprocess, make_request
 from understudy.load.loader import Batch, Loader
 from understudy.load.order_state import adopt_order, order_state, position_in
 from understudy.order import Order
@@ -64,7 +63,6 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
         ConfigError: as `Loader`; with the first batch, also where Accelerate divides the batches once more.
     """
 
-    @renamed_arguments(**RENAMED_OPTIONS)
     def __init__(
         self,
         datasets: Datasets,
@@ -186,5 +184,3 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
         order = adopt_order(state_dict, self.order, self._request.datasets) if self._chosen else self.order
         self.position = position_in(state_dict, order)
         self._request = replace(self._request, order=order)
-
-    start = renamed_attribute("start", "position")

@@ -262,7 +262,7 @@ class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
             object.__setattr__(self, "dimensions", asdict(self.preset()))
         object.__setattr__(self, "network", "")  # `dimensions` has it
         sizes = self.sizes
-        object.__setattr__(self, "dimensions", asdict(sizes))  # with the fields that an earlier release lacks
+        object.__setattr__(self, "dimensions", asdict(sizes))  # complete
         object.__setattr__(self, "image_size", (sizes.vision.image,) * 2)
         for name in ("action_dim", "state_dim"):
             if getattr(self, name) > sizes.dim:

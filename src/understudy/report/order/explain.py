@@ -1,8 +1,8 @@
 """Audit of our order and five others holding about as many frames, over a bounded number of positions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from understudy.bytesize import parse_bytes
 from understudy.config.declare import Positional
@@ -33,13 +33,6 @@ LARGEST = {"batch_size": 1 << 24, "world_size": 1 << 20, "num_workers": 1 << 12,
 @dataclass(frozen=True)
 class ExplainConfig:
     """Explain the order of datasets, or of a synthetic table of episode lengths like DROID's."""
-
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "batch": "batch_size",
-        "world": "world_size",
-        "workers": "num_workers",
-        "picture": "figure",
-    }
 
     paths: Positional[tuple[str, ...]] = ()
     """Datasets, folders or URLs; several make a mixture."""

@@ -102,7 +102,7 @@ def _strip(result: dict[str, Any], episode: str, name: str, folder: Path) -> str
 
 
 def _film(path: Path, episode: str) -> str:
-    if not path.is_file():  # results of older releases have strips only
+    if not path.is_file():
         return ""
     data = base64.b64encode(path.read_bytes()).decode()
     alt = f"episode {_text(episode)}, whole"

@@ -1,6 +1,6 @@
 """Section of the report on validation: heat-map of the groups, table with standard errors, flow time, open loop.
 
-It reads only the records of `metrics.jsonl`, also those of older releases, which had tasks alone.
+It reads only the records of `metrics.jsonl`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -48,7 +48,7 @@ def render_worst_episodes(run: RunDir, val: Sequence[Mapping[str, Any]], count: 
         return ""
     found = read_validated(run, val)
     if found is None:
-        return _note(f"{run.validation} has no losses by episode of these validations; earlier releases wrote none.")
+        return _note(f"{run.validation} has no losses by episode of these validations.")
     step, sums = found
     chosen = sums.largest(count)
     with ExitStack() as stack:

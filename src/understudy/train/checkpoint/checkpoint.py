@@ -260,13 +260,9 @@ def _write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup
 
 def _check_files(path: Path, state: Mapping[str, Any], group: dist.ProcessGroup | None) -> None:
     """Compare the files of a checkpoint with their checksums, each file on one rank. Raises as `load` does."""
-    if checksums.FILES not in state:
-        if _is_rank_0(group):
-            warnings.warn(f"{path} was written without checksums: damage would not be noticed", stacklevel=3)
-        return
     rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
     with _as_checkpoint_error(f"{path}: cannot be loaded", instead=path):
-        found = gather(group, checksums.find_damage(path, state[checksums.FILES], slice(rank, None, world)))
+        found = gather(group, checksums.find_damage(path, state.get(checksums.FILES, {}), slice(rank, None, world)))
     for name, damage in filter(None, found):
         raise CheckpointError(f"{path}: cannot be loaded: {name} {damage}; {_suggest_earlier(path, name)}")
 

@@ -27,10 +27,8 @@ def add_seal(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_intact(state: Mapping[str, Any]) -> bool:
-    """Return whether a state matches its checksum; True for older states without one."""
-    if SEAL not in state:
-        return FILES not in state
-    return bool(state[SEAL] == _seal({key: value for key, value in state.items() if key != SEAL}))
+    """Return whether a state matches its checksum."""
+    return bool(state.get(SEAL) == _seal({key: value for key, value in state.items() if key != SEAL}))
 
 
 def find_damage(

@@ -29,8 +29,7 @@ def resolve_paths(config: TrainConfig) -> TrainConfig:
 def find_moved(config: TrainConfig, root: Path, output_dir: str) -> TrainConfig:
     """Return stored settings with the present paths of the data.
 
-    A run of version 0.1 has paths relative to the folder in which it was started, as its output_dir. For an
-    absolute path that is gone, the same place relative to the run is tried: both may have moved together.
+    For a path that is gone, the same place relative to the run is tried: both may have moved together.
 
     Args:
         config: stored settings of the run.
@@ -40,12 +39,9 @@ def find_moved(config: TrainConfig, root: Path, output_dir: str) -> TrainConfig:
     here, there = os.path.abspath(root), os.path.normpath(output_dir)
 
     def place(path: str) -> str:
-        if os.path.isabs(path) and os.path.isabs(there) and not os.path.exists(path):
+        if os.path.isabs(path) and not os.path.exists(path):
             beside = os.path.normpath(os.path.join(here, os.path.relpath(path, there)))
             return beside if os.path.exists(beside) else path
-        if not os.path.isabs(path) and not os.path.isabs(there) and here.endswith(os.sep + there):
-            started = os.path.join(here.removesuffix(there), os.path.expanduser(path))
-            return os.path.abspath(started) if os.path.exists(started) else path
         return path
 
     return _with_paths(config, place)

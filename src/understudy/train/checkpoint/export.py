@@ -11,10 +11,9 @@ With `format` the folder is one of another tool instead (`policies/folder_format
 same actions as the exported one.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from understudy.config.declare import Ge, Positional
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ExportConfig:
     """Export the policy of a run to one self-sufficient folder."""
-
-    RENAMED: ClassVar[Mapping[str, str]] = {"out": "output_dir"}
 
     run: Positional[str] = ""
     """Run directory."""

@@ -39,7 +39,7 @@ FORMAT = 2
 LOCK = ".lock"
 """Name of the file that a training process keeps locked."""
 
-RECORDED = {"format", "order", "dataset", "normalisation", "policy", "settings"}
+RECORDED = {"format", "order", "dataset", "normalisation", "policy", "settings", "files"}
 """Keys of order.json that every run has."""
 
 
@@ -115,8 +115,7 @@ class RunDir:
         """
         try:
             content = json.loads(self.order.read_text(encoding="utf-8"))
-            old = {"order", "dataset", "normalisation", "settings"} <= set(content)
-            version = content.get("format", 1 if old else FORMAT)
+            version = content["format"]
             if version == FORMAT and (missing := RECORDED - set(content)):
                 raise ValueError(f"it lacks {', '.join(sorted(missing))}")
             if version == FORMAT and (wrong := _malformed(content)):
@@ -272,9 +271,7 @@ class RunDir:
 
 
 def read_settings(content: Mapping[str, Any], where: object) -> TrainConfig:
-    """Return the settings that a run has stored, with the behaviour of the version that wrote them.
-
-    Names of an earlier release are read without a warning: a run wrote them, not its user.
+    """Return the settings that a run has stored.
 
     Args:
         content: the stored mapping, unchecked.
@@ -285,9 +282,7 @@ def read_settings(content: Mapping[str, Any], where: object) -> TrainConfig:
         raise ConfigError(
             f"{where}: policy.type: {policy['type']}: a run stores code with its checksum; restore the file"
         )
-    if "val" not in content:
-        content = {"val_frames": 0, **content}  # before there was such a setting, validations took all frames
-    return validate(TrainConfig, content, where=where, fresh=False, warn=False)
+    return validate(TrainConfig, content, where=where, fresh=False)
 
 
 def _malformed(record: Mapping[str, Any]) -> str:

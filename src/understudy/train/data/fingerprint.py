@@ -40,7 +40,7 @@ THREADS = 8
 MISSING = "missing"
 
 ROWS, VIDEOS, SOME = "data files", "video files", "a sample of the"
-CONTENTS = "the contents of the"  # of videos: runs of earlier versions recorded sizes under the name alone
+CONTENTS = "the contents of the"  # of videos
 
 
 def digest_files(

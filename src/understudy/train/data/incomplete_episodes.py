@@ -48,7 +48,7 @@ def skip_incomplete(
     """
     before = None if recorded is None else recorded.get("skipped")
     if recorded is not None and before is None:
-        return (), ()  # the run was started by a version that did not check
+        return (), ()  # the run has the source under another name
     known = tuple(int(episode) for episode in before or ())
     if not check_files:
         return known, ()
