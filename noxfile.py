@@ -17,14 +17,21 @@ def lerobot(session: nox.Session) -> None:
         "lerobot[dataset,training,diffusion,smolvla,async]==0.6.1",
         "transformers==5.5.4",
         "-e",
-        ".[train,serve-lerobot]",
+        ".[train,serve]",
+        "-e",
+        "packages/understudy-lerobot-service",
         "pytest",
         "pytest-timeout",
     )
     session.install("hypothesis", "scipy", "huggingface_hub")
     session.env["HF_HUB_OFFLINE"] = "1"
     session.run(
-        "pytest", "-rs", "tests/integrations", "tests/policies/lerobot", "tests/serve/lerobot", *session.posargs
+        "pytest",
+        "-rs",
+        "tests/integrations",
+        "tests/policies/lerobot",
+        "packages/understudy-lerobot-service",
+        *session.posargs,
     )
 
 

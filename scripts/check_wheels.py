@@ -1,7 +1,7 @@
 """Check the files of a release: `python scripts/check_wheels.py dist`.
 
 One source distribution and three wheels of one version: two with compiled loops for the machine of their tag, and one
-without. All have the same Python files. Next to them, sources and a wheel of the kit for loaders, of that version.
+without. All have the same Python files. Next to them, sources and a wheel of each of packages/, of that version.
 """
 
 import re
@@ -14,7 +14,7 @@ MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine of an ELF file
 LOOPS = "understudy/video/native/_loops.so"
 TAGS = {f"py3-none-manylinux2014_{machine}.manylinux_2_17_{machine}": machine for machine in MACHINES}
 PURE = "py3-none-any"
-KIT = "understudy_conformance"
+OTHERS = ("understudy_conformance", "understudy_lerobot_service")
 
 
 def problems(dist: Path) -> list[str]:
@@ -33,11 +33,12 @@ def problems(dist: Path) -> list[str]:
         if names - {LOOPS} != files.get(PURE, names) - {LOOPS}:
             found.append(f"{tag}: other files than {PURE}: {sorted((names ^ files[PURE]) - {LOOPS})[:5]}")
     sources = sorted(dist.glob("understudy-*.tar.gz"))
-    kit = {
-        f"{KIT}-{path.name.split('-')[1]}{end}" for path in wheels.values() for end in (".tar.gz", "-py3-none-any.whl")
-    }
-    for name in sorted(kit ^ {path.name for path in dist.glob(f"{KIT}-*")}):
-        found.append(f"{name}: {'missing' if name in kit else 'another version'}")
+    versions = {path.name.split("-")[1] for path in wheels.values()}
+    ends = (".tar.gz", "-py3-none-any.whl")
+    others = {f"{name}-{version}{end}" for name in OTHERS for version in versions for end in ends}
+    built = {path.name for name in OTHERS for path in dist.glob(f"{name}-*")}
+    for file in sorted(others ^ built):
+        found.append(f"{file}: {'missing' if file in others else 'another version'}")
     if len(sources) != 1:
         return [*found, f"{len(sources)} source distributions, not one"]
     with tarfile.open(sources[0]) as archive:
@@ -74,5 +75,5 @@ def stated_version(wheel: Path) -> str:
 
 if __name__ == "__main__":
     faults = problems(Path(sys.argv[1]))
-    print("\n".join(faults) or f"{sys.argv[1]}: two source distributions and four wheels, as they should be")
+    print("\n".join(faults) or f"{sys.argv[1]}: the files of a release, as they should be")
     sys.exit(min(1, len(faults)))

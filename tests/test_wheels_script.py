@@ -38,8 +38,9 @@ def dist(tmp_path: Path) -> Path:
     with tarfile.open(tmp_path / "understudy-1.0.tar.gz", "w:gz") as archive:
         for name in FILES:
             archive.addfile(tarfile.TarInfo(f"understudy-1.0/src/{name}"), io.BytesIO())
-    for end in (".tar.gz", "-py3-none-any.whl"):
-        (tmp_path / f"understudy_conformance-1.0{end}").touch()
+    for name in SCRIPT["OTHERS"]:
+        for end in (".tar.gz", "-py3-none-any.whl"):
+            (tmp_path / f"{name}-1.0{end}").touch()
     return tmp_path
 
 

@@ -21,7 +21,6 @@ EXTRAS = {
     "pi05": ("sentencepiece", "tokenizers"),
     "jax-weights": ("tensorstore",),
     "serve": ("websockets", "msgpack"),
-    "serve-lerobot": ("grpc",),
     "rerun": ("rerun",),
     "lerobot": ("lerobot", "diffusers", "transformers", "num2words"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
@@ -33,7 +32,6 @@ INCLUDES = {
     "sim": ("demo",),
     "hub": ("remote",),
     "s3": ("remote",),
-    "serve-lerobot": ("serve",),
 }
 """Extra -> other extras that it includes."""
 

@@ -18,7 +18,7 @@ class ServeConfig:
     """Port; 0 chooses a free one."""
     lerobot_port: Annotated[int, Interval(ge=-1, le=65535)] = -1
     """Port of a second service for LeRobot's `robot_client` (gRPC), whose default is 8080; -1: none, 0: a free one. Its
-    client can neither encrypt nor send a token. Needs the extra serve-lerobot."""
+    client can neither encrypt nor send a token. Needs the package understudy-lerobot-service."""
     head: str = ""
     """Norm head of the robots; needed where the policy has several."""
     contract: Literal["warn", "strict", "off"] = "warn"

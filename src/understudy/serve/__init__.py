@@ -1,6 +1,5 @@
 """A policy behind a websocket, and its clients. The clients need numpy, websockets and msgpack, no torch.
 
-lerobot           the same for LeRobot's own client, over gRPC
 coding            messages: msgpack with numpy arrays, as openpi sends them
 protocol          requests, replies and errors
 metrics           counters and histograms, as Prometheus reads them

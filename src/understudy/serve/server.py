@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from http import HTTPStatus
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from understudy.contract.mismatch import printable
 from understudy.errors import ConfigError
-from understudy.optional_packages import optional_imports
+from understudy.optional_packages import MissingExtraError, optional_imports
 from understudy.policies.inference import RobotPolicy
 from understudy.serve.access import is_authorized, is_loopback, is_own_host, read_token
 from understudy.serve.coding import MessageError, decode, encode
@@ -33,7 +34,6 @@ with optional_imports():
 
 if TYPE_CHECKING:
     from understudy.config.serve import ServeConfig
-    from understudy.serve.lerobot.service import LeRobotService
 
 LOG = logging.getLogger("understudy.serve")
 _SMALL_BYTES = 1 << 16  # of a message that is decoded in the event loop
@@ -62,11 +62,8 @@ class PolicyServer:
         """Port that it listens on, once it does."""
         self._token = read_token(options.token_file)
         self._tls = _tls(options)
-        self._lerobot: LeRobotService | None = None
-        if options.lerobot_port >= 0:
-            from understudy.serve.lerobot import service
-
-            self._lerobot = service.LeRobotService(self._engine, self._token)
+        lerobot = lerobot_service() if options.lerobot_port >= 0 else None
+        self._lerobot = lerobot(self._engine, self._token) if lerobot is not None else None
 
     @property
     def address(self) -> str:
@@ -259,6 +256,19 @@ def _tls(options: "ServeConfig") -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"tls_cert: {options.tls_cert} {options.tls_key}".rstrip() + f": {error}") from error
     return context
+
+
+def lerobot_service() -> Callable[[Engine, str | None], Any]:
+    """Return the class of LeRobot's service: an asynchronous context with `port`, made from an engine and a token.
+
+    Raises:
+        MissingExtraError: its package is not installed.
+    """
+    points = entry_points(group="understudy.services", name="lerobot")
+    if not points:
+        package = "understudy-lerobot-service"
+        raise MissingExtraError(f"lerobot_port: the package {package} is not installed: pip install {package}")
+    return next(iter(points)).load()
 
 
 def warn_if_open(options: "ServeConfig", token: str | None) -> str | None:

@@ -70,17 +70,15 @@ def ended_by_interrupt() -> Iterator[None]:
 
 def _load(config: ServeConfig) -> "PolicyServer":
     """Load the policy of a server."""
-    from understudy.optional_packages import require
-
-    if config.lerobot_port >= 0:
-        require("serve-lerobot")
     import torch
 
     from understudy.errors import ConfigError
     from understudy.policies.inference import load_policy
     from understudy.serve.access import read_token
-    from understudy.serve.server import PolicyServer, warn_if_open
+    from understudy.serve.server import PolicyServer, lerobot_service, warn_if_open
 
+    if config.lerobot_port >= 0:
+        lerobot_service()  # missing packages end the command before a policy is read
     logging.getLogger("understudy.serve.connection").setLevel(logging.ERROR)
     if config.num_threads:
         torch.set_num_threads(config.num_threads)

@@ -18,15 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("msgpack", reason="needs the extra serve")
-pytest.importorskip("grpc", reason="needs the extra serve-lerobot")
 
 from support.arm import arm_observations
 from support.lerobot_client import FEATURES, RemotePolicyConfig, TimedObservation, pickled, raw, unpickled
 from support.refusals import refused
 from understudy.serve.coding import MessageError
-from understudy.serve.lerobot.arrays import NAMES, read_array
-from understudy.serve.lerobot.messages import MODULES, read_instructions, read_observation, write_actions
-from understudy.serve.lerobot.pickled import MOST_OPERATIONS, Budget, read_pickle
+from understudy_lerobot_service.messages import MODULES, read_instructions, read_observation, write_actions
+from understudy_lerobot_service.pickles import MOST_OPERATIONS, NAMES, Budget, read_array, read_pickle
 
 SENT = pickled(TimedObservation(1.5, 3, raw(arm_observations(1)[0]), True))
 

@@ -13,22 +13,27 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
 from typing import Any, Self
 
+import grpc
+import grpc.aio
+
 from understudy.errors import ConfigError
 from understudy.lru import LRUCache
-from understudy.optional_packages import optional_imports
 from understudy.policies.observation_history import seen_times
 from understudy.serve.access import is_authorized
 from understudy.serve.coding import MessageError
 from understudy.serve.engine import GRACE_S, Engine
-from understudy.serve.lerobot import wire
-from understudy.serve.lerobot.mapping import compare_policy, inputs_of_training, read_inputs
-from understudy.serve.lerobot.messages import read_instructions, read_observation, write_actions
-from understudy.serve.lerobot.robots import Robot
 from understudy.serve.protocol import DeadlineError, RemoteError, Request
-
-with optional_imports():
-    import grpc
-    import grpc.aio
+from understudy_lerobot_service.messages import (
+    BEGIN,
+    END,
+    read_bytes,
+    read_instructions,
+    read_observation,
+    read_part,
+    write_actions,
+    write_bytes,
+)
+from understudy_lerobot_service.robots import Robot, compare_policy, inputs_of_training, read_inputs
 
 LOG = logging.getLogger("understudy.serve")
 WAIT_S = 2.0
@@ -60,11 +65,11 @@ class LeRobotService:
     """The service, as an asynchronous context: it listens inside it.
 
     Args:
-        engine: of the server.
-        token: that clients must send as metadata `authorization`; None: none is needed.
+        engine: engine of the server.
+        token: token that clients must send as metadata `authorization`; None: none is needed.
 
     Attributes:
-        port: that it listens on, once it does.
+        port: port that it listens on, once it does.
 
     Raises:
         ConfigError: the policy sees past observations, of which LeRobot's client sends too few.
@@ -142,7 +147,7 @@ class LeRobotService:
     async def _instruct(self, message: bytes, context: Context) -> bytes:
         """Read the robot's features; compare them and the policy that it expects with the served one."""
         robot, options = self._robot(context), self._engine.options
-        instructions = read_instructions(wire.read_bytes(message, 1))
+        instructions = read_instructions(read_bytes(message, 1))
         different = compare_policy(instructions, self._engine.robot, options.policy)
         if different and options.contract == "strict":
             raise RemoteError("; ".join(different), "refused")
@@ -182,22 +187,22 @@ class LeRobotService:
         return b""
 
     async def _join(self, parts: AsyncIterator[bytes]) -> bytes:
-        found: list[bytes] = []
+        chunks: list[bytes] = []
         size = 0
         seconds = self._engine.options.deadline_s
         try:
             async with asyncio.timeout(seconds):
                 async for part in parts:
-                    state, data = wire.read_part(part)
-                    if state == wire.BEGIN:
-                        found, size = [], 0
-                    found.append(data)
+                    state, data = read_part(part)
+                    if state == BEGIN:
+                        chunks, size = [], 0
+                    chunks.append(data)
                     size += len(data)
                     if size > self._most_bytes:
                         text = f"the observation has more than {self._most_bytes:,} bytes (max_message_mb)"
                         raise MessageError(f"{text}; send smaller images")
-                    if state == wire.END:
-                        return b"".join(found)
+                    if state == END:
+                        return b"".join(chunks)
         except TimeoutError:
             raise DeadlineError(f"the observation did not arrive within {seconds:g} s", "deadline") from None
         raise MessageError("the observation has no last part")
@@ -235,11 +240,11 @@ class LeRobotService:
         engine.count("ok")
         assert answer.actions is not None
         if answer.clamped:  # LeRobot's messages have no place for it
-            farthest = sorted(answer.clamped.items(), key=lambda each: -each[1])[:_MOST_CLAMPED]
+            farthest = sorted(answer.clamped.items(), key=lambda clamped: -clamped[1])[:_MOST_CLAMPED]
             context.set_trailing_metadata(((CLAMPED, json.dumps(dict(farthest))),))
         actions = answer.actions[: robot.most_actions]
         times = observation.timestamp, observation.timestep, self._seconds
-        return wire.write_bytes(write_actions(actions, *times, observation.module))
+        return write_bytes(write_actions(actions, *times, observation.module))
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -265,8 +270,8 @@ class LeRobotService:
             raise RemoteError("the server is not ready, or ends; connect again later", "closing")
 
     def _check_token(self, context: Context) -> None:
-        given = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
-        if not is_authorized(given[0] if len(given) == 1 else None, self._token):
+        headers = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+        if not is_authorized(headers[0] if len(headers) == 1 else None, self._token):
             self._engine.metrics.count("understudy_refused_connections_total", 'reason="token"')
             raise RemoteError("a token is needed as metadata, authorization: Bearer TOKEN", "token")
 
@@ -275,9 +280,9 @@ class LeRobotService:
         self._check_open()
         peer, now = context.peer(), time.monotonic()
         if (robot := self._robots.get(peer)) is None:
-            for other, own in list(self._robots.items()):
-                if now - own.seen > _IDLE_S and not own.serving.locked():
-                    self._pause(other)
+            for other_peer, other in list(self._robots.items()):
+                if now - other.last_call > _IDLE_S and not other.serving.locked():
+                    self._pause(other_peer)
             if self._engine.connected >= (most := self._engine.options.max_connections):
                 self._engine.metrics.count("understudy_refused_connections_total", 'reason="full"')
                 raise RemoteError(f"{most} robots are connected, the most that may (max_connections)", "busy")
@@ -285,7 +290,7 @@ class LeRobotService:
             self._robots[peer] = robot
             self._engine.connected += 1
             LOG.info("%s connected", robot.name)
-        robot.seen = now
+        robot.last_call = now
         return robot
 
     def _new_robot(self, peer: str) -> Robot:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ import pytest
 import torch
 
 pytest.importorskip("websockets", reason="needs the extra serve")
-pytest.importorskip("grpc", reason="needs the extra serve-lerobot")
+if not entry_points(group="understudy.services", name="lerobot"):
+    pytest.skip("understudy-lerobot-service is not installed: make setup", allow_module_level=True)
 if find_spec("lerobot") is None:
     pytest.skip("lerobot is not installed", allow_module_level=True)
 pytest.importorskip("google.protobuf", reason="needs lerobot[async]")

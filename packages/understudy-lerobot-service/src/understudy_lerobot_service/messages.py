@@ -1,4 +1,12 @@
-"""Messages of LeRobot's client and server: observations, policy instructions, and chunks of actions."""
+"""Messages of LeRobot's client and server: observations, policy instructions, and chunks of actions.
+
+They are pickles inside four messages in the encoding of protobuf, too few for generated code:
+
+    Observation  1: state of the transfer (a number), 2: bytes
+    PolicySetup  1: bytes
+    Actions      1: bytes
+    Empty
+"""
 
 import struct
 from dataclasses import dataclass, field
@@ -33,8 +41,7 @@ from typing import Any
 import numpy as np
 
 from understudy.serve.coding import MessageError
-from understudy.serve.lerobot import arrays
-from understudy.serve.lerobot.pickled import Budget, Built, read_pickle
+from understudy_lerobot_service.pickles import NAMES, Budget, Built, read_array, read_pickle
 
 MODULES = ("lerobot.async_inference.helpers", "lerobot.scripts.server.helpers")
 """Modules of the messages: since LeRobot 0.4, and before."""
@@ -90,10 +97,10 @@ def read_observation(data: bytes) -> Observation:
     """Read a pickled `TimedObservation`.
 
     Raises:
-        MessageError: it is another object, a value is no number, array or text, or the same array comes many times.
+        MessageError: it is another object, a value is not a number, array or text, or the same array comes many times.
     """
     budget = Budget(array_bytes=_MOST_COPIES * len(data) + _SMALL_ARRAYS)
-    built = read_pickle(data, arrays.NAMES | _OBSERVATIONS.keys(), budget)
+    built = read_pickle(data, NAMES | _OBSERVATIONS.keys(), budget)
     fields = _fields(built, _OBSERVATIONS)
     timestamp, timestep = fields.get("timestamp"), fields.get("timestep")
     values = fields.get("observation")
@@ -114,8 +121,8 @@ def read_instructions(data: bytes) -> Instructions:
         MessageError: it is another object, or a field has another type.
     """
     fields = _fields(read_pickle(data, _INSTRUCTIONS), _INSTRUCTIONS)
-    wanted = {"policy_type": str, "pretrained_name_or_path": str, "lerobot_features": dict, "actions_per_chunk": int}
-    for key, kind in wanted.items():
+    types = {"policy_type": str, "pretrained_name_or_path": str, "lerobot_features": dict, "actions_per_chunk": int}
+    for key, kind in types.items():
         if type(fields.get(key)) is not kind:
             raise MessageError(f"{key} is a {type(fields.get(key)).__name__}; it must be a {kind.__name__}")
     renamed = fields.get("rename_map", {})
@@ -130,14 +137,13 @@ def read_instructions(data: bytes) -> Instructions:
 def _fields(built: Any, names: Any) -> dict[str, Any]:
     """State of an object of one of the classes."""
     if not isinstance(built, Built) or built.name not in names or built.args or not isinstance(built.state, dict):
-        wanted = next(iter(names)).rpartition(" ")[2]
-        raise MessageError(f"the pickle is no {wanted}")
+        raise MessageError(f"the pickle is not a {next(iter(names)).rpartition(' ')[2]}")
     return built.state
 
 
 def _plain(key: str, value: Any, budget: Budget) -> float | np.ndarray | str:
     if isinstance(value, Built):
-        value = arrays.read_array(value, budget)
+        value = read_array(value, budget)
         return float(value) if value.ndim == 0 and value.dtype.kind in "biuf" else value
     if isinstance(value, str):
         return value
@@ -154,10 +160,10 @@ def write_actions(actions: np.ndarray, timestamp: float, timestep: int, seconds:
 
     Args:
         actions: float32 [T, A], at least one.
-        timestamp: of the first one.
-        timestep: of the first one.
-        seconds: between two actions.
-        module: of `TimedAction` on the robot.
+        timestamp: time of the first one in seconds.
+        timestep: number of the first one.
+        seconds: time between two actions.
+        module: Python module of `TimedAction` on the robot.
     """
     rows, width = actions.shape
     storage = _call("torch.storage _load_from_bytes", BINBYTES + _sized(_storage(actions)) + TUPLE1)
@@ -167,11 +173,10 @@ def write_actions(actions: np.ndarray, timestamp: float, timestep: int, seconds:
         hooks = _call("collections OrderedDict", EMPTY_TUPLE)
         view = _integer(row * width) + _integer(width) + TUPLE1 + _integer(1) + TUPLE1 + NEWFALSE + hooks
         tensor = _call("torch._utils _rebuild_tensor_v2", MARK + first + view + TUPLE)
-        own = _text("timestamp") + BINFLOAT + struct.pack(">d", timestamp + row * seconds)
-        own += _text("timestep") + _integer(timestep + row) + _text("action") + tensor
-        parts.append(
-            _global(f"{module} TimedAction") + EMPTY_TUPLE + NEWOBJ + EMPTY_DICT + MARK + own + SETITEMS + BUILD
-        )
+        fields = _text("timestamp") + BINFLOAT + struct.pack(">d", timestamp + row * seconds)
+        fields += _text("timestep") + _integer(timestep + row) + _text("action") + tensor
+        parts.append(_global(f"{module} TimedAction") + EMPTY_TUPLE + NEWOBJ)
+        parts.append(EMPTY_DICT + MARK + fields + SETITEMS + BUILD)
     return b"".join([*parts, APPENDS + STOP])
 
 
@@ -180,8 +185,8 @@ def _storage(actions: np.ndarray) -> bytes:
     sizes = {"short": 2, "int": 4, "long": 4}
     system = {"protocol_version": _FORMAT, "little_endian": True, "type_sizes": sizes}
     name = MARK + _text("storage") + _global("torch FloatStorage") + _text("0") + _text("cpu") + _integer(actions.size)
-    found = PROTO + b"\x02" + name + NONE + TUPLE + BINPERSID + STOP
-    pickles = [*(dumps(value, 2) for value in (_MAGIC, _FORMAT, system)), found, dumps(["0"], 2)]
+    reference = PROTO + b"\x02" + name + NONE + TUPLE + BINPERSID + STOP
+    pickles = [*(dumps(value, 2) for value in (_MAGIC, _FORMAT, system)), reference, dumps(["0"], 2)]
     return b"".join([*pickles, struct.pack("<q", actions.size), actions.astype("<f4").tobytes()])
 
 
@@ -204,3 +209,84 @@ def _text(value: str) -> bytes:
 def _integer(value: int) -> bytes:
     data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
     return LONG1 + bytes([len(data)]) + data
+
+
+# -- protobuf
+
+BEGIN, MIDDLE, END = 1, 2, 3
+"""States of a transfer: its first part, a further one, the last one."""
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def read_fields(message: bytes) -> dict[int, int | bytes]:
+    """Return the numbers and bytes of a message by field.
+
+    Raises:
+        MessageError: the bytes are not such a message.
+    """
+    fields: dict[int, int | bytes] = {}
+    place = 0
+    while place < len(message):
+        key, place = _varint(message, place)
+        field, kind = key >> 3, key & 7
+        if kind == _VARINT:
+            fields[field], place = _varint(message, place)
+            continue
+        if kind == _BYTES:
+            size, place = _varint(message, place)
+        elif kind in (_FIXED32, _FIXED64):
+            size = 4 if kind == _FIXED32 else 8
+        else:
+            raise MessageError(f"a field of the message has the type {kind}, which protobuf does not have")
+        if size > len(message) - place:
+            raise MessageError(f"a field of the message ends {size - len(message) + place} bytes after the message")
+        if kind == _BYTES:
+            fields[field] = message[place : place + size]
+        place += size
+    return fields
+
+
+def read_bytes(message: bytes, field: int) -> bytes:
+    """Return the bytes of a field, none where it is absent. Raises MessageError: see `read_fields`."""
+    value = read_fields(message).get(field, b"")
+    if not isinstance(value, bytes):
+        raise MessageError(f"field {field} of the message is a number; it must be bytes")
+    return value
+
+
+def read_part(message: bytes) -> tuple[int, bytes]:
+    """Return (state of the transfer, bytes) of an Observation. Raises MessageError: see `read_fields`."""
+    fields = read_fields(message)
+    state, data = fields.get(1, 0), fields.get(2, b"")
+    if state not in (BEGIN, MIDDLE, END) or not isinstance(state, int) or not isinstance(data, bytes):
+        raise MessageError(
+            f"a part of an observation has the state {str(state)[:20]}; it must be 1, 2 or 3, with bytes"
+        )
+    return state, data
+
+
+def write_bytes(data: bytes) -> bytes:
+    """Return a message with bytes as its first field; without bytes it is Empty."""
+    return b"" if not data else b"\x0a" + _write_varint(len(data)) + data
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if place >= len(message):
+            raise MessageError("the message ends within a number")
+        byte = message[place]
+        value |= (byte & 0x7F) << shift
+        place += 1
+        if byte < 0x80:
+            return value, place
+    raise MessageError("a number of the message has more than ten bytes")
+
+
+def _write_varint(value: int) -> bytes:
+    varint = bytearray()
+    while value > 0x7F:
+        varint.append(value & 0x7F | 0x80)
+        value >>= 7
+    varint.append(value)
+    return bytes(varint)

@@ -2,8 +2,8 @@
 
 from support.refusals import refused
 from understudy.serve.coding import MessageError
-from understudy.serve.lerobot.mapping import read_inputs
-from understudy.serve.lerobot.messages import Instructions
+from understudy_lerobot_service.messages import Instructions
+from understudy_lerobot_service.robots import read_inputs
 
 IMAGE = {"dtype": "video", "shape": (8, 8, 3), "names": ["height", "width", "channels"]}
 FEATURES = {"observation.images.a": IMAGE, "observation.images.b": IMAGE}

@@ -1,0 +1,19 @@
+"""The policy of the arm, and its observations."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("grpc", reason="needs the package understudy-lerobot-service")
+
+from support.arm import Observation, arm_observations, write_arm_policy
+
+
+@pytest.fixture(scope="package")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_arm_policy(tmp_path_factory.mktemp("arm") / "policy")
+
+
+@pytest.fixture(scope="module")
+def seen() -> list[Observation]:
+    return arm_observations(6)
