@@ -30,7 +30,7 @@ from understudy.data.write.dataset_files import (
     tasks_table,
 )
 from understudy.video.encode import concat_videos, encode_video
-from understudy.video.open import open_video
+from understudy.video.reader import open_video
 
 CAMERAS = tuple(f"observation.images.{n}" for n in ("one", "two", "three", "four"))
 FILE_BYTES = 200e6  # packed files are closed at LeRobot's default size

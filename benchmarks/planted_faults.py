@@ -34,7 +34,7 @@ from understudy.check.findings import Finding, Report
 from understudy.check.run import check_dataset
 from understudy.data.write.writer import EpisodeWriter
 from understudy.video.encode import encode_video
-from understudy.video.open import open_video
+from understudy.video.reader import open_video
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 CAMERAS = (TOP, WRIST)

@@ -26,10 +26,9 @@ import numpy as np
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.write.writer import EpisodeWriter
-from understudy.edit.features import common_features, edit_features
-from understudy.edit.image_sizes import resized_feature
-from understudy.edit.output import write_outputs
+from understudy.edit.features import common_features, edit_features, resized_feature
 from understudy.edit.plan import Encoding, Piece, Plan
+from understudy.edit.write_set import write_outputs
 
 CAMERA = "observation.images.top"
 FILE_STEPS = ("rename", "replace", "fsync")

@@ -8,7 +8,7 @@ from typing import get_args
 from understudy.config.schema import complete, load
 from understudy.config.train import TrainConfig
 from understudy.data.stats import stats_files, summary
-from understudy.data.stats.normalization import Mode
+from understudy.data.stats.summary import Mode
 
 PAGE = (Path(__file__).parents[1] / "docs" / "normalization.md").read_text()
 SETTINGS = re.search(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)

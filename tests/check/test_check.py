@@ -23,8 +23,7 @@ from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
 from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError, SourceError
-from understudy.storage.remote_options import RemoteOptions
-from understudy.storage.retry import RetryPolicy
+from understudy.storage.remote_options import RemoteOptions, RetryPolicy
 from understudy.train.data.sources import open_source, split_source
 
 

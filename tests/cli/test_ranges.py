@@ -17,7 +17,7 @@ from support.refusals import absent, warned
 from support.servers import RangeServer, folder
 from understudy import Catalog, EpisodeDataset
 from understudy.cli.main import main
-from understudy.data.selection.idle import IdleRule, non_idle_ranges
+from understudy.data.selection.motion import IdleRule, non_idle_ranges
 
 DATA = os.environ.get("UNDERSTUDY_TEST_DATA")
 STATE = "observation.state"

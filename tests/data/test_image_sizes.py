@@ -18,7 +18,7 @@ from support.datasets import SIDE, Spec, edit_json, write_dataset
 from support.refusals import refused
 from support.videos import write_video
 from understudy.data.dataset import EpisodeDataset
-from understudy.video.open import open_video
+from understudy.video.reader import open_video
 
 IMAGE, TOP = "observation.images.stored", "observation.images.top"
 _PEAK = """

@@ -22,9 +22,9 @@ from understudy.cli.dataset.edit import EditConfig, make_plans
 from understudy.data.format.catalog import Catalog
 from understudy.data.write.writer import EpisodeWriter
 from understudy.edit.features import cast_values
-from understudy.edit.output import write_outputs
+from understudy.edit.write_set import write_outputs
 from understudy.errors import DatasetError
-from understudy.video.open import open_video
+from understudy.video.reader import open_video
 
 CAMERA = "observation.images.top"
 SETS = {
@@ -306,7 +306,7 @@ def test_edit_fills_an_empty_folder_and_spares_one_that_is_filled_meanwhile(
     def fill(*arguments: object, **settings: object) -> None:
         (tmp_path / "late/notes.txt").write_text("mine")
 
-    monkeypatch.setattr("understudy.edit.output.write_provenance", fill)
+    monkeypatch.setattr("understudy.edit.write_set.write_provenance", fill)
     with pytest.raises((DatasetError, FileExistsError)):
         edit(v30, tmp_path / "late")
     assert [(path.name, path.read_text()) for path in (tmp_path / "late").iterdir()] == [("notes.txt", "mine")]

@@ -16,7 +16,7 @@ import pytest
 from support.datasets import Spec, write_dataset
 from support.edited import edit
 from understudy.atomic import BeingWritten, create_folder
-from understudy.edit import output
+from understudy.edit import write_set
 from understudy.errors import DatasetError
 from understudy.video.encode import VideoEncoder
 
@@ -58,13 +58,13 @@ def test_create_folder_shows_nothing_before_the_end_and_keeps_another(tmp_path: 
 
 def edit_in_a_process(source: Path, out: Path, wait: float, start: Any, answers: Any) -> None:
     """Edit slowly, and answer with the error as (place, message, remedy), or with nothing."""
-    write = output.write_set
+    write = write_set.write_set
 
     def slowly(*args: Any) -> Any:
         time.sleep(wait)
         return write(*args)
 
-    output.write_set = slowly  # of this process alone
+    write_set.write_set = slowly  # of this process alone
     start.wait()
     try:
         edit(source, out, episodes=("0-1",))

@@ -10,8 +10,8 @@ import pytest
 from support.datasets import Spec, write_dataset
 from support.edited import assert_equal_frames, edit, episode, segment
 from understudy.data.format.catalog import Catalog
-from understudy.data.selection.idle import IdleRule
-from understudy.edit.segments import cut_at_pauses
+from understudy.data.selection.motion import IdleRule
+from understudy.edit.plan import cut_at_pauses
 from understudy.errors import DatasetError
 
 CAMERA = "observation.images.top"

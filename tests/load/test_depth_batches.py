@@ -13,7 +13,7 @@ from support.refusals import refused
 from understudy.data.dataset import EpisodeDataset
 from understudy.load.loader import Loader
 from understudy.order import Order
-from understudy.video.resize import AreaResize, ImageSize
+from understudy.video.color import AreaResize, ImageSize
 
 TOP = "observation.images.top"
 LENGTHS = (12, 8)

@@ -19,7 +19,7 @@ from support.refusals import refused
 from understudy import EpisodeDataset, EpisodeSampler, EpisodeStream, Loader, Order
 from understudy.load.mixed_batches import Mixture, image_shapes
 from understudy.order.sample_random import SampleRng
-from understudy.video.resize import AreaResize
+from understudy.video.color import AreaResize
 
 ACTION, STATE = "action", "observation.state"
 FRONT, WRIST = "observation.images.front", "observation.images.wrist"

@@ -22,10 +22,9 @@ from understudy.load.loader import Batch, Loader
 from understudy.load.loader_threads import WorkerPool
 from understudy.load.remote_prefetch import Prefetcher
 from understudy.order import Order
-from understudy.storage import web_store
-from understudy.storage.remote_options import RemoteOptions
+from understudy.storage import remote_store
+from understudy.storage.remote_options import RemoteOptions, RetryPolicy
 from understudy.storage.remote_source import RemoteSource
-from understudy.storage.retry import RetryPolicy
 from understudy.video import mp4
 
 TOP = "observation.images.top"
@@ -41,7 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read little when a file is opened: the default would be all of these small videos."""
-    monkeypatch.setattr(web_store, "HEAD", 512)
+    monkeypatch.setattr(remote_store, "HEAD", 512)
     monkeypatch.setattr(mp4, "FIRST_READ", 512)
 
 

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from support.refusals import warned
 from support.servers import RangeServer, change_retry_policy
 from understudy.errors import DatasetError
-from understudy.storage.cached_spans import Span, Spans
+from understudy.storage.cache_budget import Span, Spans
 from understudy.storage.dataset_root import Files
-from understudy.storage.remote_options import RemoteOptions, default_cache_folder
+from understudy.storage.remote_options import RemoteOptions, RetryPolicy, default_cache_folder
 from understudy.storage.remote_source import RemoteSource
-from understudy.storage.retry import RetryPolicy
 
 DATA = np.random.default_rng(1).integers(0, 256, 400_000, np.uint8).tobytes()
 HEAD = 65_536  # bytes fetched when a file is opened

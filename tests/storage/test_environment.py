@@ -17,8 +17,7 @@ import pytest
 from support.refusals import refused
 from support.servers import RangeServer
 from understudy.storage.dataset_root import Files
-from understudy.storage.remote_options import RemoteOptions
-from understudy.storage.retry import RetryPolicy
+from understudy.storage.remote_options import RemoteOptions, RetryPolicy
 
 DATA = np.random.default_rng(4).integers(0, 256, 200_000, np.uint8).tobytes()
 QUICK = RetryPolicy(deadline=20.0, stall=10.0, initial_backoff=0.001, max_backoff=0.004)

@@ -15,12 +15,11 @@ import pytest
 from support.refusals import refused, warned
 from support.servers import Asked, RangeServer
 from understudy.errors import DatasetError, SourceError
-from understudy.storage import disk_cache, http_client, retry
+from understudy.storage import disk_cache, http_client, remote_options
 from understudy.storage.dataset_root import Files, with_location
 from understudy.storage.disk_cache import DiskCache
-from understudy.storage.remote_options import RemoteOptions
+from understudy.storage.remote_options import RemoteOptions, RetryPolicy, TransientError, call_with_retries
 from understudy.storage.remote_source import RemoteSource
-from understudy.storage.retry import RetryPolicy, TransientError, call_with_retries
 
 DATA = np.random.default_rng(3).integers(0, 256, 300_000, np.uint8).tobytes()
 QUICK = RetryPolicy(deadline=20.0, stall=10.0, initial_backoff=0.001, max_backoff=0.004)
@@ -68,7 +67,7 @@ def test_redirect_loop_raises_without_retry(server: RangeServer, tmp_path: Path)
 
 
 def test_retry_after_waits_are_limited_in_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "MAX_RETRY_AFTER", 0.3)
+    monkeypatch.setattr(remote_options, "MAX_RETRY_AFTER", 0.3)
     asked = 0
 
     def always() -> None:

@@ -21,8 +21,7 @@ from support.refusals import refused
 from support.servers import FAULTS, Asked, RangeServer, change_retry_policy
 from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.storage.dataset_root import Files
-from understudy.storage.remote_options import RemoteOptions
-from understudy.storage.retry import RetryPolicy, TransientError, call_with_retries
+from understudy.storage.remote_options import RemoteOptions, RetryPolicy, TransientError, call_with_retries
 
 DATA = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8).tobytes()
 QUICK = RetryPolicy(deadline=20.0, stall=10.0, initial_backoff=0.001, max_backoff=0.004)

@@ -25,10 +25,9 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.storage.dataset_root import Files
-from understudy.storage.remote_options import RemoteOptions
+from understudy.storage.remote_options import RemoteOptions, RetryPolicy, TransientError
 from understudy.storage.remote_store import call_driver
-from understudy.storage.retry import RetryPolicy, TransientError
-from understudy.video.open import open_video
+from understudy.video.reader import open_video
 
 TOP, SIDE_CAM = "observation.images.top", "observation.images.side"
 QUICK = RetryPolicy(deadline=5.0, stall=5.0, initial_backoff=0.001, max_backoff=0.01)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from understudy.video.scheduling import preserve_scheduling
+from understudy.video.encode import preserve_scheduling
 
 SIDE = 64
 TASKS = ("lift the red block", "push the blue block", "wait")

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from understudy.video.scheduling import preserve_scheduling
+from understudy.video.encode import preserve_scheduling
 
 DEPTH = "observation.images.depth"
 HEIGHT, WIDTH = 36, 52

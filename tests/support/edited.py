@@ -10,8 +10,7 @@ import understudy as us
 from understudy.cli.dataset.edit import EditConfig, make_plans
 from understudy.cli.dataset.segment import SegmentConfig, make_plan
 from understudy.data.format.catalog import Catalog
-from understudy.edit.output import write_outputs
-from understudy.edit.write_set import Written
+from understudy.edit.write_set import Written, write_outputs
 
 RENUMBERED = ("index", "episode_index", "frame_index", "timestamp", "task_index")
 

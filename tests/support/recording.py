@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.data.write import pack_episodes
+from understudy.data.write import dataset_files
 from understudy.data.write.writer import EpisodeWriter
 
 FPS = 10
@@ -77,7 +77,7 @@ def _kill_before(count: int) -> None:
 
 def _child(root: Path, kill_before: int | None) -> None:
     """Record with groups of two episodes, and log each saved one beside the folder; with None, until killed."""
-    pack_episodes.MAX_EPISODES = 2
+    dataset_files.MAX_EPISODES = 2
     progress = os.open(root.with_suffix(".saved"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     writer = open_writer(root, resume=True)
     if kill_before is not None:

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from understudy.storage.dataset_root import Files
-from understudy.storage.retry import RetryPolicy
+from understudy.storage.remote_options import RetryPolicy
 
 FAULTS = (
     "500",

@@ -7,7 +7,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from understudy.video.scheduling import preserve_scheduling
+from understudy.video.encode import preserve_scheduling
 
 os.environ.setdefault("SVT_LOG", "1")
 av.logging.set_level(av.logging.PANIC)  # damaged files are read on purpose

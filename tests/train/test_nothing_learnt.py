@@ -15,8 +15,8 @@ from support.runs import series, tiny_config, tiny_dataset
 from understudy.cli.main import main
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
-from understudy.data.stats.normalization import Statistics
-from understudy.data.stats.outliers import check_outliers
+from understudy.data.stats.norm_heads import check_outliers
+from understudy.data.stats.summary import Statistics
 from understudy.errors import DatasetError
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint

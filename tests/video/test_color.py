@@ -16,10 +16,9 @@ from support.refusals import refused
 from support.videos import rgb
 from understudy.policies.common.encoders.image import as_network_input
 from understudy.video import color
-from understudy.video.color import Converter, planes_match_packed
+from understudy.video.color import AreaResize, Converter, planes_match_packed
 from understudy.video.native import ffmpeg, swscale
 from understudy.video.native.swscale import PixelLayout
-from understudy.video.resize import AreaResize
 
 FORMATS = ("yuv420p", "yuvj420p", "yuv422p", "yuv444p", "nv12", "gray", "rgb24", "gbrp", "yuv420p10le")
 

@@ -7,8 +7,8 @@ import pytest
 
 from understudy.storage.byte_source import LocalSource
 from understudy.video.encode import copy_spans, encode_video, find_span
-from understudy.video.open import open_video
 from understudy.video.packets import open_packets
+from understudy.video.reader import open_video
 
 COUNT, GOP = 13, 4
 

@@ -15,7 +15,7 @@ from support.refusals import refused
 from support.videos import container_decode, moving_pictures
 from understudy.video.encode import VideoEncoder, concat_videos, encode_video
 from understudy.video.native.ffmpeg import PYAV_MAJOR
-from understudy.video.open import open_video
+from understudy.video.reader import open_video
 
 ENCODERS = {"libsvtav1": "av1", "libx264": "h264", "libx265": "hevc"}
 

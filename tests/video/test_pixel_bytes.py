@@ -6,10 +6,9 @@ import av
 import numpy as np
 import pytest
 
-from understudy.video.codec_pool import frame_bytes
+from understudy.video.codec_pool import frame_bytes, pixel_bytes
+from understudy.video.encode import preserve_scheduling
 from understudy.video.packets import open_packets
-from understudy.video.pixel_bytes import pixel_bytes
-from understudy.video.scheduling import preserve_scheduling
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,8 @@ from understudy.errors import DatasetError, SourceError
 from understudy.video.codec_pool import CodecKey
 from understudy.video.index import VideoIndex
 from understudy.video.mp4 import read_mp4
-from understudy.video.open import open_video
 from understudy.video.packets import ContainerPackets, open_packets
-from understudy.video.pyav import PyavReader
+from understudy.video.reader import PyavReader, open_video
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -111,7 +111,7 @@ def test_preserve_scheduling_restores_after_an_error(tmp_path: Path) -> None:
     """The caller gets its scheduling back after an error inside the block."""
     script = """
 import os
-from understudy.video.scheduling import preserve_scheduling
+from understudy.video.encode import preserve_scheduling
 try:
     with preserve_scheduling():
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))

@@ -17,12 +17,12 @@ import pytest
 
 from support.refusals import refused
 from support.videos import KINDS, write_video
-from understudy.video.open import open_video
+from understudy.video.reader import open_video
 
 _COMPARE = """
 import pickle, sys
 import numpy as np
-from understudy.video.open import open_video
+from understudy.video.reader import open_video
 try:
     import torchcodec.decoders
 except RuntimeError as error:

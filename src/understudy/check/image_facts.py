@@ -8,7 +8,7 @@ import numpy as np
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.check.video_facts import VideoFacts
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.missing_files import spread_evenly
+from understudy.data.format.episode_table import spread_evenly
 from understudy.data.read.image_column import ImageColumns
 from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames

@@ -18,7 +18,7 @@ from understudy.check.pairs import PairFacts
 from understudy.data.check_files import rows_without_files
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS, Feature
-from understudy.data.read.columns import is_numeric, to_numpy
+from understudy.data.read.rows import is_numeric, to_numpy
 from understudy.data.selection.motion import named_motion, rate_dims
 from understudy.errors import DatasetError, SourceError
 

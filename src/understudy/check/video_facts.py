@@ -7,9 +7,9 @@ import numpy as np
 
 from understudy.data.check_files import rows_without_files
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.missing_files import spread_evenly
+from understudy.data.format.episode_table import spread_evenly
 from understudy.errors import DatasetError, SourceError
-from understudy.video.open import open_video
+from understudy.video.reader import open_video
 
 SAMPLED_FILES = 500
 """Most video files per camera to open for a sample."""

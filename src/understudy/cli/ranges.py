@@ -11,7 +11,7 @@ from understudy.config.declare import Ge, Gt, Interval, Positional
 
 if TYPE_CHECKING:
     from understudy.data.format.catalog import Catalog
-    from understudy.data.selection.idle import IdleRule
+    from understudy.data.selection.motion import IdleRule
 
 SHOWN = 10
 """Episodes that the summary names."""
@@ -122,8 +122,7 @@ def find_ranges(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, lis
     Raises:
         DatasetError: A column does not exist, is not numeric or cannot be read.
     """
-    from understudy.data.selection.idle import idle_frames, idle_ranges, non_idle_ranges
-    from understudy.data.selection.motion import episode_values
+    from understudy.data.selection.motion import episode_values, idle_frames, idle_ranges, non_idle_ranges
     from understudy.progress import Progress
 
     keys = keys_of(config, catalog)
@@ -214,7 +213,7 @@ def _threshold(facts: dict[str, Any]) -> str:
 
 def _episode_names(catalog: "Catalog", name_by: str) -> dict[int, str]:
     """Table row -> key of the episode in the file."""
-    from understudy.data.selection.keep_keys import droid_keys
+    from understudy.data.selection.keep_ranges import droid_keys
     from understudy.errors import DatasetError
 
     ids = {row: str(int(episode)) for row, episode in enumerate(catalog.episodes.ids)}
@@ -227,8 +226,7 @@ def _episode_names(catalog: "Catalog", name_by: str) -> dict[int, str]:
 
 def rule_of(config: RangesConfig, catalog: "Catalog", keys: list[str]) -> "IdleRule":
     """Rule of the preset with the given changes; reads the rows where thresholds are shares of speeds."""
-    from understudy.data.selection.idle import IdleRule
-    from understudy.data.selection.motion import motion_thresholds
+    from understudy.data.selection.motion import IdleRule, motion_thresholds
 
     droid = config.preset == "droid"
     rule = IdleRule.droid() if droid else IdleRule(min_idle=max(1, round(catalog.fps)))

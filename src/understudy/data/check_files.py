@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.missing_files import MissingFiles, spread_evenly
+from understudy.data.format.episode_table import MissingFiles, spread_evenly
 from understudy.data.read.image_column import ImageColumns
 from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames

@@ -2,10 +2,14 @@
 
 A sample is a batch of one. Keys, dtypes and `<key>_is_pad` are LeRobot's. A key in `delta_timestamps` has a leading
 dimension T (also when T is 1); other keys do not.
+
+Features that a dataset delivers, the checks of their names, and the unit of depth.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -13,23 +17,82 @@ import numpy as np
 import torch
 
 from understudy.batch_keys import LOSS_WEIGHT
-from understudy.data.choose_keys import check_columns, choose_keys, in_depth_unit
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS
 from understudy.data.format.standard_keys import rename_keys
 from understudy.data.read.image_column import ImageColumns
-from understudy.data.read.prompt_metadata import EpisodePrompts
-from understudy.data.read.response_text import Responses
 from understudy.data.read.rows import Rows
 from understudy.data.read.sensors import Sensors
+from understudy.data.read.texts import EpisodePrompts, Responses
 from understudy.data.read.video_frames import VideoFrames
-from understudy.data.selection.distinct import distinct
 from understudy.data.selection.frame_weights import FrameWeights, WeightsIn, weigh_frames
-from understudy.data.selection.segment_table import SegmentTable, as_integers
-from understudy.data.selection.select import KeepRanges, select
+from understudy.data.selection.select import KeepRanges, SegmentTable, as_integers, distinct, select
 from understudy.data.time_windows import TOLERANCE_S, frame_offsets, reach, window
 from understudy.errors import DatasetError, SourceError
-from understudy.video.depth.pixels import RGB, Pixels
+from understudy.storage.dataset_root import with_location
+from understudy.video.depth import RGB, Pixels
+
+
+def choose_keys(catalog: Catalog, keys: Sequence[str] | None, missing_cameras: Collection[str]) -> tuple[str, ...]:
+    """Return the keys to deliver: `keys`, or all declared features and sensors without it, and the missing cameras.
+
+    A feature that cannot be read is left out with a warning.
+
+    Raises:
+        DatasetError: `keys` names such a feature, or one by its stored name.
+    """
+    features = catalog.features
+    skipped_features = {key: why for key, why in catalog.skipped_features.items() if key not in missing_cameras}
+    if keys is None:
+        for key, why in skipped_features.items():
+            warnings.warn(f"{catalog.root}: {key} {why}: left out", stacklevel=4)
+        return (*features, *catalog.sensors, *missing_cameras)
+    if isinstance(keys, str):
+        raise DatasetError(f"keys is {keys!r}", fix="give a list of keys")
+    for key, why in skipped_features.items():
+        if key in keys:
+            raise DatasetError(f"{key} {why}", where=catalog.root, fix="leave it out of keys")
+    for key, own in catalog.stored_names.items():
+        if own in keys and own not in features:
+            what = f"keys names {own!r}, which is mapped to {key!r}"
+            raise DatasetError(what, where=catalog.root, fix=f"give {key!r}, its standard key")
+    return tuple(dict.fromkeys([*keys, *missing_cameras]))
+
+
+def in_depth_unit(catalog: Catalog, keys: Sequence[str], unit: str) -> Catalog:
+    """Return the catalog with the depth cameras among `keys` in `unit`, "m" or "mm": images and recorded statistics.
+
+    Raises:
+        DatasetError: another unit, or depth whose recorded unit is unknown.
+    """
+    if unit not in ("m", "mm"):
+        raise DatasetError(f"depth_unit is {unit!r}", fix="give 'm' or 'mm', or leave it out for depth as stored")
+    cameras = {key: replace(catalog.features[key], depth_unit=unit) for key in keys if key in catalog.features}
+    cameras = {key: feature for key, feature in cameras.items() if feature.is_depth}
+    for key, feature in cameras.items():
+        if feature.unreadable:
+            fix = "write its depth_unit into meta/info.json, leave depth_unit out, or leave the camera out of keys"
+            raise DatasetError(f"{key} {feature.unreadable}", where=catalog.root, fix=fix)
+    return replace(catalog, features={**catalog.features, **cameras})
+
+
+def check_columns(catalog: Catalog, keys: Sequence[str], episode: int) -> None:
+    """Refuse undeclared keys that the data file of an episode does not hold either.
+
+    Raises:
+        DatasetError: names the first such key.
+    """
+    if not keys:
+        return
+    path = catalog.data_path(catalog.episodes.row_of(episode))
+    where = f"{catalog.files.where(path)} (episode {episode})"
+    with with_location(where), catalog.files.parquet(path) as file:
+        columns = file.schema_arrow.names
+    for key in keys:
+        if key not in columns:
+            known = ", ".join(dict.fromkeys([*catalog.features, *catalog.sensors, *INDEX_KEYS, *columns]))
+            raise DatasetError(f"keys names {key!r}", where=catalog.root, fix=f"the keys are {known}")
+
 
 _MAX_TRIES = 64  # videos to open in search of a readable one
 
@@ -40,8 +103,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
     A sample holds `index`, `episode_index`, `frame_index`, `task_index` (int64 scalars), `timestamp`, `task` (str) and
     the features. Tensors have the dtype that info.json declares (float64 stays float64, whatever the file stores) and
     the declared shape ((1,) is a scalar). Strings are str. Images are uint8 (C, H, W), depth images uint16 as stored or
-    float32 (1, H, W), meters or `depth_unit` (`data/format/depth.py`). Each missing camera adds `<camera>_is_missing`
-    (bool scalar).
+    float32 (1, H, W), meters or `depth_unit`. Each missing camera adds `<camera>_is_missing` (bool scalar).
 
     Args:
         root: path, fsspec URL, hub id OWNER/NAME where no such folder exists ("lerobot/pusht"), or an open `Catalog`.
@@ -75,7 +137,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             (T, C, H, W), and not to depth. `Loader` and `EpisodeStream` do not apply it.
         depth_unit: "m" or "mm": depth images, and their recorded statistics, are float32 in this unit. "mm" is
             LeRobot's default. By default quantized video is in meters, and other depth is as stored.
-        response: a text column to deliver as `response`, "task", or "" for no text (see `data/read/response_text.py`).
+        response: a text column to deliver as `response`, "task", or "" for no text (see `data/read/texts.py`).
         prompt_metadata: names of episode metadata to deliver as `prompt_metadata`, a text with a line for each
             (docs/training.md). An empty list delivers the empty text.
         name: name in an order and in messages; by default the folder's name.

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
-from understudy.data.read.response_text import Responses
 from understudy.data.read.rows import Rows
-from understudy.edit.plan import Piece, TextColumn
-from understudy.edit.segments import Unit, match_all, read_object, to_frame
+from understudy.data.read.texts import Responses
+from understudy.edit.plan import Piece, TextColumn, Unit, match_all, read_object, to_frame
 from understudy.errors import DatasetError
 
 _EPISODE = ("episode_index", "episode")

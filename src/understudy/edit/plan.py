@@ -1,13 +1,28 @@
-"""Description of the dataset to write: its episodes as pieces of source episodes, its features, tasks and videos."""
+"""Description of the dataset to write: its episodes as pieces of source episodes, its features, tasks and videos.
 
+Selection of the pieces to keep: episodes by id, condition or finding, and ranges of frames.
+
+Cuts of episodes into segments: at given times, where a text column changes, or at idle gaps.
+"""
+
+import hashlib
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
+from understudy.data.selection.keep_ranges import match_keys
+from understudy.data.selection.motion import IdleRule, episode_values, non_idle_ranges
+from understudy.data.selection.select import KeepRanges, select
+from understudy.data.selection.where import matching_rows
+from understudy.errors import DatasetError
 
 
 @dataclass(frozen=True)
@@ -99,3 +114,295 @@ class Plan:
     def work(self) -> int:
         """Steps that `write_set` counts: each frame once for its rows and once per camera."""
         return self.frames * (1 + len(self.cameras))
+
+
+_MOST, _DIGITS = 10_000_000, 12  # ids, and digits of them that are read
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def parse_ids(words: Sequence[str], name: str) -> list[int]:
+    """Parse episode ids such as "0-7", "12" or "3,5,9"; `name` is their setting, for messages."""
+    found: list[int] = []
+    for word in (part for words_ in words for part in str(words_).split(",")):
+        match = _RANGE.fullmatch(word.strip())
+        if match is None:
+            raise DatasetError(f"{name} holds {word!r}", fix="give episode ids and ranges of them, as in 0-7 12")
+        first, last = int(match[1][:_DIGITS]), int((match[2] or match[1])[:_DIGITS])
+        if last < first:
+            raise DatasetError(f"{name} holds the range {word!r}", fix="give the lower id first")
+        if last >= _MOST:
+            raise DatasetError(f"{name} holds {word!r}", fix=f"give ids below {_MOST:,}")
+        found += range(first, last + 1)
+    return found
+
+
+def select_pieces(
+    catalog: Catalog,
+    source: int,
+    *,
+    keep: Sequence[int] = (),
+    drop: Sequence[int] = (),
+    where: str = "",
+    keep_ranges: KeepRanges | None = None,
+    drop_first: int = 0,
+    drop_last: int = 0,
+) -> list[Piece]:
+    """Select the pieces of one source. Each range of frames becomes an episode, so no window spans a cut.
+
+    Args:
+        catalog: the source.
+        source: its number.
+        keep: ids of the episodes to keep; empty: all.
+        drop: ids of the episodes to leave out.
+        where: condition on metadata (`data.selection.where`); "" for none.
+        keep_ranges: frame ranges to keep (`data.selection.select`).
+        drop_first: frames to leave out at the start of each episode.
+        drop_last: frames to leave out at the end of each episode.
+
+    Raises:
+        DatasetError: an unknown episode, an unusable condition or file, or no frame is left.
+    """
+    table = catalog.episodes
+    rows = np.arange(len(table)) if not len(keep) else table.rows_of(np.array(keep))
+    if where:
+        rows = np.intersect1d(rows, matching_rows(catalog, where))
+    rows = np.setdiff1d(rows, table.rows_of(np.array(drop, np.int64)))
+    chosen = select(
+        catalog,
+        episodes=table.ids[rows],
+        drop_first=drop_first,
+        drop_last=drop_last,
+        keep_ranges=keep_ranges,
+        keep_rule="start",
+    )
+    row_of = table.rows_of(chosen.segments[:, 0]).tolist()
+    return [Piece(source, row, start, stop) for row, (_, start, stop) in zip(row_of, chosen.segments.tolist())]
+
+
+def read_bad_episodes(path: str) -> list[int]:
+    """Return the ids of the episodes that `understudy check --json` calls faulty (`bad_episodes`).
+
+    Raises:
+        DatasetError: the file is no such output.
+    """
+    try:
+        content = json.loads(Path(path).read_bytes())
+        found = content["bad_episodes"]
+        if any(type(episode) is not int or not 0 <= episode < _MOST for episode in found):
+            raise ValueError("an episode id is no whole number")
+        return sorted(set(found))
+    except OSError as error:
+        raise DatasetError(f"cannot be read: {error.strerror}", where=path, fix="give the output of check") from None
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"is not the output of `understudy check --json`: {type(error).__name__}: {error}"
+        raise DatasetError(what, where=path, fix="write it with: understudy check DATASET --json > FILE") from None
+
+
+def split_pieces(
+    catalogs: Sequence[Catalog], pieces: Sequence[Piece], parts: Sequence[str], seed: int
+) -> dict[str, list[Piece]]:
+    """Divide pieces into named parts, whole source episodes only.
+
+    Args:
+        catalogs: the sources.
+        pieces: the pieces to divide.
+        parts: "NAME=SHARE" with a share from 0 to 1, or "NAME=IDS" with episode ids of the only source. The shares
+            divide the episodes in a random order of `seed`; together they are at most 1.
+        seed: of the random order.
+
+    Raises:
+        DatasetError: a part is malformed or empty, or an episode is in two parts.
+    """
+    shares: dict[str, float] = {}
+    ids: dict[str, list[int]] = {}
+    for part in parts:
+        name, equals, value = part.partition("=")
+        fix = "as in --split train=0.9 val=0.1, or --split train=0-7 val=8,9"
+        if not equals or not re.fullmatch(r"\w[\w.-]*", name) or name in shares or name in ids:
+            raise DatasetError(f"split holds {part!r}, which is no new NAME=SHARE or NAME=IDS", fix=fix)
+        if re.fullmatch(r"0?\.\d+|1\.0*", value):
+            shares[name] = float(value)
+        else:
+            ids[name] = parse_ids([value], "split")
+    if shares and ids:
+        raise DatasetError(
+            "split mixes shares and ids", fix="give one kind; an id is a whole number, a share has a dot"
+        )
+    if sum(shares.values()) > 1 + 1e-9:
+        raise DatasetError(f"the shares of split add up to {sum(shares.values()):g}", fix="give 1 at most")
+    found = _by_share(pieces, shares, seed) if shares else _by_id(catalogs, pieces, ids)
+    for name, own in found.items():
+        if not own:
+            raise DatasetError(f"the part {name!r} of split holds no episode", fix="give it more episodes")
+    return found
+
+
+def _by_share(pieces: Sequence[Piece], shares: dict[str, float], seed: int) -> dict[str, list[Piece]]:
+    episodes = sorted({(piece.source, piece.row) for piece in pieces})
+    keys = [_place(seed, source, row) for source, row in episodes]
+    shuffled = [episodes[i] for i in np.argsort(keys, kind="stable")]
+    found, first, total = dict[str, list[Piece]](), 0, 0.0
+    for name, share in shares.items():
+        total += share
+        stop = round(total * len(shuffled))
+        chosen, first = set(shuffled[first:stop]), stop
+        found[name] = [piece for piece in pieces if (piece.source, piece.row) in chosen]
+    return found
+
+
+def _place(seed: int, source: int, row: int) -> float:
+    """Random place of an episode, the same for any number of episodes."""
+    digest = hashlib.blake2b(f"understudy edit {seed} {source} {row}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") / 2**64
+
+
+def _by_id(catalogs: Sequence[Catalog], pieces: Sequence[Piece], ids: dict[str, list[int]]) -> dict[str, list[Piece]]:
+    if len(catalogs) > 1:
+        raise DatasetError("split gives ids, and there are several sources", fix="split by shares, or one source")
+    table, part_of = catalogs[0].episodes, dict[int, str]()
+    for name, own in ids.items():
+        for row, episode in zip(table.rows_of(np.array(own)).tolist(), own):
+            if row in part_of:
+                raise DatasetError(
+                    f"split gives episode {episode} to {part_of[row]!r} and {name!r}", fix="name it once"
+                )
+            part_of[row] = name
+    found: dict[str, list[Any]] = {name: [] for name in ids}
+    for piece in pieces:
+        if piece.row in part_of:
+            found[part_of[piece.row]].append(piece)
+    return found
+
+
+Unit = Literal["seconds", "frames"]
+
+_FORMAT = "an object: key of an episode -> cut points [1.5, 4], or segments [[0, 1.5], [2, 4]]"
+
+
+def cut_at_times(catalog: Catalog, source: int, path: str, unit: Unit) -> list[Piece]:
+    """Cut episodes as a JSON file names it; episodes without a key are left out.
+
+    Args:
+        catalog: the source.
+        source: its number.
+        path: the file: key of an episode -> cut points, or segments [start, end). Keys are those of keep-ranges.
+        unit: of the times in the file. Seconds are rounded to the nearest frame.
+
+    Raises:
+        DatasetError: the file cannot be read, or a segment is empty, overlaps another or leaves its episode.
+    """
+    content = read_object(path, _FORMAT)
+    pieces = []
+    for key, row in match_all(catalog, content, path):
+        length = int(catalog.episodes.lengths[row])
+        for start, stop in _segments(content[key], key, length, catalog.fps, unit, path):
+            pieces.append(Piece(source, row, start, stop))
+    return pieces
+
+
+def _segments(entry: Any, key: object, length: int, fps: float, unit: Unit, path: str) -> list[tuple[int, int]]:
+    def refuse(what: str) -> DatasetError:
+        return DatasetError(f"{key!r}: {what}", where=path, fix=f"give {_FORMAT}")
+
+    if not isinstance(entry, list):
+        raise refuse(f"{str(entry)[:60]} is no list")
+    pairs = all(isinstance(item, list) and len(item) == 2 for item in entry)
+    flat = [time for item in entry for time in item] if pairs else entry
+    frames = [to_frame(time, fps, unit) for time in flat]
+    if None in frames:
+        raise refuse(f"{flat[frames.index(None)]!r} is no time in {unit}")
+    numbers = [frame for frame in frames if frame is not None]
+    if not pairs:
+        numbers = [n for point in numbers for n in (point, point)]
+        numbers = [0, *numbers, length]
+    segments = list(zip(numbers[::2], numbers[1::2]))
+    for start, stop in segments:
+        if not 0 <= start < stop <= length:
+            raise refuse(f"frames {start} to {stop} of an episode of {length} frames")
+    for (_, before), (after, _) in pairwise(segments):
+        if after < before:
+            raise refuse(f"segments overlap at frame {after}, or are not in order")
+    return segments
+
+
+def cut_by_text(catalog: Catalog, source: int, texts: TextColumn) -> list[Piece]:
+    """Cut episodes where the text of a frame differs from the one before; frames with an empty text are left out."""
+    pieces = []
+    for row, length in enumerate(catalog.episodes.lengths.tolist()):
+        if not length:
+            continue
+        own = list(texts(Piece(source, row, 0, length)))
+        turns = [i for i in range(length) if i == 0 or own[i] != own[i - 1]]
+        for start, stop in zip(turns, [*turns[1:], length]):
+            if own[start].strip():
+                pieces.append(Piece(source, row, start, stop))
+    return pieces
+
+
+def cut_at_pauses(catalog: Catalog, source: int, keys: Sequence[str], rule: IdleRule) -> list[Piece]:
+    """Cut episodes at their idle gaps, which are left out (`data.selection.idle`).
+
+    Args:
+        catalog: the source.
+        source: its number.
+        keys: numeric columns that are compared.
+        rule: definition of an idle frame and of a gap.
+
+    Raises:
+        DatasetError: a column cannot be read.
+    """
+    pieces = [
+        Piece(source, row, start, stop)
+        for row, values in episode_values(catalog, keys)
+        for start, stop in non_idle_ranges(values, rule)
+    ]
+    return sorted(pieces, key=lambda piece: (piece.row, piece.start))
+
+
+def match_all(catalog: Catalog, entries: Mapping[str, Any], path: str) -> list[tuple[str, int]]:
+    """Return (key, table row) of each entry of a file, by row; keys are those of keep-ranges.
+
+    Raises:
+        DatasetError: a key is no episode, or two keys are one episode.
+    """
+    matched, _ = match_keys(catalog, list(entries), path)
+    lost = [key for key in entries if key not in matched]
+    if lost:
+        raise DatasetError(f"{lost[0]!r} is no episode of {catalog.root}", where=path, fix="remove it")
+    found = sorted(((key, matched[key]) for key in entries), key=lambda item: item[1])
+    for (key, row), (other, after) in pairwise(found):
+        if row == after:
+            raise DatasetError(f"{key!r} and {other!r} are one episode", where=path, fix="give each episode one key")
+    return found
+
+
+def to_frame(time: object, fps: float, unit: Unit) -> int | None:
+    """Return the frame of a time; None for no finite number, or a fraction of a frame."""
+    if isinstance(time, bool) or not isinstance(time, (int, float)) or not abs(time) < 1e12:
+        return None
+    if unit == "seconds":
+        return round(time * fps)
+    return int(time) if time == int(time) else None
+
+
+def _unique(pairs: list[tuple[str, Any]], path: str) -> dict[str, Any]:
+    """Build an object of JSON; the parser itself keeps only the last value of a repeated name."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise DatasetError(f"{repeated!r} is repeated", where=path, fix="give each name one value")
+    return content
+
+
+def read_object(path: str, form: str) -> dict[str, Any]:
+    """Read a JSON file that holds an object. Raises DatasetError; `form` describes the object."""
+    try:
+        content = json.loads(Path(path).read_bytes(), object_pairs_hook=lambda pairs: _unique(pairs, path))
+    except OSError as error:
+        raise DatasetError(f"cannot be read: {error.strerror}", where=path, fix=f"give {form}") from None
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"not valid JSON: {error}", where=path, fix="repair or restore it") from None
+    if not isinstance(content, dict) or not content:
+        raise DatasetError("holds no object", where=path, fix=f"give {form}")
+    return content

@@ -2,8 +2,15 @@
 
 Statistics are computed from the written rows and images, by the rules of `data.write.EpisodeWriter`: an edited
 recording has the figures of a recording of the same episodes.
+
+Origin of an edited dataset, in its meta/edit.json: command, versions, sources, and the origin of each episode.
+
+Write plans to a folder that appears in one step, complete.
 """
 
+import hashlib
+import json
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,12 +18,17 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import av
 import numpy as np
 import pyarrow as pa
 
+from understudy._version import __version__
+from understudy.atomic import BeingWritten, create_folder, is_taken
+from understudy.credentials import strip_credentials
+from understudy.data.format.catalog import INFO, Catalog
 from understudy.data.format.features import Feature
-from understudy.data.stats.image_statistics import ImageStatistics
-from understudy.data.stats.running import NAMES, RunningStatistics
+from understudy.data.format.meta_files import read_json
+from understudy.data.stats.running import NAMES, ImageStatistics, RunningStatistics
 from understudy.data.write.dataset_files import (
     DATA_PATH,
     DEFAULTS,
@@ -31,9 +43,8 @@ from understudy.data.write.dataset_files import (
     tasks_table,
 )
 from understudy.edit.plan import Plan
-from understudy.edit.quality import Quality
 from understudy.edit.rows import EpisodeRows, RowWriter, SourceRows, group_pieces, measured_before, nested_types
-from understudy.edit.videos import CameraVideos, write_videos
+from understudy.edit.videos import CameraVideos, Quality, write_videos
 from understudy.errors import DatasetError
 
 DATA_MB, VIDEO_MB = 100.0, 200.0
@@ -309,3 +320,139 @@ def _entries(plan: Plan, features: Mapping[str, Feature], videos: Mapping[str, C
 def _number(value: float) -> Any:
     """Return a whole number as an integer, as LeRobot writes rates."""
     return int(value) if float(value).is_integer() else value
+
+
+PATH = "meta/edit.json"
+"""File of the origin, relative to the root."""
+_ENDS = 1 << 16  # bytes at each end of a file that count for its digest
+
+
+def write_provenance(root: Path, command: Sequence[str], plan: Plan) -> None:
+    """Write meta/edit.json of an output; each of its episodes becomes [source, episode id, start, stop].
+
+    Args:
+        root: folder of the output.
+        command: words of the command line.
+        plan: the output.
+    """
+    sources = []
+    for number, catalog in enumerate(plan.sources):
+        rows = sorted({piece.row for piece in plan.pieces if piece.source == number})
+        sources.append(describe_source(catalog, rows, plan.cameras))
+    ids = [catalog.episodes.ids for catalog in plan.sources]
+    content = {
+        "format": 1,
+        "command": [strip_credentials(word) for word in command],
+        "versions": {
+            "understudy": __version__,
+            "python": platform.python_version(),
+            "pyarrow": pa.__version__,
+            "av": av.__version__,
+        },
+        "sources": sources,
+        "episodes": [[p.source, int(ids[p.source][p.row]), p.start, p.stop] for p in plan.pieces],
+    }
+    replace_json(root / PATH, content)
+
+
+def describe_source(catalog: Catalog, rows: Sequence[int], cameras: Sequence[str]) -> dict[str, Any]:
+    """Describe a source: root, version, counts, a digest of the files in use, and its own origin if it was edited."""
+    found: dict[str, Any] = {
+        "root": catalog.root,
+        "version": catalog.version,
+        "episodes": catalog.num_episodes,
+        "frames": catalog.num_frames,
+        "digest": digest_files(catalog, rows, cameras),
+    }
+    try:
+        if catalog.files.exists(PATH):
+            found["edited"] = {k: v for k, v in read_json(catalog.files, PATH).items() if k != "episodes"}
+    except DatasetError:
+        pass  # the origin of a source is no condition for reading it
+    return found
+
+
+def digest_files(catalog: Catalog, rows: Sequence[int], cameras: Sequence[str]) -> str:
+    """Return a digest of info.json and of the files of table rows: path, size, first and last 64 KiB of each.
+
+    Args:
+        catalog: the source.
+        rows: table rows of the episodes in use.
+        cameras: keys of the video cameras in use, under the output's names.
+    """
+    episodes = catalog.episodes
+    tables = [(episodes.data, episodes.data_file)] + [(v.files, v.file) for v in map(catalog.videos, cameras)]
+    paths = [table.find(catalog.files, file) for table, of in tables for file in np.unique(of[list(rows)]).tolist()]
+    digest = hashlib.sha256(json.dumps(read_json(catalog.files, INFO), sort_keys=True).encode())
+    for path in sorted(paths):
+        source = catalog.files.source(path)
+        try:
+            first = source.read(0, min(source.size, _ENDS))
+            last = source.read(max(0, source.size - _ENDS), min(source.size, _ENDS))
+        finally:
+            source.close()
+        digest.update(f"{path}\0{source.size}\0".encode() + first + last)
+    return digest.hexdigest()[:32]
+
+
+def check_output(out: Path, catalogs: Sequence[Catalog]) -> None:
+    """Raise DatasetError where the output is taken, or is a source or a folder inside one."""
+    for catalog in catalogs:
+        if catalog.files.is_local and out.resolve().is_relative_to(Path(catalog.root).resolve()):
+            raise DatasetError("is a source, or a folder inside it", where=out, fix="a set is never edited in place")
+    if is_taken(out):
+        raise DatasetError("exists", where=out, fix="name a new folder; nothing is overwritten")
+
+
+def check_files(plan: Plan) -> None:
+    """Raise DatasetError where listings show that a data or video file of a piece is missing."""
+    for number, source in enumerate(plan.sources):
+        rows = {piece.row for piece in plan.pieces if piece.source == number}
+        for gap in source.missing_files(plan.cameras) or []:
+            if lost := sorted(rows.intersection(gap.rows.tolist())):
+                ids = source.episodes.ids[lost].tolist()
+                fix = "restore the files, or leave their episodes out: --exclude-episodes " + " ".join(
+                    map(str, ids[:99])
+                )
+                raise DatasetError(gap.line, where=source.root, fix=fix)
+
+
+def write_outputs(
+    plans: Mapping[str, Plan],
+    out: Path,
+    command: Sequence[str],
+    num_workers: int,
+    count: Callable[[int], None] = lambda frames: None,
+) -> dict[str, Written]:
+    """Write datasets into the new folder `out`: one under the name "", or several in folders of it.
+
+    All is written to a hidden folder beside `out`, flushed and renamed. So a kill leaves either nothing at `out` or all
+    of it.
+
+    Args:
+        plans: datasets by name.
+        out: the folder.
+        command: words of the command line, for meta/edit.json.
+        num_workers: threads.
+        count: called with numbers of frames as they are done, the sum of `Plan.work`.
+
+    Raises:
+        DatasetError: `out` exists, another process writes it, or a source cannot be read. Nothing is left behind.
+    """
+    for plan in plans.values():
+        check_output(out, plan.sources)
+        check_files(plan)
+    done: dict[str, Written] = {}
+    try:
+        with create_folder(out) as draft:
+            for name, plan in plans.items():
+                root = draft / name if name else draft
+                root.mkdir(exist_ok=True)
+                done[name] = write_set(plan, root, num_workers, count)
+                write_provenance(root, command, plan)
+    except BeingWritten as error:
+        fix = "wait for its end, or name another folder"
+        raise DatasetError("another process is writing it", where=out, fix=fix) from error
+    except FileExistsError as error:
+        raise DatasetError("exists", where=out, fix="name a new folder; nothing is overwritten") from error
+    return done

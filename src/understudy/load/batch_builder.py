@@ -22,7 +22,7 @@ from understudy.load.memory_plan import MemoryPlan
 from understudy.load.row_batches import RowBatches
 from understudy.load.staggered_decoding import first_runs
 from understudy.order.sample_random import SampleRng
-from understudy.video.depth.pixels import AnyConverter
+from understudy.video.depth import AnyConverter
 
 SPAN = 64
 """Consecutive positions that one thread makes of a source read in storage order."""

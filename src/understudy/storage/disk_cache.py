@@ -29,8 +29,7 @@ from dataclasses import dataclass
 
 from understudy.errors import DatasetError
 from understudy.storage import locks
-from understudy.storage.cache_budget import CacheBudget
-from understudy.storage.cached_spans import Span, Spans, cover, parse_claim, parse_span, subtract
+from understudy.storage.cache_budget import CacheBudget, Span, Spans, cover, parse_claim, parse_span, subtract
 
 _STRIPES = 256
 _TOUCH_EVERY = 60.0  # seconds between two updates of a span's modification time

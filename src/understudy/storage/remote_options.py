@@ -1,12 +1,121 @@
-"""Options for reading remote datasets, and the default cache folder."""
+"""Options for reading remote datasets, and the default cache folder.
 
+Retries: backoff with jitter, deadlines, and `Retry-After`.
+
+A source that is slow, short or failing never changes the samples. It is asked again until a deadline without progress
+has passed; then the failure is raised.
+"""
+
+import itertools
 import os
 import sys
-from collections.abc import Mapping
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from understudy.storage.retry import RetryPolicy
+from understudy.cancel import Cancelled, is_cancelled
+from understudy.errors import SourceError
+
+T = TypeVar("T")
+MAX_RETRY_AFTER = 600.0
+"""Longest sum of the waits in seconds that a server may ask for."""
+
+_count = itertools.count()
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Deadlines of requests, and pauses between attempts.
+
+    Attributes:
+        deadline: Seconds without progress after which reading fails.
+        stall: Seconds without a byte after which a request is repeated. Connecting and the response header together
+            may take no longer than this either.
+        initial_backoff: Seconds before the second attempt. Pauses double up to `max_backoff`; half of each is jitter.
+        max_backoff: Longest pause in seconds.
+        min_rate: Bytes per second; a read may take `deadline` plus the time that its size needs at this rate.
+    """
+
+    deadline: float = 120.0
+    stall: float = 20.0
+    initial_backoff: float = 0.2
+    max_backoff: float = 10.0
+    min_rate: float = 16384.0
+
+    def pause(self, failures: int) -> float:
+        """Return the seconds to wait after `failures` >= 1 failures in a row.
+
+        The jitter comes from a counter: no global random generator is used.
+        """
+        base = min(self.max_backoff, self.initial_backoff * 2.0 ** min(failures - 1, 30))
+        return base * (0.5 + 0.5 * _fraction((os.getpid() << 32) + next(_count)))
+
+
+class TransientError(Exception):
+    """A failure that another attempt may not meet.
+
+    Attributes:
+        what: Description of the failure.
+        after: Seconds that the server asks to wait, or None.
+        tries: Number of such failures in a row after which retrying ends early, or None.
+    """
+
+    def __init__(self, what: str, after: float | None = None, tries: int | None = None) -> None:
+        super().__init__(what)
+        self.what, self.after, self.tries = what, after, tries
+
+
+def should_stop(stop: threading.Event) -> bool:
+    """Return whether `stop` is set or the work of this thread is cancelled (`cancel.py`)."""
+    return stop.is_set() or is_cancelled()
+
+
+def call_with_retries(act: Callable[[], T], where: str, retry: RetryPolicy, stop: threading.Event) -> T:
+    """Return `act()`, repeated after each TransientError.
+
+    A caller that loops over parts of a read starts with a fresh deadline for each: one success is progress.
+
+    Raises:
+        SourceError: The deadline has passed without success.
+        Cancelled: See `should_stop`.
+    """
+    begun, waited, failures, odd = time.monotonic(), 0.0, 0, 0
+    while True:
+        if should_stop(stop):
+            raise Cancelled
+        try:
+            return act()
+        except TransientError as error:
+            failures, odd = failures + 1, odd + 1 if error.tries is not None else 0
+            spent = time.monotonic() - begun - waited
+            pause = retry.pause(failures)
+            if error.after is not None and waited + error.after > MAX_RETRY_AFTER:
+                what = f"{error.what}, and the server asks to wait {error.after:.0f} s"
+                raise SourceError(what, where=where, fix="try again later", transient=True) from error
+            if (error.tries is not None and odd >= error.tries) or spent + pause > retry.deadline:
+                times = "once" if failures == 1 else f"{failures} times in {spent:.1f} s"
+                fix = "check the connection and the server, then run again: fetched bytes stay in the cache"
+                raise SourceError(f"{error.what} ({times})", where=where, fix=fix, transient=True) from error
+            if error.after is not None and error.after > pause:
+                pause = error.after
+                waited += pause  # the server's wait does not count against the deadline
+                if pause > retry.max_backoff:
+                    warnings.warn(f"{where}: {error.what}; the server asks to wait {pause:.0f} s", stacklevel=2)
+            end = time.monotonic() + pause
+            while (left := end - time.monotonic()) > 0 and not should_stop(stop):
+                stop.wait(min(left, 0.1))
+
+
+def _fraction(n: int) -> float:
+    """Map `n` to [0, 1) by SplitMix64."""
+    z = (n * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (z ^ (z >> 31)) / 2.0**64
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,33 @@
-"""Interfaces of a video reader and its cursors, and the facts that every reader derives in the same way."""
+"""Interfaces of a video reader and its cursors, and the facts that every reader derives in the same way.
+
+Video reader on bare PyAV decoders, without a container.
+
+RGB is 8-bit, by swscale's bilinear chroma interpolation with the matrix and range that the stream names (BT.601 where
+it names none). torchcodec and `VideoFrame.to_ndarray` do the same; the tests hold the three equal to the bit.
+
+Video reader on torchcodec: the same images as PyAV's; see `VideoReader` in `reader.py`.
+
+torchcodec needs FFmpeg's shared libraries of the system, so it is used only where it is named explicitly.
+
+Open a video file with the chosen backend: `open_video(path).read([0, 7, 7, 3])`.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import av
 import numpy as np
 
+from understudy.errors import DatasetError
+from understudy.storage.byte_source import ByteSource, LocalSource, as_file
+from understudy.video.codec_pool import decoder_bytes, frame_bytes, pixel_bytes
+from understudy.video.decoder import FrameDecoder
+from understudy.video.depth import RGB, Pixels
 from understudy.video.index import Gops, VideoIndex
+from understudy.video.packets import open_packets
 
 DecodedImage: TypeAlias = av.VideoFrame | np.ndarray
 """A decoded frame whose RGB conversion is still to be done (`Converter`), or uint8 (H, W, 3) RGB."""
@@ -125,3 +144,177 @@ def check_positions(positions: np.ndarray, count: int, path: str) -> np.ndarray:
         outside = wanted[(wanted < 0) | (wanted >= count)][0]
         raise IndexError(f"{path}: frame {outside} does not exist, the file holds frames 0..{count - 1}")
     return wanted
+
+
+_RUN_LENGTH = 8  # frames decoded before the first is converted
+
+
+class PyavReader(VideoFacts):
+    """Images through bare PyAV decoders; see `VideoReader`."""
+
+    def __init__(self, source: ByteSource, pixels: Pixels = RGB) -> None:
+        self._source, self._pixels = source, pixels
+        self._open(source.where)
+        index = self._packets.index
+        super().__init__(source.where, index)
+        self.frame_bytes, self.decoder_bytes = frame_bytes(index), decoder_bytes(index)
+        self.knows_frame_bytes = pixel_bytes(index.codec, index.extradata) is not None
+        if pixels.is_depth and not self.knows_frame_bytes:  # two bytes a pixel
+            self.frame_bytes, self.decoder_bytes = self.frame_bytes * 4 // 3, self.decoder_bytes * 4 // 3
+
+    def _open(self, path: str) -> None:
+        self._pid: int | None = os.getpid()
+        self._packets = open_packets(self._source)
+        self._decoder = FrameDecoder(self._packets, path, True, self._pixels.pixel_format)
+        self._converter = self._pixels.converter()
+
+    def read(self, positions: np.ndarray) -> np.ndarray:
+        """See `VideoReader.read`."""
+        wanted = place = check_positions(positions, self.count, self.path)
+        if len(wanted) > 1:  # sorting a single one takes a twentieth of the time of a small frame
+            wanted, place = np.unique(wanted, return_inverse=True)
+        if self._pid != os.getpid():  # closed, or forked: the parent's decoder must not be used here
+            self._open(self.path)
+            if self._packets.index.count != self.count:
+                what = f"had {self.count} frames, now has {self._packets.index.count}"
+                raise DatasetError(what, where=self.path)
+        in_order = len(wanted) == len(place) and bool((np.diff(place) > 0).all())
+        images = self._pixels.empty(0, self.height, self.width)
+        for row, (_, frame) in enumerate(self._decoder.frames(wanted, _RUN_LENGTH)):
+            if row == 0:  # allocated only now: the first frame confirmed the size that the file declares
+                images = self._pixels.empty(len(wanted), self.height, self.width)
+            self._converter.write(frame, images[row])
+        return (images if in_order else images[place]).transpose(0, 2, 3, 1)
+
+    def cursor(self) -> FrameDecoder:
+        """See `VideoReader.cursor`."""
+        return FrameDecoder(self._packets.clone(), self.path, pixel_format=self._pixels.pixel_format)
+
+    def prefetch(self, first: int, last: int) -> None:
+        """See `VideoReader.prefetch`."""
+        self._packets.prefetch(first, last)
+
+    def close(self) -> None:
+        """See `VideoReader.close`."""
+        if self._pid is not None:
+            self._packets.close()
+            self._pid = None
+            del self._decoder
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return PyavReader, (self._source, self._pixels)
+
+
+_BUFFER = 1 << 20  # bytes read ahead in a file that is not local
+
+
+def _decoder_class() -> Any:
+    try:
+        from torchcodec.decoders import VideoDecoder
+    except (ImportError, RuntimeError, OSError) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DatasetError(
+            f"video_backend='torchcodec' does not load: {first}",
+            fix="pip install 'understudy[torchcodec]' and FFmpeg's shared libraries, or use video_backend='pyav'",
+        ) from None
+    return VideoDecoder
+
+
+class TorchcodecReader(VideoFacts):
+    """Images through torchcodec. Facts come from the same index as the PyAV reader's."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        packets = open_packets(source)
+        packets.close()
+        super().__init__(source.where, packets.index)
+        self.frame_bytes, self.knows_frame_bytes = self.height * self.width * 3, True
+        self.decoder_bytes = 4 * self.frame_bytes
+        self._cursor = self.cursor()
+
+    def read(self, positions: np.ndarray) -> np.ndarray:
+        """See `VideoReader.read`."""
+        wanted = check_positions(positions, self.count, self.path)
+        if wanted.size == 0:
+            return np.empty((0, self.height, self.width, 3), np.uint8)
+        return self._cursor.read(wanted)
+
+    def cursor(self) -> TorchcodecCursor:
+        """See `VideoReader.cursor`."""
+        return TorchcodecCursor(self._source, self.count)
+
+    def prefetch(self, first: int, last: int) -> None:
+        """Do nothing: torchcodec does its own reading."""
+
+    def close(self) -> None:
+        """See `VideoReader.close`."""
+        self._cursor.park()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return TorchcodecReader, (self._source,)
+
+
+class TorchcodecCursor:
+    """A torchcodec decoder over one video, opened by the first read; see `VideoCursor`."""
+
+    wait_seconds = 0.0
+
+    def __init__(self, source: ByteSource, count: int) -> None:
+        self.position, self._source, self._count = -1, source, count
+        self._class = _decoder_class()
+        self._pid: int | None = None
+
+    def runs(self, positions: np.ndarray, run_length: int = 1) -> Iterator[list[np.ndarray]]:
+        """See `VideoCursor.runs`. All images come out together."""
+        self.position = int(positions[-1]) + 1
+        yield list(self.read(positions))
+
+    def read(self, positions: np.ndarray) -> np.ndarray:
+        """Read images as uint8 (n, height, width, 3) RGB, at `positions` inside the video."""
+        path = self._source.where
+        try:
+            if self._pid != os.getpid():
+                file = path if isinstance(self._source, LocalSource) else as_file(self._source, _BUFFER)
+                self._decoder = self._class(file, dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="exact")
+                self._pid = os.getpid()
+            if len(self._decoder) != self._count:
+                what = f"torchcodec counts {len(self._decoder)} frames, the file's index {self._count}"
+                raise DatasetError(what, where=path, fix="use video_backend='pyav'")
+            images: np.ndarray = self._decoder.get_frames_at(indices=positions.tolist()).data.numpy()
+        except (RuntimeError, ValueError, IndexError) as error:
+            if isinstance(error, DatasetError):
+                raise
+            what = f"frames {positions.min()}..{positions.max()} cannot be decoded: {str(error).splitlines()[0]}"
+            raise DatasetError(what, where=path, fix="the file is damaged: copy or record it again") from None
+        return images
+
+    def park(self) -> None:
+        """See `VideoCursor.park`."""
+        self.position = -1
+        if self._pid is not None:
+            del self._decoder
+            self._pid = None
+
+
+def open_video(file: str | os.PathLike[str] | ByteSource, backend: str = "pyav", pixels: Pixels = RGB) -> VideoReader:
+    """Open a video for reading images.
+
+    Opening parses the index and decodes nothing. The reader pickles as its address and may be used after a fork: the
+    child opens its own decoder.
+
+    Args:
+        file: a path, or a source.
+        backend: "pyav" or "torchcodec". Both give the same images. Depth is always read by "pyav".
+        pixels: color, or a kind of depth.
+
+    Raises:
+        DatasetError: the file cannot be read as a video.
+    """
+    if backend not in ("pyav", "torchcodec"):
+        raise ValueError(f"backend={backend!r}: it must be 'pyav' or 'torchcodec'")
+    source = LocalSource(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else file
+    if backend == "pyav" or pixels.is_depth:
+        return PyavReader(source, pixels)
+    from understudy.video.reader import TorchcodecReader
+
+    return TorchcodecReader(source)

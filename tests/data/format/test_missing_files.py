@@ -13,8 +13,7 @@ from support.servers import RangeServer, folder
 from understudy.data.check_files import check_files
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos
-from understudy.data.format.missing_files import find_missing, has_any_file
+from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos, find_missing, has_any_file
 from understudy.errors import DatasetError, LfsPointerError, MissingFileError
 from understudy.storage.remote_options import RemoteOptions
 

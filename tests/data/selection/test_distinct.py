@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.data.selection.distinct import common, difference, distinct
+from understudy.data.selection.select import common, difference, distinct
 
 numbers = st.lists(st.integers(-5, 5) | st.integers(-(2**62), 2**62), max_size=12).map(lambda x: np.array(x, np.int64))
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.data.selection.idle import IdleRule, idle_ranges, non_idle_ranges
+from understudy.data.selection.motion import IdleRule, idle_ranges, non_idle_ranges
 
 
 def slowly(values: np.ndarray, rule: IdleRule) -> list[tuple[int, int]]:

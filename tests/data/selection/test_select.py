@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.datasets import Spec, write_dataset
 from support.refusals import refused
 from understudy.data.format.catalog import Catalog
-from understudy.data.selection.keep_report import KeepReport
+from understudy.data.selection.keep_ranges import KeepReport
 from understudy.data.selection.select import select, split_episodes
 from understudy.errors import DatasetError
 

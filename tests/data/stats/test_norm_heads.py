@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from support.datasets import Spec, Truth, write_dataset
 from support.refusals import refused
 from understudy.data.dataset import EpisodeDataset
-from understudy.data.stats import dataset_summaries, summary
-from understudy.data.stats.dataset_summaries import count_pairs
+from understudy.data.stats import summary
 from understudy.data.stats.norm_heads import Member, compute_normalization, compute_statistics, head_name
-from understudy.data.stats.normalization import Mode, Statistics
+from understudy.data.stats.summary import Mode, Statistics, count_pairs
 
 ACTION, STATE = "action", "observation.state"
 MODES: tuple[Mode, ...] = ("mean_std", "min_max", "quantile")
@@ -472,8 +471,8 @@ def test_norm_heads_the_bound_changes_quantiles_alone(three: tuple[Path, list[Tr
 def test_norm_heads_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four times the files, too: one file's columns, a block, and between a third and all of the rows to keep."""
     monkeypatch.setattr(summary, "ROWS", 1000)
-    monkeypatch.setattr(dataset_summaries, "LOADED_BYTES", 0)
-    monkeypatch.setattr(dataset_summaries, "PAIRS", 1000)
+    monkeypatch.setattr(summary, "LOADED_BYTES", 0)
+    monkeypatch.setattr(summary, "PAIRS", 1000)
     peaks = []
     for files in (8, 32):
         recording(tmp_path / f"{files}", lengths=(400,) * files, per_data_file=1, action_dim=8, state_dim=8)

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from support.refusals import refused
-from understudy.data.stats.normalization import Statistics, offset_and_spread
-from understudy.data.stats.summary import SummaryBuilder, pool
+from understudy.data.stats.summary import Statistics, SummaryBuilder, offset_and_spread, pool
 
 MODES = ["mean_std", "min_max", "quantile"]
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from understudy.data.stats.normalization import Statistics
-from understudy.data.stats.outliers import check_outliers
+from understudy.data.stats.norm_heads import check_outliers
+from understudy.data.stats.summary import Statistics
 from understudy.errors import DatasetError
 
 

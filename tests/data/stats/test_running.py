@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.refusals import refused
-from understudy.data.stats.image_statistics import ImageStatistics, counted_images
-from understudy.data.stats.running import NAMES, QUANTILES, RunningStatistics
+from understudy.data.stats.running import NAMES, QUANTILES, ImageStatistics, RunningStatistics, counted_images
 
 LEVELS = list(QUANTILES.values())
 

@@ -11,8 +11,8 @@ from support.datasets import Spec, edit_json, write_dataset
 from support.refusals import refused
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.stats.norm_heads import Member, compute_normalization, compute_statistics
-from understudy.data.stats.normalization import Mode, Statistics, offset_and_spread
 from understudy.data.stats.stats_files import read_stats_file, to_openpi
+from understudy.data.stats.summary import Mode, Statistics, offset_and_spread
 from understudy.errors import DatasetError, MissingFileError
 
 ACTION, STATE = "action", "observation.state"

@@ -17,10 +17,9 @@ from support.servers import RangeServer, folder
 from understudy.atomic import DRAFT_SUFFIX
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.data.stats import norm_heads, summary, summary_cache
+from understudy.data.stats import norm_heads, summary
 from understudy.data.stats.norm_heads import Member, compute_normalization
-from understudy.storage.remote_options import RemoteOptions
-from understudy.storage.retry import RetryPolicy
+from understudy.storage.remote_options import RemoteOptions, RetryPolicy
 
 ACTION, STATE = "action", "observation.state"
 
@@ -234,7 +233,7 @@ def test_cache_fine_rows_serve_a_larger_pool_and_coarse_ones_no_smaller(
     data = [EpisodeDataset(each, keys=[ACTION, STATE]) for each in (root, tmp_path / "e")]
     one, both = [Member(data[0], "x")], [Member(each, "x") for each in data]
     monkeypatch.setattr(summary, "ROWS", 50)
-    monkeypatch.setattr(summary_cache, "ROWS", 50)
+    monkeypatch.setattr(summary, "ROWS", 50)
     plain = [compute_normalization(pool, "quantile", 1) for pool in (one, both)]
     reads.clear()
     cache = tmp_path / "c"
@@ -261,10 +260,10 @@ def test_cache_evicts_least_recently_used(root: Path, tmp_path: Path, monkeypatc
     os.utime(first, ns=(1, 1))
     os.utime(second, ns=(2, 2))
     made(root, cache, (0,))  # used again: now the younger
-    monkeypatch.setattr(summary_cache, "BUDGET", first.stat().st_size + second.stat().st_size + 100)
+    monkeypatch.setattr(summary, "BUDGET", first.stat().st_size + second.stat().st_size + 100)
     made(root, cache, (1,))
     assert first in kept(cache)
     assert second not in kept(cache)
-    monkeypatch.setattr(summary_cache, "BUDGET", 0)
+    monkeypatch.setattr(summary, "BUDGET", 0)
     made(root, cache, (2,))
     assert len(kept(cache)) == 1

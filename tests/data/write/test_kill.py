@@ -13,9 +13,9 @@ import pytest
 
 import understudy as us
 from support import recording
-from understudy.data.write import pack_episodes
+from understudy.data.write import dataset_files
 from understudy.errors import DatasetError
-from understudy.video.open import open_video
+from understudy.video.reader import open_video
 
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:
@@ -61,7 +61,7 @@ def check_leftovers(root: Path) -> None:
     assert not [name for name in files(root) if "/." in name or name.startswith(".")]
     tables = [pq.read_table(path) for path in sorted((root / "meta/episodes").rglob("*.parquet"))]
     frames = sum(int(np.sum(table.column("length").to_numpy())) for table in tables)
-    named = {f"file-{number:03d}" for table in tables for number in pack_episodes.file_numbers(table, "data")}
+    named = {f"file-{number:03d}" for table in tables for number in dataset_files.file_numbers(table, "data")}
     assert {path.stem for path in (root / "data").rglob("*.parquet")} == named
     for key in recording.FEATURES:
         if "images" in key:
@@ -78,10 +78,10 @@ def files(root: Path) -> set[str]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recording that was never killed."""
     root = tmp_path_factory.mktemp("whole") / "data"
-    limit, pack_episodes.MAX_EPISODES = pack_episodes.MAX_EPISODES, 2
+    limit, dataset_files.MAX_EPISODES = dataset_files.MAX_EPISODES, 2
     with recording.open_writer(root) as writer:
         recording.record(writer, range(recording.EPISODES))
-    pack_episodes.MAX_EPISODES = limit
+    dataset_files.MAX_EPISODES = limit
     check(root, recording.EPISODES)
     return root
 
@@ -105,7 +105,7 @@ def test_kill_there_are_as_many_points_as_file_operations(killed: list[Path], wh
 def test_kill_every_point_opens_with_what_was_saved_and_goes_on(
     killed: list[Path], whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pack_episodes, "MAX_EPISODES", 2)
+    monkeypatch.setattr(dataset_files, "MAX_EPISODES", 2)
     unreported = 0
     assert us.Catalog.open(whole).report() == []
     tasks, stats = ((whole / "meta" / name).read_bytes() for name in ("tasks.parquet", "stats.json"))
@@ -150,7 +150,7 @@ def test_killed_at_random_instants_again_and_again(seed: int, tmp_path: Path, mo
         assert found >= before + 3
         assert found >= saved
         check(root, found)
-    monkeypatch.setattr(pack_episodes, "MAX_EPISODES", 2)
+    monkeypatch.setattr(dataset_files, "MAX_EPISODES", 2)
     with recording.open_writer(root, resume=True) as writer:
         recording.record(writer, range(found, found + 1))
     check(root, found + 1)

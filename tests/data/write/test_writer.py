@@ -16,10 +16,10 @@ from PIL import Image
 
 import understudy as us
 from support.refusals import refused, warned
-from understudy.data.stats.image_statistics import ImageStatistics
-from understudy.data.write import pack_episodes
+from understudy.data.stats.running import ImageStatistics
+from understudy.data.write import dataset_files
 from understudy.data.write.writer import EpisodeWriter
-from understudy.video.open import open_video
+from understudy.video.reader import open_video
 
 TOP, IMAGE = "observation.images.top", "observation.images.sketch"
 FEATURES: dict[str, dict[str, Any]] = {
@@ -261,7 +261,7 @@ def test_writer_any_packing_reads_the_same(
     """However the episodes are spread over files and recordings, the dataset is the same."""
     root = tmp_path_factory.mktemp("pack") / "data"
     features = {TOP: FEATURES[TOP], "observation.state": FEATURES["observation.state"]}
-    old, pack_episodes.MAX_EPISODES = pack_episodes.MAX_EPISODES, limit
+    old, dataset_files.MAX_EPISODES = dataset_files.MAX_EPISODES, limit
     try:
         for part in np.array_split(np.arange(len(lengths)), stops + 1):
             with EpisodeWriter(root, fps=20, features=features, codec="libx264", resume=True) as writer:
@@ -273,7 +273,7 @@ def test_writer_any_packing_reads_the_same(
                         writer.add_frame({TOP: np.full((32, 48, 3), level, np.uint8), "observation.state": state}, "go")
                     writer.save_episode()
     finally:
-        pack_episodes.MAX_EPISODES = old
+        dataset_files.MAX_EPISODES = old
     data = us.EpisodeDataset(root)
     assert [line for line in data.catalog.report() if "constant" not in line] == []
     assert data.catalog.episodes.lengths.tolist() == lengths
@@ -600,7 +600,7 @@ def test_writer_a_failed_save_leaves_the_dataset_as_it_was(tmp_path: Path, monke
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(pack_episodes, "replace_parquet", full)
+            patch.setattr(dataset_files, "replace_parquet", full)
             with refused("[Errno 28]", kind=OSError):
                 writer.save_episode()
         assert len(us.EpisodeDataset(root)) == 1

@@ -34,8 +34,8 @@ from understudy.load.images.disk_cache import DiskCache, StoredImages, bytes_on_
 from understudy.load.loader import Loader
 from understudy.order import Order
 from understudy.storage.remote_options import RemoteOptions
+from understudy.video.color import ImageSize
 from understudy.video.packets import open_packets
-from understudy.video.resize import ImageSize
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 BATCH = 6

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from support.refusals import refused
 from understudy.batch_keys import ACTION, STATE
 from understudy.config.train import TrainConfig
-from understudy.data.stats.normalization import Mode, Statistics, offset_and_spread
+from understudy.data.stats.summary import Mode, Statistics, offset_and_spread
 from understudy.errors import ConfigError
 from understudy.policies.common.affine import Affine
 from understudy.policies.common.normalizer import Normalizer

@@ -21,7 +21,7 @@ from understudy.policies.common.letterbox import letterbox, write_letterbox
 from understudy.policies.flow.config import FlowSettings
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.train.data.run_data import RunData, open_data
-from understudy.video.resize import ImageSize
+from understudy.video.color import ImageSize
 
 SIZES = {"tall": (128, 96), "wide": (96, 192)}  # height, width; multiples, so that nothing is rounded
 SIDE = 64

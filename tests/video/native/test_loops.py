@@ -28,8 +28,8 @@ from understudy.video.decoder import FrameDecoder
 from understudy.video.index import PacketRun
 from understudy.video.native import loops
 from understudy.video.native.swscale import PixelLayout, PlaneConverter, make_noise
-from understudy.video.open import open_video
 from understudy.video.packets import open_packets
+from understudy.video.reader import open_video
 
 needs_c = pytest.mark.skipif(loops.load_loops() is None, reason="understudy was installed without a C compiler")
 ROOT = Path(__file__).parents[3]
@@ -297,7 +297,7 @@ import sys, warnings, zlib
 import numpy as np
 warnings.simplefilter("error")
 from understudy.video.native import ffmpeg, loops
-from understudy.video.open import open_video
+from understudy.video.reader import open_video
 images = open_video(sys.argv[1]).read(np.arange(20))
 print(loops.load_loops() is not None, ffmpeg.load_swscale() is not None, zlib.crc32(np.ascontiguousarray(images)))
 """

@@ -13,8 +13,7 @@ from understudy.check.findings import Finding, Place
 from understudy.check.remedies import RECOMPUTE
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.recorded_stats import GLOBAL, PER_EPISODE
-from understudy.data.stats.episode_records import read_episode_stats
+from understudy.data.format.recorded_stats import GLOBAL, PER_EPISODE, read_episode_stats
 from understudy.errors import DatasetError, SourceError
 from understudy.plural import plural
 

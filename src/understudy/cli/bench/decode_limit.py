@@ -32,8 +32,8 @@ from av.video.reformatter import VideoReformatter
 from understudy.cli.bench.measure import Round, cores, videos
 from understudy.data.dataset import EpisodeDataset
 from understudy.video.color import Converter
+from understudy.video.native.swscale import reformat
 from understudy.video.packets import open_packets
-from understudy.video.reformat import reformat
 
 _FRAMES = 2048  # per decoder, repeated: several episodes, since the cost of frames differs
 _RING = 7 * 32  # images of batches in use at a time, over all decoders: seven batches of 32

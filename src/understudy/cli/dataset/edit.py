@@ -153,11 +153,16 @@ def edit(config: EditConfig) -> None:
 def make_plans(config: EditConfig, catalogs: Sequence["Catalog"], out: Path) -> dict[str, "Plan"]:
     """Return the datasets to write by name; one dataset has the name ""."""
     from understudy.edit.annotations import piece_metadata, read_metadata
-    from understudy.edit.features import common_features, common_rate, common_robot, edit_features
-    from understudy.edit.image_sizes import resized, resized_feature
-    from understudy.edit.output import check_output
-    from understudy.edit.pieces import split_pieces
-    from understudy.edit.plan import Plan
+    from understudy.edit.features import (
+        common_features,
+        common_rate,
+        common_robot,
+        edit_features,
+        resized,
+        resized_feature,
+    )
+    from understudy.edit.plan import Plan, split_pieces
+    from understudy.edit.write_set import check_output
 
     check_output(out, catalogs)
     casts = dict(_pairs(config.cast))
@@ -192,7 +197,7 @@ def _pairs(pairs: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _pieces(config: EditConfig, sources: Sequence["Catalog"]) -> list["Piece"]:
-    from understudy.edit.pieces import parse_ids, read_bad_episodes, select_pieces
+    from understudy.edit.plan import parse_ids, read_bad_episodes, select_pieces
 
     keep = parse_ids(config.episodes, "episodes")
     drop = parse_ids(config.exclude_episodes, "exclude_episodes")
@@ -225,7 +230,7 @@ def _texts(config: EditConfig, sources: Sequence["Catalog"]) -> dict[str, "TextC
 
 
 def _text_feature(key: str, features: Mapping[str, object]) -> "Feature":
-    from understudy.data.write.check_frame import check_features
+    from understudy.data.write.writer import check_features
     from understudy.errors import DatasetError
 
     if key in features:
@@ -250,7 +255,7 @@ def _encodings(
     config: EditConfig, sources: Sequence["Catalog"]
 ) -> tuple[dict[str, "Encoding"], list[dict[str, tuple[int, int]]]]:
     """Encoding of each camera, and for each source the new (height, width) of cameras that are resized."""
-    from understudy.edit.image_sizes import fit_size, parse_size
+    from understudy.edit.features import fit_size, parse_size
     from understudy.edit.plan import Encoding
     from understudy.errors import DatasetError
 

@@ -79,9 +79,8 @@ def make_plan(config: SegmentConfig, catalog: "Catalog", out: Path) -> "Plan":
     """Return the dataset to write."""
     from understudy.edit.annotations import piece_metadata, read_subtasks, text_column
     from understudy.edit.features import common_features, edit_features
-    from understudy.edit.output import check_output
-    from understudy.edit.plan import Plan
-    from understudy.edit.segments import cut_at_pauses, cut_at_times, cut_by_text
+    from understudy.edit.plan import Plan, cut_at_pauses, cut_at_times, cut_by_text
+    from understudy.edit.write_set import check_output
 
     check_output(out, [catalog])
     sources = edit_features([catalog], {}, (), {})

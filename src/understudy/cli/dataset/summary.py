@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def write_and_print(plans: "Mapping[str, Plan]", out: Path, num_workers: int | None, as_json: bool) -> None:
     """Write datasets into the new folder `out`, and print a summary."""
     from understudy.cores import available_cores
-    from understudy.edit.output import write_outputs
+    from understudy.edit.write_set import write_outputs
     from understudy.progress import Progress
 
     workers = num_workers or available_cores()
@@ -80,7 +80,7 @@ def _describe_choice(choice: "Choice") -> dict[str, Any]:
 def describe(plan: "Plan", written: "Written", root: Path) -> dict[str, Any]:
     """Return the facts of one output; cameras that were encoded again have quality and decode cost."""
     from understudy.data.format.catalog import Catalog
-    from understudy.edit.decode_cost import measure_cost
+    from understudy.edit.recommend import measure_cost
 
     facts: dict[str, Any] = {
         "root": str(root),

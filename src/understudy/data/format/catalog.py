@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 
 from understudy.data.format import lerobot_v2, lerobot_v3
-from understudy.data.format.depth import depth_statistics
-from understudy.data.format.episode_store import load_episode_table
-from understudy.data.format.episode_table import EpisodeTable, Videos
-from understudy.data.format.features import INDEX_KEYS, Feature, parse_features
-from understudy.data.format.joined_keys import join_stats
-from understudy.data.format.json_files import read_json
-from understudy.data.format.missing_files import MissingFiles, find_missing, has_any_file, similar_folder
-from understudy.data.format.path_templates import check_template
+from understudy.data.format.episode_table import (
+    EpisodeTable,
+    MissingFiles,
+    Videos,
+    find_missing,
+    has_any_file,
+    load_episode_table,
+    similar_folder,
+)
+from understudy.data.format.features import INDEX_KEYS, Feature, depth_statistics, join_stats, parse_features
+from understudy.data.format.meta_files import check_template, read_json
 from understudy.data.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy.data.format.sensors import Sensor, read_sensors
 from understudy.errors import DatasetError
@@ -50,7 +53,7 @@ class Catalog:
         skipped_features: key -> reason, for the features that cannot be read.
         cameras_without_files: the skipped features that are cameras without any video file.
         stored_names: key -> name in the files, for features that were renamed (`standard_keys.py`).
-        joined: key -> columns of a vector of several, each by its name in the files (`joined_keys.py`).
+        joined: key -> columns of a vector of several, each by its name in the files (`features.py`).
         sensors: key -> signal with samples at its own rate (`sensors.py`).
         tasks: text by task_index; "" where an index is skipped (see `report`).
         episodes: the episode table, keyed by episode id.

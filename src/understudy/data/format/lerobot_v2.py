@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 
 from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos
 from understudy.data.format.features import Feature
-from understudy.data.format.json_files import integer_column, read_columns
-from understudy.data.format.path_templates import template_or_default
+from understudy.data.format.meta_files import integer_column, read_columns, template_or_default
 from understudy.errors import DatasetError
 from understudy.storage.dataset_root import Files
 

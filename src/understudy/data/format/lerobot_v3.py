@@ -14,10 +14,9 @@ import pyarrow as pa
 
 from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos, starts_within
 from understudy.data.format.features import Feature
-from understudy.data.format.json_files import integer_column
 from understudy.data.format.lerobot_v2 import check_episodes, task_lists, tasks_by_index
 from understudy.data.format.lerobot_v2 import read_tasks as read_tasks_jsonl
-from understudy.data.format.path_templates import template_or_default
+from understudy.data.format.meta_files import integer_column, template_or_default
 from understudy.errors import DatasetError
 from understudy.plural import plural
 from understudy.storage.dataset_root import Files

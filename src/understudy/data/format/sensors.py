@@ -14,8 +14,7 @@ from math import isfinite
 from typing import Any
 
 from understudy.data.format.features import INDEX_KEYS, Feature, parse_features
-from understudy.data.format.json_files import read_json
-from understudy.data.format.path_templates import check_template
+from understudy.data.format.meta_files import check_template, read_json
 from understudy.errors import DatasetError
 from understudy.storage.dataset_root import Files
 

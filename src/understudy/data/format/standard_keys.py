@@ -4,7 +4,7 @@ A mapping goes from standard key to the dataset's own, `{"action": "actions.join
 "observation.images.cam_0"}`. The result is another `Catalog` over the same files. Its features, videos and recorded
 statistics have the standard keys. Only readers of parquet columns look up `Catalog.stored_names`. Keys that are not
 mapped keep their names. One key of the dataset may serve as two (a state that is also the action, one frame later).
-An action or a state may be several columns, "action.joint_velocity + action.gripper_position" (`joined_keys.py`).
+An action or a state may be several columns, "action.joint_velocity + action.gripper_position" (`features.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.features import INDEX_KEYS, Feature
-from understudy.data.format.joined_keys import join_features, joined_name, key_parts
+from understudy.data.format.features import INDEX_KEYS, Feature, join_features, joined_name, key_parts
 from understudy.errors import DatasetError
 
 _IMAGES = "observation.image"  # `observation.images.<camera>`, `observation.image`

@@ -15,7 +15,7 @@ from PIL import Image
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
-from understudy.data.read.columns import to_numpy
+from understudy.data.read.rows import to_numpy
 from understudy.errors import DatasetError
 from understudy.lru import LRUCache
 from understudy.storage.dataset_root import with_location

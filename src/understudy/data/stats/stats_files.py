@@ -14,11 +14,10 @@ import numpy as np
 from understudy import credentials
 from understudy.batch_keys import ACTION, STATE
 from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.joined_keys import join_stats
-from understudy.data.format.json_files import read_json
+from understudy.data.format.features import join_stats
+from understudy.data.format.meta_files import read_json
 from understudy.data.format.recorded_stats import Stats, parse_stats, read_per_episode
-from understudy.data.stats.dataset_summaries import vector_widths
-from understudy.data.stats.normalization import Mode, Statistics
+from understudy.data.stats.summary import Mode, Statistics, vector_widths
 from understudy.errors import DatasetError, MissingFileError
 from understudy.storage.dataset_root import Files
 

@@ -6,18 +6,88 @@ computed from rows, never from quantiles. A pool of up to `ROWS` rows keeps all 
 each source keeps every stride-th row, together at least half of `ROWS` (a seventh for some window lengths, see
 `quantile_stride`). The 1 % quantile of such a pool is between the exact 0.98 % and 1.02 % quantiles: three standard
 errors of `ROWS` / 2 independent rows, and one row per source.
+
+Statistics of a column, and the affine map by which a policy normalizes it.
+
+Summaries of one source from one pass over its rows: action, state, and action minus state.
+
+Reads the two columns only, file by file, and opens no image. Memory holds one file's columns and the sampled rows of
+`summary.py`.
+
+Summaries of sources on disk, for the next run, under a hash of everything they depend on.
+
+    <folder>/statistics/<hash>.npz      the summaries of one source
+
+The hash covers the frames, the keys and how they are learnt, the places of the rows by the metadata, and size and time
+of change (remote: etag or revision) of every data file that was read. A file appears by a rename and holds its own name
+and checksums. A torn or foreign file is computed again. The oldest files are removed beyond `BUDGET`.
 """
 
-from collections.abc import Sequence
+import contextlib
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import gcd
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
+from understudy.atomic import replace_file
+from understudy.batch_keys import ACTION, STATE
+from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.recorded_stats import aggregate
-from understudy.data.stats.normalization import Statistics
+from understudy.data.read.rows import Rows
 from understudy.data.stats.running import RowSample, compute_moments
+from understudy.errors import DatasetError
+from understudy.storage.cache_budget import evict_files
+
+Mode = Literal["mean_std", "min_max", "quantile"]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Statistics of one column, float64 [dim] each; population deviation; NaN is unknown."""
+
+    count: int
+    """Rows; 0 where unknown."""
+    mean: np.ndarray
+    std: np.ndarray
+    min: np.ndarray
+    max: np.ndarray
+    q01: np.ndarray
+    q99: np.ndarray
+
+
+def offset_and_spread(statistics: Statistics, mode: Mode = "mean_std") -> dict[str, np.ndarray]:
+    """Return the affine map of one column, (x - offset) / spread: {"offset", "spread"}, float32 [dim].
+
+    "mean_std" gives mean 0 and deviation 1. "min_max" gives -1..1. "quantile" maps the 1 % and 99 % quantiles to -1 and
+    1; values beyond are not clipped, so the inverse is exact. A constant dimension gets spread 0 and its value as
+    offset. A dimension may change so rarely that both quantiles are equal (a gripper that closes in one frame of two
+    hundred): it falls back to its range, since spread 0 would lose it.
+    """
+    s = statistics
+    if mode == "mean_std":
+        offset, spread = s.mean, s.std
+    elif mode == "min_max":
+        offset, spread = (s.min + s.max) / 2, (s.max - s.min) / 2
+    elif mode == "quantile":
+        rare = s.q99 <= s.q01
+        low, high = np.where(rare, s.min, s.q01), np.where(rare, s.max, s.q99)
+        offset, spread = (low + high) / 2, (high - low) / 2
+    else:
+        raise ValueError(f"mode={mode!r}: must be mean_std, min_max or quantile")
+    # Rounding leaves a deviation of 1e-17 on equal numbers; only min == max identifies a constant.
+    constant = s.min == s.max
+    offset = np.where(constant, s.min, offset).astype(np.float32)
+    spread = np.where(constant, 0.0, spread).astype(np.float32)
+    return {"offset": offset, "spread": spread}
+
 
 ROWS = 1 << 22
 """Rows of a pool up to which quantiles are exact, and rows of a block (4 bytes times this and the width in memory)."""
@@ -131,3 +201,219 @@ def _figures(block: np.ndarray) -> dict[str, np.ndarray]:
     """Figures of rows [n, dim], float64 [dim]; one dimension at a time bounds memory."""
     columns = [compute_moments(block[:, dim]) for dim in range(block.shape[1])]
     return {name: np.array([getattr(c, name) for c in columns]) for name in FIGURES} | {"count": np.array([len(block)])}
+
+
+DELTA = "action - observation.state"
+"""Key of the action's dimensions learnt as differences, over all pairs of a frame and a valid step of its window."""
+
+LOADED_BYTES = 256 << 20  # bytes of loaded rows; more than one file where an order alternates between files
+PAIRS = 1 << 18  # pairs that are computed at once
+
+
+def vector_widths(data: EpisodeDataset) -> dict[str, int]:
+    """Return the widths of `ACTION` and, if present, `STATE`.
+
+    Raises:
+        DatasetError: there is no action, or one of them is not a vector of numbers.
+    """
+    found = {}
+    for key in (ACTION, STATE):
+        feature = data.catalog.features.get(key)
+        if feature is None and key == STATE:
+            continue
+        if feature is None or feature.is_text or feature.is_camera or len(feature.value_shape) > 1:
+            what = "there is no such feature" if feature is None else f"it is {feature.dtype} of shape {feature.shape}"
+            raise DatasetError(f"{key!r} is needed as a vector: {what}", where=data.name, fix="see `inspect`")
+        found[key] = int(np.prod(feature.value_shape))
+    return found
+
+
+def count_frames(data: EpisodeDataset) -> int:
+    """Count the frames that are samples."""
+    return int((data.segments[:, 2] - data.segments[:, 1]).sum())
+
+
+def count_pairs(data: EpisodeDataset, chunk: int) -> int:
+    """Count the pairs (frame, step of its window of `chunk` frames) without padding."""
+
+    def up_to(n: np.ndarray) -> np.ndarray:
+        """Count pairs of the last n frames before a window's bound: sum over i = 1..n of min(i, chunk)."""
+        short = np.minimum(n, chunk)
+        return short * (short + 1) // 2 + (n - short) * chunk
+
+    left = data.window_stops - data.segments[:, 1]
+    return int((up_to(left) - up_to(left - (data.segments[:, 2] - data.segments[:, 1]))).sum())
+
+
+def summarize(
+    data: EpisodeDataset,
+    delta: tuple[int, ...],
+    chunk: int,
+    strides: Mapping[str, int],
+    progress: Callable[[int], object],
+) -> dict[str, Summary]:
+    """Summarise `ACTION`, `STATE` (if present) and `DELTA` (if `delta` names dimensions, [len(delta)]).
+
+    Args:
+        data: the source; its segments give the frames.
+        delta: dimensions of the action that are differences to the state.
+        chunk: frames of the action's window from the present on.
+        strides: stride of the sampled rows, by each of the three keys (see `Summary`).
+        progress: receives the number of frames done since the last call.
+
+    Raises:
+        DatasetError: a file cannot be read, or a value of a sample is not finite; names the column, the episode and the
+            dimension.
+    """
+    keys = tuple(vector_widths(data))
+    totals = dict.fromkeys(keys, count_frames(data)) | ({DELTA: count_pairs(data, chunk)} if delta else {})
+    builders = {key: SummaryBuilder(total, strides[key]) for key, total in totals.items()}
+    rows = Rows(data.catalog, keys, LOADED_BYTES)
+    # Windows reach beyond the samples of a segment: those frames are targets or past states, and must be finite, too.
+    reached = {ACTION: (data.reach_of(ACTION)[0], chunk - 1), STATE: data.reach_of(STATE)}
+    for (episode, start, stop), bound in zip(data.segments.tolist(), data.window_stops.tolist()):
+        row = data.catalog.episodes.rows_of(np.array([episode]))
+        firsts = {key: max(0, start - reached[key][0]) for key in keys}
+        numbers = {key: np.arange(firsts[key], min(bound, stop + reached[key][1]))[None] for key in keys}
+        values = {}
+        for key, taken in rows.take(row, numbers).items():
+            table = np.asarray(taken).reshape(numbers[key].shape[1], -1)  # [frames, dim]
+            _check_finite(key, table, f"{data.name}, episode {episode}")
+            values[key] = table[start - firsts[key] :]
+            builders[key].add(values[key][: stop - start])
+        for differences in _differences(values, stop - start, delta, chunk) if delta else ():
+            builders[DELTA].add(differences)
+        progress(stop - start)
+    return {key: builder.summary() for key, builder in builders.items()}
+
+
+def _differences(
+    values: Mapping[str, np.ndarray], count: int, delta: tuple[int, ...], chunk: int
+) -> Iterator[np.ndarray]:
+    """Yield action[t + k] - state[t] of `delta` for t in [0, count) and every valid k, k fastest.
+
+    Parts are [pairs, len(delta)], in the wider of the two dtypes and at least float32.
+    """
+    wide = np.result_type(values[ACTION], values[STATE], np.float32)
+    action, state = (values[key][:, list(delta)].astype(wide) for key in (ACTION, STATE))
+    step = max(1, PAIRS // chunk)
+    for first in range(0, count, step):
+        now = np.arange(first, min(first + step, count))
+        at = now[:, None] + np.arange(chunk)  # [frames, chunk]
+        there = at < len(action)
+        yield (action[np.where(there, at, 0)] - state[now][:, None])[there]
+
+
+def _check_finite(key: str, table: np.ndarray, where: str) -> None:
+    bad = np.argwhere(~np.isfinite(table))
+    if len(bad):
+        row, dim = bad[0]
+        raise DatasetError(
+            f"{key}[{dim}] is {table[row, dim]} ({len(bad)} such values)",
+            where=where,
+            fix="leave the episode out (exclude_episodes) or the column",
+        )
+
+
+FORMAT = 1
+"""Incremented whenever summaries of the same data would differ."""
+
+BUDGET = 4 << 30
+"""Most bytes of all summaries in a folder."""
+
+Summaries = dict[str, Summary]
+
+
+def load_or_compute(
+    folder: Path | None,
+    data: EpisodeDataset,
+    delta: tuple[int, ...],
+    chunk: int,
+    strides: Mapping[str, int],
+    compute: Callable[[], Summaries],
+) -> Summaries:
+    """Return the stored result of `compute`, or compute and store it.
+
+    The other arguments describe the result, see `summarize`. A stored result with a smaller stride serves a larger one.
+
+    Args:
+        folder: cache folder; None always computes.
+        data: the source.
+        delta: dimensions of the action that are differences to the state.
+        chunk: frames of the action's window.
+        strides: strides of the sampled rows, by key.
+        compute: computes the summaries.
+    """
+    if folder is None:
+        return compute()
+    name = _hash_inputs(data, delta, chunk)
+    path = folder / "statistics" / f"{name}.npz"
+    found = _read(path, name, strides)
+    if found is not None:
+        return found
+    found = compute()
+    if _hash_inputs(data, delta, chunk) == name:  # no file changed while it was read
+        try:
+            _write(path, name, found)
+        except OSError as error:
+            warnings.warn(f"{path}: cannot be written; the next run computes it again: {error.strerror}", stacklevel=2)
+    return found
+
+
+def _hash_inputs(data: EpisodeDataset, delta: tuple[int, ...], chunk: int) -> str:
+    """Hash everything that summaries depend on."""
+    catalog, table = data.catalog, data.catalog.episodes
+    rows = table.rows_of(np.unique(data.segments[:, 0]))
+    keys = {
+        key: [
+            catalog.stored_names.get(key, key),
+            catalog.features[key].dtype,
+            catalog.features[key].shape,
+            data.reach_of(key),
+        ]
+        for key in (ACTION, STATE)
+        if key in catalog.features
+    }
+    parts = [FORMAT, ROWS, np.__version__, catalog.root, keys, list(delta), chunk, table.own_files]
+    digest = hashlib.sha256(json.dumps(parts).encode())
+    arrays = (data.segments, data.window_stops, table.lengths[rows], table.data_file[rows], table.data_row[rows])
+    for array in arrays:
+        digest.update(f"{array.shape}".encode() + np.ascontiguousarray(array, np.int64).tobytes())
+    for file in np.unique(table.data_file[rows]).tolist():
+        path = table.data.find(catalog.files, file)
+        digest.update(json.dumps([path, catalog.files.version(path)]).encode())
+    return digest.hexdigest()
+
+
+def _read(path: Path, name: str, strides: Mapping[str, int]) -> Summaries | None:
+    """Read a file if it is complete, has this name, and its rows are not sampled more coarsely than `strides`."""
+    try:
+        with np.load(path, allow_pickle=False) as file:  # zip: a checksum for each array, a directory at the end
+            if str(file["name"]) != name:
+                return None
+            found = {}
+            for at, (key, count, stride) in enumerate(json.loads(str(file["columns"]))):
+                mean, std, low, high = (file[f"{at} {figure}"] for figure in FIGURES)
+                found[key] = Summary(int(count), mean, std, low, high, file[f"{at} rows"], int(stride))
+    except Exception:  # numpy and zipfile document no error type for a broken file
+        return None
+    for key, summary in found.items():
+        wanted = strides[key]
+        if summary.stride != wanted and (wanted % summary.stride if summary.stride else wanted):
+            return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # marks the file as used
+    return {key: summary.thinned(strides[key]) for key, summary in found.items()}
+
+
+def _write(path: Path, name: str, summaries: Summaries) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {
+        f"{at} {figure}": getattr(summary, figure)
+        for at, summary in enumerate(summaries.values())
+        for figure in (*FIGURES, "rows")
+    }
+    columns = json.dumps([[key, summary.count, summary.stride] for key, summary in summaries.items()])
+    with replace_file(path) as draft, draft.open("wb") as file:
+        np.savez(file, name=np.array(name), columns=np.array(columns), **arrays)
+    evict_files(path.parent, BUDGET, keep=path)

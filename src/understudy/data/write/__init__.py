@@ -1,8 +1,6 @@
 """Record a LeRobot v3.0 dataset that is valid after every episode.
 
-writer              `EpisodeWriter`
-check_frame         checks of a frame when it is added
-pack_episodes       the open group of episodes, and its packing into files
-dataset_files       paths, schemas and info.json
+writer              `EpisodeWriter`, and checks of a frame when it is added
+dataset_files       paths, schemas and info.json; the open group of episodes, and its packing into files
 resume_recording    continue an interrupted recording
 """

@@ -19,14 +19,21 @@ from PIL import Image
 
 from understudy.data.format.features import Feature
 from understudy.data.format.lerobot_v3 import episode_files
-from understudy.data.stats.image_statistics import ImageStatistics, counted_images, image_step
-from understudy.data.stats.running import RunningStatistics
-from understudy.data.write.dataset_files import DATA_PATH, EPISODES_PATH, MARK, VIDEO_PATH, episode_schema, file_path
-from understudy.data.write.pack_episodes import Group, empty_group, file_numbers
+from understudy.data.stats.running import ImageStatistics, RunningStatistics, counted_images, image_step
+from understudy.data.write.dataset_files import (
+    DATA_PATH,
+    EPISODES_PATH,
+    MARK,
+    VIDEO_PATH,
+    Group,
+    empty_group,
+    episode_schema,
+    file_numbers,
+    file_path,
+)
 from understudy.errors import DatasetError
 from understudy.storage.dataset_root import Files
-from understudy.video.open import open_video
-from understudy.video.reader import VideoReader
+from understudy.video.reader import VideoReader, open_video
 
 _BATCH = 16  # images in memory
 

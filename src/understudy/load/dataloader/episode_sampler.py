@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
-from understudy.data.selection.segment_table import EPISODE_STRIDE
+from understudy.data.selection.select import EPISODE_STRIDE
 from understudy.load.order_state import order_state, position_in
 from understudy.order import Order, rank_slice
 from understudy.order.make_spec import as_list

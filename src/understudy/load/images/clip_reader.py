@@ -23,7 +23,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
 from understudy.load.images.cursors import Cursor, Cursors, SampleImages, write
 from understudy.load.images.planes import PlanePacker
-from understudy.video.depth.pixels import AnyConverter
+from understudy.video.depth import AnyConverter
 from understudy.video.reader import DecodedImage
 
 _FRAME_BITS = 40  # of a frame key; the bits above number the files of the reader

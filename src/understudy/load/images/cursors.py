@@ -15,7 +15,7 @@ import numpy as np
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
 from understudy.load.images.planes import PlanePacker
-from understudy.video.depth.pixels import AnyConverter
+from understudy.video.depth import AnyConverter
 from understudy.video.reader import DecodedImage, VideoReader
 
 

@@ -23,7 +23,7 @@ from understudy.errors import DatasetError
 from understudy.load.images.clip_reader import Timings
 from understudy.load.images.cursors import Cursors, write
 from understudy.load.images.disk_cache import ImageFiles, StoredImages
-from understudy.video.depth.pixels import AnyConverter
+from understudy.video.depth import AnyConverter
 from understudy.video.reader import DecodedImage, VideoReader
 
 _NEAR = 8  # frames to the next key frame that a run extends for

@@ -42,7 +42,7 @@ from understudy.errors import DatasetError, SourceError
 from understudy.storage import locks
 from understudy.storage.byte_source import CHANGED, RESTART
 from understudy.storage.mapped_tables import is_network
-from understudy.video.resize import ImageSize
+from understudy.video.color import ImageSize
 
 _FORMAT = 1
 _IDENTITY = 32  # bytes

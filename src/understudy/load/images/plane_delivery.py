@@ -6,7 +6,7 @@ from typing import Any
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.load.images.planes import check_conversion, planes_to_rgb
-from understudy.video.resize import ImageSize
+from understudy.video.color import ImageSize
 
 
 class PlaneDelivery:

@@ -25,7 +25,7 @@ from understudy.load.instructions import draw_instructions
 from understudy.load.mixed_batches import Mixture
 from understudy.load.validation.validation_sample import frame_counts, identity, sample_frames
 from understudy.order.random.keys import make_key
-from understudy.video.resize import make_resize
+from understudy.video.color import make_resize
 
 UNREADABLE = "unreadable"
 _TRIES = 4096  # samples to try for a readable one

@@ -17,13 +17,13 @@ from understudy.check.idle_frames import IdleCounter
 from understudy.data.check_files import check_files, rows_without_files
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
+from understudy.data.format.episode_table import spread_evenly
 from understudy.data.format.features import INDEX_KEYS
-from understudy.data.format.missing_files import spread_evenly
 from understudy.data.selection.motion import named_motion, numeric_keys, rate_dims
 from understudy.errors import DatasetError
 from understudy.report.dataset.episode_metadata import describe_metadata
 from understudy.report.dataset.recorded_claims import colors, constant, contradictions
-from understudy.video.open import open_video
+from understudy.video.reader import open_video
 
 
 def examine(catalog: Catalog, limit: int) -> dict[str, Any]:

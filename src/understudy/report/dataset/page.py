@@ -8,7 +8,7 @@ import numpy as np
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.missing_files import spread_evenly
+from understudy.data.format.episode_table import spread_evenly
 from understudy.data.selection.motion import IDLE, numeric_keys
 from understudy.plural import plural
 from understudy.report import html

@@ -8,8 +8,8 @@ import numpy as np
 from understudy.config.data import DataConfig, SourceConfig
 from understudy.data.check_files import broken_episodes
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.missing_files import MissingFiles
-from understudy.data.selection.distinct import common
+from understudy.data.format.episode_table import MissingFiles
+from understudy.data.selection.select import common
 from understudy.errors import DatasetError
 
 _MAX_LISTED = 2000

@@ -20,9 +20,9 @@ from understudy.contract.camera_print import CameraPrint, shrink
 from understudy.contract.facts import CameraFacts, InputContract, RobotFacts, VectorFacts
 from understudy.credentials import redact
 from understudy.data.dataset import EpisodeDataset
-from understudy.data.selection.distinct import distinct
+from understudy.data.selection.select import distinct
 from understudy.data.stats.norm_heads import compute_statistics
-from understudy.data.stats.normalization import Statistics
+from understudy.data.stats.summary import Statistics
 from understudy.errors import DatasetError, SourceError
 from understudy.load.instructions import split_task
 from understudy.progress import Progress

@@ -22,8 +22,8 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.standard_keys import suggest_key
 from understudy.data.stats.norm_heads import Member
 from understudy.data.stats.norm_heads import compute_normalization as normalize_heads
-from understudy.data.stats.normalization import Mode, Statistics
 from understudy.data.stats.stats_files import read_stats_file
+from understudy.data.stats.summary import Mode, Statistics
 from understudy.errors import DatasetError, SourceError
 from understudy.load.loader import Batch, Loader
 from understudy.load.mixed_batches import Mixture

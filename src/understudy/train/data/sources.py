@@ -14,14 +14,13 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import describe_ids
 from understudy.data.format.standard_keys import rename_keys
-from understudy.data.selection.distinct import common, difference, distinct
-from understudy.data.selection.select import split_episodes
+from understudy.data.selection.select import common, difference, distinct, split_episodes
 from understudy.data.selection.where import matching_rows
 from understudy.data.stats.norm_heads import head_name
 from understudy.errors import DatasetError
 from understudy.policies.observation_history import seen_times
 from understudy.train.data.incomplete_episodes import skip_incomplete
-from understudy.video.resize import ImageSize, Resize
+from understudy.video.color import ImageSize, Resize
 
 
 @dataclass(frozen=True)

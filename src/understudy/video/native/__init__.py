@@ -1,9 +1,8 @@
 """Optional fast paths below PyAV's Python interface. The same images with and without them.
 
-env_variable    the environment variable UNDERSTUDY_NATIVE
-ffmpeg          FFmpeg's functions, through the libraries that PyAV loads
+ffmpeg          FFmpeg's functions, through the libraries that PyAV loads, and the variable UNDERSTUDY_NATIVE
 loops           decode and convert many frames in one call (`loops.c`)
-swscale         RGB conversion straight into an array
+swscale         RGB conversion straight into an array, and PyAV's own, equal in all its versions
 
 Why it exists: PyAV releases and takes the interpreter's lock several times for each frame. With two threads and small
 frames that is a fifth of the decoding time. PyAV also converts into a frame of its own, which must then be copied.

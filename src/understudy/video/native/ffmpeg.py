@@ -1,9 +1,19 @@
 """FFmpeg's functions through the symbols that PyAV's modules are linked with: the libraries already in memory.
 
 Only the oldest parts of FFmpeg's interfaces are used. `swscale.py` and `loops.py` verify them before use.
+
+The environment variable `UNDERSTUDY_NATIVE`: whether frames may be processed outside PyAV's Python interface.
+
+    0        no: loops run in Python, and PyAV converts to RGB
+    1        where possible and verified equal on this machine; elsewhere as with 0. The default
+    require  always, or an error in one line gives the reason why not
+
+Images are the same in all three. "Native" are the compiled loops (`loops.py`) and RGB that swscale writes straight into
+the batch (`swscale.py`).
 """
 
 import ctypes
+import os
 from ctypes import c_char_p, c_int, c_void_p
 from functools import lru_cache
 
@@ -11,7 +21,25 @@ import av
 import av.codec.context
 import av.video.reformatter
 
-from understudy.video.native.env_variable import native_mode
+from understudy.errors import DatasetError
+
+VARIABLE = "UNDERSTUDY_NATIVE"
+_VALUES = ("0", "1", "require")
+
+
+def native_mode() -> str:
+    """Value of the variable, "1" where it is not set. Raises DatasetError for a value that is not listed above."""
+    value = os.environ.get(VARIABLE) or "1"
+    if value not in _VALUES:
+        raise DatasetError(f"{VARIABLE}={value!r} is none of {', '.join(_VALUES)}", fix="correct it, or unset it")
+    return value
+
+
+def raise_if_required(reason: str, fix: str) -> None:
+    """Raise DatasetError where native work is required; `reason` names the obstacle."""
+    if native_mode() == "require":
+        raise DatasetError(f"{VARIABLE}=require cannot be met: {reason}", fix=fix)
+
 
 PYAV_MAJOR = int(av.__version__.split(".")[0])
 """Major version of PyAV."""

@@ -31,8 +31,14 @@ from typing import NamedTuple
 import av
 
 from understudy.video.index import PacketRun
-from understudy.video.native.env_variable import VARIABLE, native_mode, raise_if_required
-from understudy.video.native.ffmpeg import PYAV_MAJOR, load_avcodec, load_swscale
+from understudy.video.native.ffmpeg import (
+    PYAV_MAJOR,
+    VARIABLE,
+    load_avcodec,
+    load_swscale,
+    native_mode,
+    raise_if_required,
+)
 from understudy.video.packets import make_packet
 
 COMPILED = Path(__file__).with_name("_loops.so")
