@@ -4,8 +4,7 @@ format          metadata of LeRobot v2.0 to v3.1 in one `Catalog`
 selection       frames and episodes to use
 read            rows and images of episodes
 time_windows    time windows around a frame, and their padding
-choose_keys     features to deliver
-dataset         `EpisodeDataset`: samples as dictionaries of tensors
+dataset         `EpisodeDataset`: samples as dictionaries of tensors, and the features to deliver
 check_files     errors in every file of a dataset
 stats           statistics and normalization
 write           `EpisodeWriter`: record a LeRobot v3.0 dataset

@@ -62,7 +62,7 @@ def broken_episodes(
     chosen = np.zeros(len(catalog.episodes), bool)
     chosen[rows] = catalog.episodes.lengths[rows] > 0
     data, videos = Rows(catalog, keys, cache_bytes=0), VideoFrames(catalog, cache_bytes=0, backend="pyav")
-    found: list[MissingFiles] = []
+    broken: list[MissingFiles] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for row in _first_rows(catalog.episodes.data_file, chosen & ~absent["data"], None):
@@ -72,13 +72,13 @@ def broken_episodes(
             except SourceError:
                 raise
             except DatasetError as error:
-                found.append(MissingFiles("data", str(error), of_file))
+                broken.append(MissingFiles("data", str(error), of_file))
             else:
                 where = catalog.files.where(catalog.data_path(row))
-                found += [
-                    MissingFiles("data", f"{where}: {bad[one]}", np.array([one]))
-                    for one in of_file.tolist()
-                    if one in bad
+                broken += [
+                    MissingFiles("data", f"{where}: {bad[row_of_file]}", np.array([row_of_file]))
+                    for row_of_file in of_file.tolist()
+                    if row_of_file in bad
                 ]
         for camera in cameras:
             file = catalog.videos(camera).file
@@ -88,9 +88,9 @@ def broken_episodes(
                 except SourceError:
                     raise
                 except DatasetError as error:
-                    found.append(MissingFiles(camera, str(error), np.flatnonzero(chosen & (file == file[row]))))
+                    broken.append(MissingFiles(camera, str(error), np.flatnonzero(chosen & (file == file[row]))))
                 videos.close()
-    return found
+    return broken
 
 
 def rows_without_files(catalog: Catalog) -> dict[str, np.ndarray]:
@@ -99,11 +99,11 @@ def rows_without_files(catalog: Catalog) -> dict[str, np.ndarray]:
     Returns:
         "data" and each video camera -> bool (N,), True for a row without its file.
     """
-    found = {kind: np.zeros(len(catalog.episodes), bool) for kind in ("data", *catalog.episodes.videos)}
+    absent = {kind: np.zeros(len(catalog.episodes), bool) for kind in ("data", *catalog.episodes.videos)}
     with suppress(DatasetError):  # an unreadable folder is in the report
         for gap in catalog.missing_files() or []:
-            found[gap.kind][gap.rows] = True
-    return found
+            absent[gap.kind][gap.rows] = True
+    return absent
 
 
 def _first_rows(file: np.ndarray, chosen: np.ndarray, limit: int | None) -> list[int]:
@@ -115,11 +115,11 @@ def _first_rows(file: np.ndarray, chosen: np.ndarray, limit: int | None) -> list
 
 def _collect(notes: list[str], act: Callable[[], object]) -> Iterator[str]:
     """Run `act`; yield its DatasetError or the notes that it adds."""
-    known = len(notes)
+    count_before = len(notes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # each note is yielded below
         try:
             act()
         except DatasetError as error:
             yield str(error)
-    yield from notes[known:]
+    yield from notes[count_before:]

@@ -52,10 +52,10 @@ def choose_keys(catalog: Catalog, keys: Sequence[str] | None, missing_cameras: C
     for key, why in skipped_features.items():
         if key in keys:
             raise DatasetError(f"{key} {why}", where=catalog.root, fix="leave it out of keys")
-    for key, own in catalog.stored_names.items():
-        if own in keys and own not in features:
-            what = f"keys names {own!r}, which is mapped to {key!r}"
-            raise DatasetError(what, where=catalog.root, fix=f"give {key!r}, its standard key")
+    for key, stored_name in catalog.stored_names.items():
+        if stored_name in keys and stored_name not in features:
+            problem = f"keys names {stored_name!r}, which is mapped to {key!r}"
+            raise DatasetError(problem, where=catalog.root, fix=f"give {key!r}, its standard key")
     return tuple(dict.fromkeys([*keys, *missing_cameras]))
 
 
@@ -90,8 +90,8 @@ def check_columns(catalog: Catalog, keys: Sequence[str], episode: int) -> None:
         columns = file.schema_arrow.names
     for key in keys:
         if key not in columns:
-            known = ", ".join(dict.fromkeys([*catalog.features, *catalog.sensors, *INDEX_KEYS, *columns]))
-            raise DatasetError(f"keys names {key!r}", where=catalog.root, fix=f"the keys are {known}")
+            valid_keys = ", ".join(dict.fromkeys([*catalog.features, *catalog.sensors, *INDEX_KEYS, *columns]))
+            raise DatasetError(f"keys names {key!r}", where=catalog.root, fix=f"the keys are {valid_keys}")
 
 
 _MAX_TRIES = 64  # videos to open in search of a readable one
@@ -189,15 +189,16 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self.keys = choose_keys(self.catalog, keys, self.missing_cameras)
         if depth_unit is not None:
             self.catalog = in_depth_unit(self.catalog, self.keys, depth_unit)
-        known = tuple(dict.fromkeys([*self.keys, *INDEX_KEYS]))
+        all_keys = tuple(dict.fromkeys([*self.keys, *INDEX_KEYS]))
         fps, sensors = float(self.catalog.fps), tuple(key for key in self.keys if key in self.catalog.sensors)
-        offsets = frame_offsets(delta_timestamps, fps, known, sensors, tolerance_s)
-        self.offsets = {key: own for key, own in offsets.items() if key not in sensors}
+        offsets = frame_offsets(delta_timestamps, fps, all_keys, sensors, tolerance_s)
+        self.offsets = {key: times for key, times in offsets.items() if key not in sensors}
         """Key -> frames of its window relative to the sample, int64 (T,). Those of sensors are `sensor_offsets`."""
-        self.sensor_offsets = {key: own for key, own in offsets.items() if key in sensors}
+        self.sensor_offsets = {key: times for key, times in offsets.items() if key in sensors}
         """Sensor -> times of its window relative to the frame, in seconds, float64 (T,)."""
         around = [
-            np.array([np.floor(own.min() * fps), np.ceil(own.max() * fps)]) for own in self.sensor_offsets.values()
+            np.array([np.floor(times.min() * fps), np.ceil(times.max() * fps)])
+            for times in self.sensor_offsets.values()
         ]
         selection = select(
             self.catalog,
@@ -218,7 +219,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             selection, self.frame_weights = weigh_frames(
                 self.catalog, selection, frame_weights, frame_weights_in, cache
             )
-            if LOSS_WEIGHT in known:
+            if LOSS_WEIGHT in all_keys:
                 fix = f"leave it out of keys, or give it another name with names={{...: {LOSS_WEIGHT!r}}}"
                 raise DatasetError(f"{LOSS_WEIGHT!r} is a feature, and a key of samples with frame_weights", fix=fix)
         self._table = SegmentTable(selection.segments, selection.stop, self.catalog.root, cache)
@@ -229,7 +230,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._videos = tuple(k for k in self.keys if k in features and features[k].is_video)
         self._images = tuple(k for k in self.keys if k in features and features[k].is_camera and k not in self._videos)
         elsewhere = (*self._videos, *self._images, *self.missing_cameras, *sensors)
-        self._columns = tuple(k for k in known if k not in elsewhere)
+        self._columns = tuple(k for k in all_keys if k not in elsewhere)
         undeclared = [k for k in self._columns if k not in features and k not in INDEX_KEYS]
         check_columns(self.catalog, undeclared, int(self.segments[0, 0]))
         self._sensors = Sensors(self.catalog, sensors, self.sensor_offsets)
@@ -367,8 +368,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """
         out = self.row_batch(episodes, frames)
         rows, numbers = self.frames_to_decode(episodes, frames)
-        for key, wanted in numbers.items():
-            out[key] = torch.from_numpy(self.video_frames.take(key, rows, wanted))
+        for key, frame_numbers in numbers.items():
+            out[key] = torch.from_numpy(self.video_frames.take(key, rows, frame_numbers))
         for camera in self.missing_cameras:
             out[camera] = self.black_images(camera, len(rows))
         if self.image_transforms is not None:
@@ -396,21 +397,21 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def row_batch(self, episodes: np.ndarray, frames: np.ndarray) -> dict[str, Any]:
         """Return `batch` without the frames decoded from video (but with their `<key>_is_pad`), untransformed."""
         rows, frames, stop = self._locate_rows(episodes, frames)
-        at: dict[str, np.ndarray] = {}
+        frames_of: dict[str, np.ndarray] = {}
         out: dict[str, Any] = {}
         for camera in self.missing_cameras:
             out |= self._missing_flags(camera, len(rows))
         for key in (*self._columns, *self._videos, *self._images):
-            at[key] = frames
+            frames_of[key] = frames
             if key in self.offsets:
-                at[key], pad = window(frames, self.offsets[key], np.zeros_like(frames), stop)
+                frames_of[key], pad = window(frames, self.offsets[key], np.zeros_like(frames), stop)
                 out[f"{key}_is_pad"] = torch.from_numpy(pad)
-        taken = self._rows.take(rows, {key: at[key] for key in self._columns})
+        taken = self._rows.take(rows, {key: frames_of[key] for key in self._columns})
         for key, value in taken.items():
             out[key] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         out |= {key: torch.from_numpy(value) for key, value in self._sensors.take(rows, frames, stop).items()}
         for key in self._images:
-            out[key] = torch.from_numpy(self._stored.take(key, rows, self._rows.file_rows(rows, at[key])))
+            out[key] = torch.from_numpy(self._stored.take(key, rows, self._rows.file_rows(rows, frames_of[key])))
         has_window = "task_index" in self.offsets
         now = (self._rows.take(rows, {"task_index": frames}) if has_window else taken)["task_index"]
         out["task"] = [self.catalog.tasks[int(task)] for task in np.asarray(now).tolist()]
@@ -426,12 +427,12 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             episode and are clamped to the window's bounds.
         """
         rows, frames, stop = self._locate_rows(episodes, frames)
-        wanted = {}
+        frames_of = {}
         for key in self._videos:
-            wanted[key] = frames
+            frames_of[key] = frames
             if key in self.offsets:
-                wanted[key] = window(frames, self.offsets[key], np.zeros_like(frames), stop)[0]
-        return rows, wanted
+                frames_of[key] = window(frames, self.offsets[key], np.zeros_like(frames), stop)[0]
+        return rows, frames_of
 
     @property
     def video_keys(self) -> tuple[str, ...]:

@@ -29,11 +29,11 @@ def frame_offsets(
             of a sensor may be any number of seconds. A tolerance that is negative, or half a frame or more.
     """
     if tolerance_s != TOLERANCE_S and not 0 <= tolerance_s < 0.5 / fps:  # any fps takes the default
-        what = f"tolerance_s is {tolerance_s!r}"
-        raise DatasetError(what, fix=f"give 0 or more, and less than half a frame, {0.5 / fps:.6g} s")
+        problem = f"tolerance_s is {tolerance_s!r}"
+        raise DatasetError(problem, fix=f"give 0 or more, and less than half a frame, {0.5 / fps:.6g} s")
     if not isinstance(delta_timestamps, Mapping | None):
-        what = f"delta_timestamps is {str(delta_timestamps)[:80]}"
-        raise DatasetError(what, fix='give seconds by key, as in {"action": [0, 0.1]}')
+        problem = f"delta_timestamps is {str(delta_timestamps)[:80]}"
+        raise DatasetError(problem, fix='give seconds by key, as in {"action": [0, 0.1]}')
     offsets = {}
     for key, deltas in (delta_timestamps or {}).items():
         if key not in keys:
@@ -83,9 +83,9 @@ def window(
         Frame numbers int64 (B, T) and padding flags bool (B, T). Outside the bounds the nearest frame is repeated and
         the flag is True.
     """
-    wanted = frames[:, None] + offsets[None, :]
+    numbers = frames[:, None] + offsets[None, :]
     low, high = start[:, None], stop[:, None] - 1
-    return np.clip(wanted, low, high), (wanted < low) | (wanted > high)
+    return np.clip(numbers, low, high), (numbers < low) | (numbers > high)
 
 
 def reach(offsets: Sequence[np.ndarray]) -> tuple[int, int]:

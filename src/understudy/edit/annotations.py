@@ -48,23 +48,23 @@ def read_subtasks(catalog: Catalog, path: str, unit: Unit) -> TextColumn:
         texts[row] = _fill(_parse(entries[key], key, catalog.fps, unit, path), key, length, path)
 
     def column(piece: Piece) -> Sequence[str]:
-        own = texts.get(piece.row)
-        return own[piece.start : piece.stop] if own is not None else [""] * piece.length
+        frame_texts = texts.get(piece.row)
+        return frame_texts[piece.start : piece.stop] if frame_texts is not None else [""] * piece.length
 
     return column
 
 
 def _parse(entry: Any, key: object, fps: float, unit: Unit, path: str) -> list[tuple[int, int | None, str]]:
-    found = []
+    subtasks = []
     for item in entry if isinstance(entry, list) else [None]:
         start, stop, text = (_first(item, names) for names in (_STARTS, _STOPS, _TEXTS))
         frame = to_frame(start, fps, unit)
         last = None if stop is None else to_frame(stop, fps, unit)
         if frame is None or not isinstance(text, str) or (stop is not None and last is None):
-            what = f"{key!r}: {json.dumps(item, ensure_ascii=False, default=str)[:100]} is no subtask in {unit}"
-            raise DatasetError(what, where=path, fix=f"give {_SUBTASKS}")
-        found.append((frame, last, text))
-    return sorted(found, key=lambda one: one[0])
+            problem = f"{key!r}: {json.dumps(item, ensure_ascii=False, default=str)[:100]} is no subtask in {unit}"
+            raise DatasetError(problem, where=path, fix=f"give {_SUBTASKS}")
+        subtasks.append((frame, last, text))
+    return sorted(subtasks, key=lambda subtask: subtask[0])
 
 
 def _first(item: Any, names: Sequence[str]) -> Any:
@@ -81,8 +81,10 @@ def _fill(subtasks: list[tuple[int, int | None, str]], key: object, length: int,
     for (start, stop, text), after in zip(subtasks, following):
         end = after if stop is None else stop
         if not before <= start < end <= length or end > max(after, start):
-            what = f"{key!r}: subtask {text!r} has frames {start} to {end} of {length}, and the next begins at {after}"
-            raise DatasetError(what, where=path, fix="give subtasks that neither overlap nor leave their episode")
+            problem = (
+                f"{key!r}: subtask {text!r} has frames {start} to {end} of {length}, and the next begins at {after}"
+            )
+            raise DatasetError(problem, where=path, fix="give subtasks that neither overlap nor leave their episode")
         texts[start:end] = [text] * (end - start)
         before = end
     return texts
@@ -110,10 +112,10 @@ def text_column(catalog: Catalog, name: str) -> TextColumn:
     rows = Rows(catalog, list(responses.columns), 1 << 26)
 
     def column(piece: Piece) -> Sequence[str]:
-        at = np.full(piece.length, piece.row)
-        numbers = rows.take(at, {"task_index": piece.frames})["task_index"]
+        rows_of_frames = np.full(piece.length, piece.row)
+        numbers = rows.take(rows_of_frames, {"task_index": piece.frames})["task_index"]
         tasks = [catalog.tasks[int(number)] for number in np.asarray(numbers).tolist()]
-        return responses.read(rows, at, piece.frames, tasks)["response"]
+        return responses.read(rows, rows_of_frames, piece.frames, tasks)["response"]
 
     return column
 
@@ -134,7 +136,7 @@ def read_metadata(catalog: Catalog, path: str) -> dict[str, dict[int, Any]]:
     if path.endswith(".csv"):
         lines = _read_csv(path)
         typed = _typed_columns([line for _, line in lines])
-        entries = {episode: own for (episode, _), own in zip(lines, typed)}
+        entries = {episode: values for (episode, _), values in zip(lines, typed)}
         if len(entries) < len(lines):
             raise DatasetError("an episode has two lines", where=path, fix="give each episode one line")
     else:
@@ -143,9 +145,9 @@ def read_metadata(catalog: Catalog, path: str) -> dict[str, dict[int, Any]]:
     rows = {row for _, row in matched}
     without = [int(e) for row, e in enumerate(catalog.episodes.ids) if row not in rows]
     if without:
-        what = f"has nothing about {len(without)} of {len(catalog.episodes)} episodes, first {without[0]}"
-        raise DatasetError(what, where=path, fix="name all episodes; a value that is not known is null")
-    found: dict[str, dict[int, Any]] = {}
+        problem = f"has nothing about {len(without)} of {len(catalog.episodes)} episodes, first {without[0]}"
+        raise DatasetError(problem, where=path, fix="name all episodes; a value that is not known is null")
+    metadata: dict[str, dict[int, Any]] = {}
     for key, row in matched:
         if not isinstance(entries[key], dict):
             raise DatasetError(f"{key!r} is {str(entries[key])[:60]}", where=path, fix=f"give {form}")
@@ -155,8 +157,8 @@ def read_metadata(catalog: Catalog, path: str) -> dict[str, dict[int, Any]]:
             if not (value is None or isinstance(value, (bool, int, float, str))):
                 raise DatasetError(f"{key!r}: {name!r} is {str(value)[:60]}", where=path, fix=f"give {form}")
             if value is not None:
-                found.setdefault(name, {})[int(catalog.episodes.ids[row])] = value
-    return found
+                metadata.setdefault(name, {})[int(catalog.episodes.ids[row])] = value
+    return metadata
 
 
 def piece_metadata(
@@ -166,13 +168,13 @@ def piece_metadata(
     of_source = [catalog.episode_metadata() for catalog in catalogs]
     if attached:
         of_source[0] = of_source[0] | {name: dict(values) for name, values in attached.items()}
-    names = dict.fromkeys(name for own in of_source for name in own if not _RESERVED.match(name))
-    found: dict[str, list[Any]] = {name: [] for name in names}
+    names = dict.fromkeys(name for metadata in of_source for name in metadata if not _RESERVED.match(name))
+    columns: dict[str, list[Any]] = {name: [] for name in names}
     for piece in pieces:
         episode = int(catalogs[piece.source].episodes.ids[piece.row])
         for name in names:
-            found[name].append(of_source[piece.source].get(name, {}).get(episode))
-    return {name: values for name, values in found.items() if any(value is not None for value in values)}
+            columns[name].append(of_source[piece.source].get(name, {}).get(episode))
+    return {name: values for name, values in columns.items() if any(value is not None for value in values)}
 
 
 def _read_csv(path: str) -> list[tuple[str, dict[str, str]]]:
@@ -186,16 +188,16 @@ def _read_csv(path: str) -> list[tuple[str, dict[str, str]]]:
             f"cannot be read as CSV: {error}", where=path, fix="give UTF-8 text with a head line"
         ) from None
     if "" in head or len(set(head)) < len(head):
-        what = "a column has no name" if "" in head else f"two columns are named {max(head, key=head.count)!r}"
-        raise DatasetError(what, where=path, fix="name each column once; for pandas, to_csv(..., index=False)")
-    found = []
+        problem = "a column has no name" if "" in head else f"two columns are named {max(head, key=head.count)!r}"
+        raise DatasetError(problem, where=path, fix="name each column once; for pandas, to_csv(..., index=False)")
+    rows = []
     for number, line in enumerate(lines, 2):
         episode = _first(line, _EPISODE)
         if not episode or None in line or None in line.values():
-            what = f"line {number} has no episode_index, or other fields than the head line"
-            raise DatasetError(what, where=path, fix="give the column episode_index")
-        found.append((str(episode), {k: v for k, v in line.items() if k not in _EPISODE}))
-    return found
+            problem = f"line {number} has no episode_index, or other fields than the head line"
+            raise DatasetError(problem, where=path, fix="give the column episode_index")
+        rows.append((str(episode), {k: v for k, v in line.items() if k not in _EPISODE}))
+    return rows
 
 
 def _typed_columns(lines: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
@@ -203,8 +205,8 @@ def _typed_columns(lines: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
     typed = [{name: _typed(text) for name, text in line.items()} for line in lines]
     texts = {name for line in typed for name, value in line.items() if isinstance(value, str)}
     return [
-        {name: (lines[at][name] or None) if name in texts else value for name, value in line.items()}
-        for at, line in enumerate(typed)
+        {name: (lines[row][name] or None) if name in texts else value for name, value in line.items()}
+        for row, line in enumerate(typed)
     ]
 
 
@@ -219,20 +221,20 @@ def _typed(text: str) -> Any:
     return text
 
 
-def read_tasks(path: str, known: Sequence[str]) -> dict[str, str]:
+def read_tasks(path: str, old_tasks: Sequence[str]) -> dict[str, str]:
     """Read {task text: new text} from a JSON file.
 
     Args:
         path: the file.
-        known: the sources' task texts.
+        old_tasks: the sources' task texts.
 
     Raises:
         DatasetError: the file cannot be read, or names a task that no source has.
     """
     content = read_object(path, "an object: task text -> new text")
     for old, new in content.items():
-        if old not in known:
-            raise DatasetError(f"{old!r} is no task of a source", where=path, fix=f"its tasks: {_brief(known)}")
+        if old not in old_tasks:
+            raise DatasetError(f"{old!r} is no task of a source", where=path, fix=f"its tasks: {_brief(old_tasks)}")
         if not isinstance(new, str) or not new.strip():
             raise DatasetError(f"{old!r} becomes {new!r}", where=path, fix="give a text")
     return content

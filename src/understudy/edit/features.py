@@ -34,18 +34,18 @@ def edit_features(
     Raises:
         DatasetError: no source has a key, a new key exists or is not valid, or a feature cannot be cast.
     """
-    known = list(dict.fromkeys(key for catalog in catalogs for key in catalog.features if key not in INDEX_KEYS))
+    all_keys = list(dict.fromkeys(key for catalog in catalogs for key in catalog.features if key not in INDEX_KEYS))
     droppable = {key for catalog in catalogs for key in (*catalog.skipped_features, *catalog.sensors)}
     for name, keys in (("rename", rename), ("drop_features", drop)):
         for key in keys:
-            if key not in known and not (name == "drop_features" and key in droppable):
-                hint = suggest_key(key, known)
+            if key not in all_keys and not (name == "drop_features" and key in droppable):
+                hint = suggest_key(key, all_keys)
                 raise DatasetError(f"{name} names {key!r}, which no source has{hint}", where=catalogs[0].root)
-    renamed = [rename.get(key, key) for key in known if key not in drop]
+    renamed = [rename.get(key, key) for key in all_keys if key not in drop]
     for key in cast:
         if key not in renamed:
-            what = f"cast names {key!r}, which the output does not have{suggest_key(key, renamed)}"
-            raise DatasetError(what, where=catalogs[0].root, fix="name features as they are after --rename")
+            problem = f"cast names {key!r}, which the output does not have{suggest_key(key, renamed)}"
+            raise DatasetError(problem, where=catalogs[0].root, fix="name features as they are after --rename")
     for key in rename.values():
         if (
             not key.strip(".")
@@ -64,12 +64,12 @@ def _edit(catalog: Catalog, rename: Mapping[str, str], drop: Sequence[str], cast
     features = {key: feature for key, feature in catalog.features.items() if key not in drop}
     sensors = {key: sensor for key, sensor in catalog.sensors.items() if key not in drop}
     catalog = replace(catalog, features=features, sensors=sensors)
-    own = {old: new for old, new in rename.items() if old in features and old != new}
-    for old, new in own.items():
-        if (new in features and new not in own) or list(own.values()).count(new) > 1:
-            what = f"rename gives {old!r} the name of another feature, {new!r}"
-            raise DatasetError(what, where=catalog.root, fix=f"drop or rename {new!r}, too")
-    catalog = rename_keys(catalog, {new: old for old, new in own.items()})
+    new_names = {old: new for old, new in rename.items() if old in features and old != new}
+    for old, new in new_names.items():
+        if (new in features and new not in new_names) or list(new_names.values()).count(new) > 1:
+            problem = f"rename gives {old!r} the name of another feature, {new!r}"
+            raise DatasetError(problem, where=catalog.root, fix=f"drop or rename {new!r}, too")
+    catalog = rename_keys(catalog, {new: old for old, new in new_names.items()})
     changed = {key: _cast(feature, cast[key], catalog) for key, feature in catalog.features.items() if key in cast}
     return replace(catalog, features={**catalog.features, **changed})
 
@@ -78,8 +78,8 @@ def _cast(feature: Feature, dtype: str, catalog: Catalog) -> Feature:
     if dtype not in _NUMBERS:
         raise DatasetError(f"cast gives {feature.key!r} the dtype {dtype!r}", fix=f"give one of {', '.join(_NUMBERS)}")
     if feature.is_encoded or feature.is_text:
-        what = f"cast names {feature.key!r}, which is {feature.dtype}, not numbers"
-        raise DatasetError(what, where=catalog.root, fix="cast numeric features only")
+        problem = f"cast names {feature.key!r}, which is {feature.dtype}, not numbers"
+        raise DatasetError(problem, where=catalog.root, fix="cast numeric features only")
     return replace(feature, dtype=dtype)
 
 
@@ -111,8 +111,8 @@ def cast_values(values: np.ndarray, dtype: str, key: str, where: str) -> np.ndar
         else:
             lost = result.astype(values.dtype) != values
     if lost.any():
-        what = f"{key!r} holds {values[lost].flat[0].item()!r} ({values.dtype}), which {dtype} cannot hold"
-        raise DatasetError(what, where=where, fix=f"cast {key!r} to a wider dtype")
+        problem = f"{key!r} holds {values[lost].flat[0].item()!r} ({values.dtype}), which {dtype} cannot hold"
+        raise DatasetError(problem, where=where, fix=f"cast {key!r} to a wider dtype")
     return result
 
 
@@ -127,50 +127,50 @@ def common_features(catalogs: Sequence[Catalog], ignore_names: bool = False) -> 
         DatasetError: a source lacks a feature, or has it with another dtype, shape or names of dimensions.
     """
     first = catalogs[0]
-    found = {key: feature for key, feature in first.features.items() if key not in INDEX_KEYS}
-    if not found:
+    shared = {key: feature for key, feature in first.features.items() if key not in INDEX_KEYS}
+    if not shared:
         raise DatasetError("no feature is left", where=first.root, fix="drop fewer features")
     for other in catalogs[1:]:
-        own = {key: feature for key, feature in other.features.items() if key not in INDEX_KEYS}
-        for key in [*found, *own]:
-            if key not in own or key not in found:
-                without, having = (other, first) if key not in own else (first, other)
+        others = {key: feature for key, feature in other.features.items() if key not in INDEX_KEYS}
+        for key in [*shared, *others]:
+            if key not in others or key not in shared:
+                without, having = (other, first) if key not in others else (first, other)
                 fix = f"leave it out with --drop-features {key}, or give it this name with --rename"
                 raise DatasetError(f"has no {key!r}, which {having.root} has", where=without.root, fix=fix)
-            _compare(found[key], own[key], first, other, ignore_names)
-    return found
+            _compare(shared[key], others[key], first, other, ignore_names)
+    return shared
 
 
 def _compare(a: Feature, b: Feature, first: Catalog, other: Catalog, ignore_names: bool) -> None:
     if a.dtype != b.dtype:
-        what = f"{a.key!r} is {b.dtype}, in {first.root} {a.dtype}"
-        raise DatasetError(what, where=other.root, fix=f"make them equal with --cast {a.key}=DTYPE")
+        problem = f"{a.key!r} is {b.dtype}, in {first.root} {a.dtype}"
+        raise DatasetError(problem, where=other.root, fix=f"make them equal with --cast {a.key}=DTYPE")
     if (a.size, a.channels) != (b.size, b.channels) if a.is_encoded else a.shape != b.shape:
         fix = "make them equal with --size" if a.is_video else "leave it out with --drop-features, or merge other sets"
         raise DatasetError(f"{a.key!r} has shape {b.shape}, in {first.root} {a.shape}", where=other.root, fix=fix)
     if a.is_encoded or ignore_names or a.names is None or b.names is None or a.dimension_names == b.dimension_names:
         return
     differ = next((n, m) for n, m in zip(a.dimension_names, b.dimension_names) if n != m)
-    what = f"a dimension of {a.key!r} is named {differ[1]!r}, in {first.root} {differ[0]!r}"
-    raise DatasetError(what, where=other.root, fix="give --ignore-names if the dimensions mean the same")
+    problem = f"a dimension of {a.key!r} is named {differ[1]!r}, in {first.root} {differ[0]!r}"
+    raise DatasetError(problem, where=other.root, fix="give --ignore-names if the dimensions mean the same")
 
 
 def common_rate(catalogs: Sequence[Catalog]) -> float:
     """Return the frames per second of all sources. Raises DatasetError where they differ."""
     for other in catalogs[1:]:
         if float(other.fps) != float(catalogs[0].fps):
-            what = f"is recorded at {other.fps} fps, {catalogs[0].root} at {catalogs[0].fps}"
-            raise DatasetError(what, where=other.root, fix="merge datasets of one rate only")
+            problem = f"is recorded at {other.fps} fps, {catalogs[0].root} at {catalogs[0].fps}"
+            raise DatasetError(problem, where=other.root, fix="merge datasets of one rate only")
     return catalogs[0].fps
 
 
-def common_robot(catalogs: Sequence[Catalog], given: str) -> str | None:
-    """Return `given`, or the robot type of all sources. Raises DatasetError where they differ."""
-    for other in catalogs[1:] if not given else ():
+def common_robot(catalogs: Sequence[Catalog], name: str) -> str | None:
+    """Return `name`, or the robot type of all sources. Raises DatasetError where they differ."""
+    for other in catalogs[1:] if not name else ():
         if other.robot_type != catalogs[0].robot_type:
-            what = f"is of robot type {other.robot_type!r}, {catalogs[0].root} of {catalogs[0].robot_type!r}"
-            raise DatasetError(what, where=other.root, fix="name the robot of the output: --robot-type NAME")
-    return given or catalogs[0].robot_type
+            problem = f"is of robot type {other.robot_type!r}, {catalogs[0].root} of {catalogs[0].robot_type!r}"
+            raise DatasetError(problem, where=other.root, fix="name the robot of the output: --robot-type NAME")
+    return name or catalogs[0].robot_type
 
 
 def bytes_per_frame(features: Mapping[str, Feature]) -> int:
@@ -201,18 +201,18 @@ def parse_size(text: str) -> tuple[int, int | None]:
     return sides[0], sides[1] if len(sides) > 1 else None
 
 
-def fit_size(size: tuple[int, int], wanted: tuple[int, int | None]) -> tuple[int, int]:
+def fit_size(size: tuple[int, int], goal: tuple[int, int | None]) -> tuple[int, int]:
     """Return (height, width) of images of `size` (height, width) for a parsed size.
 
     With the longer side alone the aspect ratio stays, up to rounding to even sides of at least 16, and images that are
     not larger keep their size.
     """
-    side, second = wanted
+    side, second = goal
     if second is not None:
         return second, side
     if max(size) <= side:
         return size
-    height, width = (max(16, 2 * round(one * side / max(size) / 2)) for one in size)
+    height, width = (max(16, 2 * round(side_length * side / max(size) / 2)) for side_length in size)
     return height, width
 
 

@@ -122,7 +122,7 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 def parse_ids(words: Sequence[str], name: str) -> list[int]:
     """Parse episode ids such as "0-7", "12" or "3,5,9"; `name` is their setting, for messages."""
-    found: list[int] = []
+    ids: list[int] = []
     for word in (part for words_ in words for part in str(words_).split(",")):
         match = _RANGE.fullmatch(word.strip())
         if match is None:
@@ -132,8 +132,8 @@ def parse_ids(words: Sequence[str], name: str) -> list[int]:
             raise DatasetError(f"{name} holds the range {word!r}", fix="give the lower id first")
         if last >= _MOST:
             raise DatasetError(f"{name} holds {word!r}", fix=f"give ids below {_MOST:,}")
-        found += range(first, last + 1)
-    return found
+        ids += range(first, last + 1)
+    return ids
 
 
 def select_pieces(
@@ -187,15 +187,15 @@ def read_bad_episodes(path: str) -> list[int]:
     """
     try:
         content = json.loads(Path(path).read_bytes())
-        found = content["bad_episodes"]
-        if any(type(episode) is not int or not 0 <= episode < _MOST for episode in found):
+        episodes = content["bad_episodes"]
+        if any(type(episode) is not int or not 0 <= episode < _MOST for episode in episodes):
             raise ValueError("an episode id is no whole number")
-        return sorted(set(found))
+        return sorted(set(episodes))
     except OSError as error:
         raise DatasetError(f"cannot be read: {error.strerror}", where=path, fix="give the output of check") from None
     except (ValueError, KeyError, TypeError) as error:
-        what = f"is not the output of `understudy check --json`: {type(error).__name__}: {error}"
-        raise DatasetError(what, where=path, fix="write it with: understudy check DATASET --json > FILE") from None
+        problem = f"is not the output of `understudy check --json`: {type(error).__name__}: {error}"
+        raise DatasetError(problem, where=path, fix="write it with: understudy check DATASET --json > FILE") from None
 
 
 def split_pieces(
@@ -230,24 +230,24 @@ def split_pieces(
         )
     if sum(shares.values()) > 1 + 1e-9:
         raise DatasetError(f"the shares of split add up to {sum(shares.values()):g}", fix="give 1 at most")
-    found = _by_share(pieces, shares, seed) if shares else _by_id(catalogs, pieces, ids)
-    for name, own in found.items():
-        if not own:
+    divided = _by_share(pieces, shares, seed) if shares else _by_id(catalogs, pieces, ids)
+    for name, part_pieces in divided.items():
+        if not part_pieces:
             raise DatasetError(f"the part {name!r} of split holds no episode", fix="give it more episodes")
-    return found
+    return divided
 
 
 def _by_share(pieces: Sequence[Piece], shares: dict[str, float], seed: int) -> dict[str, list[Piece]]:
     episodes = sorted({(piece.source, piece.row) for piece in pieces})
     keys = [_place(seed, source, row) for source, row in episodes]
     shuffled = [episodes[i] for i in np.argsort(keys, kind="stable")]
-    found, first, total = dict[str, list[Piece]](), 0, 0.0
+    divided, first, total = dict[str, list[Piece]](), 0, 0.0
     for name, share in shares.items():
         total += share
         stop = round(total * len(shuffled))
         chosen, first = set(shuffled[first:stop]), stop
-        found[name] = [piece for piece in pieces if (piece.source, piece.row) in chosen]
-    return found
+        divided[name] = [piece for piece in pieces if (piece.source, piece.row) in chosen]
+    return divided
 
 
 def _place(seed: int, source: int, row: int) -> float:
@@ -260,18 +260,18 @@ def _by_id(catalogs: Sequence[Catalog], pieces: Sequence[Piece], ids: dict[str, 
     if len(catalogs) > 1:
         raise DatasetError("split gives ids, and there are several sources", fix="split by shares, or one source")
     table, part_of = catalogs[0].episodes, dict[int, str]()
-    for name, own in ids.items():
-        for row, episode in zip(table.rows_of(np.array(own)).tolist(), own):
+    for name, episodes in ids.items():
+        for row, episode in zip(table.rows_of(np.array(episodes)).tolist(), episodes):
             if row in part_of:
                 raise DatasetError(
                     f"split gives episode {episode} to {part_of[row]!r} and {name!r}", fix="name it once"
                 )
             part_of[row] = name
-    found: dict[str, list[Any]] = {name: [] for name in ids}
+    divided: dict[str, list[Any]] = {name: [] for name in ids}
     for piece in pieces:
         if piece.row in part_of:
-            found[part_of[piece.row]].append(piece)
-    return found
+            divided[part_of[piece.row]].append(piece)
+    return divided
 
 
 Unit = Literal["seconds", "frames"]
@@ -301,8 +301,8 @@ def cut_at_times(catalog: Catalog, source: int, path: str, unit: Unit) -> list[P
 
 
 def _segments(entry: Any, key: object, length: int, fps: float, unit: Unit, path: str) -> list[tuple[int, int]]:
-    def refuse(what: str) -> DatasetError:
-        return DatasetError(f"{key!r}: {what}", where=path, fix=f"give {_FORMAT}")
+    def refuse(problem: str) -> DatasetError:
+        return DatasetError(f"{key!r}: {problem}", where=path, fix=f"give {_FORMAT}")
 
     if not isinstance(entry, list):
         raise refuse(f"{str(entry)[:60]} is no list")
@@ -331,10 +331,10 @@ def cut_by_text(catalog: Catalog, source: int, texts: TextColumn) -> list[Piece]
     for row, length in enumerate(catalog.episodes.lengths.tolist()):
         if not length:
             continue
-        own = list(texts(Piece(source, row, 0, length)))
-        turns = [i for i in range(length) if i == 0 or own[i] != own[i - 1]]
+        frame_texts = list(texts(Piece(source, row, 0, length)))
+        turns = [i for i in range(length) if i == 0 or frame_texts[i] != frame_texts[i - 1]]
         for start, stop in zip(turns, [*turns[1:], length]):
-            if own[start].strip():
+            if frame_texts[start].strip():
                 pieces.append(Piece(source, row, start, stop))
     return pieces
 
@@ -369,11 +369,11 @@ def match_all(catalog: Catalog, entries: Mapping[str, Any], path: str) -> list[t
     lost = [key for key in entries if key not in matched]
     if lost:
         raise DatasetError(f"{lost[0]!r} is no episode of {catalog.root}", where=path, fix="remove it")
-    found = sorted(((key, matched[key]) for key in entries), key=lambda item: item[1])
-    for (key, row), (other, after) in pairwise(found):
+    pairs = sorted(((key, matched[key]) for key in entries), key=lambda item: item[1])
+    for (key, row), (other, after) in pairwise(pairs):
         if row == after:
             raise DatasetError(f"{key!r} and {other!r} are one episode", where=path, fix="give each episode one key")
-    return found
+    return pairs
 
 
 def to_frame(time: object, fps: float, unit: Unit) -> int | None:

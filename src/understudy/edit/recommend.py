@@ -76,17 +76,17 @@ def measure_cost(
                 times[f"{name} single"].append(cost.single)
             finally:
                 reader.close()
-    found = {name: median(own) for name, own in times.items()}
+    medians = {name: median(costs) for name, costs in times.items()}
     return (
-        DecodeCost(found["before stretch"], found["before single"]),
-        DecodeCost(found["after stretch"], found["after single"]),
+        DecodeCost(medians["before stretch"], medians["before single"]),
+        DecodeCost(medians["after stretch"], medians["after single"]),
     )
 
 
 def time_reader(reader: VideoReader, stretch: np.ndarray, singles: np.ndarray) -> DecodeCost:
     """Measure one round: frames `stretch` in one read, then each of `singles` in a read of its own."""
     reader.read(stretch[:1])  # opens the decoder
-    return DecodeCost(_time(reader, [stretch]), _time(reader, [one[None] for one in singles]))
+    return DecodeCost(_time(reader, [stretch]), _time(reader, [position[None] for position in singles]))
 
 
 def _time(reader: VideoReader, reads: Sequence[np.ndarray]) -> float:
@@ -155,20 +155,24 @@ def _compare(plan: Plan, camera: str, pixels: int, count: Callable[[int], None])
     originals = list(find_originals(plan, camera))
     index = originals[0].index
     size = index.height, index.width
-    stored = [open_video(one.source) for one in originals]
-    cost = _cost([(reader, one.first, one.stop) for reader, one in zip(stored, originals)])
-    frames = sum(one.stop - one.first for one in originals)
+    stored = [open_video(original.source) for original in originals]
+    cost = _cost([(reader, original.first, original.stop) for reader, original in zip(stored, originals)])
+    frames = sum(original.stop - original.first for original in originals)
     now = Choice(camera, index.codec, index.gops.median_length, size, sum(o.bytes for o in originals) / frames, cost)
-    found = []
+    choices = []
     with tempfile.TemporaryDirectory(prefix="understudy-") as folder:
         for codec, gop in CANDIDATES:
             settings = Encoding(fit_size(size, (pixels, None)), codec, gop, default_crf(codec))
-            found.append(_try(originals, settings, plan, camera, Path(folder)))
+            choices.append(_try(originals, settings, plan, camera, Path(folder)))
             count(1)
-    good = [choice for choice in found if choice.quality.ssim >= max(one.quality.ssim for one in found) - _LOSS]
+    good = [
+        choice
+        for choice in choices
+        if choice.quality.ssim >= max(original.quality.ssim for original in choices) - _LOSS
+    ]
     least = min(choice.cost.sum for choice in good)
     best = min((choice for choice in good if choice.cost.sum <= _NEAR * least), key=lambda choice: choice.bytes)
-    return [now, *(replace(choice, is_recommended=choice is best) for choice in found)]
+    return [now, *(replace(choice, is_recommended=choice is best) for choice in choices)]
 
 
 def _try(originals: list[Original], settings: Encoding, plan: Plan, camera: str, folder: Path) -> Choice:
@@ -188,10 +192,10 @@ def _try(originals: list[Original], settings: Encoding, plan: Plan, camera: str,
 
 def _cost(runs: list[tuple[VideoReader, int, int]]) -> DecodeCost:
     """Medians over all stretches and rounds; closes the readers."""
-    random, found = np.random.default_rng(0), list[DecodeCost]()
+    random, costs = np.random.default_rng(0), list[DecodeCost]()
     for _ in range(_ROUNDS):
         for reader, first, stop in runs:
-            found.append(time_reader(reader, np.arange(first, stop), random.integers(first, stop, _SINGLES)))
+            costs.append(time_reader(reader, np.arange(first, stop), random.integers(first, stop, _SINGLES)))
     for reader, _, _ in runs:
         reader.close()
-    return DecodeCost(median(one.stretch for one in found), median(one.single for one in found))
+    return DecodeCost(median(cost.stretch for cost in costs), median(cost.single for cost in costs))

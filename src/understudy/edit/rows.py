@@ -49,15 +49,17 @@ def _shift(value: Any, start: int, length: int, fps: float) -> Any:
         frames.append(frame)
         if frame is not None and frame <= 0:
             kind = repr(sorted((k, v) for k, v in record.items() if k not in ("timestamp", "content")))
-            latest[kind] = max(latest.get(kind, (frame, place)), (frame, place), key=lambda found: found[0])
+            latest[kind] = max(
+                latest.get(kind, (frame, place)), (frame, place), key=lambda frame_and_place: frame_and_place[0]
+            )
     active = {place for _, place in latest.values()}
-    kept = []
+    shifted = []
     for place, (record, frame) in enumerate(zip(value, frames)):
         if frame is None:
-            kept.append(record)
+            shifted.append(record)
         elif place in active or 0 < frame < length:
-            kept.append({**record, "timestamp": max(0, frame) / fps})
-    return kept
+            shifted.append({**record, "timestamp": max(0, frame) / fps})
+    return shifted
 
 
 _CACHE = 1 << 28  # bytes of loaded data files per source
@@ -105,13 +107,15 @@ class SourceRows:
         return self._texts(piece, self._take(self._tasks[piece.source], piece, ["task_index"])["task_index"])
 
     def _texts(self, piece: Piece, numbers: Any) -> list[str]:
-        known = self.plan.sources[piece.source].tasks
-        found = {number: self.plan.task_of(piece, known[number]) for number in set(np.asarray(numbers).tolist())}
-        return [found[number] for number in np.asarray(numbers).tolist()]
+        source_tasks = self.plan.sources[piece.source].tasks
+        text_of = {
+            number: self.plan.task_of(piece, source_tasks[number]) for number in set(np.asarray(numbers).tolist())
+        }
+        return [text_of[number] for number in np.asarray(numbers).tolist()]
 
     def _take(self, rows: Rows, piece: Piece, keys: Sequence[str]) -> dict[str, Any]:
-        at = np.full(piece.length, piece.row)
-        return rows.take(at, dict.fromkeys(keys, piece.frames))
+        rows_of_frames = np.full(piece.length, piece.row)
+        return rows.take(rows_of_frames, dict.fromkeys(keys, piece.frames))
 
     def read(self, number: int) -> tuple[dict[str, Any], list[str]]:
         """Return the columns of a piece (arrays, or lists of texts and encoded images), and the task of each frame."""
@@ -142,28 +146,28 @@ class SourceRows:
         rows, row = self._rows[piece.source], piece.row
         places = rows.file_rows(np.full(piece.length, row), piece.frames)
         name, path = source.stored_names.get(key, key), source.data_path(row)
-        found: list[bytes] = []
+        images: list[bytes] = []
         with source.files.parquet(path) as file:
             if name not in file.schema_arrow.names:
-                what = f"there is no column {name!r}"
-                raise DatasetError(what, where=source.files.where(path), fix="restore the file, or drop the feature")
+                problem = f"there is no column {name!r}"
+                raise DatasetError(problem, where=source.files.where(path), fix="restore the file, or drop the feature")
             before = 0
             for group in range(file.metadata.num_row_groups):
                 count = file.metadata.row_group(group).num_rows
                 inside = places[(places >= before) & (places < before + count)] - before
                 if len(inside):
                     column = file.read_row_group(group, columns=[name], use_threads=False).column(name)
-                    found += [_image_bytes(column[place].as_py(), source, path) for place in inside.tolist()]
+                    images += [_image_bytes(column[place].as_py(), source, path) for place in inside.tolist()]
                 before += count
-        return found
+        return images
 
 
 def _image_bytes(value: Any, source: Catalog, path: str) -> bytes:
     data = value.get("bytes") if isinstance(value, dict) else value
     if data is None and isinstance(value, dict) and isinstance(value.get("path"), str):
         if ".." in value["path"].split("/"):
-            what = f"an image lies outside the dataset: {value['path']!r}"
-            raise DatasetError(what, where=source.files.where(path), fix="repair the row")
+            problem = f"an image lies outside the dataset: {value['path']!r}"
+            raise DatasetError(problem, where=source.files.where(path), fix="repair the row")
         data = source.files.read(value["path"])
     if not isinstance(data, bytes):
         raise DatasetError("a row holds no image bytes", where=source.files.where(path), fix="repair the row")
@@ -180,9 +184,9 @@ def _undeclared(source: Catalog) -> list[str]:
 
 def group_pieces(plan: Plan, file_mb: float) -> list[range]:
     """Divide the pieces into data files of about `file_mb` megabytes."""
-    each, groups, first, size = bytes_per_frame(plan.features), list[range](), 0, 0.0
+    frame_size, groups, first, size = bytes_per_frame(plan.features), list[range](), 0, 0.0
     for number, piece in enumerate(plan.pieces):
-        size += each * piece.length
+        size += frame_size * piece.length
         if size >= file_mb * 1e6 or number + 1 - first >= _GROUP or number + 1 == len(plan.pieces):
             groups.append(range(first, number + 1))
             first, size = number + 1, 0.0
@@ -191,17 +195,17 @@ def group_pieces(plan: Plan, file_mb: float) -> list[range]:
 
 def nested_types(plan: Plan) -> dict[str, pa.DataType]:
     """Return the Arrow types of the language columns. Raises DatasetError where sources differ."""
-    found: dict[str, pa.DataType] = {}
+    kinds: dict[str, pa.DataType] = {}
     for source in {piece.source: piece for piece in plan.pieces}.values():
         catalog = plan.sources[source.source]
         for key in [key for key, feature in plan.features.items() if feature.dtype == "language"]:
             path, name = catalog.data_path(source.row), catalog.stored_names.get(key, key)
             with catalog.files.parquet(path) as file:
                 kind = file.schema_arrow.field(name).type
-            if found.setdefault(key, kind) != kind:
-                what = f"{key!r} is {kind}, in another source {found[key]}"
-                raise DatasetError(what, where=catalog.files.where(path), fix="leave it out with --drop-features")
-    return found
+            if kinds.setdefault(key, kind) != kind:
+                problem = f"{key!r} is {kind}, in another source {kinds[key]}"
+                raise DatasetError(problem, where=catalog.files.where(path), fix="leave it out with --drop-features")
+    return kinds
 
 
 @dataclass(frozen=True)

@@ -83,23 +83,23 @@ class Quality:
 
 def compare_images(reference: np.ndarray, decoded: np.ndarray) -> Quality:
     """Compare images uint8 (n, H, W, 3) with their decoded counterparts."""
-    found = Quality()
-    for one, other in zip(reference, decoded, strict=True):
-        difference = one.astype(np.float64) - other
+    total = Quality()
+    for image, other in zip(reference, decoded, strict=True):
+        difference = image.astype(np.float64) - other
         squares = float((difference**2).sum())
-        found = found.add(Quality(1, difference.size, squares, structural_similarity(_luma(one), _luma(other))))
-    return found
+        total = total.add(Quality(1, difference.size, squares, structural_similarity(_luma(image), _luma(other))))
+    return total
 
 
 def _luma(image: np.ndarray) -> np.ndarray:
     return np.asarray(image.astype(np.float64) @ np.array([0.299, 0.587, 0.114]))
 
 
-def structural_similarity(one: np.ndarray, other: np.ndarray) -> float:
+def structural_similarity(image: np.ndarray, other: np.ndarray) -> float:
     """SSIM of two images (H, W) of values from 0 to 255; both sides are at least 8."""
-    mean_a, mean_b = _means(one), _means(other)
-    a, b = _means(one * one) - mean_a**2, _means(other * other) - mean_b**2
-    both = _means(one * other) - mean_a * mean_b
+    mean_a, mean_b = _means(image), _means(other)
+    a, b = _means(image * image) - mean_a**2, _means(other * other) - mean_b**2
+    both = _means(image * other) - mean_a * mean_b
     top = (2 * mean_a * mean_b + _C1) * (2 * both + _C2)
     return float((top / ((mean_a**2 + mean_b**2 + _C1) * (a + b + _C2))).mean())
 
@@ -169,8 +169,8 @@ class Original:
     @property
     def bytes(self) -> int:
         """Size of the packets of these frames; 0 where the container hides it."""
-        at = self.index.decode_position[self.first : self.stop]
-        return int(self.index.size[at].sum()) if isinstance(self.index, Mp4Index) else 0
+        packets = self.index.decode_position[self.first : self.stop]
+        return int(self.index.size[packets].sum()) if isinstance(self.index, Mp4Index) else 0
 
 
 def write_videos(
@@ -197,18 +197,18 @@ def write_videos(
         DatasetError: a source's video is missing or broken, or cannot be encoded.
     """
     originals = list(find_originals(plan, camera))
-    wanted = plan.encode.get(camera)
-    spans = [None if wanted else find_span(o.source, o.index, o.first, o.stop) for o in originals]
+    encoding = plan.encode.get(camera)
+    spans = [None if encoding else find_span(o.source, o.index, o.first, o.stop) for o in originals]
     for original in originals:
         original.source.close()  # opens again when it is read
-    if wanted is None and any(s is None and not _is_encodable(o.index) for s, o in zip(spans, originals)):
+    if encoding is None and any(s is None and not _is_encodable(o.index) for s, o in zip(spans, originals)):
         spans = [None] * len(spans)  # another codec will be written, and one camera does not mix codecs
     done = CameraVideos([0] * len(originals), [0] * len(originals))
     done.encoded = [number for number, span in enumerate(spans) if span is None]
     parts = root / "videos" / camera / "parts"
 
     def encode(number: int) -> tuple[PacketSpan, Quality]:
-        settings = _complete(wanted or Encoding(), originals[number].index)
+        settings = _complete(encoding or Encoding(), originals[number].index)
         path = parts / f"{number}.mp4"
         quality = encode_frames(originals[number], settings, plan.fps, path, lambda: count(0))
         packets = open_packets(source := LocalSource(str(path)))
@@ -282,12 +282,12 @@ def _is_encodable(index: VideoIndex) -> bool:
     return True
 
 
-def _complete(given: Encoding, index: VideoIndex) -> Encoding:
+def _complete(encoding: Encoding, index: VideoIndex) -> Encoding:
     """Fill in the settings that are not given from the source's video."""
-    codec = given.codec or (_ENCODER[index.codec] if _is_encodable(index) else "libx264")
-    same = given.size in (None, (index.height, index.width)) and _ENCODER.get(index.codec) == codec
-    crf = given.crf if given.crf is not None else default_crf(codec) - (_BETTER if same else 0)
-    return replace(given, codec=codec, gop=given.gop or index.gops.median_length, crf=crf)
+    codec = encoding.codec or (_ENCODER[index.codec] if _is_encodable(index) else "libx264")
+    same = encoding.size in (None, (index.height, index.width)) and _ENCODER.get(index.codec) == codec
+    crf = encoding.crf if encoding.crf is not None else default_crf(codec) - (_BETTER if same else 0)
+    return replace(encoding, codec=codec, gop=encoding.gop or index.gops.median_length, crf=crf)
 
 
 def encode_frames(
@@ -316,7 +316,7 @@ def encode_frames(
         else AreaResize(reader.height, reader.width, (height, width))
     )
     total = original.stop - original.first
-    kept = set(np.linspace(0, total - 1, min(_SAMPLES, total)).round().astype(int).tolist())
+    sampled = set(np.linspace(0, total - 1, min(_SAMPLES, total)).round().astype(int).tolist())
     samples: list[np.ndarray] = []
     encoder = VideoEncoder(path, fps, height, width, codec, settings.gop or 1, settings.crf, _OPTIONS.get(codec))
     try:
@@ -327,7 +327,7 @@ def encode_frames(
                     planes = np.empty((3, height, width), np.uint8)
                     resize(image.transpose(2, 0, 1), planes)
                     image = planes.transpose(1, 2, 0)
-                if encoder.count in kept:
+                if encoder.count in sampled:
                     samples.append(np.ascontiguousarray(image))
                 encoder.add(image)
     except BaseException:
@@ -338,7 +338,7 @@ def encode_frames(
     encoder.close()
     written = open_video(path)
     try:
-        decoded = written.read(np.array(sorted(kept)))
+        decoded = written.read(np.array(sorted(sampled)))
     finally:
         written.close()
     return compare_images(np.stack(samples), decoded)
@@ -377,27 +377,27 @@ def _measure(
     before, step = measured_before(plan, feature), step_of(feature)
 
     def measure(members: range) -> list[ImageStatistics]:
-        found, readers = [], dict[int, VideoReader]()
+        measured, readers = [], dict[int, VideoReader]()
         try:
             for number in members:
                 file, first, length = done.file[number], done.first[number], plan.pieces[number].length
                 if file not in readers:
                     readers[file] = open_video(paths[file])
                 reader = readers[file]
-                part, wanted = ImageStatistics(first=before[number]), np.arange(first, first + length, step)
-                for at in range(0, len(wanted), _BATCH):
+                part, positions = ImageStatistics(first=before[number]), np.arange(first, first + length, step)
+                for offset in range(0, len(positions), _BATCH):
                     count(0)
-                    images = reader.read(wanted[at : at + _BATCH])
-                    if at == 0 and number not in encoded:
+                    images = reader.read(positions[offset : offset + _BATCH])
+                    if offset == 0 and number not in encoded:
                         _compare_first(images[0], originals[number])
                     for image in images:
                         part.add(image)
-                found.append(part)
+                measured.append(part)
                 count(length - length // 2 if number in encoded else length)
         finally:
             for reader in readers.values():
                 reader.close()
-        return found
+        return measured
 
     total = len(plan.pieces)
     tasks = [range(first, min(first + _STATISTICS, total)) for first in range(0, total, _STATISTICS)]
@@ -409,7 +409,7 @@ def _compare_first(image: np.ndarray, original: Original) -> None:
     reader = open_video(original.source)
     try:
         if not np.array_equal(reader.read(np.array([original.first]))[0], image):
-            what = f"frame {original.first} decodes to another image after its packets were copied"
-            raise DatasetError(what, where=original.source.where, fix="encode this camera again: --codec and --gop")
+            problem = f"frame {original.first} decodes to another image after its packets were copied"
+            raise DatasetError(problem, where=original.source.where, fix="encode this camera again: --codec and --gop")
     finally:
         reader.close()

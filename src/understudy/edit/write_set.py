@@ -139,7 +139,8 @@ def write_set(
     replace_parquet(root / "meta/tasks.parquet", [listed], listed.schema)
     figures = {key: part.result() for key, part in statistics.items()}
     values = {
-        key: {name: statistic_value(features[key], name, own[name]) for name in NAMES} for key, own in figures.items()
+        key: {name: statistic_value(features[key], name, columns[name]) for name in NAMES}
+        for key, columns in figures.items()
     }
     replace_json(root / "meta/stats.json", values)
     written = Written(len(plan.pieces), plan.frames, len(tasks), len(rows.clocks), rows.undeclared)
@@ -167,8 +168,8 @@ def _list_tasks(plan: Plan, rows: SourceRows) -> dict[str, int]:
         for text in rows.tasks(piece):
             if not text.strip():
                 source = plan.sources[piece.source]
-                what = f"episode {int(source.episodes.ids[piece.row])} has a frame with an empty task text"
-                raise DatasetError(what, where=source.root, fix="name its task: --task TEXT, or --tasks FILE")
+                problem = f"episode {int(source.episodes.ids[piece.row])} has a frame with an empty task text"
+                raise DatasetError(problem, where=source.root, fix="name its task: --task TEXT, or --tasks FILE")
             used[text] = None
     listed = dict.fromkeys(text for source in plan.sources for text in source.tasks if text in used)
     return {text: number for number, text in enumerate(listed | used)}
@@ -196,18 +197,18 @@ def _write_rows(
     def write(number: int) -> list[EpisodeRows]:
         group = groups[number]
         path = root / file_path(DATA_PATH, number)
-        found = writer.write(path, group, starts[group.start])
+        episodes = writer.write(path, group, starts[group.start])
         count(sum(lengths[piece] for piece in group))
-        return found
+        return episodes
 
     tables = []
-    for number, found in enumerate(pool.map(write, range(len(groups)))):
+    for number, episodes in enumerate(pool.map(write, range(len(groups)))):
         chunk, file = divmod(number, FILES_PER_CHUNK)
         table = []
-        for piece, own in zip(groups[number], found):
+        for piece, episode in zip(groups[number], episodes):
             row: dict[str, Any] = {
                 "episode_index": piece,
-                "tasks": own.tasks,
+                "tasks": episode.tasks,
                 "length": lengths[piece],
                 "data/chunk_index": chunk,
                 "data/file_index": file,
@@ -219,14 +220,14 @@ def _write_rows(
             for key, feature in features.items():
                 part = statistics.get(key)
                 if isinstance(part, RunningStatistics):
-                    values = own.numbers[key].reshape(-1, *feature.shape)
+                    values = episode.numbers[key].reshape(-1, *feature.shape)
                     alone = RunningStatistics(feature.shape)
                     alone.add(values)
                     part.add(values)
                     row |= _figures(feature, alone.result())
                 elif isinstance(part, ImageStatistics):
-                    part.merge(own.images[key])
-                    row |= _figures(feature, own.images[key].result())
+                    part.merge(episode.images[key])
+                    row |= _figures(feature, episode.images[key].result())
             table.append(row)
         tables.append(pa.Table.from_pylist(table, schema))
     return tables
@@ -251,8 +252,8 @@ def _write_episodes(
         members = range(first, first + table.num_rows)
         columns = {name: table.column(name) for name in table.column_names}
         for key, done in videos.items():
-            found = _video_columns(plan, key, done, members)
-            columns |= {name: pa.array(values, schema.field(name).type) for name, values in found.items()}
+            video_columns = _video_columns(plan, key, done, members)
+            columns |= {name: pa.array(values, schema.field(name).type) for name, values in video_columns.items()}
         rows = pa.table({name: columns[name] for name in schema.names}, schema)
         for name, column in metadata.items():
             rows = rows.append_column(name, column.slice(first, len(members)))
@@ -262,18 +263,20 @@ def _write_episodes(
 
 def _video_columns(plan: Plan, camera: str, done: CameraVideos, members: range) -> dict[str, list[Any]]:
     """Columns of meta/episodes about a camera's videos."""
-    at = f"videos/{camera}"
+    prefix = f"videos/{camera}"
     columns: dict[str, list[Any]] = {}
-    columns[f"{at}/chunk_index"], columns[f"{at}/file_index"] = [], []
-    columns[f"{at}/from_timestamp"], columns[f"{at}/to_timestamp"] = [], []
+    columns[f"{prefix}/chunk_index"], columns[f"{prefix}/file_index"] = [], []
+    columns[f"{prefix}/from_timestamp"], columns[f"{prefix}/to_timestamp"] = [], []
     columns |= {f"stats/{camera}/{name}": [] for name in NAMES}
     for number in members:
         chunk, file = divmod(done.file[number], FILES_PER_CHUNK)
         first, length = done.first[number], plan.pieces[number].length
         figures = {name: done.figures[name][number] for name in NAMES}
-        shaped = {name: own.reshape(-1, 1, 1) if name != "count" else own for name, own in figures.items()}
-        values: dict[str, Any] = {f"{at}/chunk_index": chunk, f"{at}/file_index": file}
-        values |= {f"{at}/from_timestamp": first / plan.fps, f"{at}/to_timestamp": (first + length) / plan.fps}
+        shaped = {
+            name: values_of.reshape(-1, 1, 1) if name != "count" else values_of for name, values_of in figures.items()
+        }
+        values: dict[str, Any] = {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": file}
+        values |= {f"{prefix}/from_timestamp": first / plan.fps, f"{prefix}/to_timestamp": (first + length) / plan.fps}
         for name, value in (values | _figures(plan.features[camera], shaped)).items():
             columns[name].append(value)
     return columns
@@ -290,8 +293,8 @@ def metadata_array(name: str, values: Sequence[Any]) -> pa.Array:
         fix = "give whole numbers of 64 bits, or texts"
         raise DatasetError(f"metadata {name!r} has a whole number of more than 64 bits", fix=fix) from None
     except (pa.ArrowException, ValueError, TypeError) as error:
-        what = f"metadata {name!r} has values of different kinds: {str(error).splitlines()[0]}"
-        raise DatasetError(what, fix="give all episodes numbers, all texts, or all true and false") from None
+        problem = f"metadata {name!r} has values of different kinds: {str(error).splitlines()[0]}"
+        raise DatasetError(problem, fix="give all episodes numbers, all texts, or all true and false") from None
     return column.cast(pa.string()) if pa.types.is_null(column.type) else column
 
 
@@ -301,8 +304,8 @@ def _entries(plan: Plan, features: Mapping[str, Feature], videos: Mapping[str, C
     for key, feature in features.items():
         entries[key] = {"dtype": feature.dtype, "shape": list(feature.shape), "names": feature.names}
         if key in videos and (index := videos[key].index) is not None:
-            known = {name: value for name, value in feature.info.items() if not videos[key].encoded}
-            entries[key]["info"] = known | {
+            copied_info = {name: value for name, value in feature.info.items() if not videos[key].encoded}
+            entries[key]["info"] = copied_info | {
                 "video.height": index.height,
                 "video.width": index.width,
                 "video.codec": index.codec,
@@ -357,7 +360,7 @@ def write_provenance(root: Path, command: Sequence[str], plan: Plan) -> None:
 
 def describe_source(catalog: Catalog, rows: Sequence[int], cameras: Sequence[str]) -> dict[str, Any]:
     """Describe a source: root, version, counts, a digest of the files in use, and its own origin if it was edited."""
-    found: dict[str, Any] = {
+    description: dict[str, Any] = {
         "root": catalog.root,
         "version": catalog.version,
         "episodes": catalog.num_episodes,
@@ -366,10 +369,10 @@ def describe_source(catalog: Catalog, rows: Sequence[int], cameras: Sequence[str
     }
     try:
         if catalog.files.exists(PATH):
-            found["edited"] = {k: v for k, v in read_json(catalog.files, PATH).items() if k != "episodes"}
+            description["edited"] = {k: v for k, v in read_json(catalog.files, PATH).items() if k != "episodes"}
     except DatasetError:
         pass  # the origin of a source is no condition for reading it
-    return found
+    return description
 
 
 def digest_files(catalog: Catalog, rows: Sequence[int], cameras: Sequence[str]) -> str:

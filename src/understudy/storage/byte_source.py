@@ -98,8 +98,8 @@ class LocalSource(ByteSource):
         except OSError as error:
             raise DatasetError(f"cannot be read: {error.strerror}", where=self.where, fix="check the disk") from None
         if count < size:
-            what = f"ends at byte {offset + count}, where byte {offset + size} is needed"
-            raise DatasetError(what, where=self.where, fix="the file is damaged: copy or record it again")
+            problem = f"ends at byte {offset + count}, where byte {offset + size} is needed"
+            raise DatasetError(problem, where=self.where, fix="the file is damaged: copy or record it again")
         if _tag(stat) != self.tag:
             raise SourceError(CHANGED, where=self.where, fix=RESTART)
 

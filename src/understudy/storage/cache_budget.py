@@ -62,11 +62,11 @@ class Spans:
         if span.name in self.by_name:
             return
         self.by_name[span.name] = span
-        at = bisect.bisect_right(self._starts, span.start)
-        self._spans.insert(at, span)
-        self._starts.insert(at, span.start)
-        self._reach.insert(at, max(span.end, self._reach[at - 1] if at else 0))
-        for i in range(at + 1, len(self._reach)):
+        place = bisect.bisect_right(self._starts, span.start)
+        self._spans.insert(place, span)
+        self._starts.insert(place, span.start)
+        self._reach.insert(place, max(span.end, self._reach[place - 1] if place else 0))
+        for i in range(place + 1, len(self._reach)):
             if self._reach[i] >= span.end:
                 break
             self._reach[i] = span.end
@@ -110,8 +110,8 @@ def cover(spans: list[Span], start: int, end: int) -> list[tuple[Span, int, int]
     """
     pieces = []
     while start < end:
-        at = bisect.bisect_right(spans, start, key=lambda span: span.start)
-        before = (spans[i] for i in range(at - 1, -1, -1))  # nearly always the first of these
+        place = bisect.bisect_right(spans, start, key=lambda span: span.start)
+        before = (spans[i] for i in range(place - 1, -1, -1))  # nearly always the first of these
         span = next((span for span in before if span.end > start), None)
         if span is None:
             return None

@@ -265,14 +265,14 @@ class Files:
 
 
 @contextmanager
-def as_dataset_error(where: object, what: str, fix: str) -> Iterator[None]:
+def as_dataset_error(where: object, problem: str, fix: str) -> Iterator[None]:
     """Turn any error inside the block into a DatasetError: parsers of broken files raise undocumented types."""
     try:
         yield
     except DatasetError:
         raise
     except Exception as error:
-        raise DatasetError(f"{what}: {summarize(error)}", where=where, fix=fix) from error
+        raise DatasetError(f"{problem}: {summarize(error)}", where=where, fix=fix) from error
 
 
 @contextmanager

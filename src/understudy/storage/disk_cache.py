@@ -67,8 +67,8 @@ class DiskCache:
             for name in ("objects", "known", "locks"):
                 os.makedirs(os.path.join(self.folder, name), exist_ok=True)
         except OSError as error:
-            what = f"the cache folder cannot be created: {error.strerror}"
-            raise DatasetError(what, where=folder, fix="name another with cache=") from error
+            problem = f"the cache folder cannot be created: {error.strerror}"
+            raise DatasetError(problem, where=folder, fix="name another with cache=") from error
         for name in ("objects", "known", "locks"):
             if not os.access(os.path.join(self.folder, name), os.R_OK | os.W_OK | os.X_OK):
                 raise DatasetError("the cache folder is not writable", where=folder, fix="name another with cache=")

@@ -227,7 +227,7 @@ class HttpClient:
         self._open: weakref.WeakSet[Any] = weakref.WeakSet()  # connections
 
     def get(
-        self, address: Address, offset: int, size: int, retry: RetryPolicy, stop: threading.Event, known: str = ""
+        self, address: Address, offset: int, size: int, retry: RetryPolicy, stop: threading.Event, known_tag: str = ""
     ) -> RangeResponse:
         """Request `size` > 0 bytes from `offset` once.
 
@@ -237,7 +237,7 @@ class HttpClient:
             size: Number of bytes.
             retry: Deadlines of the request.
             stop: Ends the request when it is set.
-            known: A tag. If the file still has it, the response is `unchanged` and without bytes.
+            known_tag: A tag. If the file still has it, the response is `unchanged` and without bytes.
 
         Raises:
             TransientError: Another attempt may succeed.
@@ -245,25 +245,25 @@ class HttpClient:
             Cancelled: `stop` is set.
         """
         headers = {"Range": f"bytes={offset}-{offset + size - 1}", "Accept-Encoding": "identity"}
-        if known:
-            headers["If-None-Match" if known.startswith(('"', "W/")) else "If-Modified-Since"] = known
+        if known_tag:
+            headers["If-None-Match" if known_tag.startswith(('"', "W/")) else "If-Modified-Since"] = known_tag
         if self._pid != os.getpid():  # in a forked child: the connections belong to the parent
             self._reset()
         final, end = None, time.monotonic() + retry.deadline + size / retry.min_rate
         for _ in range(_MAX_REDIRECTS):
-            at = final or address
+            target = final or address
             set_deadline(min(end, time.monotonic() + retry.stall), retry.stall)  # for connection and header
-            response = self._send(at, headers, retry)
+            response = self._send(target, headers, retry)
             try:
                 if location := response.get_redirect_location():
-                    final = self._follow_redirect(at, location)
+                    final = self._follow_redirect(target, location)
                     with contextlib.suppress(Exception):  # a connection is reusable once its response is read
                         response.read(_CHUNK, decode_content=False)
-                elif known and response.status == 304:
+                elif known_tag and response.status == 304:
                     return RangeResponse(unchanged=True, date=_parse_date(response.headers.get("Date")))
                 else:
                     set_deadline(end, retry.stall)
-                    return replace(_check_response(response, at.url, offset, size, retry, end, stop), final=final)
+                    return replace(_check_response(response, target.url, offset, size, retry, end, stop), final=final)
             finally:
                 response.close()  # has no effect on a response that was read completely
                 response.release_conn()
@@ -279,14 +279,16 @@ class HttpClient:
         route = self._route(address.url)
         from urllib3 import Timeout, exceptions
 
-        own = {name.title(): value for name, value in address.headers.items()}  # these override the environment's
+        own_headers = {
+            name.title(): value for name, value in address.headers.items()
+        }  # these override the environment's
         split = urlsplit(address.url)
         target = (split.path or "/") + (f"?{split.query}" if split.query else "")
         try:
             return route.pool.urlopen(
                 "GET",
                 f"{split.scheme}://{split.netloc.rpartition('@')[2]}{target}" if route.absolute else target,
-                headers={**route.headers, **own, **headers},
+                headers={**route.headers, **own_headers, **headers},
                 retries=False,
                 redirect=False,
                 assert_same_host=False,
@@ -391,8 +393,8 @@ def _check_response(
             raise TransientError("a part was sent without its range", tries=_MAX_ODD)
         begin, behind = int(part[1]), int(part[2]) + 1
         if begin != offset or not begin < behind <= offset + size:
-            what = f"bytes {begin} to {behind} were sent where {offset} to {offset + size} were asked"
-            raise TransientError(what, tries=_MAX_ODD)
+            problem = f"bytes {begin} to {behind} were sent where {offset} to {offset + size} were asked"
+            raise TransientError(problem, tries=_MAX_ODD)
         size = behind - begin
         total = int(part[3]) if part[3] != "*" else -1
         if 0 <= total < behind:

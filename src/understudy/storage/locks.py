@@ -52,8 +52,8 @@ def acquire(path: str, shared: bool = False, create: bool = False) -> int | None
         pass
     except OSError as error:
         release(number)
-        what = f"its file system has no locks ({error.strerror})"
-        raise DatasetError(what, where=path, fix="name a cache folder on a local disk") from error
+        problem = f"its file system has no locks ({error.strerror})"
+        raise DatasetError(problem, where=path, fix="name a cache folder on a local disk") from error
     except BaseException:
         release(number)
         raise

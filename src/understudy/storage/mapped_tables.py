@@ -104,8 +104,8 @@ def _table_folder(cache: str) -> Path | None:
     """Return a local folder owned by this user and writable by no other; None if there is none."""
     from understudy.storage.remote_options import default_cache_folder
 
-    own = os.geteuid()
-    beside = os.path.join(tempfile.gettempdir(), f"understudy-{own}")
+    user = os.geteuid()
+    beside = os.path.join(tempfile.gettempdir(), f"understudy-{user}")
     for root in dict.fromkeys([cache, default_cache_folder(), beside]):
         folder = Path(root, "tables")
         if not root or is_network(root):
@@ -115,7 +115,7 @@ def _table_folder(cache: str) -> Path | None:
             stat = folder.lstat()
         except OSError:
             continue
-        if own == stat.st_uid and not stat.st_mode & 0o022 and os.access(folder, os.W_OK):
+        if user == stat.st_uid and not stat.st_mode & 0o022 and os.access(folder, os.W_OK):
             return folder
     return None
 
@@ -141,8 +141,8 @@ def _store(path: Path, table: Table) -> Table:
         _write(path, table)
         evict_files(path.parent, BUDGET, keep=path)
     except OSError as error:
-        what = f"{path.parent}: a table cannot be shared by the processes of this host: {error.strerror}"
-        warnings.warn(f"{what}; each has its own", stacklevel=2)
+        problem = f"{path.parent}: a table cannot be shared by the processes of this host: {error.strerror}"
+        warnings.warn(f"{problem}; each has its own", stacklevel=2)
         return table
     return _open(path) or table
 
@@ -151,12 +151,12 @@ def _write(path: Path, table: Table) -> None:
     arrays = {name: np.ascontiguousarray(array) for name, array in table.arrays.items()}
     first: dict[int, str] = {}  # an array with several names is written once
     same = {name: first.setdefault(id(table.arrays[name]), name) for name in arrays}
-    at, places = 0, {}
+    offset, places = 0, {}
     for name, array in arrays.items():
         if same[name] == name:
-            places[name] = [at, array.dtype.str, list(array.shape), zlib.crc32(_bytes(array))]
-            at += -(-array.nbytes // _ALIGNED) * _ALIGNED
-    head = json.dumps({"places": places, "same": same, "bytes": at, "note": table.note}).encode()
+            places[name] = [offset, array.dtype.str, list(array.shape), zlib.crc32(_bytes(array))]
+            offset += -(-array.nbytes // _ALIGNED) * _ALIGNED
+    head = json.dumps({"places": places, "same": same, "bytes": offset, "note": table.note}).encode()
     head = b"%s%020d %010d\n%s" % (_MAGIC, len(head), zlib.crc32(head), head)
     head += b" " * (-len(head) % _ALIGNED)
     with replace_file(path) as draft, draft.open("wb") as file:
@@ -184,8 +184,8 @@ def _open(path: Path) -> Table | None:
         if len(whole) != base + header["bytes"]:
             return None
         arrays = {}
-        for name, (at, kind, shape, crc) in header["places"].items():
-            arrays[name] = _view(whole, base + at, kind, tuple(shape))
+        for name, (offset, kind, shape, crc) in header["places"].items():
+            arrays[name] = _view(whole, base + offset, kind, tuple(shape))
             if zlib.crc32(_bytes(arrays[name])) != crc:
                 return None
         os.utime(path)  # marks it as used
@@ -201,12 +201,12 @@ def _map(path: Path) -> np.memmap[Any, Any]:
         return np.memmap(file, np.uint8, "r")
 
 
-def _view(whole: np.ndarray, at: int, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+def _view(whole: np.ndarray, offset: int, kind: str, shape: tuple[int, ...]) -> np.ndarray:
     dtype = np.dtype(kind)
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if at < 0 or at + size > len(whole):
+    if offset < 0 or offset + size > len(whole):
         raise ValueError("beyond the end of the file")
-    return np.asarray(whole[at : at + size].view(dtype)).reshape(shape)
+    return np.asarray(whole[offset : offset + size].view(dtype)).reshape(shape)
 
 
 # Pickles for a child process on this host hold the file and the position of a mapped array instead of a copy.
@@ -232,10 +232,10 @@ class _Pickler(pickle.Pickler):
         whole = next((base for base in _bases(item) if isinstance(base.base, mmap.mmap)), None)
         if not isinstance(whole, np.memmap) or whole.filename is None:
             return None
-        at = item.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+        offset = item.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
         path = str(whole.filename)
         with contextlib.suppress(OSError):
-            return path, _identity(path), at, item.dtype.str, item.shape
+            return path, _identity(path), offset, item.dtype.str, item.shape
         return None  # the file was removed meanwhile
 
 
@@ -257,7 +257,7 @@ class _Unpickler(pickle.Unpickler):
         self._maps: dict[str, np.ndarray] = {}
 
     def persistent_load(self, place: tuple[Any, ...]) -> np.ndarray:
-        path, identity, at, kind, shape = place
+        path, identity, offset, kind, shape = place
         try:
             if path not in self._maps:
                 self._maps[path] = _map(Path(path))
@@ -266,4 +266,4 @@ class _Unpickler(pickle.Unpickler):
         except OSError as error:
             fix = "start again: the table is made again"
             raise DatasetError(f"this table was removed while it was used: {error}", where=path, fix=fix) from error
-        return _view(self._maps[path], at, kind, tuple(shape))
+        return _view(self._maps[path], offset, kind, tuple(shape))

@@ -64,9 +64,9 @@ class TransientError(Exception):
         tries: Number of such failures in a row after which retrying ends early, or None.
     """
 
-    def __init__(self, what: str, after: float | None = None, tries: int | None = None) -> None:
-        super().__init__(what)
-        self.what, self.after, self.tries = what, after, tries
+    def __init__(self, problem: str, after: float | None = None, tries: int | None = None) -> None:
+        super().__init__(problem)
+        self.what, self.after, self.tries = problem, after, tries
 
 
 def should_stop(stop: threading.Event) -> bool:
@@ -94,8 +94,8 @@ def call_with_retries(act: Callable[[], T], where: str, retry: RetryPolicy, stop
             spent = time.monotonic() - begun - waited
             pause = retry.pause(failures)
             if error.after is not None and waited + error.after > MAX_RETRY_AFTER:
-                what = f"{error.what}, and the server asks to wait {error.after:.0f} s"
-                raise SourceError(what, where=where, fix="try again later", transient=True) from error
+                problem = f"{error.what}, and the server asks to wait {error.after:.0f} s"
+                raise SourceError(problem, where=where, fix="try again later", transient=True) from error
             if (error.tries is not None and odd >= error.tries) or spent + pause > retry.deadline:
                 times = "once" if failures == 1 else f"{failures} times in {spent:.1f} s"
                 fix = "check the connection and the server, then run again: fetched bytes stay in the cache"

@@ -194,16 +194,16 @@ class RemoteFiles:
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):  # not writable: each process requests it for itself
                 stack.enter_context(locks.hold(f"{note}.lock", stop, wait=self.options.retry.deadline))
-            known = _read_note(note)
-            stat, head = self.call(lambda p: self.store.stat(path, known, p, stop), path, stop)
+            known_stat = _read_note(note)
+            stat, head = self.call(lambda p: self.store.stat(path, known_stat, p, stop), path, stop)
             largest = _MAX_SIZES.get(os.path.splitext(path)[1], _MAX_SIZES[""])
             if not 0 <= stat.size <= largest:
-                what = f"its server reports {stat.size} bytes; no file of its kind has more than {largest}"
+                problem = f"its server reports {stat.size} bytes; no file of its kind has more than {largest}"
                 fix = "repair the server, or copy the dataset to disk"
-                raise SourceError(what, where=f"{self.root}/{path}", fix=fix)
+                raise SourceError(problem, where=f"{self.root}/{path}", fix=fix)
             if head:
                 self._store_head(self.cache.entry(self.key(path, stat)), head)
-            if stat != known:
+            if stat != known_stat:
                 _write_note(note, stat)
         with self._lock:
             return self._stats.setdefault(path, stat)
@@ -276,8 +276,8 @@ class RemoteSource(ByteSource):
         """See `ByteSource.fill`."""
         size = len(memory)
         if offset < 0 or offset + size > self.size:
-            what = f"ends at byte {self.size}, where byte {offset + size} is needed"
-            raise DatasetError(what, where=self.where, fix="the file is damaged: copy or record it again")
+            problem = f"ends at byte {self.size}, where byte {offset + size} is needed"
+            raise DatasetError(problem, where=self.where, fix="the file is damaged: copy or record it again")
         remote, entry = self.root.remote_files, self.entry
         if not entry.fill(offset, memory):
             try:
@@ -293,7 +293,7 @@ class RemoteSource(ByteSource):
         remote, entry = self.root.remote_files, self.entry
         ends = ((offset, min(offset + size, self.size)) for offset, size in spans.tolist())
         parts = (part for offset, end in ends for part in _split(offset, end))
-        remote.fetcher.submit(partial(self._prefetch_span, remote, entry, at, n, True) for at, n in parts)
+        remote.fetcher.submit(partial(self._prefetch_span, remote, entry, begin, n, True) for begin, n in parts)
 
     def prefetch_all(self) -> None:
         """Prefetch the whole file.
@@ -311,7 +311,7 @@ class RemoteSource(ByteSource):
                 raise
 
         parts = takewhile(lambda _: not failed.is_set(), _split(0, self.size))
-        remote.fetcher.submit(partial(fetch, at, n) for at, n in parts)
+        remote.fetcher.submit(partial(fetch, begin, n) for begin, n in parts)
 
     def close(self) -> None:
         """Unpin the spans that were prefetched and not read."""
@@ -435,18 +435,18 @@ def _reopen(root: RemoteRoot, path: str, tag: str) -> RemoteSource:
 
 def _split(begin: int, end: int) -> Iterator[tuple[int, int]]:
     """Split [begin, end) into transfers (offset, size)."""
-    return ((at, min(_MAX_TRANSFER, end - at)) for at in range(begin, end, _MAX_TRANSFER))
+    return ((start, min(_MAX_TRANSFER, end - start)) for start in range(begin, end, _MAX_TRANSFER))
 
 
 def _gaps(offset: int, size: int, pieces: dict[int, bytes]) -> list[tuple[int, int]]:
     """Return the parts of [offset, offset + size) in no piece, as (offset, size)."""
-    gaps, at = [], offset
+    gaps, covered = [], offset
     for begin in sorted(pieces):
-        if begin > at:
-            gaps.append((at, begin - at))
-        at = max(at, begin + len(pieces[begin]))
-    if at < offset + size:
-        gaps.append((at, offset + size - at))
+        if begin > covered:
+            gaps.append((covered, begin - covered))
+        covered = max(covered, begin + len(pieces[begin]))
+    if covered < offset + size:
+        gaps.append((covered, offset + size - covered))
     return gaps
 
 

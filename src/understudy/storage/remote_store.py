@@ -57,12 +57,12 @@ class Store(Protocol):
     def name(self, path: str) -> str:
         """Return a globally unique name of a file, free of credentials."""
 
-    def stat(self, path: str, known: Stat | None, retry: RetryPolicy, stop: threading.Event) -> tuple[Stat, bytes]:
+    def stat(self, path: str, known_stat: Stat | None, retry: RetryPolicy, stop: threading.Event) -> tuple[Stat, bytes]:
         """Return the current version of a file, and its first bytes if the response carried them.
 
         Args:
             path: The file.
-            known: An earlier version; if it is still current, no bytes are sent.
+            known_stat: An earlier version; if it is still current, no bytes are sent.
             retry: Deadlines of the request.
             stop: Ends the request when it is set.
 
@@ -111,7 +111,7 @@ class FsspecStore:
         """See `Store.name`."""
         return f"{strip_credentials(self._root).rstrip('/')}/{path}"
 
-    def stat(self, path: str, known: Stat | None, retry: RetryPolicy, stop: threading.Event) -> tuple[Stat, bytes]:
+    def stat(self, path: str, known_stat: Stat | None, retry: RetryPolicy, stop: threading.Event) -> tuple[Stat, bytes]:
         """See `Store.stat`."""
         fs, full = self._full(path)
         fs.invalidate_cache(fs._parent(full))
@@ -152,8 +152,8 @@ def open_fs(root: str, options: dict[str, Any]) -> tuple[Any, str]:
             f"no driver for {protocol}:// is installed: {summarize(error)}", where=root, fix=fix
         ) from error
     except Exception as error:
-        what = f"this address cannot be opened: {summarize(error)}"
-        raise DatasetError(what, where=root, fix="check the URL and that its fsspec driver is installed") from error
+        problem = f"this address cannot be opened: {summarize(error)}"
+        raise DatasetError(problem, where=root, fix="check the URL and that its fsspec driver is installed") from error
     return fs, base
 
 
@@ -243,8 +243,8 @@ def _version(info: dict[str, Any]) -> str:
     for name in (*_TAGS, *_TIMES):
         if plain.get(name) not in (None, "", 0):
             return f"{name} {plain[name]} size {size_of(info)}"
-    what = "its file system gives neither a checksum nor a time of change, so a change could not be noticed"
-    raise DatasetError(what, fix="copy the dataset to disk")
+    problem = "its file system gives neither a checksum nor a time of change, so a change could not be noticed"
+    raise DatasetError(problem, fix="copy the dataset to disk")
 
 
 HEAD = 1 << 16
@@ -307,24 +307,24 @@ class WebStore:
         """See `Files.entries`."""
         return self.backend.entries(folder)
 
-    def stat(self, path: str, known: Stat | None, retry: RetryPolicy, stop: threading.Event) -> tuple[Stat, bytes]:
+    def stat(self, path: str, known_stat: Stat | None, retry: RetryPolicy, stop: threading.Event) -> tuple[Stat, bytes]:
         """See `Store.stat`."""
         fixed = call_driver(lambda: self.backend.stat(path))
         if fixed is not None:
             return fixed, b""
-        response = self._request(path, 0, HEAD, retry, stop, known.tag if known else "")
-        modified = known.modified if response.unchanged and known else response.modified
+        response = self._request(path, 0, HEAD, retry, stop, known_stat.tag if known_stat else "")
+        modified = known_stat.modified if response.unchanged and known_stat else response.modified
         # A modification time after the response comes from the writer's clock and proves nothing.
         if self._opened and self._opened < modified <= (response.date or modified):
             raise SourceError("it was written after this run began to read the dataset", fix=RESTART)
         self._opened = self._opened or response.date
-        if response.unchanged and known:
-            return known, b""
+        if response.unchanged and known_stat:
+            return known_stat, b""
         if response.total < 0:
             raise DatasetError("the server does not send its size", fix="copy the dataset to disk")
         if not response.tag:
-            what = "the server sends neither an etag nor a time of change, so a change could not be noticed"
-            raise DatasetError(what, fix="copy the dataset to disk, or serve it with one of them")
+            problem = "the server sends neither an etag nor a time of change, so a change could not be noticed"
+            raise DatasetError(problem, fix="copy the dataset to disk, or serve it with one of them")
         return Stat(response.total, response.tag, response.modified), response.data
 
     def get(self, path: str, stat: Stat, offset: int, size: int, retry: RetryPolicy, stop: threading.Event) -> bytes:
@@ -345,17 +345,17 @@ class WebStore:
         self._client.abort()
 
     def _request(
-        self, path: str, offset: int, size: int, retry: RetryPolicy, stop: threading.Event, known: str = ""
+        self, path: str, offset: int, size: int, retry: RetryPolicy, stop: threading.Event, known_tag: str = ""
     ) -> RangeResponse:
         recent, until = self._addresses.get(path, (None, 0.0))
         if recent is not None and time.monotonic() < until:
             try:
-                return self._client.get(recent, offset, size, retry, stop, known)
+                return self._client.get(recent, offset, size, retry, stop, known_tag)
             except HttpStatusError:  # the signature or redirect has expired
                 self._addresses.pop(path, None)
         address = call_driver(lambda: self.backend.address(path))
         try:
-            response = self._client.get(address, offset, size, retry, stop, known)
+            response = self._client.get(address, offset, size, retry, stop, known_tag)
         except HttpStatusError as error:
             raise status_error(error.status, self.backend.hides) from error
         if response.final:
@@ -443,18 +443,22 @@ class HubBackend:
         self._fs, base = open_fs(root, dict(options))
         self._lock = threading.Lock()  # listing is not thread-safe
         try:
-            at = self._fs.resolve_path(base)
-            self._type, self._repo, self._folder = at.repo_type, at.repo_id, at.path_in_repo.strip("/")
+            resolved = self._fs.resolve_path(base)
+            self._type, self._repo, self._folder = (
+                resolved.repo_type,
+                resolved.repo_id,
+                resolved.path_in_repo.strip("/"),
+            )
             if not commit:
                 from huggingface_hub import HfApi
 
                 api = HfApi(endpoint=self._fs.endpoint, token=self._fs.token)
-                commit = api.repo_info(self._repo, revision=at.revision, repo_type=self._type).sha or ""
+                commit = api.repo_info(self._repo, revision=resolved.revision, repo_type=self._type).sha or ""
         except Exception as error:
-            what, fix = f"cannot be found on the hub: {summarize(error)}", hub_remedy(error)
+            problem, fix = f"cannot be found on the hub: {summarize(error)}", hub_remedy(error)
             if is_offline(error):
-                raise SourceError(what, where=root, fix=fix, transient=True) from error
-            raise DatasetError(what, where=root, fix=fix) from error
+                raise SourceError(problem, where=root, fix=fix, transient=True) from error
+            raise DatasetError(problem, where=root, fix=fix) from error
         self.pin = commit
 
     def _inside(self, path: str) -> str:

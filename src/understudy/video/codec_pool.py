@@ -43,15 +43,15 @@ def pixel_bytes(codec: str, extradata: bytes) -> float | None:
 
 
 def _of_h264(extradata: bytes) -> float:
-    profile, at = extradata[1], 5
+    profile, place = extradata[1], 5
     if profile not in _EXTENDED:
         return 1.5
     for mask in (31, 255):  # SPS, then PPS
-        count, at = extradata[at] & mask, at + 1
+        count, place = extradata[place] & mask, place + 1
         for _ in range(count):
-            at += 2 + int.from_bytes(extradata[at : at + 2], "big")
-    if at + 1 < len(extradata):
-        return _bytes(extradata[at] & 3, extradata[at + 1] & 7)
+            place += 2 + int.from_bytes(extradata[place : place + 2], "big")
+    if place + 1 < len(extradata):
+        return _bytes(extradata[place] & 3, extradata[place + 1] & 7)
     return _PROFILES.get(profile, 1.5)
 
 
@@ -128,8 +128,8 @@ def borrow(key: CodecKey, where: str) -> PooledContext:
     Raises:
         DatasetError: PyAV has no such decoder.
     """
-    for number, (own, pooled) in reversed(spare.contexts.items()):
-        if own == key:
+    for number, (spare_key, pooled) in reversed(spare.contexts.items()):
+        if spare_key == key:
             spare.contexts.pop(number)
             return pooled
     return PooledContext(create_context(key, where))
@@ -153,8 +153,8 @@ def create_context(key: CodecKey, where: str) -> av.VideoCodecContext:
     try:
         context = av.CodecContext.create(_DECODERS.get(key.codec, key.codec), "r")
     except (ValueError, av.FFmpegError):
-        what = f"is coded as {key.codec}, for which this PyAV has no decoder"
-        raise DatasetError(what, where=where, fix="install PyAV's own wheel or convert the video") from None
+        problem = f"is coded as {key.codec}, for which this PyAV has no decoder"
+        raise DatasetError(problem, where=where, fix="install PyAV's own wheel or convert the video") from None
     assert isinstance(context, av.VideoCodecContext)
     context.extradata = key.extradata or None
     if any(key.size):

@@ -48,9 +48,9 @@ class ImageSize(tuple[int, int]):
 
     def __new__(cls, size: tuple[int, int], resize: Resize) -> ImageSize:
         """Join a size and a function that resizes images to it."""
-        found = super().__new__(cls, size)
-        found.resize = resize
-        return found
+        joined = super().__new__(cls, size)
+        joined.resize = resize
+        return joined
 
     def __getnewargs__(self) -> tuple[tuple[int, int], Resize]:
         """Return the arguments of `__new__`, for pickle."""
@@ -82,10 +82,10 @@ class AreaResize:
 class _Windows:
     """Start and length of each output pixel's window, on a line of `given` pixels resized to `wanted`."""
 
-    def __init__(self, given: int, wanted: int) -> None:
-        place = np.arange(wanted)
-        self.start = place * given // wanted
-        self.length = -(-(place + 1) * given // wanted) - self.start
+    def __init__(self, length_in: int, length_out: int) -> None:
+        place = np.arange(length_out)
+        self.start = place * length_in // length_out
+        self.length = -(-(place + 1) * length_in // length_out) - self.start
         # Lengths differ by two at most. Pixels that all windows have are added at once, the others where they exist.
         self._longer = [
             (k, np.flatnonzero(self.length > k)) for k in range(int(self.length.min()), int(self.length.max()))
@@ -96,8 +96,8 @@ class _Windows:
         total = lines[:, self.start]
         for k in range(1, int(self.length.min())):
             total += lines[:, self.start + k]
-        for k, which in self._longer:
-            total[:, which] += lines[:, self.start[which] + k]
+        for k, places in self._longer:
+            total[:, places] += lines[:, self.start[places] + k]
         return total
 
 

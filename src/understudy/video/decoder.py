@@ -90,19 +90,19 @@ class FrameDecoder:
             DatasetError: a frame cannot be decoded, or has another size than the file declares, or another format.
             Stopped: this thread's work was cancelled.
         """
-        wanted = positions.tolist()
+        numbers = positions.tolist()
         recent, self._recent = self._recent, {}
-        if wanted:
-            self.position = wanted[-1] + 1
-        limits = self._gops.packet_limits(positions) if wanted else []
+        if numbers:
+            self.position = numbers[-1] + 1
+        limits = self._gops.packet_limits(positions) if numbers else []
         height, width = self._index.height, self._index.width
-        keep = self._keep_recent and len(wanted) <= _RECENT
-        at = 0
-        while at < len(wanted):
-            position, read_limit = wanted[at], limits[at]
+        keep = self._keep_recent and len(numbers) <= _RECENT
+        done = 0
+        while done < len(numbers):
+            position, read_limit = numbers[done], limits[done]
             run = [recent[position]] if position in recent else []
             if not run and not self._sets_change and (run_length > 1 or position == self._expected):
-                run = self._decode_run(wanted[at : at + run_length], read_limit, run_length)
+                run = self._decode_run(numbers[done : done + run_length], read_limit, run_length)
             if not run:
                 run = [self._decode_to(position, read_limit)]
             for number, frame in enumerate(run):
@@ -110,14 +110,14 @@ class FrameDecoder:
                     if number:
                         yield run[:number]
                     size = f"{frame.width}x{frame.height}"
-                    what = f"frame {position + number} is {size}, the file declares {width}x{height}"
-                    raise DatasetError(what, where=self._where, fix="split the file where the size changes")
+                    problem = f"frame {position + number} is {size}, the file declares {width}x{height}"
+                    raise DatasetError(problem, where=self._where, fix="split the file where the size changes")
             if self._only and (odd := next((f.format.name for f in run if f.format.name != self._only), None)):
-                what = f"frames are {odd}, and depth like this is read from {self._only}"
-                raise DatasetError(what, where=self._where, fix="record it again, or leave the camera out")
+                problem = f"frames are {odd}, and depth like this is read from {self._only}"
+                raise DatasetError(problem, where=self._where, fix="record it again, or leave the camera out")
             if keep:
-                self._recent.update(zip(wanted[at:], run))
-            at += len(run)
+                self._recent.update(zip(numbers[done:], run))
+            done += len(run)
             yield run
 
     def park(self) -> None:
@@ -181,10 +181,10 @@ class FrameDecoder:
                 self._next = first + fed + 1
                 # A leading frame of the open GOP at the start is not wanted, and cannot be decoded.
                 reason = "damaged" if self._display[first + fed] >= self._first else ""
-        found = [ahead.pop(p) for p in positions[:count] if p in ahead]
+        decoded = [ahead.pop(p) for p in positions[:count] if p in ahead]
         if reason:
             self._fail(reason)
-        return found
+        return decoded
 
     def _can_continue(self, position: int) -> bool:
         """Whether a live decoder reaches `position` with no more packets than a new one."""
@@ -209,8 +209,8 @@ class FrameDecoder:
             frame, reason = self._advance(position, read_limit, fresh=True)
             if frame is not None:
                 return frame
-        what = f"frame {position} cannot be decoded: {reason or 'the decoder does not output it'}"
-        raise DatasetError(what, where=self._where, fix="the file is damaged: copy or record it again")
+        problem = f"frame {position} cannot be decoded: {reason or 'the decoder does not output it'}"
+        raise DatasetError(problem, where=self._where, fix="the file is damaged: copy or record it again")
 
     def _restart(self, start: int) -> None:
         strict = self._index.codec != "h264" or not self._gops.has_leading(start)
@@ -241,29 +241,29 @@ class FrameDecoder:
         while position not in ahead and not reason:
             if self._expected > position:
                 return self._fail("it comes before the first key frame")
-            at = self._next
+            following = self._next
             if is_cancelled():  # checked here because the way to a frame in a long group takes seconds
                 raise Cancelled
-            if at > last:
+            if following > last:
                 reason = self._drain(position) or "the decoder does not output it"
                 break
-            fed = packet(at, read_limit if read_limit > at else at)
-            self._next = at + 1
+            fed = packet(following, read_limit if read_limit > following else following)
+            self._next = following + 1
             data = bytes(fed)
             if not self._sets_change and self._in_band.changes(data):
                 self._sets_change = True
                 if not fresh:
                     return self._fail("its parameter sets change")  # the group is decoded anew, as if it came first
             if self._in_band.is_empty(data):
-                reason = f"the packet of frame {self._display[at]} is damaged (it holds no coded frame)"
+                reason = f"the packet of frame {self._display[following]} is damaged (it holds no coded frame)"
                 break
             try:
                 frames = decode(fed)
             except av.FFmpegError as error:
-                tag = self._display[at]
+                tag = self._display[following]
                 if tag < self._first:
                     continue  # a leading frame of the open GOP at the start: not wanted, not decodable
-                self._drain(position, at)  # frames decoded before the damage are sound and may be wanted
+                self._drain(position, following)  # frames decoded before the damage are sound and may be wanted
                 reason = f"the packet of frame {tag} is damaged ({error.strerror})"
                 break
             if len(frames) == 1 and frames[0].pts == position == self._expected and not frames[0].is_corrupt:

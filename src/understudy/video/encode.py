@@ -56,15 +56,15 @@ def preserve_scheduling() -> Iterator[None]:
     try:
         yield
     finally:
-        own = policy, parameter.sched_priority
-        if (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority) != own:
+        settings = policy, parameter.sched_priority
+        if (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority) != settings:
             os.sched_setscheduler(0, policy, parameter)
         if os.sched_getaffinity(0) != cores:
             os.sched_setaffinity(0, cores)
         for thread in _threads() - before:
             with contextlib.suppress(ProcessLookupError):  # the thread has ended
                 now = os.sched_getscheduler(thread), os.sched_getparam(thread).sched_priority
-                if now != own and now[1] > 0:
+                if now != settings and now[1] > 0:
                     os.sched_setscheduler(thread, policy, parameter)
 
 
@@ -199,7 +199,9 @@ class VideoEncoder:
     def __enter__(self) -> VideoEncoder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if kind is None:
             self.close()
         else:
@@ -322,8 +324,8 @@ def concat_videos(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLik
         index, first = part.index, spans[0].index if spans else part.index
         alike = (*stream_settings(index), index.fps) == (*stream_settings(first), first.fps)
         if not alike or (index.display < 0).any():
-            what = f"differs from {names[0]} in codec settings, size or rate, or hides frames"
-            raise DatasetError(what, where=name, fix="encode all parts with the same settings")
+            problem = f"differs from {names[0]} in codec settings, size or rate, or hides frames"
+            raise DatasetError(problem, where=name, fix="encode all parts with the same settings")
         spans.append(PacketSpan(source, index, 0, len(index.display)))
     copy_spans(spans, out, spans[0].index.fps)
     return [span.count for span in spans]

@@ -50,9 +50,9 @@ class VideoIndex:
     def decode_position(self) -> np.ndarray:
         """Decode position of each display position, int32 (count,)."""
         shown = np.flatnonzero(self.display >= 0)
-        found = np.empty(len(shown), np.int32)
-        found[self.display[shown]] = shown
-        return found
+        places = np.empty(len(shown), np.int32)
+        places[self.display[shown]] = shown
+        return places
 
     @cached_property
     def reorder(self) -> int:

@@ -61,39 +61,39 @@ class _Box:
     def __init__(self, data: memoryview, kind: str, name: str) -> None:
         self.data, self.kind, self.name = data, kind, name
 
-    def error(self, what: str) -> DatasetError:
-        return DatasetError(f"broken mp4 index: box '{self.kind}' {what}", where=self.name, fix=_REMEDY)
+    def error(self, problem: str) -> DatasetError:
+        return DatasetError(f"broken mp4 index: box '{self.kind}' {problem}", where=self.name, fix=_REMEDY)
 
-    def take(self, at: int, count: int) -> bytes:
-        if at < 0 or count < 0 or at + count > len(self.data):
-            raise self.error(f"ends at byte {len(self.data)}, but byte {at + count} is needed")
-        return bytes(self.data[at : at + count])
+    def take(self, offset: int, count: int) -> bytes:
+        if offset < 0 or count < 0 or offset + count > len(self.data):
+            raise self.error(f"ends at byte {len(self.data)}, but byte {offset + count} is needed")
+        return bytes(self.data[offset : offset + count])
 
-    def number(self, at: int, width: int) -> int:
-        return int.from_bytes(self.take(at, width), "big")
+    def number(self, offset: int, width: int) -> int:
+        return int.from_bytes(self.take(offset, width), "big")
 
-    def table(self, at: int, rows: int, dtype: str, columns: int = 1) -> np.ndarray:
+    def table(self, start: int, rows: int, dtype: str, columns: int = 1) -> np.ndarray:
         """Read a table of `rows` x `columns` big-endian numbers as int64; it must fit inside the box."""
         width = np.dtype(dtype).itemsize * columns
-        if rows * width > len(self.data) - at:
-            raise self.error(f"declares {rows} entries but has room for {max(0, len(self.data) - at) // width}")
-        flat = np.frombuffer(self.data, dtype=dtype, count=rows * columns, offset=at).astype(np.int64)
+        if rows * width > len(self.data) - start:
+            raise self.error(f"declares {rows} entries but has room for {max(0, len(self.data) - start) // width}")
+        flat = np.frombuffer(self.data, dtype=dtype, count=rows * columns, offset=start).astype(np.int64)
         return flat.reshape(rows, columns) if columns > 1 else flat
 
     def all(self, kind: bytes, start: int = 0) -> list[_Box]:
-        found, at = [], start
-        while at + 8 <= len(self.data):
-            size, header = self.number(at, 4), 8
+        boxes, offset = [], start
+        while offset + 8 <= len(self.data):
+            size, header = self.number(offset, 4), 8
             if size == 1:
-                size, header = self.number(at + 8, 8), 16
+                size, header = self.number(offset + 8, 8), 16
             elif size == 0:
-                size = len(self.data) - at
-            if size < header or at + size > len(self.data):
-                raise self.error(f"holds a box of {size} bytes, but {len(self.data) - at} are left")
-            if self.take(at + 4, 4) == kind:
-                found.append(_Box(self.data[at + header : at + size], kind.decode("latin-1"), self.name))
-            at += size
-        return found
+                size = len(self.data) - offset
+            if size < header or offset + size > len(self.data):
+                raise self.error(f"holds a box of {size} bytes, but {len(self.data) - offset} are left")
+            if self.take(offset + 4, 4) == kind:
+                boxes.append(_Box(self.data[offset + header : offset + size], kind.decode("latin-1"), self.name))
+            offset += size
+        return boxes
 
     def find(self, kind: bytes, start: int = 0) -> _Box | None:
         boxes = self.all(kind, start)
@@ -117,37 +117,40 @@ def _find_moov(file: BinaryIO, size: int, name: str) -> _Box:
     """Walk the top-level boxes to `moov` and read all of it."""
     file.seek(0)
     start, window = 0, file.read(min(FIRST_READ, size))
-    at = 0
-    while at + 8 <= size:
-        if at < start or at + 16 > start + len(window):
-            file.seek(at)
-            start, window = at, file.read(min(FIRST_READ, size - at))
+    offset = 0
+    while offset + 8 <= size:
+        if offset < start or offset + 16 > start + len(window):
+            file.seek(offset)
+            start, window = offset, file.read(min(FIRST_READ, size - offset))
             if len(window) < 8:
-                raise DatasetError(f"ends at byte {at + len(window)}, but its size is {size}", where=name, fix=_REMEDY)
-        head = window[at - start :]
+                raise DatasetError(
+                    f"ends at byte {offset + len(window)}, but its size is {size}", where=name, fix=_REMEDY
+                )
+        head = window[offset - start :]
         length, kind, header = int.from_bytes(head[:4], "big"), head[4:8], 8
-        if at == 0 and kind not in _FIRST_BOXES:
+        if offset == 0 and kind not in _FIRST_BOXES:
             raise UnknownLayout("not an mp4 file")
         if length == 1:
             length, header = int.from_bytes(head[8:16], "big"), 16
         elif length == 0:
-            length = size - at
+            length = size - offset
         if kind == b"moof":
             raise UnknownLayout("fragmented")
-        if length < header or at + length > size:
-            what = f"box '{kind.decode('latin-1')}' at byte {at} claims {length} bytes, the file has {size - at} left"
-            raise DatasetError(what, where=name, fix=_REMEDY)
+        if length < header or offset + length > size:
+            left = f"the file has {size - offset} left"
+            problem = f"box '{kind.decode('latin-1')}' at byte {offset} claims {length} bytes, {left}"
+            raise DatasetError(problem, where=name, fix=_REMEDY)
         if kind == b"moov":
             if length > _MAX_MOOV:
                 raise DatasetError(f"its index claims {length} bytes", where=name, fix=_REMEDY)
             body = head[header:length]
             if len(body) < length - header:
-                file.seek(at + header + len(body))
+                file.seek(offset + header + len(body))
                 body += file.read(length - header - len(body))
             if len(body) != length - header:
                 raise DatasetError("ends inside its index", where=name, fix=_REMEDY)
             return _Box(memoryview(body), "moov", name)
-        at += length
+        offset += length
     raise DatasetError("has no index (no 'moov' box): it was not written to the end", where=name, fix=_REMEDY)
 
 
@@ -162,8 +165,8 @@ def _read_track(track: _Box, media: _Box, movie_scale: int, file_size: int) -> M
     offset = _offsets(table, size)
     if n and (int(offset.min()) < 0 or int((offset + size).max()) > file_size):
         end = int((offset + size).max())
-        what = f"its index names bytes up to {end}, the file has {file_size}"
-        raise DatasetError(what, where=table.name, fix=_REMEDY)
+        problem = f"its index names bytes up to {end}, the file has {file_size}"
+        raise DatasetError(problem, where=table.name, fix=_REMEDY)
     delta = _runs(table.need(b"stts"), n)
     decode_time = np.cumsum(delta) - delta
     display, time = _display(table, decode_time)
@@ -195,38 +198,38 @@ def _description(stsd: _Box) -> tuple[str, bytes, int, int]:
 
 def _mpeg4_config(esds: _Box) -> bytes:
     """Find the decoder configuration in the nested descriptors of an `esds` box (14496-1, 7.2.6)."""
-    at = 4
+    offset = 4
     while True:
-        tag, length, at = esds.number(at, 1), 0, at + 1
+        tag, length, offset = esds.number(offset, 1), 0, offset + 1
         for _ in range(4):
-            byte, at = esds.number(at, 1), at + 1
+            byte, offset = esds.number(offset, 1), offset + 1
             length = (length << 7) | (byte & 0x7F)
             if byte < 0x80:
                 break
         if tag == 0x03:  # ES_Descriptor: id, flags, and the fields that the flags announce
-            flags = esds.number(at + 2, 1)
-            at += 3 + (2 if flags & 0x80 else 0) + (2 if flags & 0x20 else 0)
+            flags = esds.number(offset + 2, 1)
+            offset += 3 + (2 if flags & 0x80 else 0) + (2 if flags & 0x20 else 0)
             if flags & 0x40:
                 raise UnknownLayout("elementary stream by reference")
         elif tag == 0x04:  # DecoderConfigDescriptor
-            if esds.number(at, 1) != 0x20:
+            if esds.number(offset, 1) != 0x20:
                 raise UnknownLayout("not MPEG-4 part 2")
-            at += 13
+            offset += 13
         elif tag == 0x05:  # DecoderSpecificInfo
-            return esds.take(at, length)
+            return esds.take(offset, length)
         else:
-            at += length
+            offset += length
 
 
 def _sizes(table: _Box, file_size: int) -> np.ndarray:
     box = table.find(b"stsz")
     if box is not None:
-        each, n = box.number(4, 4), box.number(8, 4)
-        if each == 0:
+        sample_size, n = box.number(4, 4), box.number(8, 4)
+        if sample_size == 0:
             return box.table(12, n, ">u4")
-        if n * each > file_size:
-            raise box.error(f"claims {n} samples of {each} bytes, the file has {file_size}")
-        return np.full(n, each, np.int64)
+        if n * sample_size > file_size:
+            raise box.error(f"claims {n} samples of {sample_size} bytes, the file has {file_size}")
+        return np.full(n, sample_size, np.int64)
     box = table.need(b"stz2")
     width, n = box.number(7, 1), box.number(8, 4)
     if width == 4:
@@ -305,10 +308,10 @@ def _check_edits(track: _Box, time: np.ndarray, delta: np.ndarray, scale: int, m
     rows = elst.number(4, 4)
     seen = False
     for row in range(rows):
-        at = 8 + row * (20 if wide else 12)
-        length = elst.number(at, 8 if wide else 4)
-        start = int.from_bytes(elst.take(at + (8 if wide else 4), 8 if wide else 4), "big", signed=True)
-        rate = elst.number(at + (16 if wide else 8), 4)
+        offset = 8 + row * (20 if wide else 12)
+        length = elst.number(offset, 8 if wide else 4)
+        start = int.from_bytes(elst.take(offset + (8 if wide else 4), 8 if wide else 4), "big", signed=True)
+        rate = elst.number(offset + (16 if wide else 8), 4)
         if start == -1 and not seen:
             continue  # an empty edit: the track only begins later
         if seen or start < 0 or rate != 0x10000:

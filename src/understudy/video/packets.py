@@ -156,8 +156,8 @@ class Mp4Packets:
     def packet(self, i: int, read_limit: int) -> av.Packet:
         """See `Packets.packet`."""
         window = self._window_with(i, read_limit)
-        at = self._offset[i] - window.base
-        return make_packet(window.view[at : at + self._size[i]], self._display[i], self._all_key_frames)
+        offset = self._offset[i] - window.base
+        return make_packet(window.view[offset : offset + self._size[i]], self._display[i], self._all_key_frames)
 
     def run(self, first: int, stop: int, read_limit: int) -> PacketRun:
         """See `Packets.run`."""
@@ -224,19 +224,19 @@ class ContainerPackets:
         keys: list[int] = []
         shown: list[bool] = []
         try:
-            for one in self._demuxed():
-                if one.pts is None:
-                    what = f"frame {len(times)} carries no time, so its position is unknown"
-                    raise DatasetError(what, where=path, fix="remux it into mp4")
-                if one.is_keyframe:
+            for packet in self._demuxed():
+                if packet.pts is None:
+                    problem = f"frame {len(times)} carries no time, so its position is unknown"
+                    raise DatasetError(problem, where=path, fix="remux it into mp4")
+                if packet.is_keyframe:
                     keys.append(len(times))
-                times.append(one.pts)
-                shown.append(not one.is_discard)
+                times.append(packet.pts)
+                shown.append(not packet.is_discard)
         except av.FFmpegError as error:
             raise DatasetError(f"cannot be demuxed: {error.strerror}", where=path, fix=_REMEDY) from None
         if not times or stream.codec_context is None:
-            what = "holds no frame" if not times else "holds frames of an unknown codec"
-            raise DatasetError(what, where=path, fix=_REMEDY)
+            problem = "holds no frame" if not times else "holds frames of an unknown codec"
+            raise DatasetError(problem, where=path, fix=_REMEDY)
         self._times = np.array(times, np.int64)
         if len(np.unique(self._times)) < len(times):
             raise DatasetError("has two frames at one time", where=path, fix="remux it into mp4")
@@ -266,20 +266,20 @@ class ContainerPackets:
         self._packets = self._demuxed()
 
     def _demuxed(self) -> Iterator[av.Packet]:
-        return (one for one in self._container.demux(video=0) if one.size)
+        return (packet for packet in self._container.demux(video=0) if packet.size)
 
     def packet(self, i: int, read_limit: int) -> av.Packet:
         """See `Packets.packet`."""
         try:
-            found = next(self._packets, None) if i == self._next else self._seek(i)
+            packet = next(self._packets, None) if i == self._next else self._seek(i)
         except av.FFmpegError as error:
-            what = f"frame {int(self.index.display[i])} cannot be read: {error.strerror}"
-            raise DatasetError(what, where=self.path, fix=_REMEDY) from None
-        if found is None or found.pts != self._times[i]:
-            what = f"frame {int(self.index.display[i])} is not where the first walk over the file found it"
-            raise DatasetError(what, where=self.path, fix=_REMEDY)
+            problem = f"frame {int(self.index.display[i])} cannot be read: {error.strerror}"
+            raise DatasetError(problem, where=self.path, fix=_REMEDY) from None
+        if packet is None or packet.pts != self._times[i]:
+            problem = f"frame {int(self.index.display[i])} is not where the first walk over the file found it"
+            raise DatasetError(problem, where=self.path, fix=_REMEDY)
         self._next = i + 1
-        return make_packet(memoryview(found), int(self.index.display[i]), self.index.gops.all_key_frames)
+        return make_packet(memoryview(packet), int(self.index.display[i]), self.index.gops.all_key_frames)
 
     def run(self, first: int, stop: int, read_limit: int) -> PacketRun:
         """See `Packets.run`."""
@@ -305,9 +305,9 @@ class ContainerPackets:
             else:
                 self._container.seek(time, stream=self._container.streams.video[0], backward=True)
                 self._packets = self._demuxed()
-            found = next((one for one in self._packets if one.pts == time), None)
-            if found is not None:
-                return found
+            packet = next((candidate for candidate in self._packets if candidate.pts == time), None)
+            if packet is not None:
+                return packet
         return None
 
     def spans(self, first: int, last: int) -> np.ndarray:

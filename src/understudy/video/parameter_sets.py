@@ -46,18 +46,18 @@ class InBand:
         count = run.stop - run.first
         if self._codec in _STATELESS:
             return count
-        view, at = memoryview(run.data).cast("B"), 0
+        view, checked = memoryview(run.data).cast("B"), 0
         offset, size = run.table.offset, run.table.size
-        while at < count:
+        while checked < count:
             if self._prefix:  # skip quickly the packets that are nothing but coded frames
-                at += count_plain_packets(run, at, self._prefix, self._codec == "hevc")
-            if at < count:
-                begin = int(offset[run.first + at]) - run.base
-                packet = bytes(view[begin : begin + int(size[run.first + at])])
+                checked += count_plain_packets(run, checked, self._prefix, self._codec == "hevc")
+            if checked < count:
+                begin = int(offset[run.first + checked]) - run.base
+                packet = bytes(view[begin : begin + int(size[run.first + checked])])
                 if self.changes(packet) or self.is_empty(packet):
                     break
-                at += 1
-        return at
+                checked += 1
+        return checked
 
     def changes(self, packet: bytes) -> bool:
         """Whether this packet carries parameter sets that differ from the index, or cannot be parsed."""
@@ -93,19 +93,19 @@ class InBand:
         """Split a packet into its units, of MPEG-4 with their start codes; None where their lengths do not fill it."""
         if not self._prefix:
             places = []
-            at = packet.find(_START_CODE)
-            while at >= 0:
-                places.append(at)
-                at = packet.find(_START_CODE, at + 3)
+            place = packet.find(_START_CODE)
+            while place >= 0:
+                places.append(place)
+                place = packet.find(_START_CODE, place + 3)
             skip = 0 if self._codec == "mpeg4" else 3
             units = [packet[begin + skip : end] for begin, end in zip(places, [*places[1:], len(packet)])]
             return [unit for unit in (unit.rstrip(b"\0") for unit in units) if len(unit) > 3 - skip]
-        units, at, prefix = [], 0, self._prefix
-        while at + prefix <= len(packet):
-            length = int.from_bytes(packet[at : at + prefix], "big")
-            at += prefix + length
-            if at > len(packet):
+        units, place, prefix = [], 0, self._prefix
+        while place + prefix <= len(packet):
+            length = int.from_bytes(packet[place : place + prefix], "big")
+            place += prefix + length
+            if place > len(packet):
                 return None
             if length:
-                units.append(packet[at - length : at])
-        return units if not any(packet[at:]) else None
+                units.append(packet[place - length : place])
+        return units if not any(packet[place:]) else None

@@ -136,14 +136,14 @@ class VideoFacts:
 
 def check_positions(positions: np.ndarray, count: int, path: str) -> np.ndarray:
     """Check that `positions` are integers in [0, count); returns them as int64 (n,)."""
-    wanted = np.asarray(positions)
-    if wanted.ndim != 1 or not (np.issubdtype(wanted.dtype, np.integer) or wanted.size == 0):
-        raise ValueError(f"positions must be one row of integers, not {wanted.dtype} of shape {wanted.shape}")
-    wanted = wanted.astype(np.int64)
-    if wanted.size and (wanted.min() < 0 or wanted.max() >= count):
-        outside = wanted[(wanted < 0) | (wanted >= count)][0]
+    numbers = np.asarray(positions)
+    if numbers.ndim != 1 or not (np.issubdtype(numbers.dtype, np.integer) or numbers.size == 0):
+        raise ValueError(f"positions must be one row of integers, not {numbers.dtype} of shape {numbers.shape}")
+    numbers = numbers.astype(np.int64)
+    if numbers.size and (numbers.min() < 0 or numbers.max() >= count):
+        outside = numbers[(numbers < 0) | (numbers >= count)][0]
         raise IndexError(f"{path}: frame {outside} does not exist, the file holds frames 0..{count - 1}")
-    return wanted
+    return numbers
 
 
 _RUN_LENGTH = 8  # frames decoded before the first is converted
@@ -170,19 +170,19 @@ class PyavReader(VideoFacts):
 
     def read(self, positions: np.ndarray) -> np.ndarray:
         """See `VideoReader.read`."""
-        wanted = place = check_positions(positions, self.count, self.path)
-        if len(wanted) > 1:  # sorting a single one takes a twentieth of the time of a small frame
-            wanted, place = np.unique(wanted, return_inverse=True)
+        numbers = place = check_positions(positions, self.count, self.path)
+        if len(numbers) > 1:  # sorting a single one takes a twentieth of the time of a small frame
+            numbers, place = np.unique(numbers, return_inverse=True)
         if self._pid != os.getpid():  # closed, or forked: the parent's decoder must not be used here
             self._open(self.path)
             if self._packets.index.count != self.count:
-                what = f"had {self.count} frames, now has {self._packets.index.count}"
-                raise DatasetError(what, where=self.path)
-        in_order = len(wanted) == len(place) and bool((np.diff(place) > 0).all())
+                problem = f"had {self.count} frames, now has {self._packets.index.count}"
+                raise DatasetError(problem, where=self.path)
+        in_order = len(numbers) == len(place) and bool((np.diff(place) > 0).all())
         images = self._pixels.empty(0, self.height, self.width)
-        for row, (_, frame) in enumerate(self._decoder.frames(wanted, _RUN_LENGTH)):
+        for row, (_, frame) in enumerate(self._decoder.frames(numbers, _RUN_LENGTH)):
             if row == 0:  # allocated only now: the first frame confirmed the size that the file declares
-                images = self._pixels.empty(len(wanted), self.height, self.width)
+                images = self._pixels.empty(len(numbers), self.height, self.width)
             self._converter.write(frame, images[row])
         return (images if in_order else images[place]).transpose(0, 2, 3, 1)
 
@@ -234,10 +234,10 @@ class TorchcodecReader(VideoFacts):
 
     def read(self, positions: np.ndarray) -> np.ndarray:
         """See `VideoReader.read`."""
-        wanted = check_positions(positions, self.count, self.path)
-        if wanted.size == 0:
+        numbers = check_positions(positions, self.count, self.path)
+        if numbers.size == 0:
             return np.empty((0, self.height, self.width, 3), np.uint8)
-        return self._cursor.read(wanted)
+        return self._cursor.read(numbers)
 
     def cursor(self) -> TorchcodecCursor:
         """See `VideoReader.cursor`."""
@@ -278,14 +278,14 @@ class TorchcodecCursor:
                 self._decoder = self._class(file, dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="exact")
                 self._pid = os.getpid()
             if len(self._decoder) != self._count:
-                what = f"torchcodec counts {len(self._decoder)} frames, the file's index {self._count}"
-                raise DatasetError(what, where=path, fix="use video_backend='pyav'")
+                problem = f"torchcodec counts {len(self._decoder)} frames, the file's index {self._count}"
+                raise DatasetError(problem, where=path, fix="use video_backend='pyav'")
             images: np.ndarray = self._decoder.get_frames_at(indices=positions.tolist()).data.numpy()
         except (RuntimeError, ValueError, IndexError) as error:
             if isinstance(error, DatasetError):
                 raise
-            what = f"frames {positions.min()}..{positions.max()} cannot be decoded: {str(error).splitlines()[0]}"
-            raise DatasetError(what, where=path, fix="the file is damaged: copy or record it again") from None
+            problem = f"frames {positions.min()}..{positions.max()} cannot be decoded: {str(error).splitlines()[0]}"
+            raise DatasetError(problem, where=path, fix="the file is damaged: copy or record it again") from None
         return images
 
     def park(self) -> None:

@@ -13,7 +13,8 @@ from understudy.check.findings import Finding, Place
 from understudy.check.remedies import RECOMPUTE
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.recorded_stats import GLOBAL, PER_EPISODE, read_episode_stats
+from understudy.data.format.recorded_stats import GLOBAL, PER_EPISODE
+from understudy.data.stats.stats_files import read_episode_stats
 from understudy.errors import DatasetError, SourceError
 from understudy.plural import plural
 

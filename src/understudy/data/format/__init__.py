@@ -7,6 +7,6 @@ episode_table     lengths, data files and video files of every episode; shared m
 lerobot_v2        reader of v2.0 and v2.1
 lerobot_v3        reader of v3.0 and v3.1
 meta_files        JSON files of `meta/`, checked value by value, and the path templates of info.json
-recorded_stats    statistics recorded with a dataset, of the whole and of each episode
+recorded_stats    statistics recorded with a dataset
 standard_keys     a dataset under standard key names
 """

@@ -120,18 +120,18 @@ class Catalog:
         except DatasetError as error:
             if address is root:
                 raise
-            what = f"there is no such folder, and as a dataset on the hub, {address}: {error.what}"
+            problem = f"there is no such folder, and as a dataset on the hub, {address}: {error.what}"
             if error.where == address:  # without the hub it is a path, and a later attempt would fail alike
-                raise DatasetError(what, where=root, fix=error.fix) from error
-            raise error.replaced(what=what, where=root) from error
+                raise DatasetError(problem, where=root, fix=error.fix) from error
+            raise error.replaced(what=problem, where=root) from error
         where = files.where(INFO)
-        given = {"video_path": video_path, "data_path": data_path, "codebase_version": version}
-        info |= {name: value for name, value in given.items() if value is not None}
+        overrides = {"video_path": video_path, "data_path": data_path, "codebase_version": version}
+        info |= {name: value for name, value in overrides.items() if value is not None}
         version = _version(info, where if version is None else files.root)
         reader = VERSIONS[version]
         for name in ("video_path", "data_path"):
-            if given[name] is not None:
-                _check_given_template(name, given[name], reader.FIELDS, files.root)
+            if overrides[name] is not None:
+                _check_given_template(name, overrides[name], reader.FIELDS, files.root)
         fps = info.get("fps")
         if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 1e-6 < fps < 1e6:
             raise DatasetError(
@@ -221,12 +221,12 @@ class Catalog:
         """
         stats = read_stats(self.files)
         if self.stored_names:
-            own = {key: self.stored_names.get(key, key) for key in self.features}
-            found = {key: stats[name] for key, name in own.items() if name in stats}
+            names = {key: self.stored_names.get(key, key) for key in self.features}
+            renamed = {key: stats[name] for key, name in names.items() if name in stats}
             for key, parts in self.joined.items():
                 if all(part.key in stats for part in parts):
-                    found[key] = join_stats([stats[part.key] for part in parts])
-            stats = found
+                    renamed[key] = join_stats([stats[part.key] for part in parts])
+            stats = renamed
         for key in [key for key, feature in self.features.items() if feature.is_depth and key in stats]:
             entry = depth_statistics(stats.pop(key), self.features[key].pixels, self.features[key].info)
             stats |= {key: entry} if entry is not None else {}
@@ -252,8 +252,8 @@ class Catalog:
         """
         file = int(self.videos(camera).file[row])
         if file < 0:
-            what = f"episode {int(self.episodes.ids[row])} names no video of {camera}"
-            raise DatasetError(what, where=self.root, fix=f"leave the episode out, or the key {camera!r}")
+            problem = f"episode {int(self.episodes.ids[row])} names no video of {camera}"
+            raise DatasetError(problem, where=self.root, fix=f"leave the episode out, or the key {camera!r}")
         return self.videos(camera).files.find(self.files, file)
 
     def videos(self, camera: str) -> Videos:
@@ -281,10 +281,10 @@ class Catalog:
         else:
             lines += self._odd_stats()
         try:
-            found = self.missing_files()
+            gaps = self.missing_files()
         except DatasetError as error:  # a folder that may not be listed
             return [*lines, str(error)]
-        return lines + [gap.line for gap in found or []]
+        return lines + [gap.line for gap in gaps or []]
 
     def missing_files(self, cameras: Iterable[str] | None = None) -> list[MissingFiles] | None:
         """Data files and video files of `cameras` (all by default) that listings show to be missing or unreadable.
@@ -301,12 +301,12 @@ class Catalog:
         """Lines of `report` about info.json and the tables, without recorded statistics."""
         lines = list(self.oddities)
         kinds = {"data": self.episodes.data} | {key: videos.files for key, videos in self.episodes.videos.items()}
-        for what, table in kinds.items():
+        for kind, table in kinds.items():
             for file in range(min(len(table), 64)):
-                named, found = table.path(file), table.find(self.files, file)
-                if named != found:
+                named, actual = table.path(file), table.find(self.files, file)
+                if named != actual:
                     lines.append(
-                        f"{what}: the path template names {named}, the file is {found}; files are found by name"
+                        f"{kind}: the path template names {named}, the file is {actual}; files are found by name"
                     )
                     break
         return lines
@@ -337,8 +337,8 @@ def _hub_address(root: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
     A path in a folder that exists is local: a typing error must not wait for the network.
     """
-    found = hub_id(root) if isinstance(root, str) and _HUB_ID.fullmatch(root) else None
-    if found is None:
+    repository = hub_id(root) if isinstance(root, str) and _HUB_ID.fullmatch(root) else None
+    if repository is None:
         return root
     address = f"hf://datasets/{root}"
     logger.info(
@@ -348,15 +348,15 @@ def _hub_address(root: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 
 def _version(info: Mapping[str, Any], where: str) -> str:
-    given = info.get("codebase_version")
+    recorded = info.get("codebase_version")
     storage = info.get("storage_format", "parquet")
     if storage not in ("parquet", None):
         fix = "convert it to parquet files with LeRobot"
         raise DatasetError(f"storage_format is {storage!r}; only parquet is supported", where=where, fix=fix)
-    version = f"v{str(given).removeprefix('v')}"
-    if given is None or version not in VERSIONS:
+    version = f"v{str(recorded).removeprefix('v')}"
+    if recorded is None or version not in VERSIONS:
         fix = f"supported are {', '.join(VERSIONS)}; convert the dataset with LeRobot"
-        raise DatasetError(f"codebase_version is {given!r}", where=where, fix=fix)
+        raise DatasetError(f"codebase_version is {recorded!r}", where=where, fix=fix)
     return version
 
 

@@ -82,10 +82,10 @@ class FileTable:
         if not files.is_local or not self.named_apart or files.exists(path):
             return path
         parts = path.split("/")
-        at = next((i for i, part in enumerate(parts[:-1]) if _CHUNK.fullmatch(part)), None)
-        if at is None:
+        place = next((i for i, part in enumerate(parts[:-1]) if _CHUNK.fullmatch(part)), None)
+        if place is None:
             return path
-        head, tail = "/".join(parts[:at]), "/".join(parts[at + 1 :])
+        head, tail = "/".join(parts[:place]), "/".join(parts[place + 1 :])
         for chunk, is_folder in files.entries(head) or []:
             candidate = f"{head}/{chunk}/{tail}" if head else f"{chunk}/{tail}"
             if is_folder and _CHUNK.fullmatch(chunk) and files.exists(candidate):
@@ -169,15 +169,15 @@ class EpisodeTable:
         """Rows int64 (B,) of episode ids (B,). Raises DatasetError with the first unknown id."""
         ids = np.asarray(episodes, dtype=np.int64)
         if len(self) == 0:
-            rows, known = np.zeros(len(ids), np.int64), np.zeros(len(ids), bool)
+            rows, exists = np.zeros(len(ids), np.int64), np.zeros(len(ids), bool)
         elif self._is_range:
-            rows, known = ids, (ids >= 0) & (ids < len(self))
+            rows, exists = ids, (ids >= 0) & (ids < len(self))
         else:
             rows = np.minimum(np.searchsorted(self.ids, ids), len(self) - 1)
-            known = self.ids[rows] == ids
-        if not known.all():
+            exists = self.ids[rows] == ids
+        if not exists.all():
             raise DatasetError(
-                f"there is no episode {int(ids[~known][0])}",
+                f"there is no episode {int(ids[~exists][0])}",
                 fix=f"the only episode is {int(self.ids[0])}"
                 if len(self) == 1
                 else f"the {len(self)} episodes are {describe_ids(self.ids)}",
@@ -260,9 +260,9 @@ def load_episode_table(
         return mapped_tables.Table(arrays, {"table": structure, "oddities": odd}), worth
 
     cache = files.options.cache if files.options is not None else ""
-    found = mapped_tables.once_per_host(key, make, cache)
-    oddities += found.note["oddities"]
-    table: EpisodeTable = _join_arrays(found.note["table"], found.arrays)
+    stored = mapped_tables.once_per_host(key, make, cache)
+    oddities += stored.note["oddities"]
+    table: EpisodeTable = _join_arrays(stored.note["table"], stored.arrays)
     return table
 
 
@@ -280,11 +280,11 @@ def _split_arrays(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
         return {"array": name}
     if isinstance(value, _KINDS):
         parts = {
-            own.name: _split_arrays(getattr(value, own.name), f"{name}.{own.name}", arrays) for own in fields(value)
+            part.name: _split_arrays(getattr(value, part.name), f"{name}.{part.name}", arrays) for part in fields(value)
         }
         return {"kind": type(value).__name__, "fields": parts}
     if isinstance(value, Mapping):
-        return {"mapping": [[key, _split_arrays(one, f"{name}.{key}", arrays)] for key, one in value.items()]}
+        return {"mapping": [[key, _split_arrays(entry, f"{name}.{key}", arrays)] for key, entry in value.items()]}
     assert value is None or isinstance(value, str | bool), f"{name}: a {type(value).__name__}"
     return {"value": value}
 
@@ -295,9 +295,9 @@ def _join_arrays(structure: Mapping[str, Any], arrays: mapped_tables.Arrays) -> 
         return arrays[structure["array"]]
     if "kind" in structure:
         kind = next(kind for kind in _KINDS if kind.__name__ == structure["kind"])
-        return kind(**{name: _join_arrays(one, arrays) for name, one in structure["fields"].items()})
+        return kind(**{name: _join_arrays(entry, arrays) for name, entry in structure["fields"].items()})
     if "mapping" in structure:
-        return {key: _join_arrays(one, arrays) for key, one in structure["mapping"]}
+        return {key: _join_arrays(entry, arrays) for key, entry in structure["mapping"]}
     return structure["value"]
 
 
@@ -335,11 +335,11 @@ def find_missing(files: Files, table: EpisodeTable, cameras: Iterable[str]) -> l
     Raises:
         DatasetError: a folder may not be read.
     """
-    found: list[MissingFiles] = []
+    missing: list[MissingFiles] = []
     kinds: list[tuple[str, FileTable, np.ndarray]] = [("data", table.data, table.data_file)]
     kinds += [(key, table.videos[key].files, table.videos[key].file) for key in cameras if key in table.videos]
     listing = _Listing(files)
-    for what, places, file_of in kinds:
+    for kind, places, file_of in kinds:
         used = np.flatnonzero((table.lengths > 0) & (file_of >= 0))  # an episode without frames needs no file
         needed = np.unique(file_of[used])
         paths: dict[int, str] = {}
@@ -353,18 +353,18 @@ def find_missing(files: Files, table: EpisodeTable, cameras: Iterable[str]) -> l
             if not numbers:
                 continue
             rows = used[np.isin(file_of[used], numbers)]
-            line = f"{what}: {len(numbers)} of {len(needed)} files {why}: "
+            line = f"{kind}: {len(numbers)} of {len(needed)} files {why}: "
             line += ", ".join(places.path(number) for number in numbers[:_LISTED])
             line += f" and {len(numbers) - _LISTED} more" * (len(numbers) > _LISTED)
             line += f" (episode{'s' * (len(rows) > 1)} {describe_ids(table.ids[rows])})"
             line += f": run `git lfs pull` in {files.root}" * (why == _LFS)
-            found.append(MissingFiles(what, line, rows))
+            missing.append(MissingFiles(kind, line, rows))
         unnamed = np.flatnonzero((table.lengths > 0) & (file_of < 0))
         if len(unnamed):
-            line = f"{what}: {plural(len(unnamed), 'episode names', 'episodes name')} no video, first "
+            line = f"{kind}: {plural(len(unnamed), 'episode names', 'episodes name')} no video, first "
             line += str(int(table.ids[unnamed[0]]))
-            found.append(MissingFiles(what, line, unnamed))
-    return found
+            missing.append(MissingFiles(kind, line, unnamed))
+    return missing
 
 
 def has_any_file(files: Files, videos: Videos) -> bool:
@@ -443,16 +443,19 @@ class _Listing:
     def _in_another_chunk(self, path: str) -> str:
         """Path of the same name in another chunk folder; "" for none."""
         parts = path.split("/")
-        at = next((i for i, part in enumerate(parts[:-1]) if _CHUNK.fullmatch(part)), None)
-        if at is None:
+        place = next((i for i, part in enumerate(parts[:-1]) if _CHUNK.fullmatch(part)), None)
+        if place is None:
             return ""
-        head, under = "".join(f"{part}/" for part in parts[:at]), "".join(f"{part}/" for part in parts[at + 1 : -1])
+        head, under = (
+            "".join(f"{part}/" for part in parts[:place]),
+            "".join(f"{part}/" for part in parts[place + 1 : -1]),
+        )
         if (head, under) not in self._chunks:  # once: an interrupted download lacks most of its files
-            found: dict[str, str] = {}
+            chunk_of: dict[str, str] = {}
             for chunk, is_folder in self._files.entries(head.rstrip("/")) or []:
                 if is_folder and _CHUNK.fullmatch(chunk):
                     for name in self._listed(f"{head}{chunk}/{under}".rstrip("/")) or ():
-                        found.setdefault(name, chunk)
-            self._chunks[head, under] = found
+                        chunk_of.setdefault(name, chunk)
+            self._chunks[head, under] = chunk_of
         chunk = self._chunks[head, under].get(parts[-1], "")
         return f"{head}{chunk}/{under}{parts[-1]}" if chunk else ""

@@ -220,8 +220,8 @@ class Feature:
         if not (self.is_video and self.info.get("has_audio") is True):
             return ""
         facts = [self.info.get(f"audio.{name}") for name in ("codec", "sample_rate", "channels")]
-        known = ", ".join(f"{fact}{unit}" for fact, unit in zip(facts, ("", " Hz", " channels")) if fact is not None)
-        return f"has an audio stream{f' ({known})' if known else ''}, which is not read"
+        details = ", ".join(f"{fact}{unit}" for fact, unit in zip(facts, ("", " Hz", " channels")) if fact is not None)
+        return f"has an audio stream{f' ({details})' if details else ''}, which is not read"
 
     @property
     def value_shape(self) -> tuple[int, ...]:
@@ -289,8 +289,8 @@ def parse_features(entries: Any, where: str) -> dict[str, Feature]:
 
 
 def _parse(key: str, entry: Any, where: str) -> Feature:
-    def refuse(what: str) -> DatasetError:
-        return DatasetError(f"feature {key!r}: {what}", where=where, fix="repair this entry of info.json")
+    def refuse(problem: str) -> DatasetError:
+        return DatasetError(f"feature {key!r}: {problem}", where=where, fix="repair this entry of info.json")
 
     if not key.isprintable() or not key or key.startswith("/") or ".." in key.split("/"):
         raise DatasetError(f"features names {_shorten(key)}, which is not a valid feature name", where=where, fix=_NAME)
@@ -337,9 +337,9 @@ def _shorten(value: Any) -> str:
 SEPARATOR = "+"
 
 
-def key_parts(own: str, known: Collection[str]) -> tuple[str, ...]:
-    """Return the columns that a key names; a key in `known` names itself, also with a `+` in it."""
-    return (own,) if own in known else tuple(part.strip() for part in own.split(SEPARATOR))
+def key_parts(key: str, features: Collection[str]) -> tuple[str, ...]:
+    """Return the columns that a key names; a key in `features` names itself, also with a `+` in it."""
+    return (key,) if key in features else tuple(part.strip() for part in key.split(SEPARATOR))
 
 
 def joined_name(parts: Sequence[str]) -> str:

@@ -139,8 +139,8 @@ def task_lists(
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     texts = lists.flatten()
-    at = pc.index_in(texts, value_set=pa.array(list(tasks.values()), pa.string()))
-    position = pc.fill_null(at, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    matches = pc.index_in(texts, value_set=pa.array(list(tasks.values()), pa.string()))
+    position = pc.fill_null(matches, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     numbers = np.asarray([*tasks, -1], np.int32)  # the last one serves position -1
     indices = numbers[position]
     unknown = np.flatnonzero(position < 0)

@@ -157,12 +157,12 @@ def _read(files: Files, cameras: list[str]) -> pa.Table:
     tables = []
     for path in episode_files(files):
         table = files.table(path, list(kinds))
-        for at, field in enumerate(table.schema):
+        for column, field in enumerate(table.schema):
             try:
-                table = table.set_column(at, field.name, table.column(at).cast(kinds[field.name]))
+                table = table.set_column(column, field.name, table.column(column).cast(kinds[field.name]))
             except pa.ArrowException as error:
-                what = f"column {field.name!r} is {field.type}, not {kinds[field.name]}"
-                raise DatasetError(what, where=files.where(path), fix="restore this file") from error
+                problem = f"column {field.name!r} is {field.type}, not {kinds[field.name]}"
+                raise DatasetError(problem, where=files.where(path), fix="restore this file") from error
         tables.append(table)
     if not tables:
         raise DatasetError(
@@ -209,16 +209,16 @@ def _videos(
     start = np.full(len(ids), np.nan)
     if column in table.column_names:
         start = table.column(column).fill_null(np.nan).to_numpy(zero_copy_only=False)
-    known = np.isfinite(start)
+    timed = np.isfinite(start)
     # Recorded times give the order, even when they drift. Without them the ids do.
-    first = starts_within(file, np.where(known, start, 0.0) if known.all() else ids, lengths)
-    off = np.where(known & (file >= 0), np.abs(np.where(known, start, 0.0) * fps - first), 0.0)
+    first = starts_within(file, np.where(timed, start, 0.0) if timed.all() else ids, lengths)
+    off = np.where(timed & (file >= 0), np.abs(np.where(timed, start, 0.0) * fps - first), 0.0)
     drift, expected = np.zeros(len(files)), np.zeros(len(files), np.int64)
     np.maximum.at(drift, file[file >= 0], off[file >= 0])
     np.add.at(expected, file[file >= 0], lengths[file >= 0])
     late = np.flatnonzero(off > 0.5)
     shared = np.bincount(file[file >= 0], minlength=len(files)) > 1
-    drift[np.unique(file[(file >= 0) & ~known])] = np.inf  # the order cannot be checked
+    drift[np.unique(file[(file >= 0) & ~timed])] = np.inf  # the order cannot be checked
     drift[~shared & np.isinf(drift)] = 0.0
     if len(late):
         e = int(late[0])
@@ -239,19 +239,19 @@ def _first_by_time(
     The tables may list only some of a file's episodes. Recorded times that are exact to the frame then give the number
     of frames before each listed episode.
     """
-    at = np.where(np.isfinite(start), start, -1.0) * fps
-    near = np.abs(at) < 1 << 40
-    number = np.where(near, np.round(np.where(near, at, 0.0)), -1).astype(np.int64)
-    exact = near & (number >= first) & (np.abs(at - number) < _EXACT)
+    frame_time = np.where(np.isfinite(start), start, -1.0) * fps
+    near = np.abs(frame_time) < 1 << 40
+    number = np.where(near, np.round(np.where(near, frame_time, 0.0)), -1).astype(np.int64)
+    exact = near & (number >= first) & (np.abs(frame_time - number) < _EXACT)
     odd = np.unique(file[(file >= 0) & exact & (number > first)])
     if not len(odd):
         return None
-    found = np.full(len(file), -1, np.int64)
-    for each in odd.tolist():
-        rows = np.flatnonzero((file == each) & (lengths > 0))
+    first_frames = np.full(len(file), -1, np.int64)
+    for odd_file in odd.tolist():
+        rows = np.flatnonzero((file == odd_file) & (lengths > 0))
         rows = rows[np.argsort(first[rows], kind="stable")]
         gaps = number[rows] - np.concatenate([[0], (number[rows] + lengths[rows])[:-1]])
         # A gap of one frame is more likely a clock that is one off than an episode of one frame.
         if exact[rows].all() and (gaps >= 0).all() and not (gaps == 1).any():
-            found[rows] = number[rows]
-    return found if (found >= 0).any() else None
+            first_frames[rows] = number[rows]
+    return first_frames if (first_frames >= 0).any() else None

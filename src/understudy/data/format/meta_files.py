@@ -58,8 +58,8 @@ def read_columns(files: Files, path: str, schema: pa.Schema) -> pa.Table:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        what = f"line {data[: error.start].count(10) + 1} is not UTF-8 text"
-        raise DatasetError(what, where=where, fix="repair or restore it") from error
+        problem = f"line {data[: error.start].count(10) + 1} is not UTF-8 text"
+        raise DatasetError(problem, where=where, fix="repair or restore it") from error
     columns: list[tuple[str, pa.DataType, list[Any]]] = [(field.name, field.type, []) for field in schema]
     for number, line in enumerate(text.split("\n"), start=1):  # JSON Lines ends lines with \n only
         if not line.strip():
@@ -76,8 +76,8 @@ def read_columns(files: Files, path: str, schema: pa.Schema) -> pa.Table:
             try:
                 values.append(_coerce(value, kind))
             except (ValueError, TypeError, OverflowError) as error:
-                what = f"line {number}: {name!r} is {str(value)[:60]!r}, not {kind}"
-                raise DatasetError(what, where=where, fix=f"repair line {number}: {line[:80]}") from error
+                problem = f"line {number}: {name!r} is {str(value)[:60]!r}, not {kind}"
+                raise DatasetError(problem, where=where, fix=f"repair line {number}: {line[:80]}") from error
     return pa.table([pa.array(values, kind) for _, kind, values in columns], schema=schema)
 
 
@@ -150,6 +150,6 @@ def fill_template(template: str, **fields: int | str) -> str:
     """Return the path of one file. Raises DatasetError if it leaves the dataset's folder."""
     path = template.format(**fields)
     if not is_inside(path):
-        what = f"the path template {template!r} names {path[:200]!r}, which is outside the dataset"
-        raise DatasetError(what, fix=_FIX)
+        problem = f"the path template {template!r} names {path[:200]!r}, which is outside the dataset"
+        raise DatasetError(problem, fix=_FIX)
     return path

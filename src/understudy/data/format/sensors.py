@@ -61,8 +61,8 @@ def read_sensors(files: Files, taken: Collection[str]) -> dict[str, Sensor]:
 
 
 def _parse(key: str, entry: Any, taken: Collection[str], where: str) -> Sensor:
-    def refuse(what: str, fix: str = "repair this entry") -> DatasetError:
-        return DatasetError(f"sensor {key!r}: {what}", where=where, fix=fix)
+    def refuse(problem: str, fix: str = "repair this entry") -> DatasetError:
+        return DatasetError(f"sensor {key!r}: {problem}", where=where, fix=fix)
 
     if key in taken or key in INDEX_KEYS or key == "task":
         raise refuse("is the key of a feature, too", "give it another key")

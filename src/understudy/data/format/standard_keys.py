@@ -38,7 +38,7 @@ def rename_keys(
     for name, mapping in (("names", names), ("missing_cameras", missing_cameras or {})):
         if not isinstance(mapping, Mapping):
             raise DatasetError(f"{name} is {str(mapping)[:80]}", fix=f"give an object, as in {_EXAMPLES[name]}")
-    wrong = [problem for key, own in names.items() for problem in _mapping_errors(catalog, key, own)]
+    wrong = [problem for key, source in names.items() for problem in _mapping_errors(catalog, key, source)]
     wrong += [
         problem
         for key, size in (missing_cameras or {}).items()
@@ -47,27 +47,28 @@ def rename_keys(
     if wrong:
         fix = "correct the mapping: `names`, or --data.action, --data.state and data.cameras; `inspect` lists the keys"
         raise DatasetError("; ".join(wrong), where=catalog.root, fix=fix)
-    if all(key == own for key, own in names.items()):
+    if all(key == source for key, source in names.items()):
         return catalog
     features, videos = catalog.features, catalog.episodes.videos
-    parts = {key: key_parts(own, features) for key, own in names.items()}
-    joined = {key: tuple(features[part] for part in own) for key, own in parts.items() if len(own) > 1}
-    mapped = {part for own in parts.values() for part in own}
+    parts = {key: key_parts(source, features) for key, source in names.items()}
+    joined = {key: tuple(features[part] for part in source) for key, source in parts.items() if len(source) > 1}
+    mapped = {part for source in parts.values() for part in source}
     unmapped = [key for key in features if key not in names and key not in mapped]
     places: dict[str, list[str]] = {key: [key] for key in unmapped}  # in the dataset's own order
     for key, own_parts in parts.items():
         places.setdefault(own_parts[0], []).append(key)
-    now = [(key, own) for own in features for key in places.get(own, [])]
-    stored = {key: catalog.stored_names.get(own, own) for key, own in now}
-    stored |= {key: joined_name([part.key for part in own]) for key, own in joined.items()}
+    now = [(key, source) for source in features for key in places.get(source, [])]
+    stored = {key: catalog.stored_names.get(source, source) for key, source in now}
+    stored |= {key: joined_name([part.key for part in source]) for key, source in joined.items()}
     return replace(
         catalog,
         features={
-            key: replace(join_features(joined[key]) if key in joined else features[own], key=key) for key, own in now
+            key: replace(join_features(joined[key]) if key in joined else features[source], key=key)
+            for key, source in now
         },
-        episodes=replace(catalog.episodes, videos={key: videos[own] for key, own in now if own in videos}),
+        episodes=replace(catalog.episodes, videos={key: videos[source] for key, source in now if source in videos}),
         stored_names={key: name for key, name in stored.items() if name != key},
-        joined={key: catalog.joined[own] for key, own in now if own in catalog.joined} | joined,
+        joined={key: catalog.joined[source] for key, source in now if source in catalog.joined} | joined,
     )
 
 
@@ -77,48 +78,50 @@ _EXAMPLES = {
 }
 
 
-def _mapping_errors(catalog: Catalog, key: object, own: object) -> list[str]:
+def _mapping_errors(catalog: Catalog, key: object, source: object) -> list[str]:
     """Errors of one entry of `names`."""
-    if not isinstance(key, str) or not isinstance(own, str) or not key:
-        return [f"{key!r} is mapped to {own!r}, both must be keys"]
-    for one in dict.fromkeys((key, own)):
-        if one in _FIXED:
-            return [f"{key!r} is mapped to {own!r}: {one!r} is the same in every dataset and cannot be mapped"]
-    parts = key_parts(own, catalog.features)
+    if not isinstance(key, str) or not isinstance(source, str) or not key:
+        return [f"{key!r} is mapped to {source!r}, both must be keys"]
+    for fixed_key in dict.fromkeys((key, source)):
+        if fixed_key in _FIXED:
+            return [f"{key!r} is mapped to {source!r}: {fixed_key!r} is the same in every dataset and cannot be mapped"]
+    parts = key_parts(source, catalog.features)
     if len(parts) > 1 and all(part in catalog.features for part in parts):
         return _joined_errors(catalog, key, parts)
-    if own in catalog.skipped_features:
-        return [f"{key!r} is mapped to {own!r}, which {catalog.skipped_features[own]}"]
-    feature = catalog.features.get(own)
+    if source in catalog.skipped_features:
+        return [f"{key!r} is mapped to {source!r}, which {catalog.skipped_features[source]}"]
+    feature = catalog.features.get(source)
     if feature is None:
-        if key in catalog.features and (own in _VECTORS or own.startswith(_IMAGES)):
-            return [f"{key!r} is mapped to {own!r}, which is not a feature (the other way round? standard key first)"]
+        if key in catalog.features and (source in _VECTORS or source.startswith(_IMAGES)):
+            return [
+                f"{key!r} is mapped to {source!r}, which is not a feature (the other way round? standard key first)"
+            ]
         unknown = next(part for part in parts if part not in catalog.features)
         hint = suggest_key(unknown, list(catalog.features))
         subject = f"{unknown!r} of it" if len(parts) > 1 else "which"
-        return [f"{key!r} is mapped to {own!r}, {subject} is not a feature{hint}"]
-    what = f"{key!r} is mapped to {own!r}, which is {_kind(feature)}"
+        return [f"{key!r} is mapped to {source!r}, {subject} is not a feature{hint}"]
+    problem = f"{key!r} is mapped to {source!r}, which is {_kind(feature)}"
     if key.startswith(_IMAGES) and not feature.is_camera:
         cameras = ", ".join(catalog.camera_keys) or "none"
-        return [f"{what}, not a camera: the cameras are {cameras}"]
+        return [f"{problem}, not a camera: the cameras are {cameras}"]
     if key in _VECTORS and (feature.is_camera or feature.is_text or len(feature.shape) != 1):
-        return [f"{what}, not a vector of numbers"]
+        return [f"{problem}, not a vector of numbers"]
     return []
 
 
 def _joined_errors(catalog: Catalog, key: str, parts: Sequence[str]) -> list[str]:
     """Errors of a vector of several columns."""
-    what = f"{key!r} is mapped to {joined_name(parts)!r}"
+    problem = f"{key!r} is mapped to {joined_name(parts)!r}"
     if key not in _VECTORS:
-        return [f"{what}: only {' and '.join(_VECTORS)} may be several columns"]
+        return [f"{problem}: only {' and '.join(_VECTORS)} may be several columns"]
     if len(set(parts)) < len(parts):
-        return [f"{what}, which repeats a column"]
+        return [f"{problem}, which repeats a column"]
     for part in parts:
         feature = catalog.features[part]
         if part in _FIXED or part in catalog.stored_names or part in catalog.joined:
-            return [f"{what}: {part!r} is no column of the dataset's own"]
+            return [f"{problem}: {part!r} is no column of the dataset's own"]
         if feature.is_camera or feature.is_text or len(feature.shape) != 1:
-            return [f"{what}: {part!r} is {_kind(feature)}, not a vector of numbers"]
+            return [f"{problem}: {part!r} is {_kind(feature)}, not a vector of numbers"]
     return []
 
 
@@ -137,12 +140,12 @@ def _kind(feature: Feature) -> str:
     return f"{feature.dtype} {feature.shape}"
 
 
-def suggest_key(key: str, known: Sequence[str]) -> str:
+def suggest_key(key: str, keys: Sequence[str]) -> str:
     """Suggest a known key for an unknown one: " (did you mean 'action'?)", or list the known keys.
 
     A key whose last part equals the unknown key counts as similar.
     """
-    near = [name for name in known if name.rpartition(".")[2] == key] or get_close_matches(key, known, n=1, cutoff=0.6)
+    near = [name for name in keys if name.rpartition(".")[2] == key] or get_close_matches(key, keys, n=1, cutoff=0.6)
     if len(near) == 1:
         return f" (did you mean {near[0]!r}?)"
-    return f" (there are {', '.join(known) or 'none'})"
+    return f" (there are {', '.join(keys) or 'none'})"

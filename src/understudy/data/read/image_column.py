@@ -72,16 +72,16 @@ class ImageColumns:
         flat = places.reshape(len(rows), -1)
         out: np.ndarray | None = None
         for file in np.unique(file_of):
-            at = np.flatnonzero(file_of == file)
-            for place in np.unique(flat[at]).tolist():
+            members = np.flatnonzero(file_of == file)
+            for place in np.unique(flat[members]).tolist():
                 b, t = np.nonzero((flat == place) & (file_of == file)[:, None])
                 row = int(rows[b[0]])
                 image = self._image(key, int(file), row, place)
                 if out is None:
                     out = np.empty((*flat.shape, *image.shape), image.dtype)
                 if image.shape != out.shape[2:]:
-                    what = f"{key!r}: images of {out.shape[2:]} and {image.shape} in one batch"
-                    raise DatasetError(what, where=self._where(row), fix="select episodes of one size")
+                    problem = f"{key!r}: images of {out.shape[2:]} and {image.shape} in one batch"
+                    raise DatasetError(problem, where=self._where(row), fix="select episodes of one size")
                 out[b, t] = image
         assert out is not None
         return out if places.ndim == 2 else out[:, 0]
@@ -170,8 +170,8 @@ def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) 
     except DatasetError:
         raise
     except Exception as error:
-        what = f"{feature.key!r} is not a readable image: {type(error).__name__}: {str(error)[:100]}"
-        raise DatasetError(what, where=where, fix=_REPAIR) from error
+        problem = f"{feature.key!r} is not a readable image: {type(error).__name__}: {str(error)[:100]}"
+        raise DatasetError(problem, where=where, fix=_REPAIR) from error
     return np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
@@ -181,8 +181,8 @@ def _check_size(image: Image.Image, feature: Feature, where: str) -> None:
         return
     limit = f"{feature.max_pixels} pixels are the limit"
     limit = f"info.json declares {declared[1]}x{declared[0]}" if declared else limit
-    what = f"{feature.key!r} is an image of {size[1]}x{size[0]}, {limit}"
-    raise DatasetError(what, where=where, fix="correct the shape in info.json, or repair the row")
+    problem = f"{feature.key!r} is an image of {size[1]}x{size[0]}, {limit}"
+    raise DatasetError(problem, where=where, fix="correct the shape in info.json, or repair the row")
 
 
 _DEPTH_MODES = {"uint16": ("I;16", "I;16L", "I;16B", "I;16N", "I"), "float32": ("F",)}
@@ -197,11 +197,11 @@ def _to_depth(image: Image.Image, feature: Feature, where: str) -> np.ndarray:
         array.astype(dtype), array, equal_nan=dtype == "float32"
     ):
         unit = feature.info.get("depth_unit")
-        what = f"{feature.key!r} is an image of mode {image.mode}; depth in depth_unit {unit} is read as {dtype}"
+        problem = f"{feature.key!r} is an image of mode {image.mode}; depth in depth_unit {unit} is read as {dtype}"
         fix = "set depth_unit in info.json: mm for 16-bit integers, m for 32-bit floats"
         if image.mode in ("RGB", "RGBA", "P"):
             fix = "remove is_depth_map from info.json to read them as color, or leave the camera out of keys"
-        raise DatasetError(what, where=where, fix=fix)
+        raise DatasetError(problem, where=where, fix=fix)
     return pixels.convert(array.astype(dtype))[..., None]
 
 
@@ -209,19 +209,19 @@ def _to_channels(image: Image.Image, feature: Feature, where: str) -> np.ndarray
     """Convert an opened image to uint8 (H, W, C)."""
     want = feature.channels or 3
     if image.mode not in ("RGB", "L", "P", "RGBA", "LA", "1"):
-        what = f"{feature.key!r} is an image of mode {image.mode}, not 8-bit grey or RGB"
+        problem = f"{feature.key!r} is an image of mode {image.mode}, not 8-bit grey or RGB"
         fix = 'declare "info": {"is_depth_map": true} in info.json if this is depth, or ' + _REPAIR
-        raise DatasetError(what, where=where, fix=fix)
+        raise DatasetError(problem, where=where, fix=fix)
     if want == 4:
         return np.asarray(image.convert("RGBA"))
     if image.mode in ("RGBA", "LA") or "transparency" in image.info:
         alpha = np.asarray(image.convert("RGBA"))[..., 3]
         if (alpha < 255).any():
-            what = f"{feature.key!r} is transparent in {int((alpha < 255).sum())} pixels"
-            raise DatasetError(what, where=where, fix=_REPAIR)
+            problem = f"{feature.key!r} is transparent in {int((alpha < 255).sum())} pixels"
+            raise DatasetError(problem, where=where, fix=_REPAIR)
     if want == 1:
         if image.mode not in ("L", "1"):
-            what = f"{feature.key!r} is a color image, one channel is declared"
-            raise DatasetError(what, where=where, fix="correct the shape in info.json")
+            problem = f"{feature.key!r} is a color image, one channel is declared"
+            raise DatasetError(problem, where=where, fix="correct the shape in info.json")
         return np.asarray(image.convert("L"))[..., None]
     return np.asarray(image.convert("RGB"))

@@ -60,8 +60,8 @@ def to_numpy(column: pa.ChunkedArray, feature: Feature | None, where: str, key: 
     shape = feature.value_shape
     flat = len(stored) == 1 and stored[0] == int(np.prod(shape))
     if rows and not flat and _without_ones(stored) != _without_ones(shape):
-        what = f"column {key!r} holds values of shape {stored}, info.json declares {feature.shape}"
-        raise DatasetError(what, where=where, fix="correct the shape in info.json")
+        problem = f"column {key!r} holds values of shape {stored}, info.json declares {feature.shape}"
+        raise DatasetError(problem, where=where, fix="correct the shape in info.json")
     return _cast(values, np.dtype(feature.dtype), where, key).reshape(rows, *shape)
 
 
@@ -95,8 +95,8 @@ def _list_size(array: pa.Array, where: str, key: str) -> int:
         return 0
     if (lengths != lengths[0]).any():
         row = int(np.flatnonzero(lengths != lengths[0])[0])
-        what = f"column {key!r} has {int(lengths[0])} values in its first row and {int(lengths[row])} in row {row}"
-        raise DatasetError(what, where=where, fix=_REPAIR)
+        problem = f"column {key!r} has {int(lengths[0])} values in its first row and {int(lengths[row])} in row {row}"
+        raise DatasetError(problem, where=where, fix=_REPAIR)
     return int(lengths[0])
 
 
@@ -116,8 +116,8 @@ def _cast(values: np.ndarray, dtype: np.dtype, where: str, key: str) -> np.ndarr
         result = values.astype(dtype)
         exact = dtype.kind == "f" or bool(np.array_equal(result.astype(values.dtype), values))
     if not exact:
-        what = f"column {key!r} holds {values.dtype} values that {dtype}, which info.json declares, cannot hold"
-        raise DatasetError(what, where=where, fix="correct the dtype in info.json")
+        problem = f"column {key!r} holds {values.dtype} values that {dtype}, which info.json declares, cannot hold"
+        raise DatasetError(problem, where=where, fix="correct the dtype in info.json")
     return result
 
 
@@ -194,18 +194,18 @@ class Rows:
             start = self._start(loaded, rows)
             return {k: _pick(loaded.columns[k], start, f) for k, f in frames.items()}
         for file in np.unique(file_of):
-            at = np.flatnonzero(file_of == file)
+            members = np.flatnonzero(file_of == file)
             loaded = self._load(int(file))
-            start = self._start(loaded, rows[at])
-            parts.append((at, {k: _pick(loaded.columns[k], start, f[at]) for k, f in frames.items()}))
-        return {key: _scatter([(at, values[key]) for at, values in parts], len(rows)) for key in frames}
+            start = self._start(loaded, rows[members])
+            parts.append((members, {k: _pick(loaded.columns[k], start, f[members]) for k, f in frames.items()}))
+        return {key: _scatter([(members, values[key]) for members, values in parts], len(rows)) for key in frames}
 
     def file_rows(self, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """Return row numbers in the data files, int64 of the shape of `frames`: (B,) or (B, T)."""
         file_of, starts = self.catalog.episodes.data_file[rows], np.empty(len(rows), np.int64)
         for file in np.unique(file_of):
-            at = file_of == file
-            starts[at] = self._start(self._load(int(file)), rows[at])
+            members = file_of == file
+            starts[members] = self._start(self._load(int(file)), rows[members])
         return starts.reshape(-1, *[1] * (frames.ndim - 1)) + frames
 
     def check(self, row: int) -> None:
@@ -259,17 +259,17 @@ class Rows:
             for key in dict.fromkeys([*self.keys, *INDEX_KEYS])
         }
         with with_location(where):
-            table = catalog.files.table(path, list(dict.fromkeys(name for own in stored.values() for name in own)))
+            table = catalog.files.table(path, list(dict.fromkeys(name for names in stored.values() for name in names)))
         columns: dict[str, Column] = {}
         lacking: list[str] = []
-        for key, own in stored.items():
-            missing = [name for name in own if name not in table.column_names]
+        for key, names in stored.items():
+            missing = [name for name in names if name not in table.column_names]
             if missing:
                 lacking += missing if key not in INDEX_KEYS else []
             elif key in catalog.joined:
                 columns[key] = self._joined_column(table, catalog.joined[key], where)
             else:
-                columns[key] = self._column(table.column(own[0]), key, self.catalog.features.get(key), where)
+                columns[key] = self._column(table.column(names[0]), key, self.catalog.features.get(key), where)
         if lacking:
             fix = "restore the file, or leave the key out with keys=[...]"
             raise DatasetError(f"there is no column {lacking[0]!r}", where=where, fix=fix)
@@ -325,17 +325,17 @@ class Rows:
                     runs.setdefault(int(ids[begin]), []).append((begin, end - begin))
         else:
             if total != sum(lengths):
-                what = f"no episode_index column, and {total} rows where meta/ lists {sum(lengths)}"
-                raise DatasetError(what, where=where, fix="restore the file")
+                problem = f"no episode_index column, and {total} rows where meta/ lists {sum(lengths)}"
+                raise DatasetError(problem, where=where, fix="restore the file")
             runs = {int(table.ids[row]): [(int(table.data_row[row]), int(table.lengths[row]))] for row in rows}
         start, bad = {}, {}
         for row, episode, length in zip(rows.tolist(), table.ids[rows].tolist(), lengths):
-            found = runs.get(episode, [(0, 0)])
-            start[row] = found[0][0]
-            if len(found) > 1:
+            episode_runs = runs.get(episode, [(0, 0)])
+            start[row] = episode_runs[0][0]
+            if len(episode_runs) > 1:
                 bad[row] = f"the rows of episode {episode} are not contiguous"
-            elif found[0][1] != length:
-                bad[row] = f"episode {episode} has length {length} in meta/, the file {found[0][1]} rows of it"
+            elif episode_runs[0][1] != length:
+                bad[row] = f"episode {episode} has length {length} in meta/, the file {episode_runs[0][1]} rows of it"
         return start, bad
 
     def _complete_index(
@@ -349,24 +349,24 @@ class Rows:
             if row in bad:
                 continue
             length = int(table.lengths[row])
-            here = slice(begin, begin + length)
-            frame[here], episode[here] = np.arange(length), table.ids[row]
-            index[here] = np.arange(length) + table.index_from[row]
+            span = slice(begin, begin + length)
+            frame[span], episode[span] = np.arange(length), table.ids[row]
+            index[span] = np.arange(length) + table.index_from[row]
             stored = columns.get("frame_index")
             if isinstance(stored, np.ndarray):
-                if (np.diff(stored[here]) <= 0).any():
+                if (np.diff(stored[span]) <= 0).any():
                     bad[row] = f"frame_index of episode {int(table.ids[row])} does not rise"
-                elif (stored[here] != frame[here]).any():
+                elif (stored[span] != frame[span]).any():
                     self._note(f"{where}: frame_index does not count 0, 1, 2, ...; the place in the episode is used")
-            own = columns.get("task_index")
-            if isinstance(own, np.ndarray):
-                unknown = (own[here] < 0) | (own[here] >= len(catalog.tasks))
+            task_column = columns.get("task_index")
+            if isinstance(task_column, np.ndarray):
+                unknown = (task_column[span] < 0) | (task_column[span] >= len(catalog.tasks))
                 if unknown.any():
-                    task = int(own[here][unknown][0])
+                    task = int(task_column[span][unknown][0])
                     bad[row] = f"task_index {task} of episode {int(table.ids[row])} is not in meta/tasks"
             elif length:
                 named = table.tasks_of(row)
-                tasks[here] = named[0] if len(named) else -1
+                tasks[span] = named[0] if len(named) else -1
                 if len(named) != 1 or named[0] < 0:
                     bad[row] = f"no task_index column, and meta/ names {len(named)} tasks for the episode"
         columns["frame_index"], columns["episode_index"] = frame, episode
@@ -380,14 +380,14 @@ class Rows:
         """Note once that timestamps differ from frame / fps. They are kept; they select no frames."""
         off = np.abs(np.asarray(times, np.float64) * float(self.catalog.fps) - frame)[listed]
         note = "timestamps are up to"
-        if off.size and off.max() > 0.5 and not any(known.startswith(note) for known in self.notes):
+        if off.size and off.max() > 0.5 and not any(earlier.startswith(note) for earlier in self.notes):
             self.notes.append(f"{note} {off.max():.3g} frames off frame / fps, first in {where}; frames go by order")
 
-    def _row_error(self, row: int, what: str) -> DatasetError:
+    def _row_error(self, row: int, problem: str) -> DatasetError:
         where = (
             f"{self.catalog.files.where(self.catalog.data_path(row))} (episode {int(self.catalog.episodes.ids[row])})"
         )
-        return DatasetError(what, where=where, fix="repair meta/ or the file, or leave the episode out")
+        return DatasetError(problem, where=where, fix="repair meta/ or the file, or leave the episode out")
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -397,11 +397,11 @@ class Rows:
 
 def _pick(column: Column, start: np.ndarray, frames: np.ndarray) -> np.ndarray | list[Any]:
     """Take values at start (B,) + frames (B,) or (B, T)."""
-    at = start.reshape(-1, *[1] * (frames.ndim - 1)) + frames
+    places = start.reshape(-1, *[1] * (frames.ndim - 1)) + frames
     if isinstance(column, np.ndarray):
-        return column[at]
-    flat = [column[i].as_py() for i in at.reshape(-1).tolist()]  # `take` would first copy the whole column
-    return flat if at.ndim == 1 else [flat[i : i + at.shape[1]] for i in range(0, at.size, at.shape[1])]
+        return column[places]
+    flat = [column[i].as_py() for i in places.reshape(-1).tolist()]  # `take` would first copy the whole column
+    return flat if places.ndim == 1 else [flat[i : i + places.shape[1]] for i in range(0, places.size, places.shape[1])]
 
 
 def _scatter(parts: list[tuple[np.ndarray, np.ndarray | list[Any]]], count: int) -> np.ndarray | list[Any]:
@@ -409,11 +409,11 @@ def _scatter(parts: list[tuple[np.ndarray, np.ndarray | list[Any]]], count: int)
     first = parts[0][1]
     if isinstance(first, np.ndarray):
         out = np.empty((count, *first.shape[1:]), first.dtype)
-        for at, values in parts:
-            out[at] = values
+        for members, values in parts:
+            out[members] = values
         return out
     placed: list[Any] = [None] * count
-    for at, values in parts:
-        for i, value in zip(at.tolist(), values):
+    for members, values in parts:
+        for i, value in zip(members.tolist(), values):
             placed[i] = value
     return placed

@@ -68,9 +68,9 @@ class SensorTable:
             return mapped_tables.Table(arrays, finite), len(arrays["times"]) >= mapped_tables.MIN_ROWS
 
         options = catalog.files.options
-        found = mapped_tables.once_per_host(key, make, options.cache if options is not None else "")
-        self.times, self.values, self.first = (found.arrays[name] for name in ("times", "values", "first"))
-        self.is_finite = bool(found.note)
+        stored = mapped_tables.once_per_host(key, make, options.cache if options is not None else "")
+        self.times, self.values, self.first = (stored.arrays[name] for name in ("times", "values", "first"))
+        self.is_finite = bool(stored.note)
 
     def __getstate__(self) -> bytes:
         return mapped_tables.dumps(self.__dict__)
@@ -135,21 +135,21 @@ def read_values(
     past = times >= end[:, None] - SAME
     limit = np.where(past, end[:, None] - SAME, times + SAME)
     begin, stop = table.first[rows][:, None], table.first[rows + 1][:, None]
-    at = np.empty(times.shape, np.int64)  # the last sample up to the limit; begin - 1 where there is none
+    sample = np.empty(times.shape, np.int64)  # the last sample up to the limit; begin - 1 where there is none
     for row in np.unique(rows).tolist():
-        own = rows == row
+        members = rows == row
         first, last = int(table.first[row]), int(table.first[row + 1])
-        at[own] = first + np.searchsorted(table.times[first:last], limit[own], side="right") - 1
-    none = at < begin
+        sample[members] = first + np.searchsorted(table.times[first:last], limit[members], side="right") - 1
+    none = sample < begin
     if not len(table.times):
         return np.zeros((*times.shape, *table.values.shape[1:]), table.values.dtype), np.ones(times.shape, bool)
-    held = np.where(none, 0, at)
+    held = np.where(none, 0, sample)
     values = table.values[held]
     age = times - table.times[held]
     if sensor.linear:
         after = np.minimum(held + 1, len(table.times) - 1)
-        known = np.where(times <= now[:, None] + SAME, now[:, None] + SAME, np.inf)
-        use = ~none & ~past & (held + 1 < stop) & (table.times[after] <= known)
+        latest = np.where(times <= now[:, None] + SAME, now[:, None] + SAME, np.inf)
+        use = ~none & ~past & (held + 1 < stop) & (table.times[after] <= latest)
         span = np.where(use, table.times[after] - table.times[held], 1.0)
         share = np.where(use, np.clip(age / span, 0.0, 1.0), 0.0).reshape(*times.shape, *[1] * (values.ndim - 2))
         between = values + share * (table.values[after].astype(np.float64) - values)
@@ -184,8 +184,8 @@ def _read(catalog: Catalog, sensor: Sensor, files: Sequence[str]) -> dict[str, n
                     continue
                 row = _row(catalog, sensor, int(ids[begin]), number, where)
                 if row in parts and row != last:
-                    what = f"the samples of episode {int(ids[begin])} are not contiguous"
-                    raise DatasetError(what, where=where, fix="sort the file by episode_index and timestamp")
+                    problem = f"the samples of episode {int(ids[begin])} are not contiguous"
+                    raise DatasetError(problem, where=where, fix="sort the file by episode_index and timestamp")
                 last = row
                 parts.setdefault(row, []).append((times[begin:stop], values[begin:stop]))
                 counts[row] += stop - begin
@@ -218,8 +218,8 @@ def sensor_groups(
                 fix = f"a sensor file has the columns {', '.join(needed)}; this one is {meaning}"
                 raise DatasetError(f"there is no column {name!r}", where=where, fix=fix)
         if schema.field("timestamp").type != pa.float64():
-            what = f"timestamp is {schema.field('timestamp').type}, which is not exact to a microsecond"
-            raise DatasetError(what, where=where, fix="write double: seconds from the episode's start")
+            problem = f"timestamp is {schema.field('timestamp').type}, which is not exact to a microsecond"
+            raise DatasetError(problem, where=where, fix="write double: seconds from the episode's start")
         names = [name for name in ("episode_index", *_NEEDED) if name in schema.names]
         for group in range(file.metadata.num_row_groups):
             part = file.read_row_group(group, columns=names, use_threads=False)
@@ -235,24 +235,24 @@ def sensor_groups(
 def _row(catalog: Catalog, sensor: Sensor, episode: int, number: int, where: str) -> int:
     ids = catalog.episodes.ids
     if sensor.per_episode and episode != ids[number]:
-        what = f"the file of episode {int(ids[number])} holds samples of episode {episode}"
-        raise DatasetError(what, where=where, fix="restore the file")
+        problem = f"the file of episode {int(ids[number])} holds samples of episode {episode}"
+        raise DatasetError(problem, where=where, fix="restore the file")
     row = int(np.searchsorted(ids, episode))
     if row == len(ids) or ids[row] != episode:
-        what = f"holds samples of episode {episode}, which the dataset does not have"
-        raise DatasetError(what, where=where, fix="take them out, or restore the episode")
+        problem = f"holds samples of episode {episode}, which the dataset does not have"
+        raise DatasetError(problem, where=where, fix="take them out, or restore the episode")
     return row
 
 
 def _check_times(times: np.ndarray, episode: int, sensor: Sensor, catalog: Catalog) -> None:
     where = f"{catalog.files.where(sensor.path)} (episode {episode})"
     if not np.isfinite(times).all():
-        at = int((~np.isfinite(times)).argmax())
-        raise DatasetError(f"timestamp {times[at]} of sample {at}", where=where, fix="write seconds")
+        number = int((~np.isfinite(times)).argmax())
+        raise DatasetError(f"timestamp {times[number]} of sample {number}", where=where, fix="write seconds")
     if (wrong := np.diff(times) <= 0).any():
-        at = int(wrong.argmax())
-        what = f"timestamps do not rise: {times[at]:.9g} s is followed by {times[at + 1]:.9g} s, after sample {at}"
-        raise DatasetError(what, where=where, fix="sort the samples by time, and take out those of equal time")
+        last = int(wrong.argmax())
+        problem = f"timestamps do not rise: {times[last]:.9g} s before {times[last + 1]:.9g} s, after sample {last}"
+        raise DatasetError(problem, where=where, fix="sort the samples by time, and take out those of equal time")
 
 
 def _notes(catalog: Catalog, sensor: Sensor, table: SensorTable) -> list[str]:

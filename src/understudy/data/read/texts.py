@@ -43,15 +43,15 @@ class Responses:
         feature = catalog.features.get(column)
         if not self._column:
             return
-        texts = [key for key, own in catalog.features.items() if own.is_text]
+        texts = [key for key, text_feature in catalog.features.items() if text_feature.is_text]
         if feature is None or not feature.is_text:
             reason = "is no feature" if feature is None else f"is {feature.dtype}, not text"
-            what = f"{column!r} {reason}"
-            raise DatasetError(what, where=catalog.root, fix=f"give one of {', '.join(map(repr, [*texts, TASK]))}")
+            problem = f"{column!r} {reason}"
+            raise DatasetError(problem, where=catalog.root, fix=f"give one of {', '.join(map(repr, [*texts, TASK]))}")
         if style and feature.dtype != "language":
-            what = f"{column!r} is {feature.dtype} and has no style {style!r}"
+            problem = f"{column!r} is {feature.dtype} and has no style {style!r}"
             raise DatasetError(
-                what, where=catalog.root, fix=f"give {column!r} alone; only language columns have styles"
+                problem, where=catalog.root, fix=f"give {column!r} alone; only language columns have styles"
             )
 
     @property
@@ -84,8 +84,8 @@ class Responses:
         if value is None or isinstance(value, str):
             return value or ""
         if not isinstance(value, list) or not all(isinstance(record, Mapping) for record in value):
-            what = f"column {self._column!r} holds a {type(value).__name__}, expected text or records"
-            raise DatasetError(what, where=self._root, fix="name a column of text as the response")
+            problem = f"column {self._column!r} holds a {type(value).__name__}, expected text or records"
+            raise DatasetError(problem, where=self._root, fix="name a column of text as the response")
         # Times become frames before they are compared: float32 seconds are up to half a frame off.
         starts = [
             (round(float(record.get("timestamp") or 0) * self._fps), str(record.get("content") or ""))
@@ -122,8 +122,8 @@ class EpisodePrompts:
         for name in self.names:
             if name not in metadata:
                 near = get_close_matches(name, metadata, n=1)
-                known = ", ".join(metadata) or "none; `edit --metadata` adds some"
-                fix = f"did you mean {near[0]!r}?" if near else f"metadata of its episodes: {known}"
+                metadata_names = ", ".join(metadata) or "none; `edit --metadata` adds some"
+                fix = f"did you mean {near[0]!r}?" if near else f"metadata of its episodes: {metadata_names}"
                 raise DatasetError(f"prompt_metadata names {name!r}, which no episode has", where=catalog.root, fix=fix)
         known_texts: dict[str, int] = {}
         ids = catalog.episodes.ids.tolist()

@@ -90,17 +90,17 @@ class VideoFrames:
         number = self.first_frame(camera, rows)[:, None] + flat
         out: np.ndarray | None = None
         for file in np.unique(videos.file[rows]):
-            at = np.flatnonzero(videos.file[rows] == file)
-            wanted, place = np.unique(number[at], return_inverse=True)
-            images = self._read(camera, int(file), rows[at], wanted)
+            members = np.flatnonzero(videos.file[rows] == file)
+            numbers, place = np.unique(number[members], return_inverse=True)
+            images = self._read(camera, int(file), rows[members], numbers)
             if out is None:
                 height, width = images.shape[1:3]
                 out = self.catalog.features[camera].pixels.empty(*flat.shape, height, width)
             if images.shape[1:3] != out.shape[3:]:
                 sizes = f"{out.shape[4]}x{out.shape[3]} and {images.shape[2]}x{images.shape[1]}"
-                where = self.where(camera, int(rows[at[0]]))
+                where = self.where(camera, int(rows[members[0]]))
                 raise DatasetError(f"frames of {sizes} in one batch", where=where, fix="select episodes of one size")
-            for i, row in zip(at.tolist(), place.reshape(len(at), -1).tolist()):
+            for i, row in zip(members.tolist(), place.reshape(len(members), -1).tolist()):
                 for t, p in enumerate(row):
                     out[i, t] = images[p].transpose(2, 0, 1)
         assert out is not None
@@ -118,12 +118,12 @@ class VideoFrames:
         if videos.first_by_time is None:
             return first
         first, file = first.copy(), videos.file[rows]
-        for each in np.unique(file[videos.first_by_time[rows] >= 0]).tolist():
-            at = np.flatnonzero(file == each)
-            if (camera, each) not in self._by_time:
-                self._open(camera, each, rows[at])
-            if self._by_time[camera, each]:
-                first[at] = np.maximum(videos.first_by_time[rows[at]], 0)
+        for shared_file in np.unique(file[videos.first_by_time[rows] >= 0]).tolist():
+            members = np.flatnonzero(file == shared_file)
+            if (camera, shared_file) not in self._by_time:
+                self._open(camera, shared_file, rows[members])
+            if self._by_time[camera, shared_file]:
+                first[members] = np.maximum(videos.first_by_time[rows[members]], 0)
         return first
 
     def reader(self, camera: str, row: int) -> VideoReader:
@@ -142,27 +142,27 @@ class VideoFrames:
         start = int(self.first_frame(camera, np.asarray([row]))[0])
         self.reader(camera, row).prefetch(start + first, start + last)
 
-    def _read(self, camera: str, file: int, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    def _read(self, camera: str, file: int, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Frames by ascending number (n,), (n, H, W, C) of the camera's dtype."""
         opened = self._open(camera, file, rows)
-        numbers = wanted.tolist()
+        numbers = positions.tolist()
         with self._lock:
             cached = {n: image for n in numbers if (image := self._cache.get((camera, file, n))) is not None}
         missing = np.asarray([n not in cached for n in numbers])
         if missing.all():
-            images = self._decode(camera, opened, rows, wanted)
+            images = self._decode(camera, opened, rows, positions)
         else:
             size = opened.reader.height, opened.reader.width
-            empty = self.catalog.features[camera].pixels.empty(len(wanted), *size)
+            empty = self.catalog.features[camera].pixels.empty(len(positions), *size)
             images = empty.transpose(0, 2, 3, 1)  # planar, as readers return
             for i, n in enumerate(numbers):
                 if n in cached:
                     images[i] = cached[n]
             if missing.any():
-                images[missing] = self._decode(camera, opened, rows, wanted[missing])
+                images[missing] = self._decode(camera, opened, rows, positions[missing])
         if self.cache_bytes:
             copies = {(camera, file, n): cached.get(n, images[i]) for i, n in enumerate(numbers)}
-            self._add_to_cache({key: one if one.base is None else one.copy("K") for key, one in copies.items()})
+            self._add_to_cache({key: image if image.base is None else image.copy("K") for key, image in copies.items()})
         return images
 
     def _add_to_cache(self, images: dict[tuple[str, int, int], np.ndarray]) -> None:
@@ -172,16 +172,16 @@ class VideoFrames:
                 if self._cache.get(key) is None:
                     self._cache.put(key, image)
 
-    def _decode(self, camera: str, opened: _Open, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    def _decode(self, camera: str, opened: _Open, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         alone = bool((rows == rows[0]).all())  # else an error names the file only
         with with_location(self.where(camera, int(rows[0])) if alone else opened.reader.path), opened.lock:
-            return opened.reader.read(wanted)
+            return opened.reader.read(positions)
 
     def _open(self, camera: str, file: int, rows: np.ndarray) -> _Open:
         with self._lock:
-            found = self.readers.get((camera, file))
-        if found is not None:
-            return found
+            opened = self.readers.get((camera, file))
+        if opened is not None:
+            return opened
         row = int(rows[0])
         files = self.catalog.files
         path = self.catalog.video_path(camera, row)
@@ -207,16 +207,16 @@ class VideoFrames:
         with self._lock:
             opened = self.readers.get((camera, file)) or _Open(reader)  # another thread may have been faster
             spare = self.readers.put((camera, file), opened)
-        for one in spare:
-            one.close()
+        for unused in spare:
+            unused.close()
         return opened
 
     def close(self) -> None:
         """Close the open files; a later read opens them again."""
         with self._lock:
             spare = self.readers.clear()
-        for one in spare:
-            one.close()
+        for unused in spare:
+            unused.close()
 
     def _check_size(self, camera: str, reader: VideoReader, where: str) -> None:
         """Refuse frames far larger than declared, before memory is allocated."""
@@ -224,8 +224,8 @@ class VideoFrames:
         if reader.height * reader.width > feature.max_pixels:
             limit = f"{feature.max_pixels} pixels are the limit"
             limit = f"info.json declares {feature.shape}" if feature.size else limit
-            what = f"{camera!r} has frames of {reader.width}x{reader.height}, {limit}"
-            raise DatasetError(what, where=where, fix="correct the shape in info.json, or restore the video")
+            problem = f"{camera!r} has frames of {reader.width}x{reader.height}, {limit}"
+            raise DatasetError(problem, where=where, fix="correct the shape in info.json, or restore the video")
 
     def _check_count(self, camera: str, file: int, reader: VideoReader, where: str) -> None:
         videos, ids = self.catalog.videos(camera), self.catalog.episodes.ids
@@ -235,21 +235,21 @@ class VideoFrames:
             return
         sharing = ids[videos.file == file]
         whose = f"episode {int(sharing[0])} has" if len(sharing) == 1 else f"its {len(sharing)} episodes have"
-        what = f"the video holds {reader.count} frames, {whose} {expected} rows"
+        problem = f"the video holds {reader.count} frames, {whose} {expected} rows"
         if reader.count < expected:
             fix = "restore the video, or leave these episodes out: the missing frames are unknown"
-            raise DatasetError(what, where=where, fix=fix)
+            raise DatasetError(problem, where=where, fix=fix)
         if videos.first_by_time is not None and self._is_partly_listed(videos, file, reader.count):
             self._by_time[camera, file] = True
-            self.note(f"{where}: {what}; from_timestamp gives their starts, exact to the frame")
+            self.note(f"{where}: {problem}; from_timestamp gives their starts, exact to the frame")
             return
         if drift > 0.5:
             times = "no start times are recorded" if np.isinf(drift) else "recorded start times differ from the order"
-            what += f", and {times}" + ("" if np.isinf(drift) else f" by up to {drift:.1f} frames")
+            problem += f", and {times}" + ("" if np.isinf(drift) else f" by up to {drift:.1f} frames")
             fix = "the file seems to hold frames of other episodes: restore meta/episodes, or leave these episodes out"
-            raise DatasetError(what, where=where, fix=fix)
+            raise DatasetError(problem, where=where, fix=fix)
         self._by_time[camera, file] = False
-        self.note(f"{where}: {what}; the first {expected} are used")
+        self.note(f"{where}: {problem}; the first {expected} are used")
 
     def _is_partly_listed(self, videos: Videos, file: int, count: int) -> bool:
         """Whether the recorded times of all episodes of a file are within its frames."""

@@ -54,25 +54,25 @@ class WeightRuns:
     weights: np.ndarray
 
 
-def is_weight_file(given: str | os.PathLike[str]) -> bool:
+def is_weight_file(source: str | os.PathLike[str]) -> bool:
     """Return whether frame weights are a file; otherwise they are the name of a column."""
-    return not isinstance(given, str) or given.endswith(".parquet")
+    return not isinstance(source, str) or source.endswith(".parquet")
 
 
-def read_weights(catalog: Catalog, given: str | os.PathLike[str], segments: np.ndarray) -> WeightRuns:
+def read_weights(catalog: Catalog, source: str | os.PathLike[str], segments: np.ndarray) -> WeightRuns:
     """Read the weights of frames.
 
     Args:
         catalog: the dataset.
-        given: a parquet file, or the key of a feature with one number per frame.
+        source: a parquet file, or the key of a feature with one number per frame.
         segments: int64 (K, 3), rows [episode, start, stop): the frames of which a column is read.
 
     Raises:
         DatasetError: the file or column cannot be read, has another form, names a frame that is not in the dataset, or
             names one twice; a weight is negative, not finite, above 1000, or above 0 and below 1e-6.
     """
-    where = os.fspath(given) if is_weight_file(given) else f"{catalog.root}: column {given!r}"
-    parts = list(_read_file(catalog, where) if is_weight_file(given) else _read_column(catalog, str(given), segments))
+    where = os.fspath(source) if is_weight_file(source) else f"{catalog.root}: column {source!r}"
+    parts = list(_read_file(catalog, where) if is_weight_file(source) else _read_column(catalog, str(source), segments))
     if not parts:
         raise DatasetError("frame_weights has no rows", where=where, fix="give a row per frame: episode, frame, weight")
     runs = WeightRuns(*(np.concatenate(columns) for columns in zip(*parts)))
@@ -80,8 +80,8 @@ def read_weights(catalog: Catalog, given: str | os.PathLike[str], segments: np.n
     runs = WeightRuns(runs.starts[order], runs.stops[order], runs.weights[order])
     twice = np.flatnonzero(runs.starts[1:] < runs.stops[:-1])
     if len(twice):
-        what = f"{_place(runs.starts[twice[0] + 1])} has two weights"
-        raise DatasetError(what, where=where, fix="keep one row per frame")
+        problem = f"{_place(runs.starts[twice[0] + 1])} has two weights"
+        raise DatasetError(problem, where=where, fix="keep one row per frame")
     return _join(runs)
 
 
@@ -98,10 +98,12 @@ def _make_runs(packed: np.ndarray, weights: np.ndarray, where: str) -> tuple[np.
     """Return starts, stops and weights of the runs of packed frames, int64 (n,), after a check of their weights."""
     wrong = ~((weights == 0) | ((weights >= SMALLEST) & (weights <= LARGEST)))  # also NaN
     if wrong.any():
-        at = int(np.flatnonzero(wrong)[0])
-        what = f"{_place(packed[at])} has the weight {weights[at]:g} ({int(wrong.sum())} such frames)"
+        first_wrong = int(np.flatnonzero(wrong)[0])
+        problem = (
+            f"{_place(packed[first_wrong])} has the weight {weights[first_wrong]:g} ({int(wrong.sum())} such frames)"
+        )
         fix = f"give 0, which leaves the frame out, or a number from {SMALLEST:g} to {LARGEST:g}"
-        raise DatasetError(what, where=where, fix=fix)
+        raise DatasetError(problem, where=where, fix=fix)
     runs = _join(WeightRuns(packed, packed + 1, weights))
     return runs.starts, runs.stops, runs.weights
 
@@ -116,26 +118,26 @@ def _read_file(catalog: Catalog, where: str) -> Iterator[tuple[np.ndarray, np.nd
                     packed = _pack(catalog, columns["episode"], columns["frame"], where)
                     yield _make_runs(packed, columns["weight"].astype(np.float64), where)
     except (OSError, pa.ArrowException) as error:
-        what = f"frame_weights cannot be read: {error}"
-        raise DatasetError(what, where=where, fix="give a parquet file with episode, frame, weight") from error
+        problem = f"frame_weights cannot be read: {error}"
+        raise DatasetError(problem, where=where, fix="give a parquet file with episode, frame, weight") from error
 
 
 def _column_names(schema: Any, where: str) -> dict[str, str]:
     """Return the column of each of episode, frame and weight."""
-    found = {}
+    columns = {}
     for role, names in _NAMES.items():
-        own = [name for name in schema.names if name in names]
-        if len(own) != 1:
-            problem = f"has {' and '.join(own)}" if own else f"has no column {role!r}"
+        candidates = [name for name in schema.names if name in names]
+        if len(candidates) != 1:
+            problem = f"has {' and '.join(candidates)}" if candidates else f"has no column {role!r}"
             fix = f"give exactly one of {' or '.join(map(repr, names))}; its columns are {', '.join(schema.names)}"
             raise DatasetError(f"frame_weights {problem}", where=where, fix=fix)
-        kind = schema.field(own[0]).type
+        kind = schema.field(candidates[0]).type
         good = pa.types.is_integer(kind) or (role == "weight" and pa.types.is_floating(kind))
         if not good:
             needed = "numbers" if role == "weight" else "integers"
-            raise DatasetError(f"column {own[0]!r} holds {kind}", where=where, fix=f"store {needed}")
-        found[role] = own[0]
-    return found
+            raise DatasetError(f"column {candidates[0]!r} holds {kind}", where=where, fix=f"store {needed}")
+        columns[role] = candidates[0]
+    return columns
 
 
 def _numbers(column: Any, name: str, where: str) -> np.ndarray:
@@ -149,15 +151,15 @@ def _pack(catalog: Catalog, episodes: np.ndarray, frames: np.ndarray, where: str
     ids = catalog.episodes.ids
     unknown = ~np.isin(episodes, ids)
     if unknown.any():
-        what = f"frame_weights names episode {episodes[unknown][0]}, which the dataset does not have"
-        raise DatasetError(what, where=where, fix=f"there are {describe_ids(ids)}")
+        problem = f"frame_weights names episode {episodes[unknown][0]}, which the dataset does not have"
+        raise DatasetError(problem, where=where, fix=f"there are {describe_ids(ids)}")
     episodes = episodes.astype(np.int64)
     lengths = catalog.episodes.lengths[catalog.episodes.rows_of(episodes)]
     beyond = (frames < 0) | (frames >= lengths)
     if beyond.any():
-        at = int(np.flatnonzero(beyond)[0])
-        what = f"frame_weights names frame {frames[at]} of episode {episodes[at]}"
-        raise DatasetError(what, where=where, fix=f"its frames are 0 to {lengths[at] - 1}")
+        first_beyond = int(np.flatnonzero(beyond)[0])
+        problem = f"frame_weights names frame {frames[first_beyond]} of episode {episodes[first_beyond]}"
+        raise DatasetError(problem, where=where, fix=f"its frames are 0 to {lengths[first_beyond] - 1}")
     return episodes * EPISODE_STRIDE + frames.astype(np.int64)
 
 
@@ -167,8 +169,8 @@ def _read_column(
     features = catalog.features
     numeric = [name for name, f in features.items() if not (f.is_text or f.is_camera) and np.prod(f.value_shape) == 1]
     if key not in numeric:
-        what = f"frame_weights is {key!r}, which is no file *.parquet and no feature with one number per frame"
-        raise DatasetError(what, where=catalog.root, fix=f"such features are {', '.join(numeric)}")
+        problem = f"frame_weights is {key!r}, which is no file *.parquet and no feature with one number per frame"
+        raise DatasetError(problem, where=catalog.root, fix=f"such features are {', '.join(numeric)}")
     rows, where = Rows(catalog, [key], _CACHE), f"{catalog.root}: column {key!r}"
     for episode, start, stop in segments.tolist():
         row, frames = catalog.episodes.rows_of(np.array([episode])), np.arange(start, stop)[None]
@@ -224,8 +226,8 @@ class FrameWeights:
 
     def __getstate__(self) -> dict[str, Any]:
         tables = {"starts": self._starts, "weights": self._weights, "counts": self._counts}
-        own = {"facts": self.facts, "weights_in": self.weights_in}
-        return own | {"tables": dumps(tables | {"epoch": self.epoch_segments})}
+        settings = {"facts": self.facts, "weights_in": self.weights_in}
+        return settings | {"tables": dumps(tables | {"epoch": self.epoch_segments})}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.facts, self.weights_in = state["facts"], state["weights_in"]
@@ -255,24 +257,24 @@ class FrameWeights:
 
     def loss_factors(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """Return the factors of the losses of selected frames: float32 (B,)."""
-        at = self._find(episodes, frames)
+        runs = self._find(episodes, frames)
         if not self.weighs_loss:
-            return np.ones(len(at), np.float32)
-        return (self._weights[at] / self._counts[at]).astype(np.float32)
+            return np.ones(len(runs), np.float32)
+        return (self._weights[runs] / self._counts[runs]).astype(np.float32)
 
     def _find(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._starts, episodes * EPISODE_STRIDE + frames, side="right") - 1
 
 
 def weigh_frames(
-    catalog: Catalog, selection: Selection, given: str | os.PathLike[str], weights_in: WeightsIn, cache: str = ""
+    catalog: Catalog, selection: Selection, source: str | os.PathLike[str], weights_in: WeightsIn, cache: str = ""
 ) -> tuple[Selection, FrameWeights]:
     """Return the selection without its frames of weight 0, and the weights of the others.
 
     Args:
         catalog: the dataset.
         selection: the selection.
-        given: a parquet file of (episode, frame, weight), or the key of a feature with one number per frame.
+        source: a parquet file of (episode, frame, weight), or the key of a feature with one number per frame.
         weights_in: see above.
         cache: folder of the host's cache, or "" for its default.
 
@@ -282,9 +284,9 @@ def weigh_frames(
     """
     if weights_in not in ("order", "loss", "both"):
         raise DatasetError(f"frame_weights_in is {weights_in!r}", fix="give 'order', 'loss' or 'both'")
-    where = os.fspath(given) if is_weight_file(given) else f"{catalog.root}: column {given!r}"
+    where = os.fspath(source) if is_weight_file(source) else f"{catalog.root}: column {source!r}"
     rows = selection.segments
-    segment, starts, stops, weights = _cut(rows, read_weights(catalog, given, rows), where)
+    segment, starts, stops, weights = _cut(rows, read_weights(catalog, source, rows), where)
     lengths, some = stops - starts, weights > 0
     frames, zero = int(lengths.sum()), int(lengths[~some].sum())
     if zero == frames:
@@ -293,15 +295,15 @@ def weigh_frames(
     counts, passes = _counts(weights, weights_in, where)
     epoch = int((counts * lengths).sum())
     if epoch > MOST_GROWTH * passes * (frames - zero):
-        what = f"an epoch would have {epoch} samples, {epoch / (frames - zero):.3g} for each frame"
+        problem = f"an epoch would have {epoch} samples, {epoch / (frames - zero):.3g} for each frame"
         fix = f"divide the weights by their mean: {MOST_GROWTH} at most are allowed, or set frame_weights_in to 'loss'"
-        raise DatasetError(what, where=where, fix=fix)
+        raise DatasetError(problem, where=where, fix=fix)
     if int(counts.sum()) > MOST_ROWS:
-        what = f"{len(counts)} runs of equal weight need {int(counts.sum())} segments, {MOST_ROWS} are allowed"
-        raise DatasetError(what, where=where, fix="round the weights, or set frame_weights_in to 'loss'")
-    kept = _layer(segment, starts, stops)
-    of_kept = segment[np.searchsorted(starts, kept[:, 0] * EPISODE_STRIDE + kept[:, 1])]
-    layers = [kept]
+        problem = f"{len(counts)} runs of equal weight need {int(counts.sum())} segments, {MOST_ROWS} are allowed"
+        raise DatasetError(problem, where=where, fix="round the weights, or set frame_weights_in to 'loss'")
+    first_layer = _layer(segment, starts, stops)
+    of_kept = segment[np.searchsorted(starts, first_layer[:, 0] * EPISODE_STRIDE + first_layer[:, 1])]
+    layers = [first_layer]
     part, low, high, left = segment, starts, stops, counts
     for copies in range(1, int(counts.max())):
         more = left > copies
@@ -318,7 +320,7 @@ def weigh_frames(
         epoch=epoch,
         passes=passes,
     )
-    selection = replace(selection, segments=kept, stop=selection.stop[of_kept])
+    selection = replace(selection, segments=first_layer, stop=selection.stop[of_kept])
     return selection, FrameWeights(tables, facts, weights_in, cache)
 
 
@@ -332,16 +334,16 @@ def _cut(rows: np.ndarray, runs: WeightRuns, where: str) -> tuple[np.ndarray, np
     bounds = np.unique(np.concatenate([begins, ends, runs.starts, runs.stops]))
     starts, stops = bounds[:-1], bounds[1:]
     segment = np.searchsorted(begins, starts, side="right") - 1
-    own = (segment >= 0) & (starts < ends[np.maximum(segment, 0)])
-    segment, starts, stops = segment[own], starts[own], stops[own]
+    inside = (segment >= 0) & (starts < ends[np.maximum(segment, 0)])
+    segment, starts, stops = segment[inside], starts[inside], stops[inside]
     run = np.searchsorted(runs.starts, starts, side="right") - 1
     lacking = (run < 0) | (starts >= runs.stops[np.maximum(run, 0)])
     if lacking.any():
         first, count = int(starts[lacking][0]), int((stops - starts)[lacking].sum())
         episode, frame = divmod(first, int(EPISODE_STRIDE))
-        what = f"{count} selected frames have no weight, the first is frame {frame} of episode {episode}"
+        problem = f"{count} selected frames have no weight, the first is frame {frame} of episode {episode}"
         fix = "add rows for them (1: as often as others, 0: never), or leave their episodes out of the selection"
-        raise DatasetError(what, where=where, fix=fix)
+        raise DatasetError(problem, where=where, fix=fix)
     return segment, starts, stops, runs.weights[run]
 
 
@@ -365,14 +367,14 @@ def _counts(weights: np.ndarray, weights_in: WeightsIn, where: str) -> tuple[np.
         return np.ones(len(weights), np.int64), 1
     if weights_in == "both":
         return np.maximum(1, np.floor(weights + 0.5)).astype(np.int64), 1
-    values, which = np.unique(weights, return_inverse=True)
+    values, value_of = np.unique(weights, return_inverse=True)
     for passes in range(1, MOST_PASSES + 1):
         exact = values * passes
         counts = np.rint(exact)
         off = (abs(exact - counts) > _EXACT) | (counts < 1)
         if not off.any():
-            return counts.astype(np.int64)[which.reshape(-1)], passes
+            return counts.astype(np.int64)[value_of.reshape(-1)], passes
         worst = values[off][0]
-    what = f"the weights ({worst:g} is one of {len(values)}) are no multiples of 1/P for any P up to {MOST_PASSES}"
+    problem = f"the weights ({worst:g} is one of {len(values)}) are no multiples of 1/P for any P up to {MOST_PASSES}"
     fix = "round them, or set frame_weights_in to 'both', which is exact for any weight"
-    raise DatasetError(what, where=where, fix=fix)
+    raise DatasetError(problem, where=where, fix=fix)

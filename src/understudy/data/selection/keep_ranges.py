@@ -37,18 +37,18 @@ def match_keys(catalog: Catalog, keys: list[object], where: str) -> tuple[dict[o
         candidates: Iterator[dict[str, int]] = iter([by_id])
     else:
         candidates = _candidates(catalog)
-    known: list[str] = []
+    examples: list[str] = []
     tried: list[dict[str, int]] = []
     for names in candidates:
         matched = {key: names[str(key)] for key in keys if str(key) in names}
         if matched:
             return matched, names
         tried.append(names)
-        known += list(names)[: max(0, 3 - len(known))]
+        examples += list(names)[: max(0, 3 - len(examples))]
     for names in tried:
         if matched := _match_paths(keys, names):
             return matched, names
-    shown = ", ".join(map(repr, known)) or "no texts about its episodes; their ids are " + ", ".join(
+    shown = ", ".join(map(repr, examples)) or "no texts about its episodes; their ids are " + ", ".join(
         str(int(i)) for i in catalog.episodes.ids[:3]
     )
     raise DatasetError(
@@ -63,14 +63,14 @@ def _match_paths(keys: Sequence[object], names: dict[str, int]) -> dict[object, 
     """Key -> table row where the episode's path in a DROID key ends with a name of at least two parts."""
     row_of = {name.strip("/"): row for name, row in names.items() if "/" in name.strip("/")}
     depths = {name.count("/") + 1 for name in row_of}
-    found: dict[object, int] = {}
+    row_of_key: dict[object, int] = {}
     for key in keys:
         if match := _DROID_KEY.fullmatch(str(key)):
             folders = match["path"].split("/")
             rows = [row_of[tail] for depth in depths if (tail := "/".join(folders[-depth:])) in row_of]
             if len(rows) == 1:
-                found[key] = rows[0]
-    return found
+                row_of_key[key] = rows[0]
+    return row_of_key
 
 
 def droid_keys(catalog: Catalog) -> dict[int, str]:

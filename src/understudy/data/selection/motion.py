@@ -92,14 +92,14 @@ def rate_dims(catalog: Catalog, keys: Sequence[str]) -> np.ndarray:
     info.json for all actions. A gripper is none: its action is a place in most control modes.
     """
     mode = str(catalog.info.get("control_mode", "")).lower()
-    found: list[bool] = []
+    is_rate: list[bool] = []
     for key in keys:
         feature = catalog.features[key]
         whole = _RATE.search(key.lower()) or (key.startswith("action") and _RATE.search(mode))
-        flat = len(found) + int(np.prod(feature.shape))
-        names = feature.dimension_names if len(feature.shape) == 1 else [""] * (flat - len(found))
-        found += [bool(whole or _RATE.search(n.lower())) and not _GRIPPER.search(n.lower()) for n in names]
-    return np.array(found, bool)
+        flat = len(is_rate) + int(np.prod(feature.shape))
+        names = feature.dimension_names if len(feature.shape) == 1 else [""] * (flat - len(is_rate))
+        is_rate += [bool(whole or _RATE.search(n.lower())) and not _GRIPPER.search(n.lower()) for n in names]
+    return np.array(is_rate, bool)
 
 
 def moves(steps: np.ndarray, threshold: np.ndarray, values: np.ndarray, rates: np.ndarray) -> np.ndarray:

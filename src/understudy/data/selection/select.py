@@ -34,8 +34,8 @@ from understudy.storage.mapped_tables import dumps, loads, share_arrays
 
 def distinct(values: np.ndarray) -> np.ndarray:
     """Return the distinct values, ascending, as `np.unique` does."""
-    found = np.sort(np.asarray(values), axis=None)
-    return found[np.concatenate([[True], found[1:] != found[:-1]])] if len(found) else found
+    ordered = np.sort(np.asarray(values), axis=None)
+    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
 
 
 def difference(values: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -90,12 +90,12 @@ class SegmentTable:
             IndexError: there is no such sample.
         """
         asked = as_integers(indices, "sample numbers")
-        at = np.where(asked < 0, asked + len(self), asked)
-        wrong = (at < 0) | (at >= len(self))
+        positions = np.where(asked < 0, asked + len(self), asked)
+        wrong = (positions < 0) | (positions >= len(self))
         if wrong.any():
             raise IndexError(f"sample {int(asked[wrong][0])} of {len(self)}")
-        segment = np.searchsorted(self._ends, at, side="right")
-        return self.segments[segment, 0], self.segments[segment, 2] - (self._ends[segment] - at)
+        segment = np.searchsorted(self._ends, positions, side="right")
+        return self.segments[segment, 0], self.segments[segment, 2] - (self._ends[segment] - positions)
 
     def find(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """Return the number of the segment of each frame, int64 (B,).
@@ -108,16 +108,16 @@ class SegmentTable:
                 f"episodes {episodes.shape} and frames {frames.shape}", fix="give one row of each, same length"
             )
         asked = episodes * EPISODE_STRIDE + np.clip(frames, -1, EPISODE_STRIDE - 1)
-        found = np.searchsorted(self._begins, asked, side="right") - 1
-        held = self.segments[np.maximum(found, 0)]
-        good = (found >= 0) & (held[:, 0] == episodes) & (frames >= held[:, 1]) & (frames < held[:, 2])
+        segment = np.searchsorted(self._begins, asked, side="right") - 1
+        held = self.segments[np.maximum(segment, 0)]
+        good = (segment >= 0) & (held[:, 0] == episodes) & (frames >= held[:, 1]) & (frames < held[:, 2])
         if not good.all():
             bad = int(np.flatnonzero(~good)[0])
-            own = self.segments[self.segments[:, 0] == episodes[bad]]
-            selected = ", ".join(f"[{a}, {b})" for _, a, b in own[:4].tolist()) or "none"
-            what = f"frame {int(frames[bad])} of episode {int(episodes[bad])} is not selected"
-            raise DatasetError(what, where=self._root, fix=f"selected of that episode: {selected}")
-        return found
+            selected_ranges = self.segments[self.segments[:, 0] == episodes[bad]]
+            selected = ", ".join(f"[{a}, {b})" for _, a, b in selected_ranges[:4].tolist()) or "none"
+            problem = f"frame {int(frames[bad])} of episode {int(episodes[bad])} is not selected"
+            raise DatasetError(problem, where=self._root, fix=f"selected of that episode: {selected}")
+        return segment
 
 
 def as_integers(numbers: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
@@ -198,8 +198,8 @@ def select(
         met = matching_rows(catalog, where)
         notes = (f"{catalog.root}: {len(met):,} of {len(table):,} episodes meet {where!r}",)
         if not len(rows := common(rows, met)):
-            what = f"where is {where!r}, which holds for none of the chosen `episodes`"
-            raise DatasetError(what, where=catalog.root, fix="choose other episodes, or another condition")
+            problem = f"where is {where!r}, which holds for none of the chosen `episodes`"
+            raise DatasetError(problem, where=catalog.root, fix="choose other episodes, or another condition")
     for name, count in (("drop_n_first_frames", drop_first), ("drop_n_last_frames", drop_last)):
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
             raise DatasetError(f"{name} is {count!r}", fix="give an integer, 0 or more")
@@ -220,14 +220,14 @@ def select(
     stop = np.minimum(stop, table.lengths[row] - drop_last)
     some = stop > start
     if not some.any():
-        what = f"no frame is left: {len(rows)} episodes of {int(table.lengths[rows].min())} to "
-        what += f"{int(table.lengths[rows].max())} frames, {drop_first} dropped first, {drop_last} dropped last"
+        problem = f"no frame is left: {len(rows)} episodes of {int(table.lengths[rows].min())} to "
+        problem += f"{int(table.lengths[rows].max())} frames, {drop_first} dropped first, {drop_last} dropped last"
         if keep_ranges is not None:
-            what += (
+            problem += (
                 f", keep_ranges by the rule {keep_rule!r} with windows reaching {reach[0]} back and {reach[1]} ahead"
             )
         raise DatasetError(
-            what, where=catalog.root, fix="drop fewer frames, or use shorter windows or keep_rule='start'"
+            problem, where=catalog.root, fix="drop fewer frames, or use shorter windows or keep_rule='start'"
         )
     segments = np.stack([table.ids[row[some]], start[some], stop[some]], 1).astype(np.int64)
     bound = bound[some].astype(np.int64)
@@ -287,8 +287,8 @@ def _apply_ranges(
     repeated = [key for key, count in Counter(matched.values()).items() if count > 1]
     if repeated:
         keys = " and ".join(repr(key) for key, row in matched.items() if row == repeated[0])
-        what = f"{keys} are both episode {int(catalog.episodes.ids[repeated[0]])}"
-        raise DatasetError(what, where=where, fix="give each episode one key")
+        problem = f"{keys} are both episode {int(catalog.episodes.ids[repeated[0]])}"
+        raise DatasetError(problem, where=where, fix="give each episode one key")
     selected, pieces, cut = set(rows.tolist()), [], 0
     for key, row in sorted(matched.items(), key=lambda item: item[1]):
         ranges = _check_ranges(key, content[key], where)
@@ -323,10 +323,10 @@ def _apply_ranges(
         samples=0,
     )
     if not pieces:
-        what = "keeps no frame of the selected episodes: " + "; ".join(
+        problem = "keeps no frame of the selected episodes: " + "; ".join(
             line.removeprefix(f"{where}: ") for line in report.lines()
         )
-        raise DatasetError(what, where=where, fix="check the episodes and the ranges")
+        raise DatasetError(problem, where=where, fix="check the episodes and the ranges")
     row, start, stop = np.asarray(pieces, np.int64).T
     return row, start, stop, report
 

@@ -64,8 +64,8 @@ class Where:
         """
         return self._truth(self._tree, values, where)
 
-    def _refuse(self, what: str, where: str | None = None) -> DatasetError:
-        return DatasetError(f"where is {self.text!r}: {what}", where=where, fix=_SYNTAX)
+    def _refuse(self, problem: str, where: str | None = None) -> DatasetError:
+        return DatasetError(f"where is {self.text!r}: {problem}", where=where, fix=_SYNTAX)
 
     def _name(self, node: ast.AST) -> str | None:
         """Name of a value; None for another node."""
@@ -163,15 +163,17 @@ def matching_rows(catalog: Catalog, text: str) -> np.ndarray:
     """
     where, table = Where(text), catalog.episodes
     metadata = catalog.episode_metadata()
-    known = ["episode", "length", "seconds", "task", "tasks", *metadata]
+    valid_names = ["episode", "length", "seconds", "task", "tasks", *metadata]
     for name in where.names:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
+        if name not in valid_names:
+            near = get_close_matches(name, valid_names, n=1)
             hint = (
-                f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}; `edit --metadata` adds others"
+                f"did you mean {near[0]!r}?"
+                if near
+                else f"there are {', '.join(valid_names)}; `edit --metadata` adds others"
             )
             raise DatasetError(f"where names {name!r}, which no episode has", where=catalog.root, fix=hint)
-    found = []
+    rows = []
     for row, episode in enumerate(table.ids.tolist()):
         texts = [catalog.tasks[task] for task in table.tasks_of(row).tolist() if task >= 0]
         length = int(table.lengths[row])
@@ -182,13 +184,13 @@ def matching_rows(catalog: Catalog, text: str) -> np.ndarray:
             "task": texts[0] if texts else None,
             "tasks": texts,
         }
-        own = {name: column[episode] for name, column in metadata.items() if episode in column}
-        values = {name: value for name, value in own.items() if value == value} | facts  # NaN is missing, too
+        entries = {name: column[episode] for name, column in metadata.items() if episode in column}
+        values = {name: value for name, value in entries.items() if value == value} | facts  # NaN is missing, too
         if where.holds(values, f"{catalog.root} (episode {episode})"):
-            found.append(row)
-    if not found:
+            rows.append(row)
+    if not rows:
         fix = "its columns of meta/episodes have the values; a missing value satisfies no comparison"
         raise DatasetError(
             f"where is {text!r}, which holds for none of {len(table)} episodes", where=catalog.root, fix=fix
         )
-    return np.array(found, np.int64)
+    return np.array(rows, np.int64)

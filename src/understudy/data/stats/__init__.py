@@ -3,5 +3,5 @@
 running            moments and quantiles of rows that arrive in parts, and of images from histograms
 summary            one pass over the rows of a source: summaries that can be pooled, kept on disk for the next run
 norm_heads         norm heads, normalization statistics of each, pooled over sources, and outliers
-stats_files        openpi's norm_stats.json and LeRobot's stats.json
+stats_files        openpi's norm_stats.json, LeRobot's stats.json, and statistics recorded for each episode
 """

@@ -55,13 +55,13 @@ LOADED_BYTES = 256 << 20
 
 
 def check_outliers(
-    key: str, known: Statistics, low: np.ndarray, high: np.ndarray, data: Iterable[EpisodeDataset]
+    key: str, statistics: Statistics, low: np.ndarray, high: np.ndarray, data: Iterable[EpisodeDataset]
 ) -> None:
     """Refuse values far outside the central range of a column. Unknown figures (NaN) are not checked.
 
     Args:
         key: the column.
-        known: its statistics.
+        statistics: its statistics.
         low: float64 [dim], least values to check.
         high: float64 [dim], greatest values to check.
         data: datasets in which to locate the value for the message.
@@ -70,44 +70,44 @@ def check_outliers(
         DatasetError: names the dimension, the episode and the frame.
     """
     with np.errstate(invalid="ignore"):
-        beyond = np.maximum(high - known.q99, known.q01 - low) / _unit(known)
+        beyond = np.maximum(high - statistics.q99, statistics.q01 - low) / _unit(statistics)
         bad = np.flatnonzero((beyond > FAR) | (high > HUGE) | (low < -HUGE))
     if not len(bad):
         return
     dim = int(bad[0])
-    value = high[dim] if high[dim] - known.q99[dim] > known.q01[dim] - low[dim] else low[dim]
+    value = high[dim] if high[dim] - statistics.q99[dim] > statistics.q01[dim] - low[dim] else low[dim]
     where, episode = _locate(key, dim, data)
-    what = f"{key}[{dim}] is {value:.4g}, and 98 % of its values are between {_range(known, dim)}"
+    problem = f"{key}[{dim}] is {value:.4g}, and 98 % of its values are between {_range(statistics, dim)}"
     fix = f"leave the episode out: exclude_episodes {episode}" if episode is not None else "leave its episode out"
-    raise DatasetError(what, where=where or None, fix=f"{fix}, or correct the data")
+    raise DatasetError(problem, where=where or None, fix=f"{fix}, or correct the data")
 
 
-def warn_wide_spread(head: str, key: str, known: Statistics, spread: np.ndarray) -> None:
+def warn_wide_spread(head: str, key: str, statistics: Statistics, spread: np.ndarray) -> None:
     """Warn where the `spread`, float32 [dim], of a column is far larger than the range of most values."""
     with np.errstate(invalid="ignore"):
-        ratio = spread / _unit(known)
+        ratio = spread / _unit(statistics)
     for dim in np.flatnonzero(ratio > WIDE).tolist():
-        advice = "" if _is_resting(known)[dim] else " (data.normalize quantile ignores them)"
+        advice = "" if _is_resting(statistics)[dim] else " (data.normalize quantile ignores them)"
         warnings.warn(
             f"head {head!r}: {key}[{dim}] is divided by {spread[dim]:.3g}, and 98 % of its values are between "
-            f"{_range(known, dim)}: a few values decide its normalization{advice}",
+            f"{_range(statistics, dim)}: a few values decide its normalization{advice}",
             stacklevel=2,
         )
 
 
-def _unit(known: Statistics) -> np.ndarray:
-    away = np.maximum(abs(known.q01), abs(known.q99))
-    least = np.where(_is_resting(known), 1.0, 1e-3)
-    return np.maximum(np.maximum((known.q99 - known.q01) / 2, 1e-3 * away), least)
+def _unit(statistics: Statistics) -> np.ndarray:
+    away = np.maximum(abs(statistics.q01), abs(statistics.q99))
+    least = np.where(_is_resting(statistics), 1.0, 1e-3)
+    return np.maximum(np.maximum((statistics.q99 - statistics.q01) / 2, 1e-3 * away), least)
 
 
-def _is_resting(known: Statistics) -> np.ndarray:
+def _is_resting(statistics: Statistics) -> np.ndarray:
     """Dimensions whose central 98 % are one number, bool [dim]."""
-    return np.asarray(known.q99 == known.q01)
+    return np.asarray(statistics.q99 == statistics.q01)
 
 
-def _range(known: Statistics, dim: int) -> str:
-    return f"{known.q01[dim]:.3g} and {known.q99[dim]:.3g}"
+def _range(statistics: Statistics, dim: int) -> str:
+    return f"{statistics.q01[dim]:.3g} and {statistics.q99[dim]:.3g}"
 
 
 def _locate(key: str, dim: int, data: Iterable[EpisodeDataset]) -> tuple[str, int | None]:
@@ -151,10 +151,10 @@ def head_name(robot_type: str | None, control_mode: str | None, fallback: str) -
 
     The fallback is the dataset's name: a dataset of an unknown robot is a head of its own.
     """
-    known = [part.strip() for part in (robot_type, control_mode) if isinstance(part, str)]
-    if len(known) < 2 or any(part.lower() in ("", "unknown") for part in known):
+    names = [part.strip() for part in (robot_type, control_mode) if isinstance(part, str)]
+    if len(names) < 2 or any(part.lower() in ("", "unknown") for part in names):
         return fallback
-    return "::".join(known)
+    return "::".join(names)
 
 
 def compute_normalization(
@@ -178,24 +178,27 @@ def compute_normalization(
     """
     if mode not in get_args(Mode):
         raise ValueError(f"mode={mode!r}: must be one of {', '.join(get_args(Mode))}")
-    found = compute_statistics(members, chunk, cache, validation)
-    columns = [key for key in (ACTION, STATE) if any(key in of_head for of_head in found.values())]
-    dims = {key: [len(found[head][key].mean) if key in found[head] else 0 for head in found] for key in columns}
-    out: dict[str, Any] = {"heads": list(found)}
+    statistics = compute_statistics(members, chunk, cache, validation)
+    columns = [key for key in (ACTION, STATE) if any(key in of_head for of_head in statistics.values())]
+    dims = {
+        key: [len(statistics[head][key].mean) if key in statistics[head] else 0 for head in statistics]
+        for key in columns
+    }
+    out: dict[str, Any] = {"heads": list(statistics)}
     for key in columns:
         maps = [
             _offset_and_spread(head, key, of_head[key], mode) if key in of_head else {}
-            for head, of_head in found.items()
+            for head, of_head in statistics.items()
         ]
-        for (head, of_head), each in zip(found.items(), maps):
-            if each:
-                warn_wide_spread(head, key, of_head[key], each["spread"])
+        for (head, of_head), key_map in zip(statistics.items(), maps):
+            if key_map:
+                warn_wide_spread(head, key, of_head[key], key_map["spread"])
         for name in ("offset", "spread"):
-            rows = [each.get(name, np.zeros(0, np.float32)) for each in maps]
+            rows = [key_map.get(name, np.zeros(0, np.float32)) for key_map in maps]
             padded = [np.pad(row, (0, max(dims[key]) - len(row))).tolist() for row in rows]
             out.setdefault(key, {})[name] = padded
     delta = {member.head: member.delta for member in members}
-    out["delta"] = [np.isin(np.arange(max(dims[ACTION])), delta[head]).tolist() for head in found]
+    out["delta"] = [np.isin(np.arange(max(dims[ACTION])), delta[head]).tolist() for head in statistics]
     return out | {"dims": dims}
 
 
@@ -227,32 +230,34 @@ def compute_statistics(
     with Progress(sum(map(count_frames, parts)), "statistics", "frame") as bar:
         strides = dict.fromkeys((ACTION, STATE), 0)
         others = [(data, _summary(data, (), chunk, strides, cache, bar)) for data in validation]
-        found = {head: _pool_head(of_head, chunk, cache, bar) for head, of_head in heads.items()}
+        pooled = {head: _pool_head(of_head, chunk, cache, bar) for head, of_head in heads.items()}
     for head, of_head in heads.items():
-        for key, known in found[head].items():
-            check_outliers(key, known, known.min, known.max, [m.data for m in of_head if m.recorded is None])
-            learnt = np.isin(np.arange(len(known.mean)), of_head[0].delta if key == ACTION else ())
-            for data, own in others:
-                if key in own and any(m.data.catalog is data.catalog for m in of_head):
+        for key, statistics in pooled[head].items():
+            check_outliers(
+                key, statistics, statistics.min, statistics.max, [m.data for m in of_head if m.recorded is None]
+            )
+            learnt = np.isin(np.arange(len(statistics.mean)), of_head[0].delta if key == ACTION else ())
+            for data, summaries in others:
+                if key in summaries and any(m.data.catalog is data.catalog for m in of_head):
                     # The column itself does not hold the differences.
-                    low, high = (np.where(learnt, np.nan, end) for end in (own[key].min, own[key].max))
-                    check_outliers(key, known, low, high, [data])
-    return found
+                    low, high = (np.where(learnt, np.nan, end) for end in (summaries[key].min, summaries[key].max))
+                    check_outliers(key, statistics, low, high, [data])
+    return pooled
 
 
 def _check_member(member: Member) -> None:
     """Refuse a source that does not fit its `delta` or recorded statistics."""
-    own, where = vector_widths(member.data), member.data.name
+    widths, where = vector_widths(member.data), member.data.name
     for dim in member.delta:
-        short = [key for key in (ACTION, STATE) if not 0 <= dim < own.get(key, 0)]
+        short = [key for key in (ACTION, STATE) if not 0 <= dim < widths.get(key, 0)]
         if short:
-            what = f"delta names dimension {dim}, {short[0]!r} has {own.get(short[0], 0)}"
-            raise DatasetError(what, where=where, fix="name dimensions, from 0, that action and state both have")
-    for key in own if member.recorded is not None else ():
+            problem = f"delta names dimension {dim}, {short[0]!r} has {widths.get(short[0], 0)}"
+            raise DatasetError(problem, where=where, fix="name dimensions, from 0, that action and state both have")
+    for key in widths if member.recorded is not None else ():
         wide = len(member.recorded[key].mean) if member.recorded and key in member.recorded else 0
-        if wide != own[key]:
-            what = f"the recorded statistics have {wide or 'no'} dimensions of {key!r}, the dataset {own[key]}"
-            raise DatasetError(what, where=where, fix="name those of this robot, or compute them")
+        if wide != widths[key]:
+            problem = f"the recorded statistics have {wide or 'no'} dimensions of {key!r}, the dataset {widths[key]}"
+            raise DatasetError(problem, where=where, fix="name those of this robot, or compute them")
 
 
 def _check_pair(head: str, first: Member, other: Member) -> None:
@@ -265,14 +270,14 @@ def _check_pair(head: str, first: Member, other: Member) -> None:
             raise DatasetError(f"head {head!r}: {widths} dimensions of {key!r}", fix=fix)
     if set(first.delta) != set(other.delta):
         deltas = " and ".join(f"{m.data.name!r} has {sorted(m.delta)}" for m in (first, other))
-        what = f"head {head!r}: {deltas} as differences to the state (delta)"
-        raise DatasetError(what, fix="give both the same delta, or different control modes")
+        problem = f"head {head!r}: {deltas} as differences to the state (delta)"
+        raise DatasetError(problem, fix="give both the same delta, or different control modes")
 
 
 def _pool_head(members: Sequence[Member], chunk: int, cache: Path | None, bar: Progress) -> dict[str, Statistics]:
     """Statistics of one head by `ACTION` and `STATE`."""
     recorded = [member.recorded for member in members if member.recorded is not None]
-    if len(recorded) == len(members) and all(_same(each, recorded[0]) for each in recorded):
+    if len(recorded) == len(members) and all(_same(other_statistics, recorded[0]) for other_statistics in recorded):
         return {
             key: recorded[0][key] for key in vector_widths(members[0].data)
         }  # keeps the quantiles, which pooling would lose
@@ -285,17 +290,17 @@ def _pool_head(members: Sequence[Member], chunk: int, cache: Path | None, bar: P
     }
     parts = [_summary(data, delta, chunk, strides, cache, bar) for data in reading]
     parts += [_summaries_from(m.data, m.recorded, delta, chunk) for m in members if m.recorded is not None]
-    found = {
+    pooled = {
         key: pool([part[key] for part in parts])
         for key in (*vector_widths(members[0].data), *((DELTA,) if delta else ()))
     }
     if delta:
-        learnt, action = vars(found.pop(DELTA)), vars(found[ACTION])
+        learnt, action = vars(pooled.pop(DELTA)), vars(pooled[ACTION])
         figures = {name: np.array(figure) for name, figure in action.items() if name != "count"}
         for name, figure in figures.items():
             figure[list(delta)] = learnt[name]
-        found[ACTION] = Statistics(action["count"], **figures)
-    return found
+        pooled[ACTION] = Statistics(action["count"], **figures)
+    return pooled
 
 
 def _summary(
@@ -308,11 +313,11 @@ def _summary(
 ) -> dict[str, Summary]:
     """Summarise one source, and advance the bar by its frames even if they are not read."""
     begun = bar.n
-    found = load_or_compute(
+    summaries = load_or_compute(
         cache, data, delta, chunk, strides, partial(summarize, data, delta, chunk, strides, bar.update)
     )
     bar.update(begun + count_frames(data) - bar.n)
-    return found
+    return summaries
 
 
 def _same(a: Mapping[str, Statistics], b: Mapping[str, Statistics]) -> bool:
@@ -327,27 +332,31 @@ def _summaries_from(
     data: EpisodeDataset, recorded: Mapping[str, Statistics], delta: tuple[int, ...], chunk: int
 ) -> dict[str, Summary]:
     """Convert statistics computed elsewhere to summaries without rows."""
-    found = {}
+    summaries = {}
     for key, s in recorded.items():
-        found[key] = Summary(s.count, s.mean, s.std, s.min, s.max, np.empty((0, len(s.mean))), 0)
+        summaries[key] = Summary(s.count, s.mean, s.std, s.min, s.max, np.empty((0, len(s.mean))), 0)
     if delta:
-        s, at = recorded[ACTION], list(delta)
+        s, dims = recorded[ACTION], list(delta)
         count = round(s.count * count_pairs(data, chunk) / count_frames(data))  # pairs per frame as in this dataset
-        found[DELTA] = Summary(count, s.mean[at], s.std[at], s.min[at], s.max[at], np.empty((0, len(at))), 0)
-    return found
+        summaries[DELTA] = Summary(
+            count, s.mean[dims], s.std[dims], s.min[dims], s.max[dims], np.empty((0, len(dims))), 0
+        )
+    return summaries
 
 
-def _offset_and_spread(head: str, key: str, found: Statistics, mode: Mode) -> dict[str, np.ndarray]:
+def _offset_and_spread(head: str, key: str, statistics: Statistics, mode: Mode) -> dict[str, np.ndarray]:
     """Offset and spread of one key under one head, float32 [dim]."""
     with np.errstate(over="ignore"):
-        maps = offset_and_spread(found, mode)
+        maps = offset_and_spread(statistics, mode)
     bad = ~np.isfinite(maps["offset"]) | ~np.isfinite(maps["spread"])
     if bad.any():
         dim = int(bad.argmax())
         place = f"head {head!r}: {key}[{dim}]"
         if np.isnan(maps["offset"][dim]) or np.isnan(maps["spread"][dim]):
-            what = f"{place} has no figures for {mode!r}: recorded statistics lack them, or differ and cannot be pooled"
+            problem = (
+                f"{place} has no figures for {mode!r}: recorded statistics lack them, or differ and cannot be pooled"
+            )
             fix = "compute them, give all sources of the head the same file, or another mode"
-            raise DatasetError(what, fix=fix)
+            raise DatasetError(problem, fix=fix)
         raise DatasetError(f"{place} has values beyond float32, in which a policy computes", fix="correct the data")
     return maps

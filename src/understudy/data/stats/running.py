@@ -202,9 +202,9 @@ def image_step(height: int, width: int) -> int:
 def counted_images(first: int, images: int, keep: int) -> range:
     """Numbers of the images that count, from number `first` on: all, or every 2nd, 4th, ..., at most `keep`."""
     every = 1
-    while len(found := range(-(-first // every) * every, first + images, every)) > keep:
+    while len(numbers := range(-(-first // every) * every, first + images, every)) > keep:
         every *= 2
-    return found
+    return numbers
 
 
 def _level(number: int) -> int:

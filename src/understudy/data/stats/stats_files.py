@@ -6,7 +6,9 @@ figures describe the whole dataset, including validation episodes.
 """
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, get_args
 
 import numpy as np
@@ -15,8 +17,9 @@ from understudy import credentials
 from understudy.batch_keys import ACTION, STATE
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.features import join_stats
+from understudy.data.format.lerobot_v3 import episode_files
 from understudy.data.format.meta_files import read_json
-from understudy.data.format.recorded_stats import Stats, parse_stats, read_per_episode
+from understudy.data.format.recorded_stats import PER_EPISODE, Stats, parse_stats, read_per_episode
 from understudy.data.stats.summary import Mode, Statistics, vector_widths
 from understudy.errors import DatasetError, MissingFileError
 from understudy.storage.dataset_root import Files
@@ -62,20 +65,22 @@ def read_stats_file(
     except MissingFileError as error:
         raise MissingFileError(error.what, where=error.where, fix=_OTHER_FILE) from error
     if delta and not openpi:
-        what = f"holds statistics of absolute actions, but delta names {list(delta)} as differences to the state"
-        raise DatasetError(what, where=where, fix="compute them, or give openpi's norm_stats.json of differences")
-    found = {}
+        problem = f"holds statistics of absolute actions, but delta names {list(delta)} as differences to the state"
+        raise DatasetError(problem, where=where, fix="compute them, or give openpi's norm_stats.json of differences")
+    statistics = {}
     for key, width in vector_widths(data).items():
-        own = _OPENPI[key] if openpi else data.catalog.stored_names.get(key, key)
-        own = key if own not in table and key in table else own
+        stored_key = _OPENPI[key] if openpi else data.catalog.stored_names.get(key, key)
+        stored_key = key if stored_key not in table and key in table else stored_key
         parts = [part.key for part in data.catalog.joined.get(key, ())]
-        if own not in table and parts and all(part in table for part in parts):
-            table = {**table, own: join_stats([table[part] for part in parts])}
-        if own not in table:
-            known = ", ".join(table) or "none"
-            raise DatasetError(f"there is no {own!r}", where=where, fix=f"its keys are {known}; or compute them")
-        found[key] = _parse_key(table[own], own, mode, width, where)
-    return found
+        if stored_key not in table and parts and all(part in table for part in parts):
+            table = {**table, stored_key: join_stats([table[part] for part in parts])}
+        if stored_key not in table:
+            file_keys = ", ".join(table) or "none"
+            raise DatasetError(
+                f"there is no {stored_key!r}", where=where, fix=f"its keys are {file_keys}; or compute them"
+            )
+        statistics[key] = _parse_key(table[stored_key], stored_key, mode, width, where)
+    return statistics
 
 
 def to_openpi(statistics: Mapping[str, Statistics]) -> str:
@@ -88,10 +93,10 @@ def to_openpi(statistics: Mapping[str, Statistics]) -> str:
     for key, name in _OPENPI.items():
         if key in statistics:
             figures = {figure: getattr(statistics[key], figure) for figure in ("mean", "std", "q01", "q99")}
-            known = {figure: values.tolist() for figure, values in figures.items() if np.isfinite(values).all()}
-            if "mean" not in known or "std" not in known:
+            finite = {figure: values.tolist() for figure, values in figures.items() if np.isfinite(values).all()}
+            if "mean" not in finite or "std" not in finite:
                 raise DatasetError(f"mean and deviation of {key!r} are unknown", fix="compute them")
-            out[name] = known
+            out[name] = finite
     return json.dumps({"norm_stats": out}, indent=2) + "\n"
 
 
@@ -121,9 +126,9 @@ def _parse_key(entry: Mapping[str, np.ndarray], key: str, mode: Mode, width: int
     lacking = [name for name in NEEDED[mode] if name not in entry]
     if lacking:
         would = [repr(other) for other in NEEDED if all(name in entry for name in NEEDED[other])]
-        what = f"{key!r} has no {lacking[0]!r}, which normalize={mode!r} needs"
+        problem = f"{key!r} has no {lacking[0]!r}, which normalize={mode!r} needs"
         fix = f"it suffices for {' and '.join(would)}; or compute them" if would else "compute them"
-        raise DatasetError(what, where=where, fix=fix)
+        raise DatasetError(problem, where=where, fix=fix)
     have = {name: entry[name].reshape(-1) for name in _FIGURES if name in entry}
     sizes = {name: len(values) for name, values in have.items()}
     padding = min(sizes.values()) == max(sizes.values()) > width
@@ -131,8 +136,8 @@ def _parse_key(entry: Mapping[str, np.ndarray], key: str, mode: Mode, width: int
         padding = _is_padding({name: values[width:] for name, values in have.items()})
     if not padding and set(sizes.values()) != {width}:
         have_sizes = ", ".join(f"{size} of {name!r}" for name, size in sizes.items())
-        what = f"{key!r} has {have_sizes}, the dataset {width} dimensions, and the rest is not padding"
-        raise DatasetError(what, where=where, fix="name the statistics of this robot, or compute them")
+        problem = f"{key!r} has {have_sizes}, the dataset {width} dimensions, and the rest is not padding"
+        raise DatasetError(problem, where=where, fix="name the statistics of this robot, or compute them")
     figures = {name: have[name][:width] if name in have else np.full(width, np.nan) for name in _FIGURES}
     _check_figures(figures, key, mode, where)
     return Statistics(_count(entry), **_fill_constants(figures))
@@ -153,13 +158,13 @@ def _check_figures(figures: Mapping[str, np.ndarray], key: str, mode: Mode, wher
         bad = ~np.isfinite(figures[name]) | ((figures[name] < 0) if name == "std" else False)
         if bad.any():
             dim = int(bad.argmax())
-            what = f"{name!r} of {key}[{dim}] is {figures[name][dim]}"
-            raise DatasetError(what, where=where, fix="restore the file, or compute them")
+            problem = f"{name!r} of {key}[{dim}] is {figures[name][dim]}"
+            raise DatasetError(problem, where=where, fix="restore the file, or compute them")
     for low, high in (("min", "max"), ("q01", "q99")):
         if (figures[low] > figures[high]).any():
             dim = int((figures[low] > figures[high]).argmax())
-            what = f"{low!r} of {key}[{dim}] is above its {high!r}: {figures[low][dim]} > {figures[high][dim]}"
-            raise DatasetError(what, where=where, fix="restore the file, or compute them")
+            problem = f"{low!r} of {key}[{dim}] is above its {high!r}: {figures[low][dim]} > {figures[high][dim]}"
+            raise DatasetError(problem, where=where, fix="restore the file, or compute them")
 
 
 def _fill_constants(figures: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -177,3 +182,72 @@ def _count(entry: Mapping[str, np.ndarray]) -> int:
     """Number of rows; 0 where the file has none."""
     count = entry["count"].reshape(-1) if "count" in entry else np.zeros(1)
     return int(count[0]) if len(count) and np.isfinite(count[0]) and count[0] > 0 else 0
+
+
+COMPARED = ("mean", "std", "min", "max")
+"""Statistics of episodes that do not depend on the writer."""
+
+
+def read_episode_stats(
+    files: Files, version: str, ids: np.ndarray, keys: Sequence[str]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Read the statistics that are recorded for each episode: those of v2.1's file, or of v3's meta/episodes.
+
+    Args:
+        files: the dataset's files.
+        version: its format.
+        ids: int64 (N,), ids of its episodes, ascending.
+        keys: numeric features.
+
+    Returns:
+        Key -> "min", "max", "mean" or "std" -> float64 (N, D), NaN where an episode has no record or one of another
+        width. Keys and statistics without any record are absent.
+
+    Raises:
+        DatasetError: a file cannot be read.
+    """
+    records: dict[str, dict[str, dict[int, Any]]] = {}
+    for episode, key, name, value in _records(files, version, keys):
+        records.setdefault(key, {}).setdefault(name, {})[episode] = value
+    return {key: {name: _table(values, ids) for name, values in entry.items()} for key, entry in records.items()}
+
+
+def _records(files: Files, version: str, keys: Sequence[str]) -> Iterator[tuple[int, str, str, Any]]:
+    """Yield (episode id, key, statistic, values) of all records."""
+    if version.startswith("v2"):
+        if files.exists(PER_EPISODE):
+            for line in files.read(PER_EPISODE).splitlines():
+                entry = json.loads(line) if line.strip() else {}
+                if isinstance(entry.get("episode_index"), int):
+                    for key in keys:
+                        entry_stats = entry["stats"].get(key, {})
+                        yield from (
+                            (entry["episode_index"], key, name, entry_stats[name])
+                            for name in COMPARED
+                            if name in entry_stats
+                        )
+        return
+    columns = {f"stats/{key}/{name}": (key, name) for key in keys for name in COMPARED}
+    for path in episode_files(files):
+        with files.parquet(path) as file:
+            there = [name for name in columns if name in file.schema_arrow.names]
+        table = files.table(path, [*there, "episode_index"]) if there else None
+        for column in there:
+            assert table is not None
+            values = zip(table["episode_index"].to_pylist(), table[column].to_pylist())
+            yield from ((int(episode), *columns[column], value) for episode, value in values if value is not None)
+
+
+def _table(values: Mapping[int, Any], ids: np.ndarray) -> np.ndarray:
+    """Records as rows of a table, those of the most frequent width."""
+    arrays = {}
+    for episode, value in values.items():
+        with suppress(ValueError, TypeError):
+            arrays[episode] = np.asarray(value, np.float64).reshape(-1)
+    widths = Counter(map(len, arrays.values()))
+    table = np.full((len(ids), widths.most_common(1)[0][0] if widths else 0), np.nan)
+    for episode, array in arrays.items():
+        row = int(np.searchsorted(ids, episode))
+        if row < len(ids) and ids[row] == episode and len(array) == table.shape[1]:
+            table[row] = array
+    return table

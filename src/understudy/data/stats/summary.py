@@ -216,16 +216,18 @@ def vector_widths(data: EpisodeDataset) -> dict[str, int]:
     Raises:
         DatasetError: there is no action, or one of them is not a vector of numbers.
     """
-    found = {}
+    widths = {}
     for key in (ACTION, STATE):
         feature = data.catalog.features.get(key)
         if feature is None and key == STATE:
             continue
         if feature is None or feature.is_text or feature.is_camera or len(feature.value_shape) > 1:
-            what = "there is no such feature" if feature is None else f"it is {feature.dtype} of shape {feature.shape}"
-            raise DatasetError(f"{key!r} is needed as a vector: {what}", where=data.name, fix="see `inspect`")
-        found[key] = int(np.prod(feature.value_shape))
-    return found
+            problem = (
+                "there is no such feature" if feature is None else f"it is {feature.dtype} of shape {feature.shape}"
+            )
+            raise DatasetError(f"{key!r} is needed as a vector: {problem}", where=data.name, fix="see `inspect`")
+        widths[key] = int(np.prod(feature.value_shape))
+    return widths
 
 
 def count_frames(data: EpisodeDataset) -> int:
@@ -299,9 +301,9 @@ def _differences(
     step = max(1, PAIRS // chunk)
     for first in range(0, count, step):
         now = np.arange(first, min(first + step, count))
-        at = now[:, None] + np.arange(chunk)  # [frames, chunk]
-        there = at < len(action)
-        yield (action[np.where(there, at, 0)] - state[now][:, None])[there]
+        steps = now[:, None] + np.arange(chunk)  # [frames, chunk]
+        there = steps < len(action)
+        yield (action[np.where(there, steps, 0)] - state[now][:, None])[there]
 
 
 def _check_finite(key: str, table: np.ndarray, where: str) -> None:
@@ -348,16 +350,16 @@ def load_or_compute(
         return compute()
     name = _hash_inputs(data, delta, chunk)
     path = folder / "statistics" / f"{name}.npz"
-    found = _read(path, name, strides)
-    if found is not None:
-        return found
-    found = compute()
+    summaries = _read(path, name, strides)
+    if summaries is not None:
+        return summaries
+    summaries = compute()
     if _hash_inputs(data, delta, chunk) == name:  # no file changed while it was read
         try:
-            _write(path, name, found)
+            _write(path, name, summaries)
         except OSError as error:
             warnings.warn(f"{path}: cannot be written; the next run computes it again: {error.strerror}", stacklevel=2)
-    return found
+    return summaries
 
 
 def _hash_inputs(data: EpisodeDataset, delta: tuple[int, ...], chunk: int) -> str:
@@ -391,26 +393,26 @@ def _read(path: Path, name: str, strides: Mapping[str, int]) -> Summaries | None
         with np.load(path, allow_pickle=False) as file:  # zip: a checksum for each array, a directory at the end
             if str(file["name"]) != name:
                 return None
-            found = {}
-            for at, (key, count, stride) in enumerate(json.loads(str(file["columns"]))):
-                mean, std, low, high = (file[f"{at} {figure}"] for figure in FIGURES)
-                found[key] = Summary(int(count), mean, std, low, high, file[f"{at} rows"], int(stride))
+            summaries = {}
+            for number, (key, count, stride) in enumerate(json.loads(str(file["columns"]))):
+                mean, std, low, high = (file[f"{number} {figure}"] for figure in FIGURES)
+                summaries[key] = Summary(int(count), mean, std, low, high, file[f"{number} rows"], int(stride))
     except Exception:  # numpy and zipfile document no error type for a broken file
         return None
-    for key, summary in found.items():
-        wanted = strides[key]
-        if summary.stride != wanted and (wanted % summary.stride if summary.stride else wanted):
+    for key, summary in summaries.items():
+        stride_now = strides[key]
+        if summary.stride != stride_now and (stride_now % summary.stride if summary.stride else stride_now):
             return None
     with contextlib.suppress(OSError):
         os.utime(path)  # marks the file as used
-    return {key: summary.thinned(strides[key]) for key, summary in found.items()}
+    return {key: summary.thinned(strides[key]) for key, summary in summaries.items()}
 
 
 def _write(path: Path, name: str, summaries: Summaries) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {
-        f"{at} {figure}": getattr(summary, figure)
-        for at, summary in enumerate(summaries.values())
+        f"{number} {figure}": getattr(summary, figure)
+        for number, summary in enumerate(summaries.values())
         for figure in (*FIGURES, "rows")
     }
     columns = json.dumps([[key, summary.count, summary.stride] for key, summary in summaries.items()])

@@ -156,9 +156,9 @@ def episode_schema(features: Mapping[str, Feature]) -> pa.Schema:
     fields |= {"dataset_from_index": whole, "dataset_to_index": whole}
     for key, feature in features.items():
         if feature.is_video:
-            at = f"videos/{key}"
-            fields |= {f"{at}/chunk_index": whole, f"{at}/file_index": whole}
-            fields |= {f"{at}/from_timestamp": seconds, f"{at}/to_timestamp": seconds}
+            prefix = f"videos/{key}"
+            fields |= {f"{prefix}/chunk_index": whole, f"{prefix}/file_index": whole}
+            fields |= {f"{prefix}/from_timestamp": seconds, f"{prefix}/to_timestamp": seconds}
     for key, feature in features.items():
         if not feature.is_text:
             fields |= {f"stats/{key}/{name}": statistic_type(feature, name) for name in NAMES}
@@ -336,8 +336,8 @@ def pack(root: Path, features: Mapping[str, Feature], group: Group, fps: int) ->
         counts = concat_videos([paths[key] for paths in old], new[key])
         if not np.array_equal(counts, lengths):
             wrong = int(np.flatnonzero(np.array(counts) != lengths)[0])
-            what = f"has {counts[wrong]} frames, its episode {lengths[wrong]} frames"
-            raise DatasetError(what, where=old[wrong][key], fix="record the episode again")
+            problem = f"has {counts[wrong]} frames, its episode {lengths[wrong]} frames"
+            raise DatasetError(problem, where=old[wrong][key], fix="record the episode again")
         sync(new[key])
         sync(new[key].parent)
         columns.append(f"videos/{key}")
@@ -367,18 +367,18 @@ def remove_orphans(root: Path, features: Mapping[str, Feature], tables: list[pa.
     kinds = {"data": (DATA_PATH, "")} | {f"videos/{key}": (VIDEO_PATH, key) for key in video_keys(features)}
     for kind, (template, key) in kinds.items():
         named = {root / file_path(template, number, key) for table in tables for number in file_numbers(table, kind)}
-        for found in (root / kind).glob("chunk-*/*"):
-            temporary = found.name.startswith(".") and found.name.endswith(_DRAFTS)
-            if temporary or (found.suffix == Path(template).suffix and found not in named):
-                found.unlink()
+        for path in (root / kind).glob("chunk-*/*"):
+            temporary = path.name.startswith(".") and path.name.endswith(_DRAFTS)
+            if temporary or (path.suffix == Path(template).suffix and path not in named):
+                path.unlink()
         missing = sorted(path for path in named if not path.exists())
         if missing:
             raise DatasetError("is missing", where=missing[0], fix="restore the file; the recording cannot continue")
     for suffix in _DRAFTS:
-        for found in [*(root / "meta").glob(f".*{suffix}"), *(root / "meta/episodes").glob(f"chunk-*/.*{suffix}")]:
-            os.unlink(found)
+        for path in [*(root / "meta").glob(f".*{suffix}"), *(root / "meta/episodes").glob(f"chunk-*/.*{suffix}")]:
+            os.unlink(path)
 
 
 def _set(rows: pa.Table, name: str, values: np.ndarray) -> pa.Table:
-    at = rows.schema.get_field_index(name)
-    return rows.set_column(at, rows.schema.field(at), pa.array(values, rows.schema.field(at).type))
+    place = rows.schema.get_field_index(name)
+    return rows.set_column(place, rows.schema.field(place), pa.array(values, rows.schema.field(place).type))

@@ -73,13 +73,13 @@ def load_recording(root: Path, features: Mapping[str, Feature], entries: Mapping
         tables = [pq.read_table(root / name, use_threads=False) for name in episode_files(Files(root))]
         listed = pq.read_table(root / "meta/tasks.parquet", use_threads=False)
     except (OSError, ValueError, pa.ArrowException) as error:
-        what = f"is not a recording that can be continued: {str(error).splitlines()[0]}"
-        raise DatasetError(what, where=root, fix=fix) from None
+        problem = f"is not a recording that can be continued: {str(error).splitlines()[0]}"
+        raise DatasetError(problem, where=root, fix=fix) from None
     if not tables or not all(MARK.items() <= (table.schema.metadata or {}).items() for table in tables):
         raise DatasetError("was not recorded by EpisodeWriter and cannot be continued", where=root, fix=fix)
-    shapes, wanted = _settings(info.get("features", {})), _settings(entries)
-    if shapes != wanted or info.get("fps") != fps:
-        differ = sorted(key for key in shapes.keys() | wanted.keys() if shapes.get(key) != wanted.get(key))
+    shapes, expected = _settings(info.get("features", {})), _settings(entries)
+    if shapes != expected or info.get("fps") != fps:
+        differ = sorted(key for key in shapes.keys() | expected.keys() if shapes.get(key) != expected.get(key))
         of = f" with other settings of {', '.join(differ)}" if differ else ""
         fix = "continue with the same fps, features and codec, or record into a new folder"
         raise DatasetError(f"was recorded at {info.get('fps')} fps{of}", where=root, fix=fix)
@@ -172,9 +172,9 @@ def read_every(path: Path, step: int) -> Iterator[np.ndarray]:
         video.close()
 
 
-def _read_batches(video: VideoReader, wanted: np.ndarray) -> Iterator[np.ndarray]:
-    for first in range(0, len(wanted), _BATCH):
-        yield from video.read(wanted[first : first + _BATCH])
+def _read_batches(video: VideoReader, positions: np.ndarray) -> Iterator[np.ndarray]:
+    for first in range(0, len(positions), _BATCH):
+        yield from video.read(positions[first : first + _BATCH])
 
 
 def _read_videos(root: Path, key: str, tables: list[pa.Table], frames: np.ndarray) -> Iterator[np.ndarray]:

@@ -113,12 +113,12 @@ def check_frame(values: Mapping[str, Any], features: Mapping[str, Feature], allo
     Raises:
         ValueError: a value breaks a rule; names the key and the rule.
     """
-    wanted = features.keys() - DEFAULTS.keys()
-    if values.keys() != wanted:
-        missing, extra = sorted(wanted - values.keys()), sorted(values.keys() - wanted)
+    expected = features.keys() - DEFAULTS.keys()
+    if values.keys() != expected:
+        missing, extra = sorted(expected - values.keys()), sorted(values.keys() - expected)
         parts = [f"without {', '.join(missing)}"] * bool(missing) + [f"with unknown {', '.join(extra)}"] * bool(extra)
-        raise ValueError(f"frame {' and '.join(parts)}: give exactly {', '.join(sorted(wanted))}")
-    return {key: _check_value(key, values[key], features[key], allow_nan) for key in features if key in wanted}
+        raise ValueError(f"frame {' and '.join(parts)}: give exactly {', '.join(sorted(expected))}")
+    return {key: _check_value(key, values[key], features[key], allow_nan) for key in features if key in expected}
 
 
 def _check_value(key: str, value: Any, feature: Feature, allow_nan: bool) -> Any:
@@ -301,8 +301,8 @@ class EpisodeWriter:
         if not self._lock.alive:
             return
         if self._frame_tasks:
-            what = f"{len(self._frame_tasks)} frames were added and not saved"
-            raise ValueError(f"{what}: call save_episode or discard_episode before finish")
+            problem = f"{len(self._frame_tasks)} frames were added and not saved"
+            raise ValueError(f"{problem}: call save_episode or discard_episode before finish")
         if self._changed:
             self._write_totals(statistics=True)
             self._group = pack(self.root, self.features, self._group, self.fps)
@@ -311,7 +311,9 @@ class EpisodeWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if kind is None:
             self.finish()
         else:  # saved episodes stay in small files; the next writer packs them
@@ -324,8 +326,8 @@ class EpisodeWriter:
         """Write the episode's own files; return its row of meta/episodes, without file places, and its numbers."""
         length = len(self._frame_tasks)
         tasks = list(dict.fromkeys(self._frame_tasks))
-        known = self.tasks + [task for task in tasks if task not in self.tasks]
-        index_of = {task: number for number, task in enumerate(known)}
+        all_tasks = self.tasks + [task for task in tasks if task not in self.tasks]
+        index_of = {task: number for number, task in enumerate(all_tasks)}
         defaults: dict[str, np.ndarray] = {
             "timestamp": (np.arange(length) / self.fps).astype(np.float32),
             "frame_index": np.arange(length),
@@ -348,8 +350,8 @@ class EpisodeWriter:
                 column.add(numbers[key])
         path = small_files(self.root, self.features, self._group.next_file)[""]
         replace_parquet(path, [pa.Table.from_arrays(arrays, schema=schema)], schema)
-        if len(known) > len(self.tasks):
-            self._write_tasks(known)
+        if len(all_tasks) > len(self.tasks):
+            self._write_tasks(all_tasks)
         row: dict[str, Any] = {
             "episode_index": self.episodes,
             "tasks": tasks,

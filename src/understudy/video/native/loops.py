@@ -84,8 +84,8 @@ def count_plain_packets(run: PacketRun, skip: int, prefix: int, hevc: bool) -> i
     if library is None:
         return 0
     offset, size, _ = run.table.addresses
-    at = run.first + skip
-    return int(library.loops_plain(run.data, run.base, offset + 8 * at, size + 4 * at, run.stop - at, prefix, hevc))
+    row = run.first + skip
+    return int(library.loops_plain(run.data, run.base, offset + 8 * row, size + 4 * row, run.stop - row, prefix, hevc))
 
 
 def decode_packets(
@@ -109,12 +109,12 @@ def decode_packets(
     if library is None or not isinstance(context, av.VideoCodecContext) or pixel_format not in _FORMATS:
         return decode_packets_in_python(context, run)
     frames: list[av.VideoFrame] = []
-    at, status = run.first, 1
+    row, status = run.first, 1
     offset, size, tag = run.table.addresses
     context.open(strict=False)
     spare = spare_frames.by_format[pixel_format]
     while status == 1:
-        left = run.stop - at
+        left = run.stop - row
         room = spare[: left + 1]  # one extra frame, so that a drained decoder is noticed
         del spare[: left + 1]
         while len(room) <= left:  # size 0: no memory of its own, which comes with the decoded frame
@@ -124,9 +124,9 @@ def decode_packets(
             id(context),
             run.data,
             run.base,
-            offset + 8 * at,
-            size + 4 * at,
-            tag + 4 * at,
+            offset + 8 * row,
+            size + 4 * row,
+            tag + 4 * row,
             left,
             _addresses(room),
             left + 1,
@@ -136,8 +136,8 @@ def decode_packets(
         )
         frames += room[: got.value]
         spare += room[got.value :]
-        at += fed.value
-    return frames, at - run.first, status < 0
+        row += fed.value
+    return frames, row - run.first, status < 0
 
 
 def decode_packets_in_python(context: av.VideoCodecContext, run: PacketRun) -> tuple[list[av.VideoFrame], int, bool]:
@@ -204,7 +204,7 @@ def _addresses(objects: Sequence[object]) -> ctypes.Array[c_void_p]:
 
 
 def _refcounts(objects: Sequence[object]) -> list[int]:
-    return [sys.getrefcount(one) for one in objects]
+    return [sys.getrefcount(item) for item in objects]
 
 
 _UNSHARED = _refcounts([object()])[0]
@@ -289,8 +289,8 @@ def _layout_matches(avcodec: ctypes.CDLL) -> bool:
         def read(form: str, address: int) -> tuple[int, ...]:
             return struct.unpack(form, os.pread(memory, struct.calcsize(form), address))
 
-        def wrapped(one: object) -> int:
-            return read("P", id(one) + POINTER_OFFSET)[0]
+        def wrapped(item: object) -> int:
+            return read("P", id(item) + POINTER_OFFSET)[0]
 
         packet = av.Packet(11)
         packet.pts = 1234567890123

@@ -100,9 +100,9 @@ def _swscale_version() -> int:
 def _warn(name: str, odd: bool) -> None:
     if name in _ALIKE or (name in ("yuv420p", "yuvj420p") and not odd):
         return
-    what = f"frames in pixel format {name}" + (" of odd height" if odd else "")
+    frames = f"frames in pixel format {name}" + (" of odd height" if odd else "")
     fix = "train on one version, or install av>=16"
-    warnings.warn(f"{what} get slightly different colors from FFmpeg 7 than from FFmpeg 8; {fix}", stacklevel=2)
+    warnings.warn(f"{frames} get slightly different colors from FFmpeg 7 than from FFmpeg 8; {fix}", stacklevel=2)
 
 
 _BILINEAR = 2  # SWS_BILINEAR, as PyAV sets
