@@ -103,7 +103,7 @@ def text_column(catalog: Catalog, name: str) -> TextColumn:
 
     Args:
         catalog: the source.
-        name: a text column, `COLUMN:STYLE` of a language column, or "task"; see `data.read.response_text`.
+        name: a text column, `COLUMN:STYLE` of a language column, or "task"; see `data.read.texts`.
 
     Raises:
         DatasetError: there is no such column, or it holds no text.

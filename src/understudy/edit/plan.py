@@ -340,7 +340,7 @@ def cut_by_text(catalog: Catalog, source: int, texts: TextColumn) -> list[Piece]
 
 
 def cut_at_pauses(catalog: Catalog, source: int, keys: Sequence[str], rule: IdleRule) -> list[Piece]:
-    """Cut episodes at their idle gaps, which are left out (`data.selection.idle`).
+    """Cut episodes at their idle gaps, which are left out (`data.selection.motion`).
 
     Args:
         catalog: the source.

@@ -6,7 +6,7 @@ and one at a random place; of those within a tenth of it, the one with the fewes
 
 Cost of decoding a camera before and after an edit, measured in turns in the same run.
 
-Both are read by `video.open.open_video`, one decoder and one thread, into RGB. Two figures count, in CPU milliseconds
+Both are read by `video.reader.open_video`, one decoder and one thread, into RGB. Two figures count, in CPU milliseconds
 per image: `stretch`, images of consecutive frames (a clip of the training order), and `single`, one image at a random
 place (validation, or a list of frames), which decodes from the key frame before it.
 """
