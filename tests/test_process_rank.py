@@ -3,11 +3,13 @@
 import itertools
 import pickle
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
@@ -183,3 +185,13 @@ def test_three_threads_that_read_a_loader_share_its_batches(root: Path) -> None:
     assert sorted(taken) == [list(range(at, at + BATCH)) for at in range(0, 30 * BATCH, BATCH)]
     assert loader.position == 30 * BATCH
     assert take(loader, 1) == [list(range(30 * BATCH, 31 * BATCH))]
+
+
+def test_locals_of_a_caller_are_not_kept(root: Path) -> None:
+    pytest.importorskip("accelerate")
+    model = torch.nn.Linear(2, 2)
+    alive = weakref.ref(model)
+    with us.Loader(root, batch_size=BATCH) as loader:
+        next(loader)
+    del model
+    assert alive() is None

@@ -125,13 +125,14 @@ def _named() -> tuple[int, int]:
 def _divider() -> str | None:
     """Name of the class, of another library, that divides the samples that the caller's caller reads; None without one.
 
-    Such a class has no sign of it but its place on the stack.
+    Such a class has no sign of it but its place on the stack. The locals of a frame are not looked at: that would keep
+    all of them, a caller's model too, for as long as the frame lives.
     """
     frame = None if sys.modules.keys().isdisjoint(_DIVIDERS) else sys._getframe(3)
     while frame is not None:
-        for kind in type(frame.f_locals.get("self")).__mro__:
-            package = kind.__module__.partition(".")[0]
-            if kind.__name__ in _DIVIDERS.get(package, ()):
-                return f"{kind.__name__} of {package}"
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        kind = frame.f_code.co_qualname.partition(".")[0]
+        if kind in _DIVIDERS.get(package, ()):
+            return f"{kind} of {package}"
         frame = frame.f_back
     return None
