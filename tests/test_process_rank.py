@@ -180,7 +180,7 @@ def test_three_threads_that_read_a_loader_share_its_batches(root: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=60)
         assert not thread.is_alive()
     assert sorted(taken) == [list(range(at, at + BATCH)) for at in range(0, 30 * BATCH, BATCH)]
     assert loader.position == 30 * BATCH

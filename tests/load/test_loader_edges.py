@@ -60,7 +60,7 @@ def no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:
-        thread.join(20)  # of a loader that was not closed
+        thread.join(60)  # of a loader that was not closed
         assert not thread.is_alive(), thread
 
 
@@ -483,7 +483,7 @@ def test_ready_batches_are_delivered_while_later_samples_are_looked_up(
 
     def slow(self: Order, positions: Any) -> Any:
         if np.min(positions) >= 4 * BATCH:
-            waits.append(delivered.wait(20))
+            waits.append(delivered.wait(60))
         return locate(self, positions)
 
     monkeypatch.setattr(Order, "locate", slow)

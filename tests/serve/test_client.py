@@ -116,7 +116,7 @@ def test_a_missing_server_is_waited_for_and_then_named(folder: Path, seen: list[
     thread = threading.Thread(target=drive)
     thread.start()
     with served(folder, seed=3, port=port):
-        thread.join(20)
+        thread.join(60)
     assert found[0].shape == (16, 7)
 
 
@@ -322,7 +322,7 @@ def test_a_deadline_leaves_no_hole_in_the_past(remembering: RobotPolicy) -> None
         held.set()
 
         def preprocess(batch: dict[str, Any]) -> dict[str, Any]:
-            held.wait(10)
+            held.wait(60)
             return original(batch)
 
         remembering.policy.preprocess = preprocess  # type: ignore[method-assign]

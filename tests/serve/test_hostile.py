@@ -74,14 +74,14 @@ def test_the_server_answers_a_chunk_that_is_not_finite_with_an_error(
 
         def preprocess(batch: dict[str, Any]) -> dict[str, Any]:
             begun.set()
-            held.wait(10)
+            held.wait(60)
             return original(batch)
 
         server.robot.policy.preprocess = preprocess  # type: ignore[method-assign]
         robots = [RemotePolicy(server.address) for _ in range(3)]
         with ThreadPoolExecutor(3) as pool, caplog.at_level(logging.WARNING):
             first = pool.submit(robots[0].act, standard(seen[0]))
-            begun.wait(10)
+            begun.wait(60)
             broken = pool.submit(robots[1].act, absurd(seen[0]))
             sound = pool.submit(robots[2].act, standard(seen[1]))
             time.sleep(0.2)

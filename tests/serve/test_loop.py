@@ -81,7 +81,7 @@ def server(folder: Path, *prefix: str, host: str = "127.0.0.1") -> Iterator[str]
             yield process.stdout.readline().split()[-1]
         finally:
             process.terminate()
-            code = process.wait(20)
+            code = process.wait(60)
         assert code == 0, "SIGTERM ends the command cleanly"
 
 

@@ -25,7 +25,7 @@ from understudy.storage.remote_source import RemoteSource
 DATA = np.random.default_rng(1).integers(0, 256, 400_000, np.uint8).tobytes()
 HEAD = 65_536  # bytes fetched when a file is opened
 PATH = "/set/a.mp4"
-QUICK = RetryPolicy(deadline=20.0, stall=10.0, initial_backoff=0.001, max_backoff=0.004)
+QUICK = RetryPolicy(deadline=120.0, stall=60.0, initial_backoff=0.001, max_backoff=0.004)
 
 
 @pytest.fixture

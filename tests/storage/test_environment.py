@@ -20,7 +20,7 @@ from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy
 
 DATA = np.random.default_rng(4).integers(0, 256, 200_000, np.uint8).tobytes()
-QUICK = RetryPolicy(deadline=20.0, stall=10.0, initial_backoff=0.001, max_backoff=0.004)
+QUICK = RetryPolicy(deadline=120.0, stall=60.0, initial_backoff=0.001, max_backoff=0.004)
 PATH = "/set/a b.mp4"
 
 

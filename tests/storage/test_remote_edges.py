@@ -22,7 +22,7 @@ from understudy.storage.remote_options import RemoteOptions, RetryPolicy, Transi
 from understudy.storage.remote_source import RemoteSource
 
 DATA = np.random.default_rng(3).integers(0, 256, 300_000, np.uint8).tobytes()
-QUICK = RetryPolicy(deadline=20.0, stall=10.0, initial_backoff=0.001, max_backoff=0.004)
+QUICK = RetryPolicy(deadline=120.0, stall=60.0, initial_backoff=0.001, max_backoff=0.004)
 PATH = "/set/a.mp4"
 
 

@@ -30,7 +30,7 @@ from understudy.storage.remote_store import call_driver
 from understudy.video.reader import open_video
 
 TOP, SIDE_CAM = "observation.images.top", "observation.images.side"
-QUICK = RetryPolicy(deadline=5.0, stall=5.0, initial_backoff=0.001, max_backoff=0.01)
+QUICK = RetryPolicy(deadline=120.0, stall=60.0, initial_backoff=0.001, max_backoff=0.01)
 
 
 @pytest.fixture(scope="module", params=["v2.1", "v3.0"])

@@ -145,7 +145,7 @@ class Client:
     def send(self, observation: TimedObservation | bytes | Iterator[bytes]) -> None:
         data = pickled(observation) if isinstance(observation, TimedObservation) else observation
         calls = self.channel.stream_unary("/transport.AsyncInference/SendObservations")
-        calls(parts(data) if isinstance(data, bytes) else data, timeout=10, metadata=self._metadata)
+        calls(parts(data) if isinstance(data, bytes) else data, timeout=60, metadata=self._metadata)
 
     def actions(self, module: str = MODULE) -> list[TimedAction]:
         """GetActions; empty where none came."""

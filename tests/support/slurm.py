@@ -132,7 +132,7 @@ PartitionName=all Nodes={",".join(HOSTS)} Default=YES MaxTime=INFINITE State=UP
         for process in reversed(started):
             process.terminate()
             try:
-                process.wait(10)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
