@@ -104,7 +104,7 @@ def start(root: Path, batch: int, world: int, ranks: Sequence[int], statistics: 
     from understudy.config.train import DataConfig, TrainConfig
     from understudy.load.loader import Loader
     from understudy.train.data.run_data import compute_normalization, dataset_fingerprint, open_data
-    from understudy.train.validation.periodic_validation import read_validation_data
+    from understudy.train.validation.validation_loss import read_validation_data
 
     def config(**data: Any) -> TrainConfig:
         return TrainConfig(data=DataConfig(str(root), cameras=("none",), chunk_size=CHUNK, **data), batch_size=batch)

@@ -22,9 +22,8 @@ from understudy.order import sample_uniform
 from understudy.policies.batch import prompts_of
 from understudy.prompt_metadata import FORMAT, add_metadata, metadata_lines, observed_metadata
 from understudy.train import run
-from understudy.train.data.prompts import longest_prompts
-from understudy.train.data.run_data import open_data
-from understudy.train.optimizer_step import drop_metadata
+from understudy.train.augment_batch import drop_metadata
+from understudy.train.data.run_data import longest_prompts, open_data
 
 QUALITY, LENGTHS = [4, 5, None, 3, 1, 2], (5, 6, 4, 5, 6, 5)
 

@@ -15,13 +15,13 @@ import ray
 import ray.train
 from ray.train.collective import broadcast_from_rank_zero
 from ray.train.torch import TorchConfig, TorchTrainer
+from understudy.train.checkpoint.data_paths import resolve_paths
 
 from understudy.cli.main import read_settings
 from understudy.cli.train import run_and_report
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError, DatasetError, UnderstudyError, is_wrong_input
 from understudy.progress import show_log
-from understudy.train.checkpoint.data_paths import resolve_paths
 from understudy.train.checkpoint.run_dir import RunDir
 
 STOPPED, WRONG_INPUT, FAILED = 75, 2, 1

@@ -31,7 +31,7 @@ from understudy.hub.download import pull
 from understudy.hub.ids import HubId
 from understudy.optional_packages import MissingExtraError
 from understudy.train import run
-from understudy.train.data.hub_files import with_local_files
+from understudy.train.paths import with_local_files
 
 
 @pytest.fixture

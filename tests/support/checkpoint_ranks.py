@@ -25,7 +25,7 @@ from understudy.config.train import DataConfig, TrainConfig
 from understudy.errors import CheckpointError
 from understudy.train import precision
 from understudy.train.checkpoint import checkpoint
-from understudy.train.checkpoint.saver import Saver
+from understudy.train.checkpoint.checkpoint import Saver
 
 STORAGES = ("ddp", "fsdp2", "split")
 

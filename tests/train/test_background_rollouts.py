@@ -31,8 +31,8 @@ from understudy.rollout.result import wilson_interval
 from understudy.train import background_rollouts, run
 from understudy.train.background_rollouts import check_action_steps, check_rollouts
 from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.checkpoint.saver import Saver
 from understudy.train.track import metrics_file
 from understudy.train.track.trackers import MetricsLog
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from understudy.train.cut_samples import CutSamples, count_cuts
+from understudy.train.loop import CutSamples, count_cuts
 
 
 class TwoRanks:

@@ -20,8 +20,9 @@ from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.registry import BUILT_IN, policy_type
 from understudy.train import run
+from understudy.train.augment_batch import draw_modes
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.draw_task_modes import describe_modes, draw_modes
+from understudy.train.startup_summary import describe_modes
 
 
 @given(st.integers(0, 2**63 - 1), st.lists(st.floats(0, 5), min_size=3, max_size=3).filter(any))

@@ -30,8 +30,15 @@ from understudy.policies.registry import policy_type
 from understudy.report.run.page import write_report
 from understudy.train import run
 from understudy.train.data.run_data import choose_normalization, open_data
-from understudy.train.data.token_budget import check_budget
-from understudy.train.micro_batches import IdleMicroBatch, PartCounts, cut_batch, fill_spans, largest_part, spread_spans
+from understudy.train.micro_batches import (
+    IdleMicroBatch,
+    PartCounts,
+    check_budget,
+    cut_batch,
+    fill_spans,
+    largest_part,
+    spread_spans,
+)
 from understudy.train.optimizer_step import optimizer_step
 from understudy.train.precision import make_optimizer
 from understudy.train.profiling.plan import plan

@@ -22,7 +22,7 @@ from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import compute_normalization, open_data
-from understudy.train.step_runner import TrainingStalled
+from understudy.train.loop import TrainingStalled
 
 
 @pytest.fixture(scope="module")

@@ -36,9 +36,10 @@ from understudy.policies.draws import RandomSpec, make_draws
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Loss, scalar
+from understudy.train.augment_batch import apply_augmentation
 from understudy.train.data.run_data import RunData, compute_normalization, dataset_fingerprint, first_batch, open_data
 from understudy.train.micro_batches import split_micro_batches
-from understudy.train.optimizer_step import StepResult, apply_augmentation, optimizer_step
+from understudy.train.optimizer_step import StepResult, optimizer_step
 from understudy.train.precision import make_optimizer, named_tensors, store
 from understudy.train.state import init_train_state
 

@@ -26,7 +26,7 @@ from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data import make_loader
+from understudy.train.data import run_data
 from understudy.train.data.run_data import open_data
 from understudy.train.validation.validation_loss import evaluate
 
@@ -297,7 +297,7 @@ def test_train_handles_bad_frames_as_configured(
         made.append(options)
         return Loader(*arguments, **options)
 
-    monkeypatch.setattr(make_loader, "Loader", noted)
+    monkeypatch.setattr(run_data, "Loader", noted)
     monkeypatch.setattr(Loader, "substitutions", ("one", "another"))
     base = tiny_config(data, tmp_path / "r", steps=1, val={"every": 0})
     run.train(replace(base, data=replace(base.data, on_bad_frame="substitute")))

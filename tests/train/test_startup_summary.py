@@ -32,7 +32,7 @@ def test_startup_summary_notes_modes_cameras_and_sizes(tmp_path: Path, monkeypat
         f"{TOP} 48x64 -> 16x16 (area) in two",
         f"{WRIST} 32x32 -> 16x16 (area)",
         f"no {WRIST} in wide, small: black there, and marked as missing",
-        "images are loaded at 16 x 16: those of the sources differ in size",
+        "images are loaded at 16 x 16: the sizes in the sources differ",
     ]
     # A mapping that was forgotten makes two cameras of one, and every sample lacks one of them.
     forgotten = mixed((sources[0], replace(sources[2], cameras={})), tmp_path / "r")

@@ -13,8 +13,8 @@ from understudy.distributed.mesh import join_mesh
 from understudy.errors import ConfigError
 from understudy.policies.flow.config import FlowSettings
 from understudy.policies.flow.model import FlowPolicy
+from understudy.train.startup_summary import describe_trainable
 from understudy.train.state import TrainState, init_train_state
-from understudy.train.trainable_parameters import describe_trainable
 
 DATA: Any = SimpleNamespace(
     policy_config=lambda _: policies.config(), names=("",), heads=("",), head_of_source=np.zeros(1, np.int64)

@@ -23,7 +23,7 @@ from understudy.report.run.tables import format_validation
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import open_data
-from understudy.train.validation.periodic_validation import read_validation_data
+from understudy.train.validation.validation_loss import read_validation_data
 
 SMALL = WorldActionSettings(
     image_size=(16, 16), text_bytes=16, channels=8, blocks=1, keypoints=4, width=16, layers=2, heads=2, patch=8,

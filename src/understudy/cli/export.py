@@ -9,7 +9,7 @@ __all__ = ["ExportConfig", "export"]
 def export(config: ExportConfig) -> None:
     """Write the folder and print its path; raises as `folders.export` and `export_graph` do."""
     if config.is_graph():
-        from understudy.train.checkpoint.export_graph import export_graph
+        from understudy.train.checkpoint.export import export_graph
 
         export_graph(config)
     else:

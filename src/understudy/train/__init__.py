@@ -2,22 +2,20 @@
 
 run                     from the first step to the last: `train` and `resume`
 loop                    the training loop: train, log, validate, checkpoint
-step_runner             batches through the step, with their metrics; shared with `profile`
+augment_batch           augmentation of a batch, and its way to the device
 optimizer_step          one optimizer step
 micro_batches           parts of a batch, by samples and by tokens
-cut_samples             samples of which the policy could not keep everything
 state                   policy, optimizer and average of a run
 precision               the setting `precision`
-draw_task_modes         task mode of each position
 data                    the data of a run
 validation              validation
 checkpoint              checkpoints, the run directory, export
 track                   metrics.jsonl and trackers
 profiling               time and memory of a step
-trainable_parameters    statement of the trained parameters
+paths                   paths of the data and of the files that settings name
 run_record              order.json: decisions that hold for the whole run
 resume_check            changes on resume, and their consequences
-startup_summary         summary of the data before the first step
+startup_summary         summary of the data and of the trained parameters before the first step
 background_rollouts     rollouts during training, in a process of their own
 """
 

@@ -1,32 +1,42 @@
 """The training loop, from the current step to the end or a stop request: train, log, validate, checkpoint."""
 
 import platform
-from collections.abc import Mapping
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 
 from understudy._version import __version__
+from understudy.batch_keys import CUT_SUFFIX
 from understudy.config.schema import plain
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.distributed.signals import Stop
+from understudy.errors import UnderstudyError
 from understudy.load.loader import Loader
 from understudy.load.validation.validation_data import ValidationData
 from understudy.optim.lora import merge_adapters
 from understudy.order import Order
+from understudy.progress import Progress
 from understudy.train import precision
 from understudy.train.background_rollouts import BackgroundRollouts
 from understudy.train.checkpoint import checkpoint
-from understudy.train.checkpoint.saver import Saver
+from understudy.train.checkpoint.checkpoint import Saver
+from understudy.train.micro_batches import PartCounts, sum_counts
+from understudy.train.optimizer_step import StepResult
+from understudy.train.profiling.timer import NULL, Timer
 from understudy.train.run_record import order_schedule
 from understudy.train.state import TrainState
-from understudy.train.step_runner import StepRunner
 from understudy.train.track.trackers import MetricsLog
 from understudy.train.validation.metrics import best_metrics
-from understudy.train.validation.periodic_validation import evaluate_and_log
+from understudy.train.validation.validation_loss import validate_and_log
 
 
 def run_steps(
@@ -58,7 +68,7 @@ def run_steps(
     """
     config, mesh = state.config, state.mesh
     if pending is not None and validation is not None:
-        result, error = evaluate_and_log(state, validation, stop, log)
+        result, error = validate_and_log(state, validation, stop, log)
         if error is not None:
             raise error
         if result is None:
@@ -85,7 +95,7 @@ def run_steps(
                 rollouts.poll(log, state.step)
             result, error = {}, None
             if validate_now and validation is not None:
-                result, error = evaluate_and_log(state, validation, stop, log)
+                result, error = validate_and_log(state, validation, stop, log)
                 last = last or result is None
             if rollout_now:  # before the checkpoint, so that a run resumed from it finds the rollout in the queue
                 rollouts.enqueue(state.step, state.eval_policy, gather_weights(state))
@@ -144,3 +154,216 @@ def library_versions() -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
+
+
+class TrainingStalled(UnderstudyError, OSError):
+    """Too many consecutive steps had a gradient that is not finite; they changed no weight."""
+
+
+class StepRunner:
+    """Runs steps, collects their results until they are logged, and shows a progress line on rank 0."""
+
+    def __init__(self, state: TrainState, loader: Loader, log: MetricsLog) -> None:
+        self._state, self._loader, self._log = state, loader, log
+        self._pending: list[tuple[int, float, dict[str, int], StepResult]] = []
+        self._parts: list[PartCounts | None] = []
+        self._clock = _Clock(loader, state.step)
+        self._skipped = 0  # consecutive skipped steps
+        self._all_skipped = state.step == 0
+        self._bar = Progress(
+            state.config.steps, "train", "step", done=state.step, shown=state.mesh.rank == 0, last=True
+        )
+        self._cuts = CutSamples(state.mesh, state.config.batch_size, self._bar.write)
+
+    def step(self, timer: Timer = NULL) -> None:
+        """Wait for the next batch and take one optimizer step."""
+        with timer("data wait"):
+            batch = next(self._loader)
+        lr, result = self._state.lr, self._state.train_step(batch, timer)
+        self._pending.append((self._state.step, lr, count_cuts(batch), result))
+        self._parts.append(self._state.part_counts)
+        self._bar.update()
+
+    def log_steps(self, timer: Timer = NULL) -> None:
+        """Log the steps since the last call. Only here the run waits for the device.
+
+        Raises:
+            TrainingStalled: on all ranks: `max_skipped_steps` consecutive steps changed nothing, or all of the run did.
+        """
+        with timer("logging"):
+            records = list(self._read_pending())
+            parts = sum_counts(self._state.mesh, self._parts)
+            self._parts.clear()
+            self._log.log_all([*records, self._clock.record(self._state.step, self._state.config.batch_size, parts)])
+        self._check_progress(records)
+
+    def _check_progress(self, records: list[dict[str, Any]]) -> None:
+        config = self._state.config
+        for record in records:
+            self._skipped = self._skipped + 1 if record["skipped"] else 0
+            self._all_skipped = self._all_skipped and bool(record["skipped"])
+            if self._skipped >= config.max_skipped_steps or (self._all_skipped and record["step"] == config.steps):
+                first = record["step"] - self._skipped + 1
+                raise TrainingStalled(
+                    f"steps {first} to {record['step']}: the gradient is not finite, so no weight changes "
+                    f"(max_skipped_steps {config.max_skipped_steps}); look for values out of range, or lower optim.lr "
+                    f"({config.optim.lr:g}); {config.output_dir} resumes from its last checkpoint, if it has one"
+                )
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the last two logged steps, or more, changed nothing."""
+        return self._skipped > 1
+
+    def restart_clock(self) -> None:
+        """Exclude the time since the last `log_steps` from the speed."""
+        self._clock.restart(self._state.step)
+
+    def __enter__(self) -> "StepRunner":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cuts.summarize()
+        self._bar.close(failed=error is not None)
+
+    def _read_pending(self) -> Iterator[dict[str, Any]]:
+        """Read the pending results from the device: one record per step."""
+        steps, rates, cuts, results = zip(*self._pending)
+        self._pending.clear()
+        figures, terms, groups = self._read_results(results)
+        names = list(self._state.weights)
+        means = term_means(names, terms.sum(axis=0)) if len(names) > 1 else {}
+        parts = ", ".join(f"{term} {mean['loss']:.4f}" for term, mean in means.items())
+        self._bar.set_note(f"loss {np.mean([loss for loss, *_ in figures]):.4f}" + (f" ({parts})" if parts else ""))
+        cut = self._cuts.add(list(steps), list(cuts))
+        for number, (step, lr, (loss, norm, skip), counts) in enumerate(zip(steps, rates, figures, cut)):
+            if skip:
+                self._bar.write(f"step {step}: the gradient is not finite; the weights were not changed")
+            record = {"kind": "train", "step": step, "loss": loss, "lr": lr, "grad_norm": norm, "skipped": int(skip)}
+            record["terms"] = term_means(names, terms[number])
+            for kind, of_kind in groups.items():
+                entries = {name: term_means(names, sums[number]) for name, sums in of_kind.items()}
+                record[f"{kind}s"] = {name: {"terms": means} for name, means in entries.items() if means}
+            yield {**record, "cut": counts} if counts else record
+
+    def _read_results(
+        self, results: Sequence[StepResult]
+    ) -> tuple[list[list[float]], np.ndarray, dict[str, dict[str, np.ndarray]]]:
+        """Read N results in one go: (loss, norm, skipped) of each, and sums and counts of terms, float64 [N, 2, K].
+
+        The last value has those of each group, by kind and name; with several ranks they are exchanged here.
+        """
+        scalars = torch.stack([torch.stack(result[:3]) for result in results]).double()
+        tensors = [scalars, torch.stack([result.terms for result in results]).flatten(1)]
+        if in_groups := [result.groups for result in results if result.groups is not None]:
+            tensors.append(self._state.mesh.sum(torch.stack(in_groups)).flatten(1))
+        values = torch.cat(tensors, dim=1).cpu().numpy()
+        terms, width = len(self._state.weights), 3 + 2 * len(self._state.weights)
+        sums = values[:, width:].reshape(len(results), 2, -1, terms)  # [N, 2, G, K]
+        groups, low = dict[str, dict[str, np.ndarray]](), 0
+        for kind, names in self._state.groups.items():
+            groups[kind] = {name: sums[:, :, low + number] for number, name in enumerate(names)}
+            low += len(names)
+        return values[:, :3].tolist(), values[:, 3:width].reshape(len(results), 2, terms), groups
+
+
+def term_means(names: Sequence[str], sums: np.ndarray) -> dict[str, dict[str, float]]:
+    """Return {term: {loss, elements}} of the terms that have elements.
+
+    Args:
+        names: of the K terms.
+        sums: float64 (2, K): sums and counts.
+    """
+    return {
+        term: {"loss": float(total / count), "elements": int(count) if count == int(count) else float(count)}
+        for term, total, count in zip(names, *sums)
+        if count
+    }
+
+
+class _Clock:
+    """Speed and share of waiting between two logs; `restart` leaves out validations and checkpoints."""
+
+    def __init__(self, loader: Loader, step: int) -> None:
+        self._loader = loader
+        self._start = time.perf_counter()
+        self.restart(step)
+
+    def restart(self, step: int) -> None:
+        self._step, self._since, self._waited = step, time.perf_counter(), self._loader.wait_seconds
+
+    def record(self, step: int, batch_size: int, parts: PartCounts | None) -> dict[str, Any]:
+        now = time.perf_counter()
+        seconds = max(now - self._since, 1e-9)
+        speed = {
+            "samples_per_s": (step - self._step) * batch_size / seconds,
+            "wait": (self._loader.wait_seconds - self._waited) / seconds,
+            "seconds": now - self._start,
+            **({} if parts is None else parts.rates(seconds)),
+            **_peak_bytes(),
+        }
+        self.restart(step)
+        return {"kind": "speed", "step": step, **speed}
+
+
+def _peak_bytes() -> dict[str, int]:
+    """Largest memory of this process so far: resident on the host, and allocated on its GPU."""
+    found = {
+        "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    }
+    if torch.cuda.is_initialized():
+        found["gpu_bytes"] = torch.cuda.max_memory_allocated()
+    return found
+
+
+def count_cuts(batch: Mapping[str, Any]) -> dict[str, int]:
+    """Count the cut samples of a batch on the host, by name: `prompt_is_cut` bool [B] counts as `prompt`."""
+    return {key.removesuffix(CUT_SUFFIX): int(mark.sum()) for key, mark in batch.items() if key.endswith(CUT_SUFFIX)}
+
+
+class CutSamples:
+    """Counts of cut samples over all ranks, with a message at the first of each name and one at the end.
+
+    Args:
+        mesh: the ranks.
+        batch_size: samples per step, over all ranks.
+        write: prints a message.
+    """
+
+    def __init__(self, mesh: Mesh, batch_size: int, write: Callable[[str], None]) -> None:
+        self._mesh, self._batch_size, self._write = mesh, batch_size, write
+        self._cut: Counter[str] = Counter()
+        self._steps = 0
+
+    def add(self, steps: list[int], counts: list[dict[str, int]]) -> list[dict[str, int]]:
+        """Return the counts of some steps over all ranks, which call this together; {} where nothing is marked.
+
+        Args:
+            steps: the steps.
+            counts: of this rank, by name, for each of them.
+        """
+        if not any(counts):
+            return counts
+        ranks = self._mesh.gather(counts)
+        summed = [{name: sum(own[name] for own in of_step) for name in of_step[0]} for of_step in zip(*ranks)]
+        self._steps += len(steps)
+        for step, of_step in zip(steps, summed):
+            for name, count in of_step.items():
+                if count and not self._cut[name]:
+                    self._write(f"step {step}: {count} of {self._batch_size} samples have a {_described(name)}")
+                self._cut[name] += count
+        return summed
+
+    def summarize(self) -> None:
+        """Print the share of cut samples, where there is one."""
+        for name, count in self._cut.items():
+            if count:
+                share = count / (self._steps * self._batch_size)
+                self._write(f"{share:.2%} of the samples since the start or resume have a {_described(name)}")
+
+
+def _described(name: str) -> str:
+    lost = "values beyond it were replaced by its ends" if name.endswith("_range") else "its end was not trained on"
+    return f"cut {name.replace('_', ' ')}, so that {lost} (metrics.jsonl counts them per step)"

@@ -16,25 +16,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from understudy.batch_keys import HOST_KEYS, LOSS_WEIGHT, PROMPT_METADATA, TASK
+from understudy.batch_keys import LOSS_WEIGHT
 from understudy.distributed.mesh import Mesh, sync_gradients
 from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
 from understudy.errors import ConfigError
-from understudy.load.instructions import draw_instructions
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.state import clip_factor, grad_dtype, local
-from understudy.order import sample_uniform
 from understudy.policies.batch import to_device
-from understudy.policies.common.augment import drop_texts, shift_images
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
-from understudy.prompt_metadata import drop_fields, label
 from understudy.train.micro_batches import IdleMicroBatch, MicroBatch
 from understudy.train.profiling.timer import NULL, Timer
 
 if TYPE_CHECKING:
-    from understudy.config.data import DataConfig
-    from understudy.config.train import AugmentConfig
+    pass
 
 
 NO_GROUPS: Mapping[str, int] = MappingProxyType({})
@@ -53,66 +48,6 @@ class StepResult(NamedTuple):
     """Float64 [2, K]: sum and count of each loss term over the global batch."""
     groups: Tensor | None
     """Float64 [2, G, K]: the same per group, of this rank's share; None without groups."""
-
-
-def apply_augmentation(
-    batch: Mapping[str, Any], cameras: tuple[str, ...], augment: "AugmentConfig", seed: int
-) -> dict[str, Any]:
-    """Shift the images and drop some instructions; `batch["position"]` keys the random numbers."""
-    return shift_cameras(drop_instructions(batch, augment, seed), cameras, augment, seed)
-
-
-def drop_instructions(batch: Mapping[str, Any], augment: "AugmentConfig", seed: int) -> dict[str, Any]:
-    """Draw one of several instructions, and replace some by the empty text, on the host."""
-    if not (augment.text_dropout or augment.task_separator):
-        return dict(batch)
-    positions = batch["position"].numpy()
-    texts = draw_instructions(batch[TASK], augment.task_separator, seed, positions)
-    if augment.text_dropout:
-        draws = torch.from_numpy(sample_uniform(seed, "text dropout", positions))
-        texts = drop_texts(texts, draws, augment.text_dropout)
-    return {**batch, TASK: texts}
-
-
-def drop_metadata(batch: Mapping[str, Any], data: "DataConfig", seed: int) -> dict[str, Any]:
-    """Drop metadata from some prompts, on the host: each field for its share of the samples, and all for a share.
-
-    Fields draw independently; `batch["position"]` keys the draws, so an epoch differs from the next one.
-    """
-    if PROMPT_METADATA not in batch:
-        return dict(batch)
-    positions = batch["position"].numpy()
-    all_of = sample_uniform(seed, "prompt metadata", positions) < data.prompt_metadata_dropout
-    drawn = {
-        label(name): sample_uniform(seed, f"prompt metadata {name}", positions) < share
-        for name, share in data.prompt_metadata.items()
-    }
-    kept = [
-        "" if all_of[row] else drop_fields(lines, [name for name, rows in drawn.items() if rows[row]])
-        for row, lines in enumerate(batch[PROMPT_METADATA])
-    ]
-    return {**batch, PROMPT_METADATA: kept}
-
-
-def shift_cameras(
-    batch: Mapping[str, Any], cameras: tuple[str, ...], augment: "AugmentConfig", seed: int
-) -> dict[str, Any]:
-    """Shift the images of each sample by a few pixels, on the device of the images."""
-    changed = dict(batch)
-    for camera in cameras if augment.shift else ():
-        draws = torch.from_numpy(sample_uniform(seed, f"shift {camera}", batch["position"].numpy(), (2,)))
-        images = batch[camera]  # [B, 3, H, W], or [B, T, 3, H, W]: the frames of a sample shift alike
-        shifted = shift_images(images.flatten(1, -3), to_device(draws, images.device), augment.shift)
-        changed[camera] = shifted.view_as(images)
-    return changed
-
-
-def batch_to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Copy a batch to `device`; `position` and `source`, which the host reads, and texts stay on the host."""
-    return {
-        key: to_device(value, device) if isinstance(value, Tensor) and key not in HOST_KEYS else value
-        for key, value in batch.items()
-    }
 
 
 def optimizer_step(

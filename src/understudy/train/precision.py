@@ -10,7 +10,7 @@ written with any of the settings loads with any other, on any mesh, bit for bit.
 float32 (or load it), `store`, shard, `make_optimizer`. Casting weights before `store` loses their low bits.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -217,8 +217,13 @@ def table(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None,
     if average is not None:  # which shares frozen parameters in one process
         held = {local(p).data_ptr() for p in policy.parameters()} - {0}  # 0: an empty shard
         row("average", [p for p in average.parameters() if local(p).data_ptr() not in held], gradients=False)
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows)
+    return "\n".join(align(rows))
+
+
+def align(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Format the rows of a table as lines with columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
 def _words(dtypes: set[torch.dtype]) -> str:

@@ -29,27 +29,24 @@ from understudy.storage.remote_options import RemoteOptions
 from understudy.train import precision
 from understudy.train.background_rollouts import BackgroundRollouts, check_action_steps, check_rollouts
 from understudy.train.checkpoint import checkpoint
-from understudy.train.checkpoint.data_paths import MOVED, resolve_paths, with_root
+from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir, read_settings
-from understudy.train.checkpoint.saver import Saver
 from understudy.train.data.fingerprint import changed_kinds, describe_change
-from understudy.train.data.hub_files import with_local_files
 from understudy.train.data.input_contract import with_provenance
-from understudy.train.data.make_loader import make_loader
-from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, open_data
+from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, make_loader, open_data
 from understudy.train.loop import gather_weights, library_versions, run_steps
+from understudy.train.paths import MOVED, resolve_paths, with_local_files, with_root
 from understudy.train.profiling.memory_check import free_memory
 from understudy.train.profiling.peak_check import forecast_peak
 from understudy.train.resume_check import check_resume
 from understudy.train.run_record import current_order, load_initial_weights, new_run_record, recorded_sources
-from understudy.train.startup_summary import startup_summary
+from understudy.train.startup_summary import describe_trainable, startup_summary
 from understudy.train.state import TrainState, init_train_state
 from understudy.train.track import metrics_file
+from understudy.train.track.metrics_file import read_verdict
 from understudy.train.track.trackers import MetricsLog, check_trackers
-from understudy.train.track.verdict import read_verdict
-from understudy.train.trainable_parameters import describe_trainable
-from understudy.train.validation.periodic_validation import open_validation, read_validation_data
+from understudy.train.validation.validation_loss import open_validation, read_validation_data, validate
 
 DONE, STOPPED = 0, 75
 
@@ -144,7 +141,7 @@ def evaluate_checkpoint(
         ConfigError: no run, no such checkpoint, another dataset, or no validation episodes.
     """
     with open_checkpoint(root, which, data_root) as (state, validation):
-        return {"step": state.step, **state.evaluate(validation, per_dim=per_dim)}
+        return {"step": state.step, **validate(state, validation, per_dim=per_dim)}
 
 
 @contextmanager

@@ -22,8 +22,7 @@ from understudy.policies.weight_files import StoredTensors
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.export import read_initial_policy
 from understudy.train.data.input_contract import make_contract, named_heads
-from understudy.train.data.make_loader import make_order
-from understudy.train.data.run_data import RunData, choose_normalization, dataset_fingerprint, file_digests
+from understudy.train.data.run_data import RunData, choose_normalization, dataset_fingerprint, file_digests, make_order
 
 
 def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:

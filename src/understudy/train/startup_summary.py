@@ -1,57 +1,96 @@
-"""Summary of the data before the first step: one table of the sources, and notes on peculiarities."""
+"""Summary before the first step: the trained parameters, one table of the sources, and notes on peculiarities."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from understudy.config.schema import flat, plain
 from understudy.config.train import TrainConfig
 from understudy.data.dataset import EpisodeDataset
+from understudy.data.format.catalog import Catalog
 from understudy.load.instructions import split_task
+from understudy.optim.lora import adapted_layers
+from understudy.optim.param_groups import part_of
+from understudy.optim.state import local
 from understudy.order import Order
+from understudy.policies.common.task_modes import DYNAMICS, FLOW, IMAGES, TRAINS
 from understudy.train.data.run_data import RunData
-from understudy.train.draw_task_modes import describe_modes
+from understudy.train.precision import align
+from understudy.train.state import TrainState
 
 MAX_SOURCES = 60
 """Sources that get a line of their own."""
-
 MAX_NAMED = 5
 """Sources that a note names."""
-
-_WEIGHTS_IN = {"order": "the order", "loss": "the loss", "both": "the order and the loss"}
-
-HEADER = ("source", "head", "training", "validation", "weight", "share", "an epoch", "tasks")
+WEIGHTS_IN = {"order": "the order", "loss": "the loss", "both": "the order and the loss"}
+LOSS_NAMES = {FLOW: "action", DYNAMICS: "dynamics", IMAGES: "images"}
+"""Loss term -> its name in messages."""
 
 
 def startup_summary(config: TrainConfig, data: RunData, order: Order) -> list[str]:
-    """Return the lines of the summary.
+    """Return the lines of the summary of the data.
 
     The table has, per source, its frames, the share of its weight, its exact share, and the steps per epoch. Below it
     are shares that differ from their weights, notes on the selections (keep-ranges and their matches), losses that
     modes leave out, figures of the frame weights, and cameras that a source lacks (a forgotten mapping looks like
     that, too).
     """
+    lines = [
+        *_describe_sources(config, data, order),
+        *_describe_weights(data),
+        *_describe_lengths(config, data),
+        *describe_defaults(config),
+        *_describe_metadata(data),
+        *_describe_instructions(config, data),
+    ]
+    lines += [f"{name}: {note}" for name, notes in zip(data.names, data.notes) for note in notes]
+    ahead = config.policy.images_ahead(config.data.actions_per_chunk)
+    lines += describe_modes(config.mode, config.mode_weights(), bool(ahead and data.cameras))
+    lines += describe_images(config, data)
+    for camera in data.cameras:
+        if missing := [name for name, part in zip(data.names, data.training) if camera in part.missing_cameras]:
+            lines.append(f"no {camera} in {_some(missing)}: black there, and marked as missing")
+    if data.size is not None:
+        lines.append(f"images are loaded at {data.size[0]} x {data.size[1]}: the sizes in the sources differ")
+    return lines
+
+
+def _describe_sources(config: TrainConfig, data: RunData, order: Order) -> list[str]:
     slots, weights = order.spec.schedule[-1].slots, data.weights
-    rows: list[tuple[str, ...]] = [HEADER]
+    rows = [("source", "head", "training", "validation", "weight", "share", "an epoch", "tasks")]
     for number, part in enumerate(data.training[:MAX_SOURCES]):
         share = slots[number] / sum(slots)
-        head = data.heads[data.head_of_source[number]]
         epoch = f"{order.spec.sources[number].frames / (share * config.batch_size):,.4g} steps" if share else "never"
-        validation = _format_amount(data.validation[number])
-        shares = f"{weights[number] / sum(weights):.3%}", f"{share:.3%}"
-        rows.append(
-            (data.names[number], head, _format_amount(part), validation, *shares, epoch, str(_count_tasks(part)))
+        row = (
+            data.names[number],
+            data.heads[data.head_of_source[number]],
+            _format_amount(part),
+            _format_amount(data.validation[number]),
+            f"{weights[number] / sum(weights):.3%}",
+            f"{share:.3%}",
+            epoch,
+            str(_count_tasks(part)),
         )
-    lines = _align(rows)
+        rows.append(row)
+    lines = align(rows)
     if len(data.training) > MAX_SOURCES:
         lines.append(f"… and {len(data.training) - MAX_SOURCES} more sources")
-    off = order.share_errors(weights)
-    for number, share, asked in off[:MAX_NAMED]:
+    errors = order.share_errors(weights)
+    for number, share, asked in errors[:MAX_NAMED]:
         actual = f"{share:.4%} of the samples instead of {asked:.4%}, {share / asked - 1:+.1%}"
         lines.append(f"{data.names[number]} has {actual}: shares are multiples of 1/{sum(slots)}")
-    if len(off) > MAX_NAMED:
-        lines.append(f"… and {len(off) - MAX_NAMED} more shares differ by more than 1 %")
-    lines += _describe_weights(data)
+    if len(errors) > MAX_NAMED:
+        lines.append(f"… and {len(errors) - MAX_NAMED} more shares differ by more than 1 %")
+    return lines
+
+
+def _describe_lengths(config: TrainConfig, data: RunData) -> list[str]:
+    """Notes on a validation of a sample, and on chunks and warm-ups that are too long."""
+    lines = []
     frames = sum(len(part) for part in data.validation if part is not None)
     if config.val.every and 0 < config.val.frames < frames:
         sample = f"{config.val.frames:,} of {frames:,} validation frames"
@@ -66,17 +105,24 @@ def startup_summary(config: TrainConfig, data: RunData, order: Order) -> list[st
             f"schedule.warmup_steps {warmup:,} is not over before the last of {config.steps:,} "
             f"steps: the learning rate rises to {config.steps / warmup:.0%} of optim.lr and never decays"
         )
-    lines += [*describe_defaults(config), *_describe_metadata(data), *_describe_instructions(config, data)]
-    lines += [f"{name}: {note}" for name, notes in zip(data.names, data.notes) for note in notes]
-    ahead = config.policy.images_ahead(config.data.actions_per_chunk)
-    lines += describe_modes(config.mode, config.mode_weights(), bool(ahead and data.cameras))
-    lines += describe_images(config, data)
-    for camera in data.cameras:
-        if missing := [name for name, part in zip(data.names, data.training) if camera in part.missing_cameras]:
-            more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
-            lines.append(f"no {camera} in {', '.join(missing[:MAX_NAMED])}{more}: black there, and marked as missing")
-    if data.size is not None:
-        lines.append(f"images are loaded at {data.size[0]} x {data.size[1]}: those of the sources differ in size")
+    return lines
+
+
+def describe_modes(mode: str | Mapping[Any, float], shares: Mapping[str, float], images: bool = False) -> list[str]:
+    """Return one line for each loss that not every sample trains.
+
+    Args:
+        mode: the setting `mode`.
+        shares: share of each mode by name; they sum to 1.
+        images: whether the policy predicts future images.
+    """
+    name = mode if isinstance(mode, str) else " + ".join(f"{share:g} {part}" for part, share in mode.items() if share)
+    lines = []
+    for term, word in LOSS_NAMES.items():
+        share = sum(share for part, share in shares.items() if term in TRAINS[part])
+        if share < 1 - 1e-12 and (term != IMAGES or images):
+            samples = f"on {Fraction(share).limit_denominator(1000)} of the samples" if share else "on no sample"
+            lines.append(f"{name} trains the {word} loss {samples}")
     return lines
 
 
@@ -95,25 +141,24 @@ def describe_images(config: TrainConfig, data: RunData) -> list[str]:
         for size, names in recorded.items():
             stored = "of an unknown size" if size is None else _size(size)
             change = f" -> {seen} ({resized})" if stored != seen else ""
-            more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-            where = f" in {', '.join(names[:MAX_NAMED])}{more}" if len(recorded) > 1 else ""
-            lines.append(f"{camera} {stored}{change}{where}")
+            sources = f" in {_some(names)}" if len(recorded) > 1 else ""
+            lines.append(f"{camera} {stored}{change}{sources}")
     return lines
 
 
 def describe_defaults(config: TrainConfig) -> list[str]:
     """Return the settings whose defaults come from the policy, and those that differ from them, in a line each."""
-    brought, present = flat(config.run_defaults()), flat(plain(config))
-    taken = [f"{name} {value}" for name, value in brought.items() if present.get(name) == value]
+    defaults, present, name = flat(config.run_defaults()), flat(plain(config)), config.policy.type
+    taken = [f"{path} {value}" for path, value in defaults.items() if present.get(path) == value]
     others = [
-        f"{name} {present.get(name)} (its own: {value})"
-        for name, value in brought.items()
-        if present.get(name) != value
+        f"{path} {present.get(path)} (its own: {value})"
+        for path, value in defaults.items()
+        if present.get(path) != value
     ]
-    lines = [f"from policy {config.policy.type}: {', '.join(taken)}"] if taken else []
+    lines = [f"from policy {name}: {', '.join(taken)}"] if taken else []
     if deviation := config.policy.deviation(config.steps):
-        lines.append(f"{config.policy.type}: {deviation}")
-    return lines + ([f"not from policy {config.policy.type}: {', '.join(others)}"] if others else [])
+        lines.append(f"{name}: {deviation}")
+    return lines + ([f"not from policy {name}: {', '.join(others)}"] if others else [])
 
 
 def _describe_instructions(config: TrainConfig, data: RunData) -> list[str]:
@@ -126,22 +171,19 @@ def _describe_instructions(config: TrainConfig, data: RunData) -> list[str]:
     return [f"augment.task_separator {separator!r}: {counts}" + (", a sample gets one of them" if several else "")]
 
 
-def _size(size: tuple[int, int]) -> str:
-    return f"{size[0]}x{size[1]}"
-
-
 def _describe_weights(data: RunData) -> list[str]:
     """Figures of the frame weights of each source that has some."""
     lines = []
     for name, part in zip(data.names, data.training):
-        if (own := part.frame_weights) is None:
+        if (weights := part.frame_weights) is None:
             continue
-        facts, kept = own.facts, own.facts.frames - own.facts.zero
+        facts = weights.facts
         passes = f" in {facts.passes} passes" if facts.passes > 1 else ""
         lines.append(
-            f"{name}: frame weights in {_WEIGHTS_IN[own.weights_in]}: {facts.frames:,} training frames, "
+            f"{name}: frame weights in {WEIGHTS_IN[weights.weights_in]}: {facts.frames:,} training frames, "
             f"{facts.zero / facts.frames:.1%} of weight 0; an epoch of {facts.epoch:,} samples{passes}; effective "
-            f"sample size {facts.effective:,.0f} ({facts.effective / kept:.1%}); largest weight {facts.largest:g}"
+            f"sample size {facts.effective:,.0f} ({facts.effective / (facts.frames - facts.zero):.1%}); "
+            f"largest weight {facts.largest:g}"
         )
     if len(lines) > MAX_SOURCES:
         lines = [*lines[:MAX_SOURCES], f"… and {len(lines) - MAX_SOURCES} more sources with frame weights"]
@@ -150,17 +192,23 @@ def _describe_weights(data: RunData) -> list[str]:
 
 def _describe_metadata(data: RunData) -> list[str]:
     """First oddities in each dataset's metadata; missing files are in the notes on its selection."""
-    lines, seen = [], set[str]()
+    lines, catalogs = [], dict[str, tuple[str, Catalog]]()
     for name, part in zip(data.names, data.training):
-        catalog = part.catalog
-        if catalog.root in seen:
-            continue
-        seen.add(catalog.root)
-        odd = catalog.metadata_notes()
-        lines += [f"{name}: {line}" for line in odd[:MAX_NAMED]]
-        if len(odd) > MAX_NAMED:
-            lines.append(f"{name}: {len(odd) - MAX_NAMED} more of these: understudy inspect {catalog.root}")
+        catalogs.setdefault(part.catalog.root, (name, part.catalog))
+    for root, (name, catalog) in catalogs.items():
+        notes = catalog.metadata_notes()
+        lines += [f"{name}: {note}" for note in notes[:MAX_NAMED]]
+        if len(notes) > MAX_NAMED:
+            lines.append(f"{name}: {len(notes) - MAX_NAMED} more of these: understudy inspect {root}")
     return lines
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
+
+
+def _size(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
 
 
 def _format_amount(part: EpisodeDataset | None) -> str:
@@ -184,6 +232,58 @@ def _count_tasks(part: EpisodeDataset) -> int:
     return len(np.unique(table.task_indices[np.repeat(chosen, np.diff(table.task_offsets))]))
 
 
-def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+def describe_trainable(state: TrainState) -> list[str]:
+    """Return the share of the parameters that are trained, and with frozen ones a table of the policy's parts.
+
+    The bytes are exact, of the optimizer's state on this rank. With adapters on fresh weights a last line warns.
+    """
+    policy, config = state.policy, state.config
+    named, layers = dict(policy.named_parameters()), adapted_layers(policy)
+    total, trained = _count(named.values()), _count(p for p in named.values() if p.requires_grad)
+    tensors = [local(tensor) for values in state.optimizer.state.values() for tensor in values.values()]
+    size = sum(tensor.nbytes for tensor in tensors)
+    adapters = f"; adapters of rank {config.lora.rank} on {len(layers)} linear layers" if layers else ""
+    share = "all" if trained == total else f"{trained:,} of"
+    lines = [
+        f"trains {share} {total:,} parameters ({_percent(trained, total)}){adapters}; optimizer state {size:,} bytes"
+        + (" on this process" if state.mesh.world_size > 1 else "")
+    ]
+    lines += policy.describe_losses(state.weights)
+    if policy.scalar_losses:
+        lines.append(
+            "the policy returns one loss per batch: training and validation have no losses per source, mode, task or "
+            "episode"
+        )
+    if trained < total:
+        lines += _describe_parts(named, list(layers), policy.config.PARTS)
+    if narrow := _count(p for p in named.values() if p.dtype == torch.bfloat16 and not p.requires_grad):
+        rounded = f"; {state.rounded:,} of them were rounded from float32, once" if state.rounded else ""
+        lines.append(f"lora.base: {narrow:,} frozen weights are kept in bfloat16{rounded}")
+    if layers and not (config.init_from or getattr(config.policy, "weights", "")):
+        lines.append(
+            "lora.rank: the frozen weights below the adapters are fresh random numbers; start from a trained policy "
+            "(init_from)"
+        )
+    return lines
+
+
+def _describe_parts(named: Mapping[str, Tensor], layers: list[str], parts: Mapping[str, str]) -> list[str]:
+    """Format one line per part of the policy, in the sequence of its parameters."""
+    groups: dict[str, list[Tensor]] = {}
+    for name, parameter in named.items():
+        groups.setdefault(part_of(name, parts), []).append(parameter)
+    adapted = [part_of(f"{name}.weight", parts) for name in layers]
+    rows = [("part", "parameters", "trained", "share", "adapters")]
+    for part, members in groups.items():
+        total, trained = _count(members), _count(p for p in members if p.requires_grad)
+        share = _percent(trained, total) if trained else "frozen"
+        rows.append((part, f"{total:,}", f"{trained:,}", share, str(adapted.count(part) or "-")))
+    return align(rows)
+
+
+def _count(parameters: Iterable[Tensor]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.3g} %"

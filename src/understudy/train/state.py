@@ -7,7 +7,7 @@ device and filled after sharding, so that no process ever holds all of its weigh
 """
 
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,14 +17,12 @@ import torch
 from torch import Tensor
 
 from understudy.batch_keys import MODE, SOURCE
-from understudy.bytesize import parse_bytes
 from understudy.config.train import TrainConfig
-from understudy.cores import fair_threads
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing, select_blocks
 from understudy.distributed.attention import attention_kernels
 from understudy.distributed.compile import compile_blocks
 from understudy.distributed.fill_weights import ReadRows, RowsAsTensors, fill, materialise, to_device_or_meta
-from understudy.distributed.mesh import Mesh, reshard_weights, shard
+from understudy.distributed.mesh import Mesh, shard
 from understudy.errors import ConfigError
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.lora import add_adapters
@@ -34,25 +32,22 @@ from understudy.optim.moving_average import ema_decay, make_average, update_aver
 from understudy.optim.param_groups import freeze
 from understudy.optim.state import local
 from understudy.order.random.keys import make_key
-from understudy.policies.batch import to_device
 from understudy.policies.common.task_modes import MODES
-from understudy.policies.draws import make_draws
 from understudy.policies.meta_device import OnMeta
 from understudy.policies.policy import Policy
 from understudy.policies.registry import policy_type
 from understudy.policies.weight_files import StoredTensors, stored_dtypes
 from understudy.train import precision
-from understudy.train.data.token_budget import check_budget
-from understudy.train.draw_task_modes import draw_modes
-from understudy.train.micro_batches import MicroBatch, PartCounts, cut_batch
-from understudy.train.optimizer_step import (
-    StepResult,
+from understudy.train.augment_batch import (
     batch_to_device,
+    draw_modes,
+    draw_on_device,
     drop_instructions,
     drop_metadata,
-    optimizer_step,
     shift_cameras,
 )
+from understudy.train.micro_batches import MicroBatch, PartCounts, check_budget, cut_batch
+from understudy.train.optimizer_step import StepResult, optimizer_step
 from understudy.train.profiling.memory_check import (
     check_filled_weights,
     check_gpu_memory,
@@ -62,9 +57,7 @@ from understudy.train.profiling.memory_check import (
 from understudy.train.profiling.timer import NULL, Timer
 
 if TYPE_CHECKING:
-    from understudy.load.validation.validation_data import ValidationData
     from understudy.train.data.run_data import RunData
-    from understudy.train.validation.by_mode import ValidationFiles
 
 
 MAX_SOURCES = 64
@@ -132,8 +125,7 @@ class TrainState:
         config, device = self.config, self.mesh.device
         if not isinstance(batch, PreparedBatch):
             batch = self.prepare(batch)
-        draws = make_draws(self.policy.random_spec("train"), config.seed, batch["position"])
-        draws = {name: to_device(values, device) for name, values in draws.items()}
+        draws = draw_on_device(self.policy.random_spec("train"), config.seed, batch["position"], device)
         here = shift_cameras(batch_to_device(batch, device), self.policy.config.cameras, config.augment, config.seed)
         return MicroBatch(here, draws)
 
@@ -183,42 +175,6 @@ class TrainState:
         if self.config.learns_dynamics():
             marks[MODE] = draw_modes(self.config.seed, batch["position"], self.config.mode_weights())
         return {**batch, **marks}
-
-    def evaluate(
-        self,
-        held: "ValidationData",
-        *,
-        per_dim: bool = False,
-        files: "ValidationFiles | None" = None,
-        asked: Callable[[], bool] = lambda: False,
-    ) -> dict[str, Any]:
-        """Validate the weights to export in the modes of the run; see `train/validation/by_mode.py`."""
-        from understudy.train.validation.by_mode import (
-            evaluate_modes,  # imports readers of files, which a step does not
-        )
-
-        config, network = self.config, self.eval_policy
-        threads = config.loader.num_threads
-        try:
-            with attention_kernels(config.attention):
-                return evaluate_modes(
-                    network,
-                    held,
-                    config.seed,
-                    self.mesh,
-                    self.weights,
-                    config.val_modes(),
-                    per_dim=per_dim,
-                    files=files,
-                    open_loop=config.val.open_loop_every,
-                    threads=fair_threads(self.mesh.local_world_size) if threads == "auto" else threads,
-                    memory=parse_bytes(config.loader.memory)
-                    // self.mesh.local_world_size
-                    // 8,  # the rest is the loader's
-                    asked=asked,
-                )
-        finally:
-            reshard_weights(network, self.mesh)
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors of a checkpoint, by name (`precision.named_tensors`)."""

@@ -36,9 +36,9 @@ from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.weights.released_keys import WeightsError, released_key
 from understudy.train import run
+from understudy.train.augment_batch import shift_cameras
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import choose_normalization, open_data
-from understudy.train.optimizer_step import shift_cameras
 from understudy.train.profiling.plan import one_sample, trace_step
 
 FRONT, WRIST = CAMERAS

@@ -26,7 +26,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.profiling.profile import Profile, RankProfile, combine, step_settings
 from understudy.train.profiling.timer import PHASES
 from understudy.train.track import metrics_file
-from understudy.train.track.verdict import read_verdict
+from understudy.train.track.metrics_file import read_verdict
 
 
 @pytest.fixture(scope="module")

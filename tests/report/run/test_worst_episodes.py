@@ -13,8 +13,8 @@ from understudy.report.run import worst_episodes
 from understudy.report.run.worst_episodes import PREDICTED, RECORDED, render_worst_episodes
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.run import open_checkpoint
-from understudy.train.validation.episode_actions import EpisodeActions
 from understudy.train.validation.episode_sums import EpisodeSums
+from understudy.train.validation.open_loop import EpisodeActions
 
 
 def cards(section: str) -> dict[int, str]:

@@ -13,8 +13,8 @@ from understudy.cli import main
 from understudy.config.schema import override
 from understudy.errors import DatasetError, SourceError
 from understudy.train import run
-from understudy.train.checkpoint.data_paths import MOVED
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.paths import MOVED
 
 
 @pytest.fixture(scope="module")

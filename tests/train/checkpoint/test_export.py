@@ -19,8 +19,8 @@ from understudy.policies import policy_folder
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint, export
+from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.checkpoint.saver import Saver
 
 
 @pytest.fixture(scope="module")

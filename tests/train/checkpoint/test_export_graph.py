@@ -15,8 +15,7 @@ from understudy.errors import ConfigError
 from understudy.policies.common.encoders.text import byte_tokens
 from understudy.policies.graph.files import check_type
 from understudy.train import run
-from understudy.train.checkpoint.export import ExportConfig
-from understudy.train.checkpoint.export_graph import export_graph
+from understudy.train.checkpoint.export import ExportConfig, export_graph
 
 
 @pytest.fixture(scope="module")

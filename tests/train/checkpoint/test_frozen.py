@@ -17,8 +17,8 @@ from understudy.config.schema import override
 from understudy.errors import CheckpointError
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint, tensor_files
+from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.checkpoint.saver import Saver
 
 FROZEN = {"weights/base"}
 

@@ -12,7 +12,7 @@ import torch
 
 from understudy.errors import CheckpointError
 from understudy.train.checkpoint import checkpoint
-from understudy.train.checkpoint.index import INDEX, read_index
+from understudy.train.checkpoint.tensor_files import INDEX, read_index
 
 READERS: tuple[Callable[[Path], object], ...] = (
     checkpoint.tensor_names,

@@ -25,7 +25,7 @@ from understudy.errors import CheckpointError
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.checksums import FILES, SEAL, add_seal
-from understudy.train.checkpoint.index import read_index
+from understudy.train.checkpoint.tensor_files import read_index
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:

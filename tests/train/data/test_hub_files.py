@@ -20,7 +20,7 @@ from understudy.errors import ConfigError
 from understudy.hub.ids import hub_id
 from understudy.optional_packages import MissingExtraError
 from understudy.policies.pi05.config import Pi05Settings
-from understudy.train.data.hub_files import with_local_files
+from understudy.train.paths import with_local_files
 
 COMMIT = "1" * 40
 NAMES = ("tokenizer.model", "tokenizer.json", "processor_config.json", "large.safetensors")

@@ -13,10 +13,9 @@ from understudy.contract.facts import read_contract
 from understudy.load.validation.validation_data import ValidationData
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data.prompts import instructions, longest_prompts
-from understudy.train.data.run_data import open_data
+from understudy.train.data.run_data import instructions, longest_prompts, open_data
 from understudy.train.startup_summary import startup_summary
-from understudy.train.validation.periodic_validation import read_validation_data
+from understudy.train.validation.validation_loss import read_validation_data
 
 SEPARATOR = " the "
 """Of "lift the red block" one sample gets "lift", another one "red block"."""

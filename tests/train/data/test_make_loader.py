@@ -12,8 +12,7 @@ import torch
 from support.runs import tiny_config, tiny_dataset
 from understudy.config.train import LoaderConfig
 from understudy.errors import ConfigError
-from understudy.train.data.make_loader import make_loader, make_order
-from understudy.train.data.run_data import open_data
+from understudy.train.data.run_data import make_loader, make_order, open_data
 
 
 class Prepared(dict[str, Any]):

@@ -10,7 +10,7 @@ import pytest
 from support.runs import series, tiny_config, tiny_dataset
 from understudy.config.schema import override
 from understudy.train import run
-from understudy.train.track.verdict import compare_losses, read_verdict
+from understudy.train.track.metrics_file import compare_losses, read_verdict
 
 
 def steps(losses: list[float | None], **more: Any) -> list[dict[str, Any]]:

@@ -16,8 +16,7 @@ from understudy.data.selection.select import split_episodes
 from understudy.errors import ConfigError
 from understudy.order import sample_normal
 from understudy.train import run
-from understudy.train.validation.episode_actions import EpisodeActions, choose_starts
-from understudy.train.validation.open_loop import STEPS
+from understudy.train.validation.open_loop import STEPS, EpisodeActions, choose_starts
 
 CHUNK = 3
 

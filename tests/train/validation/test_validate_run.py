@@ -22,9 +22,9 @@ from understudy.errors import ConfigError
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.checkpoint.saver import Saver
 from understudy.train.track import metrics_file
 from understudy.train.validation.metrics import PLAIN, best_metrics
 

@@ -40,7 +40,7 @@ from understudy.train.track.metrics_file import finite
 from understudy.train.validation import validation_loss
 from understudy.train.validation.metrics import TermSums, best_metrics, group_losses
 from understudy.train.validation.open_loop import STEPS
-from understudy.train.validation.validation_loss import evaluate
+from understudy.train.validation.validation_loss import SampleTable, evaluate
 
 FLOW = {"flow": 1.0}
 DRAWS, SEED = FlowPolicy.validation_draws, 7
@@ -371,22 +371,21 @@ def test_each_stream_of_a_policy_has_its_losses_by_its_own_flow_time() -> None:
     """The times of the states lie in a drawn sequence beside those of the actions; both are reported by time."""
     rng = np.random.default_rng(0)
     time = torch.from_numpy(np.stack([np.sort(rng.random((5, DRAWS)), 1), rng.random((5, DRAWS))], axis=2))
-    found = torch.zeros(2, 1 + 1 + DRAWS, 7, dtype=torch.float64)
-    at = {
-        (term, name): part
-        for term, rows in zip(("flow", "dynamics"), found)
-        for name, part in zip(("sum", "count", "draws"), rows.split([1, 1, DRAWS]))
-    }
     losses = {}
     for stream, term in enumerate(("flow", "dynamics")):
         detail = Detail(time[:, :, stream, None].float().expand(-1, -1, 2), torch.ones(5, 2, dtype=torch.int64))
         detail = detail._replace(order=time[:, :, stream].argsort(dim=1))
         losses[term] = Loss(detail.sum.sum((1, 2)), torch.full((5,), 2 * DRAWS), detail)
-    validation_loss._write(at, slice(1, 6), losses, "flow")
+    policy: Any = SimpleNamespace(loss_terms=("flow",), validation_draws=DRAWS)
+    table = SampleTable(policy, dict.fromkeys(losses, 1.0), 7, torch.device("cpu"), False, None)
+    table.add(slice(1, 6), losses, {}, [""] * 5, {})
+    mesh: Any = SimpleNamespace(sum=lambda tensor: tensor, gather=lambda own: [own])
+    figures, _, _ = table.gather(mesh)
     for stream, term in enumerate(("flow", "dynamics")):  # here the loss of a draw is twice its time
         expected = 2 * time[:, :, stream].sort(dim=1).values.T
-        torch.testing.assert_close(at[term, "draws"][:, 1:6], expected, rtol=1e-6, atol=0)
-        assert not at[term, "draws"][:, [0, 6]].any()
+        draws = torch.from_numpy(figures[term][2:])
+        torch.testing.assert_close(draws[:, 1:6], expected, rtol=1e-6, atol=0)
+        assert not draws[:, [0, 6]].any()
 
 
 def test_an_open_loop_error_of_joints_that_never_move_is_none_and_not_the_best(

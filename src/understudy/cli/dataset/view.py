@@ -131,7 +131,7 @@ def _run_viewer(config: ViewConfig, state: "TrainState", validation: "Validation
 
     from understudy.errors import ConfigError
     from understudy.report.view.viewer import Source, Viewer
-    from understudy.train.validation.episode_actions import EpisodeActions
+    from understudy.train.validation.open_loop import EpisodeActions
 
     actions = EpisodeActions(state, validation)
     sources, found = [], 0

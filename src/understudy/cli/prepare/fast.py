@@ -65,8 +65,8 @@ def read_chunks(config: TrainConfig) -> "Iterator[np.ndarray]":
     from understudy.batch_keys import ACTION, HEAD, STATE
     from understudy.policies.common.history import split_states
     from understudy.policies.common.normalizer import Normalizer
-    from understudy.train.data.hub_files import with_local_files
     from understudy.train.data.run_data import choose_normalization, open_data
+    from understudy.train.paths import with_local_files
 
     config = with_local_files(config).with_policy_defaults()
     data = open_data(config)

@@ -45,9 +45,8 @@ def fit(config: TokenizerFitConfig) -> None:
     from understudy.errors import ConfigError
     from understudy.optional_packages import optional_imports, require
     from understudy.policies.common.fit_text_tokenizer import fit_text_tokenizer
-    from understudy.train.data.hub_files import with_local_files
-    from understudy.train.data.prompts import prompt_fields
-    from understudy.train.data.run_data import open_data
+    from understudy.train.data.run_data import open_data, prompt_fields
+    from understudy.train.paths import with_local_files
 
     require("pi05")
     run = with_local_files(config)

@@ -167,9 +167,8 @@ def _open_loop(
     from understudy.errors import ConfigError
     from understudy.load.validation.validation_data import UNREADABLE
     from understudy.policies.common.task_modes import POLICY
-    from understudy.train.optimizer_step import batch_to_device
-    from understudy.train.validation.episode_actions import choose_starts
-    from understudy.train.validation.open_loop import predict_actions
+    from understudy.train.augment_batch import batch_to_device
+    from understudy.train.validation.open_loop import choose_starts, predict_actions
 
     mode = state.config.val_mode()
     if mode != POLICY:

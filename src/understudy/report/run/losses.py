@@ -5,7 +5,7 @@ from typing import Any
 
 from understudy.report import charts, html
 from understudy.report.run.tables import several_terms
-from understudy.train.track.verdict import STEPS, mean_loss
+from understudy.train.track.metrics_file import STEPS, mean_loss
 
 Records = Sequence[Mapping[str, Any]]
 

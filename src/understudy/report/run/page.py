@@ -137,7 +137,7 @@ def _shown(value: Any) -> str:
 def _headlines(kinds: dict[str, list[dict[str, Any]]], rollouts: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Figures of the result: success, then losses and their gap."""
     from understudy.report.run.validation import number
-    from understudy.train.track.verdict import compare_losses
+    from understudy.train.track.metrics_file import compare_losses
 
     found = []
     if kinds["rollout"]:

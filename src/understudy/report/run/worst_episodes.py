@@ -68,8 +68,8 @@ def _open(
     from understudy.train.data.run_data import open_data
     from understudy.train.run import open_checkpoint
     from understudy.train.run_record import recorded_sources
-    from understudy.train.validation.episode_actions import EpisodeActions
-    from understudy.train.validation.periodic_validation import read_validation_data
+    from understudy.train.validation.open_loop import EpisodeActions
+    from understudy.train.validation.validation_loss import read_validation_data
 
     notes: list[str] = []
     if not predict:

@@ -31,7 +31,7 @@ from understudy.hub.download import pull
 from understudy.hub.ids import model_id, near_path, parse_address
 from understudy.policies.code_files import CODE, code_of, pin_missing
 from understudy.train.checkpoint import checksums
-from understudy.train.checkpoint.data_paths import find_moved
+from understudy.train.paths import find_moved
 
 FORMAT = 2
 """Version of a run directory; another one is refused. Format 1 had no version, and a single process."""

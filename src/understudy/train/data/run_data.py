@@ -5,18 +5,21 @@ sources are reported at once.
 """
 
 import hashlib
+import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import nlargest
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from understudy.batch_keys import ACTION, PROMPT_METADATA, STATE
+from understudy.batch_keys import ACTION, HOST_KEYS, PROMPT_METADATA, STATE
 from understudy.bytesize import parse_bytes
 from understudy.config.data import NONE
 from understudy.config.train import TrainConfig
+from understudy.cores import MOST_LOADER_THREADS, fair_threads
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.standard_keys import suggest_key
@@ -24,15 +27,18 @@ from understudy.data.stats.norm_heads import Member
 from understudy.data.stats.norm_heads import compute_normalization as normalize_heads
 from understudy.data.stats.stats_files import read_stats_file
 from understudy.data.stats.summary import Mode, Statistics
-from understudy.errors import DatasetError, SourceError
+from understudy.distributed.mesh import Mesh
+from understudy.errors import ConfigError, DatasetError, SourceError
+from understudy.load.choose_order import choose_order
+from understudy.load.instructions import split_task
 from understudy.load.loader import Batch, Loader
 from understudy.load.mixed_batches import Mixture
 from understudy.order import Order
 from understudy.policies.registry import check_start, policy_type
-from understudy.prompt_metadata import FORMAT
+from understudy.prompt_metadata import FORMAT, add_metadata
 from understudy.storage.remote_options import RemoteOptions
+from understudy.train.augment_batch import apply_augmentation
 from understudy.train.data.fingerprint import digest_files
-from understudy.train.data.prompts import check_prompt_metadata
 from understudy.train.data.sources import (
     RecordedSources,
     Source,
@@ -43,7 +49,6 @@ from understudy.train.data.sources import (
     recorded_sizes,
     split_source,
 )
-from understudy.train.optimizer_step import apply_augmentation
 from understudy.train.precision import compute_dtype
 
 _T = TypeVar("_T")
@@ -414,3 +419,127 @@ def read_first_batch(data: RunData, order: Order) -> Batch:
         warnings.simplefilter("ignore")  # of rank 0 of 1 in a group, and of the cost of the order here
         with Loader(data.training, order=order, **options) as loader:
             return next(loader)
+
+
+logger = logging.getLogger(__name__)
+
+
+def make_loader(
+    config: TrainConfig,
+    data: RunData,
+    order: Order,
+    mesh: Mesh,
+    position: int,
+    preprocess: Callable[[Batch], Batch],
+    journal: Path | None = None,
+) -> Loader:
+    """Make the loader of this rank's share of every batch.
+
+    Args:
+        config: the settings.
+        data: the data of the run.
+        order: the order of the samples.
+        mesh: the processes of the run.
+        position: first position to load.
+        preprocess: called in loader threads with each batch (`TrainState.prepare`).
+        journal: file for the substituted samples of this rank.
+
+    Raises:
+        ConfigError: on all ranks: one batch does not fit the memory.
+    """
+    with mesh.together():
+        try:
+            return Loader(
+                data.training,
+                order=order,
+                image_size=data.size,
+                rank=mesh.rank,
+                allow_uneven=True,
+                position=position,
+                preprocess=preprocess,
+                on_bad_frame=config.data.on_bad_frame,
+                journal=journal,
+                pin=mesh.device.type == "cuda",
+                colors=config.loader.colors,
+                device=mesh.device if config.loader.colors == "yuv" else None,
+                host_keys=HOST_KEYS,
+                decoded_cache=_decoded_cache(config),
+                **_resources(config, mesh),
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+
+def make_order(config: TrainConfig, data: RunData, mesh: Mesh) -> Order:
+    """Choose the order of a new run, and warn of one that costs much or mixes badly.
+
+    Raises:
+        ConfigError: one batch does not fit the memory, or the settings do not make an order.
+    """
+    in_rgb = config.loader.colors == "rgb"
+    try:
+        choice = choose_order(
+            data.training,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            image_size=data.size if in_rgb else None,  # planes are resized on the device
+            may_keep=in_rgb,
+            decoded_cache=config.loader.decoded_cache,
+            **data.order_options(config),
+            **_resources(config, mesh) | {"num_threads": MOST_LOADER_THREADS},  # the same order on any machine
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if choice.advice and mesh.rank == 0:
+        logger.warning("order: %s", choice.advice)
+    return choice.order
+
+
+def _decoded_cache(config: TrainConfig) -> tuple[str, int] | None:
+    """Folder and size of the decoded images on disk."""
+    if not config.loader.decoded_cache:
+        return None
+    return RemoteOptions(cache=config.data.cache).folder, parse_bytes(config.data.cache_size)
+
+
+def _resources(config: TrainConfig, mesh: Mesh) -> dict[str, Any]:
+    """Resources of a rank's loader."""
+    return {
+        "world_size": mesh.world_size,
+        "num_threads": config.loader.num_threads
+        if config.loader.num_threads != "auto"
+        else fair_threads(mesh.local_world_size),
+        "memory": parse_bytes(config.loader.memory) // mesh.local_world_size,
+    }
+
+
+_MOST = 1000  # longest texts by characters, among which the longest by tokens is sought
+
+
+def check_prompt_metadata(names: Iterable[str], training: Sequence[EpisodeDataset]) -> None:
+    """Raise DatasetError for metadata of the prompts that no source has."""
+    known = {name for part in training for name in part.prompts.names or ()}
+    if lost := [name for name in names if name not in known]:
+        there = sorted({name for part in training for name in part.catalog.episode_metadata()})
+        where = training[0].catalog.root if len(training) == 1 else "the sources"
+        fix = f"metadata of their episodes: {', '.join(there) or 'none; `edit --metadata` adds some'}"
+        raise DatasetError(f"data.prompt_metadata names {lost[0]!r}, which no episode has", where=where, fix=fix)
+
+
+def prompt_fields(training: Sequence[EpisodeDataset]) -> list[str]:
+    """Return the distinct metadata of prompts as they are written there, sorted."""
+    texts = {text for part in training for text in part.prompts.texts if text}
+    return sorted(add_metadata([""] * len(texts), list(texts)))
+
+
+def instructions(training: Sequence[EpisodeDataset], separator: str) -> set[str]:
+    """Return the distinct instructions of training; `separator` is that of `augment.task_separator`."""
+    return {task for part in training for text in part.catalog.tasks for task in split_task(text, separator)}
+
+
+def longest_prompts(training: Sequence[EpisodeDataset], separator: str = "") -> list[str]:
+    """Return the longest instructions with the longest metadata, all of it; by characters, the longest first."""
+    tasks = nlargest(_MOST, instructions(training, separator), len)
+    fields = nlargest(_MOST, {text for part in training for text in part.prompts.texts}, len)
+    pairs = [(task, text) for task in tasks for text in fields[: max(1, _MOST // len(tasks))]]
+    return add_metadata([task for task, _ in pairs], [text for _, text in pairs])

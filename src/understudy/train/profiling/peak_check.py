@@ -191,8 +191,7 @@ class _Prediction:
 def _predict() -> None:
     """Read settings and data from the standard input and write the memory of a step to the standard output."""
     signal.alarm(MOST_SECONDS)  # it ends, too, where the run was killed
-    from understudy.train.data.token_budget import largest_tokens
-    from understudy.train.micro_batches import largest_part
+    from understudy.train.micro_batches import largest_part, largest_tokens
     from understudy.train.profiling.plan import trace_step
     from understudy.train.profiling.stored_base import with_known_base
     from understudy.train.state import build_on_meta

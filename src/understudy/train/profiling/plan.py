@@ -32,11 +32,17 @@ from understudy.errors import ConfigError
 from understudy.optim.state import local
 from understudy.policies.draws import make_draws
 from understudy.progress import Progress
-from understudy.train.data.hub_files import with_local_files
-from understudy.train.data.prompts import instructions, longest_prompts, prompt_fields
-from understudy.train.data.run_data import RunData, choose_normalization, open_data, read_first_batch
-from understudy.train.data.token_budget import check_budget
-from understudy.train.micro_batches import largest_part
+from understudy.train.data.run_data import (
+    RunData,
+    choose_normalization,
+    instructions,
+    longest_prompts,
+    open_data,
+    prompt_fields,
+    read_first_batch,
+)
+from understudy.train.micro_batches import check_budget, largest_part
+from understudy.train.paths import with_local_files
 from understudy.train.profiling.flops import count_flops
 from understudy.train.profiling.live_bytes import LiveBytes, forget_values, without_values
 from understudy.train.profiling.resident import resident_memory, resident_tensors

@@ -28,10 +28,10 @@ from understudy.config.schema import override, plain
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import join_mesh
 from understudy.load.loader import Loader
-from understudy.train.data.hub_files import with_local_files
-from understudy.train.data.make_loader import make_loader, make_order
-from understudy.train.data.run_data import choose_normalization, open_data
+from understudy.train.data.run_data import choose_normalization, make_loader, make_order, open_data
+from understudy.train.loop import StepRunner
 from understudy.train.micro_batches import PartCounts, add_counts
+from understudy.train.paths import with_local_files
 from understudy.train.profiling.flops import count_flops, peak_flops
 from understudy.train.profiling.live_bytes import CudaBytes, LiveBytes
 from understudy.train.profiling.plan import NEEDS_VALUES, trace_batch
@@ -39,7 +39,6 @@ from understudy.train.profiling.resident import resident_memory, resident_tensor
 from understudy.train.profiling.stored_base import with_known_base
 from understudy.train.profiling.timer import NULL, PHASES, PhaseTimer, Timer
 from understudy.train.state import TrainState, init_train_state
-from understudy.train.step_runner import StepRunner
 from understudy.train.track.trackers import MetricsLog
 
 OTHER = "everything else"

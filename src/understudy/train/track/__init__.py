@@ -1,6 +1,5 @@
-"""Metrics of a run.
+"""Figures of a run.
 
-metrics_file    metrics.jsonl
-verdict         training against validation loss
-trackers        TensorBoard, Weights & Biases, Trackio
+metrics_file   metrics.jsonl, and the verdict on a run from it
+trackers       log of the figures, and the trackers that mirror it
 """

@@ -1,11 +1,8 @@
 """Validation.
 
-validation_loss        losses of all validation frames
-by_mode                a validation in each task mode
-imagined               imagined futures beside the recorded ones
-open_loop              sampled actions compared with the recorded ones
-episode_actions        actions predicted over a validation episode, beside the recorded ones
+validation_loss        losses of all validation frames, in each task mode, during a run and after it
+imagined               imagined futures and the recorded ones
+open_loop              sampled actions compared with the recorded ones, over frames and over whole episodes
 episode_sums           loss sums of each episode, in files of the run
 metrics                figures per group, with standard errors
-periodic_validation    validations during a run
 """

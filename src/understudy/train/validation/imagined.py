@@ -8,7 +8,8 @@ nothing changes. All ranks compute the same frames in the same parts, so the fig
 import io
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,9 @@ from understudy.atomic import write_bytes
 from understudy.batch_keys import STATE, TASK
 from understudy.distributed.mesh import Mesh
 from understudy.load.validation.validation_data import UNREADABLE, ValidationData
-from understudy.policies.batch import to_device
 from understudy.policies.common.affine import of_head
-from understudy.policies.draws import make_draws
 from understudy.policies.policy import Policy
-from understudy.train.optimizer_step import batch_to_device
+from understudy.train.augment_batch import batch_to_device, draw_on_device
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +76,17 @@ class Futures:
             logger.warning("%s: imagined images cannot be written: %s", path, error)
 
 
+@contextmanager
+def evaluating(policy: Policy) -> Iterator[None]:
+    """Put a policy into its evaluation mode within this context."""
+    training = policy.training
+    policy.eval()
+    try:
+        yield
+    finally:
+        policy.train(training)
+
+
 @torch.no_grad()
 def imagine_frames(policy: Policy, held: ValidationData, seed: int, mesh: Mesh) -> Futures:
     """Imagine the future of up to `FRAMES` validation frames, evenly spread; all ranks call this together.
@@ -91,17 +101,14 @@ def imagine_frames(policy: Policy, held: ValidationData, seed: int, mesh: Mesh) 
     chosen[np.unique(np.linspace(0, len(held) - 1, FRAMES).round().astype(int))] = True
     frames = held.select(chosen)
     cameras, parts, captions = policy.config.cameras, [], []
-    training = policy.training
-    policy.eval()
-    try:
+    with evaluating(policy):
         for start in range(0, len(frames), PART):
             part = slice(start, min(start + PART, len(frames)))
             with mesh.together():
                 batch = policy.preprocess(frames.read(part))
             unreadable = batch.pop(UNREADABLE)
             here = batch_to_device(batch, mesh.device)
-            draws = make_draws(policy.random_spec("act"), seed, frames.identity(part), "imagined")
-            draws = {name: to_device(values, mesh.device) for name, values in draws.items()}
+            draws = draw_on_device(policy.random_spec("act"), seed, frames.identity(part), mesh.device, "imagined")
             kept = [row for row in range(len(batch[TASK])) if row not in unreadable]
             found = _compare(policy, here, draws)
             parts.append({name: value.cpu()[kept] for name, value in found.items()})
@@ -110,8 +117,6 @@ def imagine_frames(policy: Policy, held: ValidationData, seed: int, mesh: Mesh) 
                 f"{batch[TASK][row]} · episode {frames.episode[number]}, frame {frames.frame[number]}"
                 for row, number in zip(kept, numbers)
             ]
-    finally:
-        policy.train(training)
     whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
     ahead = policy.config.images_ahead(policy.config.chunk) if "imagined" in whole else ()
     strips, of_rows = _strips(whole, len(cameras)) if ahead else ([], [])

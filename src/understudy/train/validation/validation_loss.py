@@ -5,39 +5,65 @@ two evaluations differ only if the weights do. Chunks are cut from the whole lis
 (`load/validation/validation_data.py`), independent of ranks, and the sums of all samples are gathered before they
 are added. So any number of ranks and threads gives the same bits. Nothing here reads or advances a generator, so
 validation does not affect training.
+
+During a run a stop request interrupts a validation, and unreadable validation frames end it. The checkpoint of the step
+is saved in both cases and marked (`PENDING` in its state); a run that resumes from it makes that validation first.
 """
 
+import logging
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from understudy.batch_keys import MODE, TASK
-from understudy.distributed.mesh import Mesh
+from understudy.bytesize import parse_bytes
+from understudy.config.train import TrainConfig
+from understudy.cores import fair_threads
+from understudy.distributed.attention import attention_kernels
+from understudy.distributed.mesh import Mesh, reshard_weights
+from understudy.distributed.signals import Stop
 from understudy.errors import DatasetError, RankError, is_wrong_input
 from understudy.load.validation.validation_data import UNREADABLE, ValidationData, prefetch_chunks, share_chunks
-from understudy.policies.batch import to_device
-from understudy.policies.common.task_modes import FLOW, MODES, POLICY, TRAINS
-from understudy.policies.draws import make_draws
+from understudy.policies.common.task_modes import FLOW, FORWARD, MODES, POLICY, TRAINS
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
 from understudy.progress import Progress, tqdm
-from understudy.train.optimizer_step import batch_to_device
+from understudy.train.augment_batch import batch_to_device, draw_on_device
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.data.run_data import RunData
+from understudy.train.state import TrainState
+from understudy.train.track.trackers import MetricsLog
 from understudy.train.validation.episode_sums import EpisodeSums
-from understudy.train.validation.metrics import TermSums, group_losses, loss_by_dimension, one_group
+from understudy.train.validation.imagined import evaluating, imagine_frames
+from understudy.train.validation.metrics import (
+    TermSums,
+    check_keep_best,
+    group_losses,
+    loss_by_dimension,
+    notes_on_groups,
+    one_group,
+)
 from understudy.train.validation.open_loop import OpenLoop
 
 BATCH = 128
 """Samples of a chunk."""
 MEMORY = 1 << 30
 """Default size of prefetched chunks in bytes; at least one chunk is read."""
-
-
 FEW, CAP = 16, 0.01
 """Largest number, or share, of unreadable validation frames that may be left out."""
+OF_MODE = ("loss", "equal_frames", "se", "samples", "episodes", "terms", "heads", "sources", "tasks", "open_loop")
+"""Figures of a validation that are stored for each mode."""
+
+DIMS, OPEN_LOOP = "action dimensions", "open loop"
+"""Names of figures of samples, besides those of the loss terms."""
+
+logger = logging.getLogger(__name__)
 
 
 class ValidationStopped(Exception):
@@ -46,6 +72,63 @@ class ValidationStopped(Exception):
 
 class ValidationFailed(DatasetError):
     """Validation frames cannot be read, so there is no validation."""
+
+
+def validate(
+    state: TrainState,
+    held: ValidationData,
+    *,
+    per_dim: bool = False,
+    run: RunDir | None = None,
+    asked: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Validate the weights to export in the modes of the run; all ranks call this together.
+
+    Args:
+        state: the state of the run; its weights do not change.
+        held: the samples.
+        per_dim: also compute the loss of the actions by dimension, in the first mode.
+        run: the run directory for the files of losses and of imagined images; None: no files.
+        asked: returns whether this rank should stop; then all ranks stop after the current chunk.
+
+    Returns:
+        Result of `evaluate`. With several modes `modes` has the figures `OF_MODE` of each. Where the run trains forward
+        dynamics of a policy that imagines, `imagined` has `Futures.figures`.
+    """
+    config, mesh, policy, threads = state.config, state.mesh, state.eval_policy, state.config.loader.num_threads
+
+    def in_mode(mode: str, **options: Any) -> dict[str, Any]:
+        return evaluate(
+            policy,
+            held,
+            config.seed,
+            mesh,
+            state.weights,
+            mode=mode,
+            open_loop=config.val.open_loop_every,
+            threads=fair_threads(mesh.local_world_size) if threads == "auto" else threads,
+            memory=parse_bytes(config.loader.memory) // mesh.local_world_size // 8,  # the rest is the loader's
+            asked=asked,
+            **options,
+        )
+
+    first, *others = modes = config.val_modes()
+    try:
+        with attention_kernels(config.attention):
+            result = in_mode(first, per_dim=per_dim, losses_file=run and run.episode_losses(state.step))
+            if others:
+                tables = {first: result} | {mode: in_mode(mode) for mode in others}
+                result["modes"] = {
+                    mode: {name: table[name] for name in OF_MODE if name in table} for mode, table in tables.items()
+                }
+            if FORWARD in modes and policy.imagines:
+                futures = imagine_frames(policy, held, config.seed, mesh)
+                result["imagined"] = futures.figures
+                if run is not None and mesh.rank == 0:
+                    futures.write(run.imagined)
+            return result
+    finally:
+        reshard_weights(policy, mesh)
 
 
 @torch.no_grad()
@@ -62,24 +145,24 @@ def evaluate(
     threads: int = 1,
     memory: int = MEMORY,
     asked: Callable[[], bool] = lambda: False,
-    keep: Callable[[EpisodeSums], None] | None = None,
+    losses_file: Path | None = None,
 ) -> dict[str, Any]:
     """Compute the losses of `policy` on every validation frame; all ranks call this together and get the same result.
 
     Args:
-        policy: its weights do not change.
+        policy: the network; its weights do not change.
         held: the samples.
-        seed: of the random numbers; they belong to the sample, not to the step.
+        seed: seed of the random numbers; they belong to the sample, not to the step.
         mesh: the ranks.
-        weights: of the loss terms, by name.
+        weights: weights of the loss terms, by name.
         mode: task mode of all samples (`policies/common/task_modes.py`).
         open_loop: also compare sampled actions with the recorded ones on every `open_loop`-th frame of a source; 0, or
             a mode in which actions are given, disables it.
         per_dim: also compute the loss of the actions by dimension, per source.
-        threads: for prefetching; the result does not depend on it.
+        threads: number of prefetching threads; the result does not depend on it.
         memory: bytes for prefetching; the result does not depend on it.
         asked: returns whether this rank should stop; then all ranks stop after the current chunk.
-        keep: called with the sums of each episode, on every rank; not with `Policy.scalar_losses`.
+        losses_file: file for the sums of each episode, written by rank 0; not with `Policy.scalar_losses`.
 
     Returns:
         `metrics.group_losses`, with `held_out`, the number of validation frames before sampling. With `open_loop` it
@@ -89,134 +172,214 @@ def evaluate(
     Raises:
         ValidationStopped: on all ranks, one was asked to stop. ValidationFailed: on all ranks, one cannot read a frame.
     """
-    width, count = policy.config.action_dim, len(held)
-    rows = {"sum": 1, "count": 1, "draws": policy.validation_draws}
-    layout = {(term, name): (size, count) for term in weights for name, size in rows.items()}
-    action_term = policy.loss_terms[0]
-    if per_dim and action_term in weights and not policy.scalar_losses:
-        layout |= {("dims", "sum"): (width, count), ("dims", "count"): (width, count)}
-    sampler = OpenLoop(open_loop, seed, width, mode, held) if open_loop and FLOW in TRAINS[mode] else None
-    layout |= {("open loop", name): shape for name, shape in (sampler.shapes.items() if sampler else ())}
-    sizes = [rows * columns for rows, columns in layout.values()]
-    found = torch.zeros(sum(sizes), dtype=torch.float64, device=mesh.device)
-
-    def parts(of: Tensor) -> dict[tuple[str, str], Tensor]:  # views
-        return {name: part.view(shape) for (name, shape), part in zip(layout.items(), of.split(sizes))}
-
-    at = parts(found)
-    chunks = [slice(low, min(low + BATCH, len(held))) for low in range(0, len(held), BATCH)]
-    own, turns = share_chunks(len(chunks), mesh.rank, mesh.world_size)
-    tasks: dict[int, list[str]] = {}  # of this rank's chunks
-    known: dict[str, str] = {}  # each text once, for the way to the other ranks
-    wrong: dict[int, str] = {}  # samples that cannot be read
-    # A rank without a chunk in the last turn computes one that is not counted, since a forward pass may gather weights
-    # from all ranks.
-    reading = prefetch_chunks(lambda number: policy.preprocess(held.read(chunks[number])), own or [0], threads, memory)
-    training = policy.training
-    policy.eval()
-    try:
-        with Progress(turns, "validation", "chunk", shown=mesh.rank == 0) as bar:
-            for turn in range(turns):
-                error: Exception | None = None
-                if turn < max(1, len(own)):
-                    try:
-                        number, batch = next(reading)
-                    except Exception as caught:
-                        error = caught
-                stopping, failed = mesh.votes(asked(), error is not None)
-                if failed:
-                    raise _failure(mesh, error)
-                if stopping:
-                    raise ValidationStopped
-                part = chunks[number]
-                if turn < max(1, len(own)):
-                    unreadable: dict[int, str] = batch.pop(UNREADABLE)
-                    if mode != POLICY:
-                        batch[MODE] = torch.full((part.stop - part.start,), MODES.index(mode))
-                    here = batch_to_device(batch, mesh.device)
-                    draws = make_draws(policy.random_spec("validation"), seed, held.identity(part))
-                    draws = {name: to_device(values, mesh.device) for name, values in draws.items()}
-                losses = policy.sample_losses(here, draws, list(weights), detail=True)
-                errors = sampler.errors(policy, here, part) if sampler else {}
-                if turn < len(own):
-                    tasks[number] = [known.setdefault(task, task) for task in batch[TASK]]
-                    wrong |= {part.start + row: why for row, why in unreadable.items()}
-                    _write(at, part, losses, action_term)
-                    for name, (columns, values) in errors.items():
-                        at["open loop", name][:, columns] = values.double()
-                bar.update()
-    finally:
-        reading.close()
-        policy.train(training)
-    texts = {number: names for of_rank in mesh.gather(tasks) for number, names in of_rank.items()}
-    names = [name for number in range(len(chunks)) for name in texts[number]]
-    each = {name: part.numpy() for name, part in parts(mesh.sum(found).cpu()).items()}
-    total, readable = held.total, np.ones(count, bool)
-    if left_out := {sample: why for of_rank in mesh.gather(wrong) for sample, why in of_rank.items()}:
-        _check_few(left_out, count, first=mesh.rank == 0)
-        readable[list(left_out)] = False
-        held, names = held.select(readable), [name for name, good in zip(names, readable) if good]
-        each = {name: part if name[0] == "open loop" else part[:, readable] for name, part in each.items()}
-    terms = {
-        term: TermSums(each[term, "sum"][0], each[term, "count"][0], each[term, "draws"], policy.time_edges(term))
-        for term in weights
-    }
-    scalar = policy.scalar_losses
-    result = one_group(terms, weights, held) if scalar else group_losses(terms, weights, held, names)
-    result["held_out"] = total
-    if keep is not None and not scalar:
-        keep(EpisodeSums.from_samples(terms, weights, held))
-    if left_out:
-        result["unreadable"] = len(left_out)
-    if ("dims", "sum") in each:
+    sampler = None
+    if open_loop and FLOW in TRAINS[mode]:
+        sampler = OpenLoop(open_loop, seed, policy.config.action_dim, mode, held)
+    table = SampleTable(policy, weights, len(held), mesh.device, per_dim, sampler)
+    with evaluating(policy), closing(_read_chunks(policy, held, mesh, threads, memory, asked)) as chunks:
+        for part, batch, unreadable, counts in chunks:
+            if mode != POLICY:
+                batch[MODE] = torch.full((part.stop - part.start,), MODES.index(mode))
+            inputs = batch_to_device(batch, mesh.device)
+            draws = draw_on_device(policy.random_spec("validation"), seed, held.identity(part), mesh.device)
+            losses = policy.sample_losses(inputs, draws, list(weights), detail=True)
+            errors = sampler.errors(policy, inputs, part) if sampler else {}
+            if counts:
+                table.add(part, losses, errors, batch[TASK], unreadable)
+    figures, tasks, unreadable = table.gather(mesh)
+    readable = np.ones(len(held), bool)
+    if unreadable:
+        _check_few(unreadable, len(held), first=mesh.rank == 0)
+        readable[list(unreadable)] = False
+    samples, tasks = held.select(readable), [task for task, good in zip(tasks, readable) if good]
+    rows = {term: figures[term][:, readable] for term in weights}
+    sums = {term: TermSums(own[0], own[1], own[2:], policy.time_edges(term)) for term, own in rows.items()}
+    if policy.scalar_losses:
+        result = one_group(sums, weights, samples)
+    else:
+        result = group_losses(sums, weights, samples, tasks)
+        if losses_file is not None and mesh.rank == 0:
+            EpisodeSums.from_samples(sums, weights, samples).write(losses_file)
+    result["held_out"] = held.total
+    if unreadable:
+        result["unreadable"] = len(unreadable)
+    if table.has_dims:
+        losses, counts = figures[DIMS][:, :, readable] * (1.0 if samples.weight is None else samples.weight)
         for name, entry in result["sources"].items():
-            number = held.names.index(name)
-            of_source = np.flatnonzero(held.source == number)
-            weight = 1.0 if held.weight is None else held.weight
-            entry["dims"] = loss_by_dimension(
-                each["dims", "sum"] * weight, each["dims", "count"] * weight, of_source, held.action_names(number)
-            )
+            number = samples.names.index(name)
+            of_source = np.flatnonzero(samples.source == number)
+            entry["dims"] = loss_by_dimension(losses, counts, of_source, samples.action_names(number))
     if sampler:
-        result["open_loop"] = sampler.result({name: each["open loop", name] for name in sampler.shapes}, readable)
+        result["open_loop"] = sampler.result(
+            {name: figures[f"{OPEN_LOOP}/{name}"] for name in sampler.shapes}, readable
+        )
     return result
 
 
+class SampleTable:
+    """Figures of each validation sample, float64 on the device: zeros, into which each rank writes its own chunks."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        weights: Mapping[str, float],
+        count: int,
+        device: torch.device,
+        per_dim: bool,
+        sampler: OpenLoop | None,
+    ) -> None:
+        self._action_term = policy.loss_terms[0]
+        self.has_dims = per_dim and self._action_term in weights and not policy.scalar_losses
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(weights, (2 + policy.validation_draws, count))
+        if self.has_dims:
+            shapes[DIMS] = (2, policy.config.action_dim, count)
+        if sampler:
+            shapes |= {f"{OPEN_LOOP}/{name}": shape for name, shape in sampler.shapes.items()}
+        self._figures = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
+        self._tasks: dict[int, list[str]] = {}  # first sample of a chunk -> tasks of its samples
+        self._unreadable: dict[int, str] = {}  # sample -> error
+
+    def add(
+        self,
+        part: slice,
+        losses: Mapping[str, Loss],
+        errors: Mapping[str, tuple[Tensor, Tensor]],
+        tasks: Sequence[str],
+        unreadable: Mapping[int, str],
+    ) -> None:
+        """Write the figures of a chunk: per term sum, count, and the draws of a sample in the order of its strata."""
+        self._tasks[part.start] = [sys.intern(task) for task in tasks]  # each text once, for the way to other ranks
+        self._unreadable |= {part.start + row: error for row, error in unreadable.items()}
+        for name, (columns, values) in errors.items():
+            self._figures[f"{OPEN_LOOP}/{name}"][:, columns] = values.double()
+        for term, loss in losses.items():
+            rows = self._figures[term][:, part]
+            rows[0], rows[1] = loss.sum, loss.count
+            if loss.detail is None:
+                rows[2:] = loss.sum / len(rows[2:])
+                continue
+            of_draw = loss.detail.sum.double().sum(dim=2)
+            if loss.detail.order is not None:
+                of_draw = of_draw.gather(1, loss.detail.order)
+            rows[2:] = of_draw.T
+            if self.has_dims and term == self._action_term:
+                dims = self._figures[DIMS][:, :, part]
+                dims[0] = loss.detail.sum.double().sum(dim=1).T
+                dims[1] = (loss.detail.count * loss.detail.sum.shape[1]).T
+
+    def gather(self, mesh: Mesh) -> tuple[dict[str, np.ndarray], list[str], dict[int, str]]:
+        """Return the figures of all ranks, the task of each sample, and the error of each unreadable one."""
+        figures = {name: mesh.sum(tensor).cpu().numpy() for name, tensor in self._figures.items()}
+        ranks = mesh.gather((self._tasks, self._unreadable))
+        tasks = {start: names for of_rank, _ in ranks for start, names in of_rank.items()}
+        unreadable = {sample: error for _, of_rank in ranks for sample, error in of_rank.items()}
+        return figures, [task for start in sorted(tasks) for task in tasks[start]], unreadable
+
+
+class _Chunk(NamedTuple):
+    part: slice
+    batch: dict[str, Any]
+    unreadable: dict[int, str]
+    """Error of each row that another sample replaces."""
+    counts: bool
+
+
+def _read_chunks(
+    policy: Policy, held: ValidationData, mesh: Mesh, threads: int, memory: int, asked: Callable[[], bool]
+) -> Generator[_Chunk, None, None]:
+    """Yield this rank's chunks, prepared. All ranks agree before each on errors and stop requests.
+
+    A forward pass may gather weights from all ranks. So a rank without a chunk in the last turn gets one again that is
+    not counted.
+    """
+    parts = [slice(low, min(low + BATCH, len(held))) for low in range(0, len(held), BATCH)]
+    numbers, turns = share_chunks(len(parts), mesh.rank, mesh.world_size)
+    reading = prefetch_chunks(
+        lambda number: policy.preprocess(held.read(parts[number])), numbers or [0], threads, memory
+    )
+    with closing(reading), Progress(turns, "validation", "chunk", shown=mesh.rank == 0) as bar:
+        for turn in range(turns):
+            error: Exception | None = None
+            if turn < max(1, len(numbers)):
+                try:
+                    number, batch = next(reading)
+                    unreadable = batch.pop(UNREADABLE)
+                except Exception as caught:
+                    error = caught
+            stopping, failed = mesh.votes(asked(), error is not None)
+            if failed:
+                raise _failure(mesh, error)
+            if stopping:
+                raise ValidationStopped
+            yield _Chunk(parts[number], batch, unreadable, turn < len(numbers))
+            bar.update()
+
+
 def _failure(mesh: Mesh, error: Exception | None) -> Exception:
-    """Make the error that all ranks raise where some cannot read a chunk; `error` is that of this rank."""
-    known = None if error is None else (is_wrong_input(error), str(error) or repr(error))
-    wrong_input, words = next(each for each in mesh.gather(known) if each is not None)
-    made: Exception
+    """Make the error that all ranks raise where some cannot read a chunk; `error` is this rank's own."""
+    report = None if error is None else (is_wrong_input(error), str(error) or repr(error))
+    wrong_input, message = next(report for report in mesh.gather(report) if report is not None)
+    message = f"validation frames cannot be read: {message}"
     if wrong_input:
         fix = "data.on_bad_frame substitute leaves out the few frames that cannot be read"
-        made = ValidationFailed(f"validation frames cannot be read: {words}", fix=fix)
+        failure: Exception = ValidationFailed(message, fix=fix)
     else:
-        made = RankError(f"validation frames cannot be read: {words}")
-    made.__cause__ = error
-    return made
+        failure = RankError(message)
+    failure.__cause__ = error
+    return failure
 
 
-def _check_few(left_out: Mapping[int, str], count: int, first: bool) -> None:
+def _check_few(unreadable: Mapping[int, str], count: int, first: bool) -> None:
     """Warn about unreadable samples, of `count`. Raises ValidationFailed where they are many, as in training."""
-    words, allowed = left_out[min(left_out)], max(FEW, int(CAP * count))
-    what = f"{len(left_out)} of {count} validation frames cannot be read"
-    if len(left_out) > allowed:
+    error, allowed = unreadable[min(unreadable)], max(FEW, int(CAP * count))
+    share = f"{len(unreadable)} of {count} validation frames cannot be read"
+    if len(unreadable) > allowed:
         fix = "repair the dataset, or leave these episodes out"
-        raise ValidationFailed(f"{what}, {allowed} are allowed; the first: {words}", fix=fix)
+        raise ValidationFailed(f"{share}, {allowed} are allowed; the first: {error}", fix=fix)
     if first:
-        tqdm.write(f"{what} and are left out of the validation; the first: {words}", file=sys.stderr)
+        tqdm.write(f"{share} and are left out of the validation; the first: {error}", file=sys.stderr)
 
 
-def _write(at: Mapping[tuple[str, str], Tensor], part: slice, losses: Mapping[str, Loss], action_term: str) -> None:
-    """Write the losses of a chunk to their places; the draws of a sample in the order of its strata."""
-    for term, loss in losses.items():
-        at[term, "sum"][0, part], at[term, "count"][0, part] = loss.sum, loss.count
-        if loss.detail is None:
-            at[term, "draws"][:, part] = loss.sum / len(at[term, "draws"])
-            continue
-        of_draw = loss.detail.sum.double().sum(dim=2)
-        if loss.detail.order is not None:
-            of_draw = of_draw.gather(1, loss.detail.order)
-        at[term, "draws"][:, part] = of_draw.T
-        if term == action_term and ("dims", "sum") in at:
-            at["dims", "sum"][:, part] = loss.detail.sum.double().sum(dim=1).T
-            at["dims", "count"][:, part] = (loss.detail.count * loss.detail.sum.shape[1]).T
+def describe_validation(step: int, result: Mapping[str, Any], lowest: tuple[float, int] | None) -> str:
+    """Describe a validation in one line: its loss, the terms, the lowest loss so far with its step, and notes."""
+    terms = result["terms"] if len(result["terms"]) > 1 else {}
+    means = ", ".join(f"{term} {entry['loss']:.4g}" for term, entry in terms.items())
+    error = "" if result["se"] is None else f" ± {result['se']:.2g}"
+    parts = [f"loss {result['loss']:.4g}{error}" + (f" ({means})" if means else "")]
+    if lowest is not None:
+        parts.append("the lowest so far" if lowest[1] == step else f"lowest {lowest[0]:.4g} at step {lowest[1]:,}")
+    return "; ".join([*parts, *notes_on_groups(result)])
+
+
+def read_validation_data(config: TrainConfig, data: RunData) -> ValidationData | None:
+    """Return the validation frames of all sources; None if there are none."""
+    skip = config.data.on_bad_frame == "substitute"
+    separator = config.augment.task_separator
+    return ValidationData.from_sources(data, bool(config.data.sources), config.val.frames, skip, separator)
+
+
+def open_validation(config: TrainConfig, data: RunData) -> ValidationData | None:
+    """Return the data of the run's validations, if any. Raises ConfigError if they lack the figure of `keep_best`."""
+    validation = read_validation_data(config, data) if config.val.every else None
+    if validation is not None:
+        check_keep_best(config, validation)
+    return validation
+
+
+def validate_and_log(
+    state: TrainState, validation: ValidationData, stop: Stop, log: MetricsLog
+) -> tuple[Mapping[str, Any] | None, ValidationFailed | None]:
+    """Make a validation and log it; all ranks call this together.
+
+    Returns:
+        The result and no error; None and the error if frames cannot be read; None twice after a stop request.
+    """
+    try:
+        result = validate(state, validation, run=RunDir(Path(state.config.output_dir)), asked=lambda: stop.asked)
+    except (ValidationStopped, ValidationFailed) as error:
+        log.discard_row()
+        return None, error if isinstance(error, ValidationFailed) else None
+    log.log(state.step, {"kind": "val", **result})
+    if state.mesh.rank == 0:
+        logger.info("validation at step %s: %s", state.step, describe_validation(state.step, result, log.lowest))
+    return result, None

@@ -1,0 +1,106 @@
+"""Augmentation of a batch and its way to the device, without any network.
+
+All random numbers are keyed by (seed, purpose, position), so a sample gets the same mode, shift and text on any rank,
+in any micro-batch and after any restart.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from understudy.batch_keys import HOST_KEYS, PROMPT_METADATA, TASK
+from understudy.load.instructions import draw_instructions
+from understudy.order import sample_uniform
+from understudy.policies.batch import to_device
+from understudy.policies.common.augment import drop_texts, shift_images
+from understudy.policies.common.task_modes import MODES
+from understudy.policies.draws import Draws, RandomSpec, make_draws
+from understudy.prompt_metadata import drop_fields, label
+
+if TYPE_CHECKING:
+    from understudy.config.data import DataConfig
+    from understudy.config.train import AugmentConfig
+
+
+def draw_modes(seed: int, positions: Tensor, shares: Mapping[str, float]) -> Tensor:
+    """Draw the mode of each position: indexes into `MODES`, int64 [n].
+
+    Args:
+        seed: seed of the run.
+        positions: int64 [n], on the host.
+        shares: share of each mode by name; they sum to 1.
+    """
+    bounds = np.cumsum([shares.get(mode, 0.0) for mode in MODES])
+    last = max(number for number, mode in enumerate(MODES) if shares.get(mode))  # where the sum is just below 1
+    drawn = sample_uniform(seed, "task mode", positions.numpy()).reshape(-1)
+    return torch.from_numpy(np.minimum(np.searchsorted(bounds, drawn, side="right"), last).astype(np.int64))
+
+
+def apply_augmentation(
+    batch: Mapping[str, Any], cameras: tuple[str, ...], augment: "AugmentConfig", seed: int
+) -> dict[str, Any]:
+    """Shift the images and drop some instructions; `batch["position"]` keys the random numbers."""
+    return shift_cameras(drop_instructions(batch, augment, seed), cameras, augment, seed)
+
+
+def drop_instructions(batch: Mapping[str, Any], augment: "AugmentConfig", seed: int) -> dict[str, Any]:
+    """Draw one of several instructions, and replace some by the empty text, on the host."""
+    if not (augment.text_dropout or augment.task_separator):
+        return dict(batch)
+    positions = batch["position"].numpy()
+    texts = draw_instructions(batch[TASK], augment.task_separator, seed, positions)
+    if augment.text_dropout:
+        draws = torch.from_numpy(sample_uniform(seed, "text dropout", positions))
+        texts = drop_texts(texts, draws, augment.text_dropout)
+    return {**batch, TASK: texts}
+
+
+def drop_metadata(batch: Mapping[str, Any], data: "DataConfig", seed: int) -> dict[str, Any]:
+    """Drop metadata from some prompts, on the host: each field for its share of the samples, and all for a share.
+
+    Fields draw independently; `batch["position"]` keys the draws, so an epoch differs from the next one.
+    """
+    if PROMPT_METADATA not in batch:
+        return dict(batch)
+    positions = batch["position"].numpy()
+    all_of = sample_uniform(seed, "prompt metadata", positions) < data.prompt_metadata_dropout
+    drawn = {
+        label(name): sample_uniform(seed, f"prompt metadata {name}", positions) < share
+        for name, share in data.prompt_metadata.items()
+    }
+    kept = [
+        "" if all_of[row] else drop_fields(lines, [name for name, rows in drawn.items() if rows[row]])
+        for row, lines in enumerate(batch[PROMPT_METADATA])
+    ]
+    return {**batch, PROMPT_METADATA: kept}
+
+
+def shift_cameras(
+    batch: Mapping[str, Any], cameras: tuple[str, ...], augment: "AugmentConfig", seed: int
+) -> dict[str, Any]:
+    """Shift the images of each sample by a few pixels, on the device of the images."""
+    changed = dict(batch)
+    for camera in cameras if augment.shift else ():
+        draws = torch.from_numpy(sample_uniform(seed, f"shift {camera}", batch["position"].numpy(), (2,)))
+        images = batch[camera]  # [B, 3, H, W], or [B, T, 3, H, W]: the frames of a sample shift alike
+        shifted = shift_images(images.flatten(1, -3), to_device(draws, images.device), augment.shift)
+        changed[camera] = shifted.view_as(images)
+    return changed
+
+
+def batch_to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Copy a batch to `device`; `position` and `source`, which the host reads, and texts stay on the host."""
+    return {
+        key: to_device(value, device) if isinstance(value, Tensor) and key not in HOST_KEYS else value
+        for key, value in batch.items()
+    }
+
+
+def draw_on_device(
+    spec: Mapping[str, RandomSpec], seed: int, positions: Tensor, device: torch.device, purpose: str = ""
+) -> Draws:
+    """Draw random numbers, keyed as by `policies/draws.py`, and copy them to `device`."""
+    return {name: to_device(values, device) for name, values in make_draws(spec, seed, positions, purpose).items()}
