@@ -48,8 +48,7 @@ import understudy as us
 from support.arm import arm_observations, write_arm_policy
 from understudy.policies.draws import make_draws
 from understudy.serve.client import RemotePolicy
-from understudy.serve.coding import encode
-from understudy.serve.protocol import Noise
+from understudy.serve.protocol import Noise, encode
 
 COMBINATIONS = 64
 FAULT_EVERY = 100

@@ -23,12 +23,11 @@ from understudy.contract.declared import Declaration
 from understudy.contract.mismatch import ContractError, ContractWarning
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
-from understudy.serve import dial
+from understudy.serve import client
 from understudy.serve.async_chunks import AsyncChunks
-from understudy.serve.client import RemotePolicy
-from understudy.serve.coding import MessageError
-from understudy.serve.past import PastObservations
-from understudy.serve.protocol import DeadlineError, RemoteError, Request
+from understudy.serve.client import PastObservations, RemotePolicy
+from understudy.serve.protocol import DeadlineError, MessageError, RemoteError
+from understudy.serve.requests import Request
 from understudy.serve.server import PolicyServer, running_server
 from understudy.serve.session import Session
 
@@ -126,12 +125,12 @@ def test_a_long_wait_is_logged_once(
     def waits() -> list[str]:
         return [str(record.args) for record in caplog.records if "ws://" in str(record.args)]
 
-    monkeypatch.setattr(dial, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(client, "PATIENCE_S", 1.0)
     with served(folder) as server:
         RemotePolicy(server.address).close()
         time.sleep(1.1)
     assert waits() == []
-    monkeypatch.setattr(dial, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(client, "PATIENCE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
         for port in (9, silent.getsockname()[1]):
             caplog.clear()
@@ -268,7 +267,7 @@ def test_a_gap_in_the_steps_is_refused_and_not_misaligned(remembering: RobotPoli
     """A client that observes every fifth step only has no observation of 0.2 s ago."""
     from websockets.sync.client import connect
 
-    from understudy.serve.coding import decode, encode
+    from understudy.serve.protocol import decode, encode
 
     with (
         running_server(remembering, ServeConfig(policy="small", port=0, warm_up=0)) as server,
@@ -286,7 +285,7 @@ def test_a_gap_in_the_steps_is_refused_and_not_misaligned(remembering: RobotPoli
 def test_more_past_than_the_policy_sees_is_refused(remembering: RobotPolicy) -> None:
     from websockets.sync.client import connect
 
-    from understudy.serve.coding import decode, encode
+    from understudy.serve.protocol import decode, encode
 
     seen = moments(1)[0]
     with (

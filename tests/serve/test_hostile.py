@@ -24,7 +24,7 @@ from support.refusals import refused
 from support.serving import outcomes, served
 from understudy.contract.mismatch import ContractError, ContractWarning
 from understudy.serve.client import RemotePolicy
-from understudy.serve.coding import MessageError, decode, encode
+from understudy.serve.protocol import MessageError, decode, encode
 from understudy.serve.server import PolicyServer
 
 

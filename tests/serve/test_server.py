@@ -32,8 +32,7 @@ from understudy.config.serve import ServeConfig
 from understudy.errors import ConfigError
 from understudy.policies.draws import make_draws
 from understudy.serve.client import RemotePolicy
-from understudy.serve.coding import decode, encode
-from understudy.serve.protocol import DeadlineError, Noise, RemoteError
+from understudy.serve.protocol import DeadlineError, Noise, RemoteError, decode, encode
 from understudy.serve.server import PolicyServer
 
 

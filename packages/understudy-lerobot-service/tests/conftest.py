@@ -1,5 +1,6 @@
 """The policy of the arm, and its observations."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -17,3 +18,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def seen() -> list[Observation]:
     return arm_observations(6)
+
+
+@pytest.fixture(autouse=True)
+def _all_lines_of_the_log() -> None:
+    """Undo the level that `understudy replay` sets in its process."""
+    logging.getLogger("understudy.serve").setLevel(logging.NOTSET)

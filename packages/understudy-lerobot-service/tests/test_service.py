@@ -36,7 +36,7 @@ from support.serving import outcomes, served
 from understudy.config.serve import ServeConfig
 from understudy.errors import ConfigError
 from understudy.serve.client import RemotePolicy
-from understudy.serve.coding import MessageError
+from understudy.serve.protocol import MessageError
 from understudy.serve.server import PolicyServer
 from understudy_lerobot_service import messages, service
 from understudy_lerobot_service.messages import Instructions
@@ -200,7 +200,7 @@ def test_robots_write_no_line_of_their_own(
         {"rename_map": {"observation.images.front": FORGED}},
     ]
     observations = [{FORGED: 1.0}, {FORGED: [1]}, {"task": FORGED}, {"task": "t" * 1_000_000}]
-    with served(folder, lerobot_port=0) as server, caplog.at_level(logging.INFO):
+    with served(folder, lerobot_port=0) as server, caplog.at_level(logging.INFO, "understudy.serve"):
         for changes, values in [*((each, {}) for each in instructions), *(({}, each) for each in observations)]:
             with client(server) as arm, suppress(grpc.RpcError):
                 arm.start(**changes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from understudy.contract.facts import RobotFacts, VectorFacts
 from understudy.contract.mismatch import Mismatch
@@ -20,6 +21,8 @@ class Declaration:
         cameras: keys of its cameras.
         robot_type: its type.
     """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}  # where it is read from a message
 
     fps: float | None = None
     state_names: Sequence[str] | None = None

@@ -1,9 +1,8 @@
-"""Who may connect: tokens, names of the host, numbers of connections."""
+"""Tokens and names of the host."""
 
 import hmac
 import ipaddress
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from understudy.errors import ConfigError
@@ -37,9 +36,9 @@ def is_authorized(header: str | None, token: str | None) -> bool:
     """Return whether an `Authorization` header has the token; in constant time for tokens of one length."""
     if token is None:
         return True
-    scheme, _, given = (header or "").partition(" ")
-    known = scheme.lower() in ("bearer", "api-key")
-    return hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode()) and known
+    scheme, _, header_token = (header or "").partition(" ")
+    same = hmac.compare_digest(header_token.strip().encode("utf-8", "replace"), token.encode())
+    return same and scheme.lower() in ("bearer", "api-key")
 
 
 def is_loopback(host: str) -> bool:
@@ -63,8 +62,3 @@ def is_own_host(header: str | None, host: str) -> bool:
     name = (header or "").strip()
     name = name[: name.index("]") + 1] if name.startswith("[") and "]" in name else name.partition(":")[0]
     return is_loopback(name)
-
-
-def authorization(token: str | None) -> Mapping[str, str]:
-    """Return the headers of a client with a token."""
-    return {"Authorization": f"Bearer {token}"} if token else {}

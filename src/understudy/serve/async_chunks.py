@@ -17,8 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, get_args
+from typing import Any, Literal, NamedTuple, Protocol, Self, get_args
 
 import numpy as np
 
@@ -46,8 +45,7 @@ class ChunkPolicy(Protocol):
         ...
 
 
-@dataclass
-class _Chunk:
+class _Chunk(NamedTuple):
     asked: int
     """Control step of its observation."""
     start: int
@@ -57,12 +55,6 @@ class _Chunk:
 
     def has(self, step: int) -> bool:
         return self.start <= step < self.start + len(self.actions)
-
-
-@dataclass
-class _Asked:
-    step: int
-    future: "Future[np.ndarray]"
 
 
 class AsyncChunks:
@@ -76,7 +68,7 @@ class AsyncChunks:
     With a `delay` of 0 the actions are those of `policy.select_action(observation, horizon=execute)` to the bit.
 
     Attributes:
-        delays: of the last chunks, in actions; the first of an episode is not among them.
+        delays: delays of the last chunks in actions, without the first chunk of an episode.
         stalls: steps of the episode at which the robot had to wait, since all actions were executed; 0 with a `delay`.
     """
 
@@ -99,7 +91,7 @@ class AsyncChunks:
                 raises a `DelayWarning`, once in an episode.
             delay: actions after which each chunk is used, whether it arrives earlier or not; a late one is waited for.
                 Results are then reproducible, as in a simulation. None: each chunk is used when it arrives.
-            decay: of the weights of an ensemble: exp(-decay * i) of the i-th oldest chunk.
+            decay: decay of the weights of an ensemble: exp(-decay * i) of the i-th oldest chunk.
 
         Raises:
             ValueError: an unknown compensation, or one that the policy cannot follow; `delay` is above the policy's
@@ -138,7 +130,7 @@ class AsyncChunks:
         self._step = 0
         self._warned = False
         self._chunks: list[_Chunk] = []
-        self._asked: _Asked | None = None
+        self._asked: tuple[int, Future[np.ndarray]] | None = None  # control step and chunk
         self._observed: deque[Future[None]] = deque()
 
     def reset(self, **options: Any) -> None:
@@ -201,7 +193,7 @@ class AsyncChunks:
                     options |= {"previous": rest, "delay": late, "horizon": len(rest)}
                 else:
                     options |= {"previous": rest, "delay": min(late, self._most_given)}
-        self._asked = _Asked(step, self._worker.submit(self._predict, observation, options))
+        self._asked = step, self._worker.submit(self._predict, observation, options)
 
     def _predict(self, observation: dict[str, Any], options: dict[str, Any]) -> np.ndarray:
         try:
@@ -213,24 +205,26 @@ class AsyncChunks:
 
     def _receive(self, step: int) -> None:
         """Take the chunk that was asked for, where it is there and due, or the robot needs it."""
-        if (asked := self._asked) is None:
+        if self._asked is None:
             return
+        asked_step, future = self._asked
+        delay = step - asked_step
         stalled = not any(chunk.has(step) for chunk in self._chunks)
-        due = step - asked.step >= self._delay if self._delay is not None else asked.future.done()
+        due = delay >= self._delay if self._delay is not None else future.done()
         if not due and not stalled:
             return
-        if stalled and self._chunks and self._delay is None and not asked.future.done():
+        if stalled and self._chunks and self._delay is None and not future.done():
             self.stalls += 1
         self._asked = None
-        actions = asked.future.result()
+        actions = future.result()
         if self._chunks:
-            self.delays.append(step - asked.step)
-            self._warn_if_late(step - asked.step)
+            self.delays.append(delay)
+            self._warn_if_late(delay)
             if (report := getattr(self._policy, "report_delay", None)) is not None:
-                report(step - asked.step)
-        start = step if self._compensation == "none" else asked.step
+                report(delay)
+        start = step if self._compensation == "none" else asked_step
         self._chunks = [chunk for chunk in self._chunks if chunk.has(step)] if self._compensation == "ensemble" else []
-        self._chunks.append(_Chunk(asked.step, start, actions))
+        self._chunks.append(_Chunk(asked_step, start, actions))
 
     def _warn_if_late(self, delay: int) -> None:
         if self._compensation != "trained" or self._warned or delay <= self._most_given:
@@ -245,11 +239,11 @@ class AsyncChunks:
 
     def _action(self, step: int) -> np.ndarray:
         # `_receive` has waited where no chunk had this step, and a chunk is asked for before the last one ends.
-        known = [chunk.actions[step - chunk.start] for chunk in self._chunks if chunk.has(step)]
-        if len(known) == 1:
-            return np.array(known[0])
-        weights = np.exp(-self._decay * np.arange(len(known)))
-        return np.asarray(np.average(known, axis=0, weights=weights), known[0].dtype)
+        actions = [chunk.actions[step - chunk.start] for chunk in self._chunks if chunk.has(step)]
+        if len(actions) == 1:
+            return np.array(actions[0])
+        weights = np.exp(-self._decay * np.arange(len(actions)))
+        return np.asarray(np.average(actions, axis=0, weights=weights), actions[0].dtype)
 
     def _raise_observed(self) -> None:
         """Raise the error of an observation in the thread."""
@@ -257,7 +251,7 @@ class AsyncChunks:
             self._observed.popleft().result()
 
     def _drop(self) -> None:
-        futures: list[Future[Any]] = [*self._observed, *([self._asked.future] if self._asked is not None else [])]
+        futures: list[Future[Any]] = [*self._observed, *([self._asked[1]] if self._asked is not None else [])]
         for future in futures:
             if not future.cancel():
                 future.exception()  # waits for it; its result has no use
@@ -273,5 +267,5 @@ def _max_delay(policy: Any) -> int:
 
 def _continues_chunks(policy: Any) -> bool:
     """Whether a local policy, or a remote one by its metadata, continues chunks; others are asked for it."""
-    known = getattr(policy, "metadata", {}).get("continues_chunks", True)
-    return bool(getattr(getattr(policy, "policy", None), "continues_chunks", known))
+    remote = getattr(policy, "metadata", {}).get("continues_chunks", True)
+    return bool(getattr(getattr(policy, "policy", None), "continues_chunks", remote))

@@ -5,14 +5,17 @@ policy.reset()
 action = policy.select_action({"observation.state": joints, "observation.images.front": image, "task": "..."})
 """
 
+import logging
 import ssl as tls
 import threading
 import time as clock
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -20,15 +23,29 @@ from understudy.contract.declared import Declaration
 from understudy.contract.mismatch import ContractWarning, Mismatch
 from understudy.credentials import redact
 from understudy.optional_packages import optional_imports
-from understudy.serve.access import read_token
-from understudy.serve.coding import MessageError, decode, encode
-from understudy.serve.dial import FAILURES, announced, check_address, dial, hang_up
-from understudy.serve.past import PastObservations
-from understudy.serve.protocol import CONTROL, ERROR, DeadlineError, Noise, RemoteError, read_mismatches, rebuild_error
+from understudy.serve.access import VARIABLE, is_loopback, read_token
+from understudy.serve.protocol import (
+    CONTROL,
+    ERROR,
+    DeadlineError,
+    MessageError,
+    Noise,
+    RemoteError,
+    decode,
+    encode,
+    read_mismatches,
+    rebuild_error,
+)
 
 with optional_imports():
-    from websockets.sync.client import ClientConnection
+    from websockets.exceptions import InvalidStatus, WebSocketException
+    from websockets.sync.client import ClientConnection, connect
 
+FAILURES = (OSError, WebSocketException)
+"""Errors of a connection that another one may not have."""
+LOG = logging.getLogger("understudy.serve")
+PATIENCE_S = 2.0
+"""Seconds without a server after which the log names it."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _MARGIN_S = 1.0  # beyond the deadline: the server's own answer says more than a silence
 
@@ -61,22 +78,22 @@ class RemotePolicy:
         """Connect; wait up to `timeout_s` for a server that starts.
 
         Args:
-            url: ws://HOST:PORT or wss://HOST:PORT; HOST:PORT is the first.
-            token: of the server; None: that of the environment variable UNDERSTUDY_SERVE_TOKEN, if any.
+            url: ws://HOST:PORT or wss://HOST:PORT; HOST:PORT means ws.
+            token: token of the server; None: the environment variable UNDERSTUDY_SERVE_TOKEN, if any.
             declaration: the robot's statements about itself, which the server compares with training.
             head: the robot's norm head, which must be the served one.
             timeout_s: seconds that a call may take, reconnections included.
-            ssl: of a wss:// address whose certificate the system does not know.
+            ssl: context for a wss:// address whose certificate the system does not know.
             max_message_mb: largest message that the server may send, in MB.
 
         Raises:
             ValueError: another kind of address. RemoteError: the server refuses the robot.
             DeadlineError: no server answers in time. ContractError: the statements differ, and the server is strict.
         """
-        self._url = check_address(url)
+        self._url = _check_address(url)
         self._token = token if token is not None else read_token("")
         stated = asdict(declaration) if declaration is not None else {}
-        self._declaration = {key: list(own) if _is_names(own) else own for key, own in stated.items()}
+        self._declaration = {key: value for key, value in stated.items() if value is not None}
         self._head, self._ssl, self._max_size = head, ssl, int(max_message_mb * 1e6)
         if not timeout_s > 0:
             raise ValueError(f"timeout_s is {timeout_s}; give positive seconds")
@@ -109,8 +126,8 @@ class RemotePolicy:
         """Start an episode.
 
         Args:
-            seed: of the noise; the chunk of control step k has that of `position` + k, as in `understudy rollout`.
-                None: the server chooses.
+            seed: seed of the noise; the chunk of control step k has the noise of `position` + k, as in `understudy
+                rollout`. None: the server chooses.
             position: position of the first step.
 
         Raises:
@@ -145,10 +162,10 @@ class RemotePolicy:
             observation: numpy arrays by key, of one moment: see `RobotPolicy.act`.
             time: seconds on any clock. None: each observation is a step of 1/fps.
             steps: integration steps, where the policy samples.
-            previous: numbers [n, A], the rest of the chunk in execution. None: a chunk of its own.
+            previous: numbers [n, A], the rest of the chunk in execution. None: the chunk continues no other.
             delay: actions of `previous` that the robot executes before it gets the new chunk.
             horizon: actions of `previous` that guide the new chunk.
-            noise: key of the random numbers, in place of that of `reset`.
+            noise: key of the random numbers, in place of the one of `reset`.
 
         Returns:
             float32 [T, A], in the robot's units.
@@ -274,15 +291,15 @@ class RemotePolicy:
                 connection = self._connect(end)
             past = self._past.unsent() if self._past is not None and control["op"] == "act" else []
             left = end - clock.monotonic()
-            given = {**control, "past": past, "deadline_s": max(left, 1e-3)}
-            message = encode({**observation, CONTROL: {key: own for key, own in given.items() if own is not None}})
+            fields = {**control, "past": past, "deadline_s": max(left, 1e-3)}
+            message = encode({**observation, CONTROL: {k: value for k, value in fields.items() if value is not None}})
             if len(message) > (most := self.metadata.get("max_message_bytes", len(message))):
                 raise MessageError(
                     f"the observation takes {len(message):,} bytes, the server takes {most:,}; send smaller images, or "
                     "serve with a larger --max-message-mb"
                 )
             try:
-                reply = self._exchange(connection, message, max(left, 0) + _MARGIN_S)
+                reply = _exchange(connection, message, max(left, 0) + _MARGIN_S)
             except TimeoutError as error:
                 self._drop()  # a late answer would be taken for the next one
                 raise DeadlineError(f"{self._name}: no answer within {self.timeout_s:g} s", "deadline") from error
@@ -302,15 +319,6 @@ class RemotePolicy:
                 self._drop()  # the server restarts
                 clock.sleep(_FIRST_PAUSE_S)
 
-    def _exchange(self, connection: ClientConnection, message: bytes, timeout: float) -> Any:
-        """Send a message and return the answer.
-
-        Raises:
-            TimeoutError, FAILURES: there is none.
-        """
-        connection.send(message)
-        return connection.recv(timeout)
-
     def _checked(self, data: Any) -> dict[str, Any]:
         """Return the content of an answer; raise the error that it holds."""
         if isinstance(data, str):
@@ -324,9 +332,9 @@ class RemotePolicy:
         if ERROR in reply:
             raise rebuild_error(reply[ERROR])
         self.timing = reply.get("server_timing", {})
-        found = read_mismatches(reply.get("mismatches"))
-        self.mismatches += found
-        for mismatch in found:
+        mismatches = read_mismatches(reply.get("mismatches"))
+        self.mismatches += mismatches
+        for mismatch in mismatches:
             warnings.warn(str(mismatch), ContractWarning, stacklevel=4)
         return reply
 
@@ -336,37 +344,39 @@ class RemotePolicy:
         Raises:
             DeadlineError: no server is there. RemoteError: it refuses the robot.
         """
-        with announced(self._name, end):
-            return self._dial_until(end)
-
-    def _dial_until(self, end: float) -> ClientConnection:
         pause = _FIRST_PAUSE_S
-        while True:
-            try:
-                left = max(end - clock.monotonic(), 0.1)
-                connection = dial(self._url, self._token, self._ssl, self._max_size, left)
+        with _announced(self._name, end):
+            while True:
                 try:
-                    self._greet(connection, max(end - clock.monotonic(), 0.1))
-                except BaseException:
-                    hang_up(connection)
-                    raise
-            except FAILURES as error:
-                if isinstance(error, RemoteError) and not isinstance(error, DeadlineError) and error.fault != "closing":
-                    raise
-                reason = error
-            else:
-                self._connection, self._fresh = connection, True
-                self.reconnects += 1
-                if self._past is not None:
-                    self._past.mark_lost()
-                return connection
-            if clock.monotonic() + pause >= end:
-                text = f"{self._name}: no policy server within {self.timeout_s:g} s ({reason or type(reason).__name__})"
-                raise DeadlineError(text, "lost") from reason
-            clock.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+                    connection = self._dial_once(end)
+                    break
+                except FAILURES as error:
+                    if isinstance(error, RemoteError) and error.fault not in ("closing", "deadline"):
+                        raise
+                    if clock.monotonic() + pause >= end:
+                        reason = error or type(error).__name__
+                        text = f"{self._name}: no policy server within {self.timeout_s:g} s ({reason})"
+                        raise DeadlineError(text, "lost") from error
+                clock.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+        self._connection, self._fresh = connection, True
+        self.reconnects += 1
+        if self._past is not None:
+            self._past.mark_lost()
+        return connection
+
+    def _dial_once(self, end: float) -> ClientConnection:
+        left = max(end - clock.monotonic(), 0.1)
+        connection = _dial(self._url, self._token, self._ssl, self._max_size, left)
+        try:
+            self._greet(connection, max(end - clock.monotonic(), 0.1))
+        except BaseException:
+            _hang_up(connection)
+            raise
+        return connection
 
     def _greet(self, connection: ClientConnection, timeout: float) -> None:
+        """Read the metadata, and make the robot's statements about itself."""
         data = connection.recv(timeout)
         metadata = None if isinstance(data, str) else decode(data)
         if not isinstance(metadata, dict) or not {"chunk", "action_dim"} <= set(metadata):
@@ -376,15 +386,13 @@ class RemotePolicy:
                 f"{self._name} serves another policy than before ({metadata.get('policy')}); make another RemotePolicy"
             )
         self.metadata = metadata
-        stated = {key: own for key, own in self._declaration.items() if own is not None}
-        if stated or self._head is not None:
-            control = {"op": "hello", "declaration": stated}
-            control |= {"head": self._head} if self._head is not None else {}
-            self._checked(self._exchange(connection, encode({CONTROL: control}), timeout))
+        if self._declaration or self._head is not None:
+            control = {"op": "hello", "declaration": self._declaration, "head": self._head}
+            self._checked(_exchange(connection, encode({CONTROL: control}), timeout))
 
     def _drop(self) -> None:
         if self._connection is not None:
-            hang_up(self._connection)
+            _hang_up(self._connection)
             self._connection = None
 
 
@@ -393,5 +401,124 @@ def _identity(metadata: Mapping[str, Any]) -> tuple[Any, ...]:
     return (*(repr(metadata.get(key)) for key in keys), metadata.get("max_delay") or 0)
 
 
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list | tuple)
+# -- one connection ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _announced(name: str, end: float) -> Iterator[None]:
+    """Log once that the block waits until the moment `end`, if it takes longer than `PATIENCE_S`."""
+    left = end - clock.monotonic() - PATIENCE_S
+    timer = threading.Timer(PATIENCE_S, LOG.warning, ("waiting for %s, up to %.0f s more", name, left))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _dial(url: str, token: str | None, ssl: tls.SSLContext | None, max_size: int, timeout: float) -> ClientConnection:
+    """Connect once, without a proxy to this machine.
+
+    Raises:
+        RemoteError: the server refuses the robot ("refused"), or is not ready ("closing"). FAILURES: no connection.
+    """
+    name = redact(url)
+    try:
+        return connect(
+            url,
+            ssl=ssl,
+            compression=None,
+            open_timeout=timeout,
+            close_timeout=1,
+            max_size=max_size,
+            additional_headers={"Authorization": f"Bearer {token}"} if token else {},
+            proxy=None if is_loopback(urlsplit(url).hostname or "") else True,
+        ).__enter__()  # newer releases connect in a `with` alone; `_hang_up` closes
+    except InvalidStatus as error:
+        status, body = error.response.status_code, error.response.body.decode(errors="replace").strip()
+        fix = f"; give token=, or {VARIABLE}" if status == 401 else ""
+        fault = "refused" if status in (401, 403) else "closing"
+        raise RemoteError(f"{name}: {status}, {body}{fix}", fault) from error
+    except tls.SSLCertVerificationError as error:
+        raise RemoteError(f"{name}: {error}; give ssl= with its certificate", "refused") from error
+
+
+def _hang_up(connection: ClientConnection) -> None:
+    """End a connection."""
+    try:
+        connection.close()
+    except FAILURES:
+        connection.socket.close()
+
+
+def _check_address(url: str) -> str:
+    """Return an address with its scheme. Raises ValueError: it is not the address of a websocket."""
+    address = url if "://" in url else f"ws://{url}"
+    parts = urlsplit(address)
+    if parts.scheme not in ("ws", "wss") or not parts.hostname:
+        text = f"{redact(url)!r} is not the address of a policy server"
+        raise ValueError(f"{text}; give ws://HOST:PORT or wss://HOST:PORT")
+    return address
+
+
+def _exchange(connection: ClientConnection, message: bytes, timeout: float) -> Any:
+    """Send a message and return the answer. Raises TimeoutError, FAILURES: there is none."""
+    connection.send(message)
+    return connection.recv(timeout)
+
+
+# -- observations of a policy with a history --------------------------------------------------------------------------
+
+Entry = tuple[int, float | None, Mapping[str, Any]]
+"""(control step, seconds or None, observation)."""
+_SLACK_S = 1e-4  # as in `policies/observation_history.py`
+
+
+class PastObservations:
+    """Observations of one episode, as far back as the policy sees: those that the server lacks, after a reconnect all.
+
+    A server that restarts has forgotten the episode. Its policy then sees the same past again, and no gap.
+
+    Args:
+        reach_s: seconds that the policy sees back.
+        fps: control steps per second; None: the robot gives times.
+    """
+
+    def __init__(self, reach_s: float, fps: float | None) -> None:
+        self._reach_s, self._fps = reach_s, fps
+        self._entries: deque[Entry] = deque()
+        self._sent = 0  # number of first entries that the server has
+
+    def reset(self) -> None:
+        """Forget all observations: an episode starts."""
+        self._entries.clear()
+        self._sent = 0
+
+    def add(self, step: int, time: float | None, observation: Mapping[str, Any]) -> None:
+        """Keep a copy of an observation, and forget those that are too old."""
+        copied = {
+            key: np.array(value) if isinstance(value, np.ndarray) else value for key, value in observation.items()
+        }
+        self._entries.append((step, time, copied))
+        while len(self._entries) > 1 and self._age(self._entries[1]) >= self._reach_s - _SLACK_S:
+            self._entries.popleft()
+            self._sent = max(0, self._sent - 1)
+
+    def unsent(self) -> list[Entry]:
+        """Return the observations that the server lacks."""
+        return list(self._entries)[self._sent :]
+
+    def mark_sent(self) -> None:
+        """Note that the server has all of them."""
+        self._sent = len(self._entries)
+
+    def mark_lost(self) -> None:
+        """Note that the server has none of them: its connection ended."""
+        self._sent = 0
+
+    def _age(self, entry: Entry) -> float:
+        step, time, _ = self._entries[-1]
+        if time is not None and entry[1] is not None:
+            return time - entry[1]
+        return (step - entry[0]) / self._fps if self._fps else 0.0

@@ -1,7 +1,6 @@
 """Counters, gauges and histograms of the server, in the text format of Prometheus."""
 
 import threading
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -27,67 +26,39 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[tuple[str, str], float] = defaultdict(float)
-        self._histograms: dict[tuple[str, str], _Histogram] = {}
+        self._figures: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))  # by name and series
 
     def count(self, name: str, label: str = "", by: float = 1) -> None:
-        """Add to a counter or a gauge; `label` is 'name="value"'."""
+        """Add to a counter; `label` is 'name="value"'."""
         with self._lock:
-            self._counts[name, label] += by
+            self._figures[name][_series(name, label)] += by
 
     def value(self, name: str, label: str = "") -> float:
         """Return a counter, 0 where nothing was counted."""
         with self._lock:
-            return self._counts.get((name, label), 0.0)
+            return self._figures[name][_series(name, label)]
 
     def observe(self, name: str, value: float, label: str = "", bounds: Sequence[float] = SECONDS) -> None:
         """Add a value to a histogram."""
         with self._lock:
-            self._histograms.setdefault((name, label), _Histogram(bounds)).add(value)
+            series = self._figures[name]
+            for bound in (*bounds, float("inf")):
+                limit = f'le="{bound:g}"'.replace("inf", "+Inf")
+                series[_series(f"{name}_bucket", f"{label},{limit}" if label else limit)] += value <= bound
+            series[_series(f"{name}_sum", label)] += value
+            series[_series(f"{name}_count", label)] += 1
 
     def text(self, gauges: Mapping[str, float]) -> str:
-        """Return everything as text.
-
-        Args:
-            gauges: present values by name, beside the counted ones.
-        """
+        """Return everything as text, with the present values of gauges by name."""
         with self._lock:
-            lines: dict[str, list[str]] = defaultdict(list)
-            for (name, label), value in sorted(self._counts.items()):
-                lines[name].append(f"{name}{_braces(label)} {_number(value)}")
-            for (name, label), histogram in sorted(self._histograms.items()):
-                lines[name] += histogram.lines(name, label)
-        for name, value in gauges.items():
-            lines[name].append(f"{name} {_number(value)}")
-        found = []
-        for name, own in lines.items():
+            figures = {name: dict(series) for name, series in sorted(self._figures.items())}
+        lines = []
+        for name, series in (figures | {name: {name: value} for name, value in gauges.items()}).items():
             kind, _, text = HELP[name].partition(", ")
-            found += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *own]
-        return "\n".join(found) + "\n"
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+            lines += [f"{key} {value:.15g}" for key, value in series.items()]
+        return "\n".join(lines) + "\n"
 
 
-class _Histogram:
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
-
-    def add(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def lines(self, name: str, label: str) -> list[str]:
-        found, total = [], 0
-        for bound, count in zip([*map(_number, self._bounds), "+Inf"], self._counts):
-            total += count
-            each = f'{label},le="{bound}"' if label else f'le="{bound}"'
-            found.append(f"{name}_bucket{{{each}}} {total}")
-        return [*found, f"{name}_sum{_braces(label)} {self._sum:.9g}", f"{name}_count{_braces(label)} {total}"]
-
-
-def _braces(label: str) -> str:
-    return f"{{{label}}}" if label else ""
-
-
-def _number(value: float) -> str:
-    return f"{value:g}" if abs(value) < 1e6 else f"{value:.0f}"
+def _series(name: str, label: str) -> str:
+    return f"{name}{{{label}}}" if label else name

@@ -19,12 +19,11 @@ from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError, optional_imports
 from understudy.policies.inference import RobotPolicy
 from understudy.serve.access import is_authorized, is_loopback, is_own_host, read_token
-from understudy.serve.coding import MessageError, decode, encode
-from understudy.serve.connection_limit import limited_connections
 from understudy.serve.engine import GRACE_S, Engine, RobotGoneError
-from understudy.serve.protocol import CONTROL, ERROR, describe_mismatch, read_request
-from understudy.serve.session import Session, describe_policy
-from understudy.serve.warm_up import warm_up
+from understudy.serve.metrics import Metrics
+from understudy.serve.protocol import CONTROL, ERROR, MessageError, decode, describe_mismatch, encode
+from understudy.serve.requests import read_request
+from understudy.serve.session import Session, describe_policy, warm_up
 
 with optional_imports():
     from websockets.asyncio.server import ServerConnection, serve
@@ -65,6 +64,9 @@ class PolicyServer:
         lerobot = lerobot_service() if options.lerobot_port >= 0 else None
         self._lerobot = lerobot(self._engine, self._token) if lerobot is not None else None
 
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(options.host, options.host)
+        self._host = f"[{host}]" if ":" in host else host
+
     @property
     def address(self) -> str:
         """Address for clients."""
@@ -74,11 +76,6 @@ class PolicyServer:
     def lerobot_address(self) -> str | None:
         """Address for LeRobot's clients, HOST:PORT; None: they are not served."""
         return f"{self._host}:{self._lerobot.port}" if self._lerobot is not None else None
-
-    @property
-    def _host(self) -> str:
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.options.host, self.options.host)
-        return f"[{host}]" if ":" in host else host
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop` is set; then answers in work are finished for up to `GRACE_S`.
@@ -109,7 +106,7 @@ class PolicyServer:
                     max_queue=1,
                     logger=logging.getLogger("understudy.serve.connection"),
                     server_header=None,
-                    **self._of_tls(),
+                    ssl_handshake_timeout=options.open_timeout_s if self._tls else None,
                 ) as server,
                 self._lerobot if self._lerobot is not None else nullcontext(),
             ):
@@ -131,9 +128,6 @@ class PolicyServer:
     def _is_open(self) -> bool:
         return self._engine.ready.is_set() and not self._engine.closing
 
-    def _of_tls(self) -> dict[str, Any]:
-        return {"ssl_handshake_timeout": self.options.open_timeout_s} if self._tls else {}
-
     def _process_request(self, connection: ServerConnection, request: HttpRequest) -> Response | None:
         """Answer an HTTP request; None: it continues as a websocket."""
         headers = request.headers
@@ -144,8 +138,8 @@ class PolicyServer:
         if path == "/healthz":
             status = HTTPStatus.OK if self._is_open else HTTPStatus.SERVICE_UNAVAILABLE
             return connection.respond(status, "ok\n" if status == HTTPStatus.OK else "not ready\n")
-        given = headers.get_all("Authorization")
-        if not is_authorized(given[0] if len(given) == 1 else None, self._token):
+        tokens = headers.get_all("Authorization")
+        if not is_authorized(tokens[0] if len(tokens) == 1 else None, self._token):
             text = "a token is needed: Authorization: Bearer TOKEN"
             return self._refuse(connection, HTTPStatus.UNAUTHORIZED, text, "token")
         if path == "/metrics":
@@ -217,8 +211,7 @@ class PolicyServer:
         try:
             if isinstance(data, str):
                 raise MessageError("the message is text; send binary messages of msgpack")
-            decoding = asyncio.to_thread(decode, data) if len(data) > _SMALL_BYTES else None
-            message = decode(data) if decoding is None else await decoding
+            message = await asyncio.to_thread(decode, data) if len(data) > _SMALL_BYTES else decode(data)
             own_client = isinstance(message, dict) and CONTROL in message
             request, observation = read_request(message)
             answer = await self._engine.compute(session, request, observation, robot, since, closed)
@@ -227,24 +220,56 @@ class PolicyServer:
         except Exception as error:
             described = self._engine.describe(error, robot)
             return str(described["fault"]), {ERROR: described} if own_client else described["message"]
+        mismatches = list(map(describe_mismatch, answer.mismatches))
         if answer.ready is None:
-            return "ok", {"mismatches": list(map(describe_mismatch, answer.value))}
-        return "ok", {
-            "actions": answer.actions,
-            "clamped": answer.clamped,
-            "mismatches": list(map(describe_mismatch, answer.ready.found)),
-            "server_timing": {
-                "infer_ms": 1000 * answer.compute_s,
-                "queue_ms": 1000 * answer.queue_s,
-                "total_ms": 1000 * (time.monotonic() - since),
-                "robots": answer.robots,
-            },
-        }
+            return "ok", {"mismatches": mismatches}
+        seconds = {"infer": answer.compute_s, "queue": answer.queue_s, "total": time.monotonic() - since}
+        timing = {f"{stage}_ms": 1000 * duration for stage, duration in seconds.items()} | {"robots": answer.robots}
+        chunk = {"actions": answer.actions, "clamped": answer.clamped}
+        return "ok", chunk | {"mismatches": mismatches, "server_timing": timing}
 
 
 def _peer(connection: ServerConnection) -> str:
     address = connection.remote_address
     return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
+
+
+def limited_connections(most: int, metrics: Metrics) -> type[ServerConnection]:
+    """Return a class of connections of which at most `most` are open; further ones are closed and counted.
+
+    They are counted from their start: before the handshakes of TLS and of the websocket.
+    """
+    number = 0
+
+    class Limited(ServerConnection):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            nonlocal number
+            number += 1
+            self._counted = True
+            # asyncio makes a connection in the task that accepts it. The task ends with the handshake of TLS, and
+            # without it `connection_lost` is never called.
+            accepting = asyncio.current_task()
+            assert accepting is not None
+            accepting.add_done_callback(self._accepted)
+            if number > most:
+                metrics.count("understudy_refused_connections_total", 'reason="unfinished handshakes"')
+                accepting.cancel()
+
+        def _accepted(self, task: "asyncio.Task[Any]") -> None:
+            if task.cancelled() or not hasattr(self, "transport"):
+                self._release()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._release()
+            super().connection_lost(exc)
+
+        def _release(self) -> None:
+            nonlocal number
+            number -= self._counted
+            self._counted = False
+
+    return Limited
 
 
 def _tls(options: "ServeConfig") -> ssl.SSLContext | None:

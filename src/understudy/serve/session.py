@@ -1,23 +1,23 @@
-"""One robot's connection: the check of its observations, its history and its noise."""
+"""One robot's connection: its checks, history and noise. The policy's metadata and first passes."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from understudy.batch_keys import ACTION, PROMPT_METADATA, STATE, TASK
-from understudy.contract.declared import Declaration, compare_declaration
+from understudy.contract.declared import compare_declaration
 from understudy.contract.mismatch import ContractError, Mismatch
 from understudy.contract.observed import ObservationCheck
 from understudy.policies.acting.contract_reaction import Reaction
-from understudy.policies.acting.prepared import Prepared
+from understudy.policies.acting.prepared import Prepared, predict
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.observation_history import seen_times, step_rate
-from understudy.serve.coding import MessageError
-from understudy.serve.protocol import VERSION, Request, past_times
+from understudy.serve.protocol import VERSION, MessageError
+from understudy.serve.requests import Request, seconds
 
 _PAST_RATE = 8  # past observations of a control step: a robot may observe more often than it was recorded
 _MOST_PAST = 1024  # of a policy without a rate
@@ -30,12 +30,12 @@ class Ready(NamedTuple):
 
     Attributes:
         prepared: its observation.
-        found: differences from training that its observations add.
-        time: of the observation in seconds; None: unknown.
+        mismatches: differences from training that its observations add.
+        time: time of the observation in seconds; None: unknown.
     """
 
     prepared: Prepared
-    found: list[Mismatch]
+    mismatches: list[Mismatch]
     time: float | None
 
 
@@ -46,8 +46,8 @@ class Session:
 
     Args:
         robot: the served policy; its network is shared, its state is not used.
-        reaction: to observations that differ from those of training.
-        seed: of the noise; None: of the system.
+        reaction: reaction to observations that differ from those of training.
+        seed: seed of the noise; None: the system's.
 
     Attributes:
         fresh: differences from training that the observations of the latest request add.
@@ -55,15 +55,14 @@ class Session:
     """
 
     def __init__(self, robot: RobotPolicy, reaction: Reaction, seed: int | None = None) -> None:
-        assert reaction in get_args(Reaction)
         self.robot = copy_for_robot(robot)
         self.robot.reset()
-        self._reaction: Reaction = reaction
+        self._reaction = reaction
         self._check: ObservationCheck | None = None
-        contract, head = self.robot.contract, robot.policy.norm_heads[robot.head]
-        if contract is not None and self.robot.facts is not None and reaction != "off":
-            self._check = ObservationCheck(contract, head)
-        self._found: list[Mismatch] = []  # in this episode
+        self._head = robot.policy.norm_heads[robot.head]
+        if robot.contract is not None and robot.facts is not None and reaction != "off":
+            self._check = ObservationCheck(robot.contract, self._head)
+        self._mismatches: list[Mismatch] = []  # in this episode
         self.fresh: list[Mismatch] = []
         self.clamped: set[str] = set()
         self._compared: Mapping[str, Any] = {}  # the latest observation
@@ -87,26 +86,33 @@ class Session:
         """Start an episode."""
         self.robot.reset()
         self.fresh, self.clamped = [], set()
-        self._found.clear()
+        self._mismatches.clear()
         self._last = None
         if self._check is not None:
             self._check.reset()
+
+    def answer(self, request: Request, observation: Mapping[str, Any]) -> Ready | list[Mismatch]:
+        """Return the request to be computed; mismatches of a request without a pass."""
+        if request.op == "act":
+            return self.prepare(request, observation)
+        if request.op == "hello":
+            return self.hello(request)
+        self.reset()
+        return []
 
     def hello(self, request: Request) -> list[Mismatch]:
         """Compare a robot's statements about itself with training.
 
         Raises:
-            MessageError: a statement has another type. ContractError: they differ, and the reaction is strict.
+            ContractError: they differ, and the reaction is strict.
         """
         self.fresh = []
-        declaration = read_declaration(request.declaration)
         if self._check is None or self.robot.facts is None:
             return []
-        self._declared = compare_declaration(self.robot.facts, declaration)
-        own = self.robot.policy.norm_heads[self.robot.head]
-        if request.head is not None and request.head != own:
-            fix = f"serve the policy with --head {request.head}, or connect to the server of {own}"
-            self._declared.append(Mismatch("other robot", "", own, request.head, fix))
+        self._declared = compare_declaration(self.robot.facts, request.declaration)
+        if request.head is not None and request.head != self._head:
+            fix = f"serve the policy with --head {request.head}, or connect to the server of {self._head}"
+            self._declared.append(Mismatch("other robot", "", self._head, request.head, fix))
         self._refuse()
         return self._declared
 
@@ -118,7 +124,7 @@ class Session:
                 training, and the reaction is strict.
         """
         fps = self.robot.metadata.get("fps")
-        time = request.times_by(fps)
+        time = seconds(request.step, request.time, fps)
         self.fresh, self._compared = [], {}
         if len(request.past) > (most := self.most_past):
             raise MessageError(f"past has {len(request.past)} observations; this policy takes at most {most}")
@@ -127,17 +133,18 @@ class Session:
                 "the policy sees past observations, and this one has no age; send the number of its control step: "
                 '{"understudy": {"step": n}}, or its time in seconds'
             )
-        own = self._own(observation)
-        for when, seen in past_times(request, fps):
-            if when is not None and self._last is not None and when <= self._last:
+        inputs = self._inputs(observation)
+        for step, past_time, past_observation in request.past:
+            past_time = seconds(step, past_time, fps)
+            if past_time is not None and self._last is not None and past_time <= self._last:
                 continue  # sent again after a failure
-            plain = self._own(seen)
-            self._look(plain, when)
+            past_inputs = self._inputs(past_observation)
+            self._look(past_inputs, past_time)
             if most:
                 self._check_past(most)
-                self.robot.observe(plain, time=when)
-            self._last = when
-        self._look(own, time)
+                self.robot.observe(past_inputs, time=past_time)
+            self._last = past_time
+        self._look(inputs, time)
         self._refuse()
         self._check_past(most)
         draws = None
@@ -145,7 +152,7 @@ class Session:
             spec = self.robot.policy.random_spec("act")
             draws = make_draws(spec, noise.seed, np.array([noise.position]), noise.purpose)
         prepared = self.robot.prepare(
-            own,
+            inputs,
             time=time if most else None,
             steps=request.steps,
             generator=self._generator,
@@ -159,18 +166,18 @@ class Session:
     def explain(self, error: Exception) -> Exception:
         """Return the error for the latest observation: its own differences from training that make it unusable."""
         contract, facts = self.robot.contract, self.robot.facts
-        if isinstance(error, MessageError | ContractError) or contract is None or facts is None:
+        if isinstance(error, MessageError | ContractError) or not self._compared:
             return error
-        if self._check is None or not self._compared:
+        if self._check is None or contract is None or facts is None:
             return error
-        text, names = str(error), {camera.key: key for key, camera in facts.cameras.items()}
+        names = {camera.key: key for key, camera in facts.cameras.items()}
         if facts.state is not None:
             names[facts.state.key] = STATE
-        head = self.robot.policy.norm_heads[self.robot.head]
+        words = {word.strip("'\"[](),:;") for word in str(error).split()}
         certain = [
             mismatch
-            for mismatch in ObservationCheck(contract, head).look(self._compared)
-            if mismatch.kind in _CERTAIN and {mismatch.key, names.get(mismatch.key, "")} & set(_words(text))
+            for mismatch in ObservationCheck(contract, self._head).look(self._compared)
+            if mismatch.kind in _CERTAIN and {mismatch.key, names.get(mismatch.key, "")} & words
         ]
         return ContractError(certain) if certain else error
 
@@ -179,7 +186,7 @@ class Session:
         self.robot.accept(ready.prepared)
         self._last = ready.time
 
-    def _own(self, observation: Mapping[str, Any]) -> dict[str, Any]:
+    def _inputs(self, observation: Mapping[str, Any]) -> dict[str, Any]:
         """Inputs of the policy, as arrays that torch may use; keys of no input have None."""
         if not isinstance(observation.get(TASK, ""), str):
             raise MessageError(f"{TASK} is a {type(observation[TASK]).__name__}; a robot sends one instruction")
@@ -187,25 +194,22 @@ class Session:
             raise MessageError(f"{TASK} has {len(observation[TASK]):,} letters; send at most {_LONGEST_TASK:,}")
         facts, config = self.robot.facts, self.robot.config
         keys = facts.input_keys if facts is not None else {STATE, TASK, *config.cameras}
-        found: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
         for key, value in observation.items():
-            if key == PROMPT_METADATA:
-                if not isinstance(value, Mapping):
-                    raise MessageError(f"{key} is a {type(value).__name__}; it must be a dict of values by name")
-                found[key] = value
-                continue
-            found[key] = _writable(value) if key in keys else None
-            if key in keys and key != TASK and not isinstance(found[key], np.ndarray):
-                raise MessageError(f"{key} is a {type(value).__name__}; it must be an array of numbers")
-        return found
+            inputs[key] = value if key == PROMPT_METADATA else _writable(value) if key in keys else None
+            kind = Mapping if key == PROMPT_METADATA else np.ndarray if key in keys and key != TASK else object
+            if not isinstance(inputs[key], kind):
+                expected = "a dict of values by name" if kind is Mapping else "an array of numbers"
+                raise MessageError(f"{key} is a {type(value).__name__}; it must be {expected}")
+        return inputs
 
     def _look(self, observation: Mapping[str, Any], time: float | None) -> None:
         """Compare an observation with training."""
         inputs = {key: value for key, value in observation.items() if key != PROMPT_METADATA}
-        found = self._check.look(inputs, time) if self._check is not None else []
+        mismatches = self._check.look(inputs, time) if self._check is not None else []
         self._compared = inputs
-        self._found += found
-        self.fresh += found
+        self._mismatches += mismatches
+        self.fresh += mismatches
 
     def _check_past(self, most: int) -> None:
         """Raise ValueError where the memory of one robot would grow without end: its times need not advance."""
@@ -216,31 +220,16 @@ class Session:
             )
 
     def _refuse(self) -> None:
-        if self._reaction == "strict" and (self._declared or self._found):
-            raise ContractError([*self._declared, *self._found])
+        if self._reaction == "strict" and (self._declared or self._mismatches):
+            raise ContractError([*self._declared, *self._mismatches])
 
 
 def copy_for_robot(robot: RobotPolicy) -> RobotPolicy:
-    """Return a policy of the same network with a state of its own, which compares nothing by itself."""
+    """Return a policy of the same network and a separate state, which compares nothing by itself."""
     name = robot.policy.norm_heads[robot.head]
     metadata = {"heads": {name: robot.metadata}}
     bounds = robot.action_bounds
     return RobotPolicy(robot.policy, metadata, name, contract=robot.contract, reaction="off", action_bounds=bounds)
-
-
-def read_declaration(stated: Mapping[str, Any]) -> Declaration:
-    """Read a robot's statements. Raises MessageError where one is unknown or has another type."""
-    known = Declaration.__dataclass_fields__
-    if unknown := sorted(map(str, set(stated) - set(known))):
-        raise MessageError(f"declaration has {unknown[0]!r}; it may have {', '.join(known)}")
-    for key, value in stated.items():
-        words = isinstance(value, list) and all(isinstance(each, str) for each in value)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        right = {"fps": number, "robot_type": isinstance(value, str)}.get(key, words)
-        if value is not None and not right:
-            wanted = {"fps": "a number", "robot_type": "a name"}.get(key, "a list of names")
-            raise MessageError(f"declaration: {key} is {str(value)[:80]!r}; it must be {wanted}")
-    return Declaration(**stated)
 
 
 def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[str, Any]:
@@ -279,9 +268,30 @@ def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[s
     }
 
 
-def _words(text: str) -> list[str]:
-    """Names in a message, without quotes and brackets."""
-    return [word.strip("'\"[](),:;") for word in text.split()]
+def warm_up(robot: RobotPolicy, max_batch: int, passes: int) -> None:
+    """Compute `passes` chunks for a gray image and a mean state, alone and as a full batch, before the first robot.
+
+    The first passes are slow: memory, kernels and caches are made then. Torch's random generators stay as they are.
+    """
+    served, config = copy_for_robot(robot), robot.config
+    facts = robot.facts
+    observation: dict[str, Any] = {TASK: facts.tasks[0] if facts is not None and facts.tasks else ""}
+    for camera in config.cameras:
+        if camera in robot.metadata.get("cameras", config.cameras):
+            camera_facts = facts.cameras.get(camera) if facts is not None else None
+            height, width = camera_facts.size if camera_facts and camera_facts.size[0] else config.image_size
+            observation[camera] = np.full((height, width, 3), 128, np.uint8)
+    if config.state_dim:
+        center = facts.state.center if facts is not None and facts.state is not None else None
+        dim = robot.policy.normalizer.dims[STATE][robot.head]
+        observation[STATE] = np.zeros(dim, np.float32) if center is None else np.nan_to_num(center).astype(np.float32)
+    generator = torch.Generator().manual_seed(0)
+    for size in sorted({1, max_batch}) if passes else ():
+        for _ in range(passes):
+            served.reset()
+            # with a history, time 0 is the start of an episode
+            prepared = served.prepare(observation, time=0.0, generator=generator)
+            predict(robot.policy, [prepared] * size)
 
 
 def _writable(value: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from understudy.batch_keys import STATE, TASK
 from understudy.contract.declared import Declaration
 from understudy.policies.inference import RobotPolicy
-from understudy.serve.coding import MessageError
+from understudy.serve.protocol import MessageError
 from understudy.serve.session import Session
 from understudy_lerobot_service.messages import Instructions, Observation
 

@@ -10,7 +10,6 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import asdict
 from typing import Any, Self
 
 import grpc
@@ -20,9 +19,9 @@ from understudy.errors import ConfigError
 from understudy.lru import LRUCache
 from understudy.policies.observation_history import seen_times
 from understudy.serve.access import is_authorized
-from understudy.serve.coding import MessageError
 from understudy.serve.engine import GRACE_S, Engine
-from understudy.serve.protocol import DeadlineError, RemoteError, Request
+from understudy.serve.protocol import DeadlineError, MessageError, RemoteError
+from understudy.serve.requests import Request
 from understudy_lerobot_service.messages import (
     BEGIN,
     END,
@@ -157,7 +156,7 @@ class LeRobotService:
         if instructions.actions_per_chunk > chunk:
             LOG.info("%s asks for %d actions per chunk; it gets %d", robot.name, instructions.actions_per_chunk, chunk)
         inputs = read_inputs(instructions).without_extras(self._engine.robot)
-        request = Request(op="hello", declaration=_statements(inputs.declaration()))
+        request = Request(op="hello", declaration=inputs.declaration())
         async with robot.serving:
             await self._engine.compute(robot.session, request, {}, robot.name, time.monotonic())
         robot.inputs, robot.most_actions = inputs, instructions.actions_per_chunk
@@ -228,7 +227,7 @@ class LeRobotService:
         engine = self._engine
         engine.busy += 1
         try:
-            answer = await engine.compute(robot.session, Request(own_client=True), inputs, robot.name, since)
+            answer = await engine.compute(robot.session, Request(), inputs, robot.name, since)
         except asyncio.CancelledError:
             engine.count("vanished")
             raise
@@ -306,8 +305,3 @@ class LeRobotService:
         if (robot := self._robots.pop(peer, None)) is not None:
             self._engine.connected -= 1
             LOG.info("%s left", robot.name)
-
-
-def _statements(declaration: Any) -> dict[str, Any]:
-    """Statements of a robot, as a request has them."""
-    return {key: list(value) for key, value in asdict(declaration).items() if value is not None}

@@ -1,0 +1,97 @@
+"""Requests of robots: an observation, and the fields that our own client adds to it."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from understudy.contract.declared import Declaration
+from understudy.optional_packages import optional_imports
+from understudy.serve.protocol import CONTROL, MessageError, Noise
+
+with optional_imports():
+    from annotated_types import Gt, Interval
+    from pydantic import AllowInfNan, Field, Strict, TypeAdapter, ValidationError
+
+Op = Literal["act", "reset", "hello"]
+"""A chunk for the observation; the start of an episode; the robot's statements about itself."""
+MOST_STEPS = 100
+"""Most integration steps of a request: the other robots wait meanwhile."""
+Number = Annotated[float, Strict(), AllowInfNan(False)]
+Step = Annotated[int, Strict(), Interval(ge=-(1 << 53), le=1 << 53)]
+Count = Annotated[int, Strict(), Interval(ge=0, le=1 << 20)]
+Key = Annotated[int, Strict(), Interval(ge=0, lt=1 << 63)]
+
+
+@dataclass(frozen=True)
+class NoiseKey(Noise):
+    """Key of a chunk's random numbers, as a message has it; the purpose is hashed for each of them."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    seed: Key
+    position: Key
+    purpose: Annotated[str, Field(max_length=64)] = "rollout"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request.
+
+    Attributes:
+        op: see `Op`.
+        step: number of the control step since `reset`, the age of an observation in a history.
+        time: seconds on any clock, in place of `step`.
+        past: observations since the last request, (step, time, observation) each, the oldest first.
+        noise: key of the random numbers; None: those of the connection.
+        steps: integration steps.
+        previous: actions in execution [n, A].
+        delay: actions of `previous` that are executed before the chunk arrives.
+        horizon: actions of `previous` that guide the chunk.
+        deadline_s: seconds after which the robot has no use for the answer.
+        executed: actions that the robot executed while it waited for the last answer.
+        declaration: the robot's statements about itself, of a "hello".
+        head: norm head of the robot, of a "hello".
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    op: Op = "act"
+    step: Step | None = None
+    time: Number | None = None
+    past: tuple[tuple[Step | None, Number | None, dict[str, Any]], ...] = ()
+    noise: NoiseKey | None = None
+    steps: Annotated[int, Strict(), Interval(ge=1, le=MOST_STEPS)] = 10
+    previous: Any = None
+    delay: Count = 0
+    horizon: Count | None = None
+    deadline_s: Annotated[Number, Gt(0)] | None = None
+    executed: Count | None = None
+    declaration: Declaration = field(default_factory=Declaration)
+    head: str | None = None
+
+
+_REQUEST = TypeAdapter(Request)
+
+
+def seconds(step: int | None, time: float | None, fps: float | None) -> float | None:
+    """Return the time of an observation in seconds; None: the robot sent neither a time nor a step."""
+    return time if time is not None or step is None or not fps else step / fps
+
+
+def read_request(message: Any) -> tuple[Request, dict[str, Any]]:
+    """Split a message into its request and its observation.
+
+    Raises:
+        MessageError: it has another form.
+    """
+    if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
+        raise MessageError(f"the message is a {type(message).__name__}; it must be a dict with names as keys")
+    observation = dict(message)
+    control = observation.pop(CONTROL, None)
+    if "prompt" in observation and "task" not in observation:
+        observation["task"] = observation.pop("prompt")
+    if control is None:
+        return Request(), observation
+    try:
+        return _REQUEST.validate_python(control), observation
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        place = ".".join(map(str, (CONTROL, *fault["loc"])))
+        raise MessageError(f"{place} is {str(fault['input'])[:80]!r}: {fault['msg']}") from None
