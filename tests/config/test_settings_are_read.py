@@ -11,7 +11,6 @@ from support.setting_reads import groups, unread
 from understudy.cli.profile import ProfileConfig
 from understudy.config.rollout import RolloutConfig
 from understudy.config.train import TrainConfig
-from understudy.policies.lerobot.settings import LerobotSettings
 from understudy.policies.registry import BUILT_IN, PolicySettings, policy_type
 
 ROOM = Path(understudy.__file__).parent
@@ -39,14 +38,8 @@ def classes() -> tuple[dict[type, str], dict[str, set[type]]]:
     return wanted | networks, names
 
 
-def passed_on() -> set[str]:
-    """Settings of LeRobot's policies: their configs take all of them at once, and refuse unknown ones."""
-    kinds = [kind for kind in classes()[0] if issubclass(kind, LerobotSettings)]
-    return {f"{kind.__name__}.{name}" for kind in kinds for name in kind.shared_fields()}
-
-
 def test_every_setting_is_read(sources: Mapping[str, str]) -> None:
-    assert set(unread(*classes(), sources)) - passed_on() == set()
+    assert set(unread(*classes(), sources)) == set()
 
 
 @dataclass(frozen=True)
@@ -82,4 +75,4 @@ def test_a_setting_that_nothing_reads_is_found(sources: Mapping[str, str]) -> No
         names | groups(PlantedRoot),
         {**sources, "config/planted.py": declared, "train/planted.py": reader},
     )
-    assert set(found) - passed_on() == {f"PlantedConfig.{name}" for name in ("alone", "checked", "every")}
+    assert set(found) == {f"PlantedConfig.{name}" for name in ("alone", "checked", "every")}

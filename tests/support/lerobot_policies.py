@@ -4,7 +4,7 @@ LeRobot itself is imported by `their_losses` alone, and transformers by `write_v
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,7 @@ import torch
 
 from support.runs import tiny_config
 from understudy.config.train import AugmentConfig, CheckpointConfig, EmaConfig, OptimConfig, ScheduleConfig, ValConfig
-from understudy.policies.lerobot.act_config import LerobotActConfig
-from understudy.policies.lerobot.diffusion_config import LerobotDiffusionConfig
-from understudy.policies.lerobot.smolvla_config import LerobotSmolvlaConfig
+from understudy.policies.lerobot.settings import LerobotActConfig, LerobotDiffusionConfig, LerobotSmolvlaConfig
 from understudy.policies.registry import policy_type
 
 CAMERA = "observation.images.top"
@@ -29,7 +27,7 @@ MOVING = NORMALIZATION | {"action": {"offset": [[1.0, 2.0]], "spread": [[0.5, 3.
 """A normalization in which every dimension of the action varies."""
 SMALL: dict[str, Any] = {
     "image_size": (32, 40),
-    "pretrained_backbone_weights": "none",
+    "pretrained_backbone_weights": None,
     "dim_model": 16,
     "n_heads": 2,
     "dim_feedforward": 16,
@@ -58,24 +56,37 @@ SMALL_SMOLVLA: dict[str, Any] = {
 FACTS: dict[str, Any] = {"action_dim": 2, "state_dim": 3, "cameras": (CAMERA,)}
 
 
+def grouped(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `kind`: names that it has not are fields of LeRobot's config."""
+    names = {own.name for own in fields(kind)}
+    theirs = {name: value for name, value in values.items() if name not in names}
+    return {name: value for name, value in values.items() if name in names} | {"config": theirs}
+
+
+def settings_of(kind: type[Any], small: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """Settings of `kind`; fields of LeRobot's config are arguments, too."""
+    return kind(**grouped(kind, (small or {}) | changes))
+
+
 def config(**changes: Any) -> LerobotActConfig:
-    return LerobotActConfig(**(SMALL | FACTS | {"chunk": 4} | changes))
+    return LerobotActConfig(**grouped(LerobotActConfig, SMALL | FACTS | {"chunk": 4} | changes))
 
 
 def diffusion_config(**changes: Any) -> LerobotDiffusionConfig:
-    settings = SMALL_DIFFUSION | changes
-    chunk = settings["horizon"] - settings.get("n_obs_steps", 2) + 1
-    return LerobotDiffusionConfig(**(FACTS | {"chunk": chunk} | settings))
+    values = SMALL_DIFFUSION | changes
+    chunk = values["horizon"] - values.get("n_obs_steps", 2) + 1
+    return LerobotDiffusionConfig(**grouped(LerobotDiffusionConfig, FACTS | {"chunk": chunk} | values))
 
 
 def small_settings(name: str) -> Any:
     """Settings of a small policy of the type `name`."""
     sizes = {"lerobot-act": SMALL, "lerobot-diffusion": SMALL_DIFFUSION, "lerobot-smolvla": SMALL_SMOLVLA}
-    return policy_type(name).settings(**sizes[name])
+    return settings_of(policy_type(name).settings, sizes[name])
 
 
 def smolvla_config(vlm: Path | str, **changes: Any) -> LerobotSmolvlaConfig:
-    return LerobotSmolvlaConfig(**(FACTS | SMALL_SMOLVLA | {"vlm_model_name": str(vlm), "chunk": 4} | changes))
+    values = FACTS | SMALL_SMOLVLA | {"vlm_model_name": str(vlm), "chunk": 4} | changes
+    return LerobotSmolvlaConfig(**grouped(LerobotSmolvlaConfig, values))
 
 
 def write_vlm(folder: Path) -> Path:

@@ -45,9 +45,12 @@ def marker(config: Any, path: str) -> OnResume | Fixed | None:
     """
     found: OnResume | Fixed | None = None
     value = config
-    for name in path.split("."):
+    names = path.split(".")
+    for depth, name in enumerate(names):
         if is_dataclass(value) and hasattr(value, name):
-            if name in getattr(value, "RUN_ONLY", ()):  # a policy's setting that its weights do not depend on
+            if {name, ".".join(names[depth:])} & set(
+                getattr(value, "RUN_ONLY", ())
+            ):  # a policy's setting that its weights do not depend on
                 found = FROM_HERE
             hint = get_type_hints(type(value), include_extras=True)[name]
             metadata = get_args(hint)[1:] if get_origin(hint) is Annotated else ()

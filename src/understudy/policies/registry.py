@@ -42,9 +42,9 @@ BUILT_IN = {
     "flow": "understudy.policies.flow.config:FLOW",
     "pi05": "understudy.policies.pi05.config:PI05",
     "pi0": "understudy.policies.pi05.config:PI0",
-    "lerobot-act": "understudy.policies.lerobot.act_config:LEROBOT_ACT",
-    "lerobot-diffusion": "understudy.policies.lerobot.diffusion_config:LEROBOT_DIFFUSION",
-    "lerobot-smolvla": "understudy.policies.lerobot.smolvla_config:LEROBOT_SMOLVLA",
+    "lerobot-act": "understudy.policies.lerobot.settings:LEROBOT_ACT",
+    "lerobot-diffusion": "understudy.policies.lerobot.settings:LEROBOT_DIFFUSION",
+    "lerobot-smolvla": "understudy.policies.lerobot.settings:LEROBOT_SMOLVLA",
     "world_action": "understudy.policies.world_action.config:WORLD_ACTION",
 }
 """Types of this package, in the form of entry points."""
@@ -343,10 +343,18 @@ def network_differences(one: Any, two: Any) -> list[str]:
     """List the fields, with both values, in which two configs describe different networks."""
     if type(one) is not type(two):
         return [f"type: {one.type} there, {two.type} here"]
-    theirs, ours = asdict(one), asdict(two)
+    theirs, ours = (_flat(asdict(config)) for config in (one, two))
     ignored = {*one.RUN_ONLY, *one.AT_START, *one.FILES}
-    names = [name for name in ours if name not in ignored and theirs[name] != ours[name]]
-    return [f"{name}: {theirs[name]} there, {ours[name]} here" for name in names]
+    names = [name for name in ours | theirs if name not in ignored and theirs.get(name) != ours.get(name)]
+    return [f"{name}: {theirs.get(name)} there, {ours.get(name)} here" for name in names]
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the mapping `config`, of a policy of another package, by its fields, `config.NAME`."""
+    package = values.get("config")
+    if not isinstance(package, Mapping):
+        return dict(values)
+    return {**values, "config": None, **{f"config.{name}": value for name, value in package.items()}}
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,14 @@ from support.lerobot_policies import (
     batch_of,
     config,
     run_config,
+    settings_of,
     their_losses,
 )
 from support.runs import same_run, series
 from understudy.config.train import CheckpointConfig
 from understudy.policies.draws import make_draws
 from understudy.policies.lerobot.act import LerobotAct
-from understudy.policies.lerobot.act_config import LerobotActSettings
+from understudy.policies.lerobot.settings import LerobotActSettings
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
 
@@ -83,8 +84,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def act_config(data: Path, out: Path, dropout: float = 0.1, **changes: Any) -> Any:
-    settings = LerobotActSettings(**(SMALL | {"image_size": (32, 32), "dropout": dropout}))
-    return run_config(data, out, settings, **changes)
+    policy = settings_of(LerobotActSettings, SMALL, image_size=(32, 32), dropout=dropout)
+    return run_config(data, out, policy, **changes)
 
 
 def test_series_of_losses_is_that_of_lerobots_trainer(

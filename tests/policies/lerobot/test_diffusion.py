@@ -22,14 +22,15 @@ from support.lerobot_policies import (
     batch_of,
     diffusion_config,
     run_config,
+    settings_of,
     their_losses,
 )
 from support.runs import same_run, series
 from understudy.config.train import CheckpointConfig
 from understudy.policies.draws import make_draws
+from understudy.policies.lerobot.adapter import GivenNoise
 from understudy.policies.lerobot.diffusion import LerobotDiffusion, cropped, spread_steps
-from understudy.policies.lerobot.diffusion_config import LerobotDiffusionSettings
-from understudy.policies.lerobot.given_noise import GivenNoise
+from understudy.policies.lerobot.settings import LerobotDiffusionSettings
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
 
@@ -84,7 +85,7 @@ def test_actions_are_those_of_lerobot(change: dict[str, Any]) -> None:
     numbers = draws(own, 2, "act")
     own.diffusion.config.n_action_steps = own.config.chunk  # LeRobot returns those that it executes
     with torch.no_grad(), GivenNoise(*(numbers["step noise"].unbind(1) if not change else ())):
-        own.diffusion.num_inference_steps = own.config.inference_steps
+        own.diffusion.num_inference_steps = own.inference_steps
         theirs = own.diffusion.generate_actions(their_inputs(own, data), noise=numbers["noise"])
     found = own.act(data, numbers)
     assert found.shape == (2, 7, 2)
@@ -152,7 +153,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(**changes: Any) -> LerobotDiffusionSettings:
-    return LerobotDiffusionSettings(**(SMALL_DIFFUSION | {"image_size": (32, 32)} | changes))
+    return settings_of(LerobotDiffusionSettings, SMALL_DIFFUSION | {"image_size": (32, 32)}, **changes)
 
 
 @pytest.mark.parametrize("change", [{}, {"n_obs_steps": 1, "crop_shape": (28, 24), "crop_is_random": False}])

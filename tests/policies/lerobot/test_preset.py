@@ -135,13 +135,13 @@ def test_weights_of_imagenet_that_cannot_be_had_are_refused(
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     assert main(flags(data, tmp_path / "run")) == 2
-    assert "policy.pretrained_backbone_weights" in capsys.readouterr().err
-    fresh = ["--policy.pretrained-backbone-weights", "none"]
-    assert main([*flags(data, tmp_path / "run"), *fresh]) == 0
+    assert "pretrained_backbone_weights" in capsys.readouterr().err
+    fresh = flags(data, tmp_path / "run", "pretrained_backbone_weights", "null")
+    assert main(fresh) == 0
 
 
-def flags(data: Path, out: Path) -> list[str]:
-    small = ["--policy.dim-model", "16", "--policy.n-heads", "2", "--policy.dim-feedforward", "8"]
+def flags(data: Path, out: Path, *more: str) -> list[str]:
+    small = ["--policy.config", "dim_model", "16", "n_heads", "2", "dim_feedforward", "8", *more]
     command = ["train", "--policy.type", "lerobot-act", *small, "--data.root", str(data), "--steps", "1"]
     return [*command, "--batch-size", "2", "--val.every", "0", "--log.no-report", "--output-dir", str(out)]
 

@@ -22,6 +22,7 @@ from support.lerobot_policies import (
     Recorder,
     batch_of,
     run_config,
+    settings_of,
     smolvla_config,
     their_losses,
     write_vlm,
@@ -31,8 +32,8 @@ from support.runs import same_run, series
 from understudy.config.train import CheckpointConfig
 from understudy.errors import ConfigError
 from understudy.policies.draws import make_draws
+from understudy.policies.lerobot.settings import LerobotSmolvlaSettings
 from understudy.policies.lerobot.smolvla import TOKENS, TOKENS_MASK, LerobotSmolvla, resize_image
-from understudy.policies.lerobot.smolvla_config import LerobotSmolvlaSettings
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
 
@@ -131,7 +132,7 @@ def test_missing_camera_reaches_nothing(vlm: Path) -> None:
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with refused("policy.vlm_model_name", tmp_path / "none", kind=ConfigError):
+    with refused("policy.config", "vlm_model_name", tmp_path / "none", kind=ConfigError):
         policy(tmp_path / "none")
 
 
@@ -157,7 +158,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(vlm: Path, **changes: Any) -> LerobotSmolvlaSettings:
-    return LerobotSmolvlaSettings(**(SMALL_SMOLVLA | {"vlm_model_name": str(vlm)} | changes))
+    return settings_of(LerobotSmolvlaSettings, SMALL_SMOLVLA, vlm_model_name=str(vlm), **changes)
 
 
 @pytest.mark.parametrize("change", [{}, {"train_expert_only": False, "freeze_vision_encoder": False}])

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from understudy.policies.lerobot.settings import LerobotSmolvlaSettings, check_smolvla_start
+
+pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")
+
 from support.lerobot_policies import MOVING, run_config, smolvla_config
 from support.refusals import refused
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.policies import policy_folder
 from understudy.policies.folder_formats import describe_folder, save_folder
-from understudy.policies.lerobot.smolvla_config import LerobotSmolvlaSettings
-from understudy.policies.lerobot.smolvla_start import check_start
 from understudy.policies.registry import policy_type
 
 
@@ -34,7 +36,7 @@ def change(folder: Path, **changes: Any) -> None:
 
 
 def started(folder: Path, **settings: Any) -> LerobotSmolvlaSettings:
-    return LerobotSmolvlaSettings(weights=str(folder), **settings).resolved().started()
+    return LerobotSmolvlaSettings(weights=str(folder), config=settings).resolved().started()
 
 
 def config_of(settings: LerobotSmolvlaSettings, **facts: Any) -> Any:
@@ -44,27 +46,27 @@ def config_of(settings: LerobotSmolvlaSettings, **facts: Any) -> Any:
 
 def test_settings_are_those_of_the_folder(folder: Path) -> None:
     found = started(folder)
-    wanted = {"max_state_dim": 5, "max_action_dim": 4, "num_vlm_layers": 2, "resize_imgs_with_padding": (32, 32)}
+    wanted = {"max_state_dim": 5, "max_action_dim": 4, "num_vlm_layers": 2, "resize_imgs_with_padding": [32, 32]}
     wanted |= {"vlm_model_name": "vlm", "num_steps": 3, "pad_language_to": "max_length"}
-    assert {name: getattr(found, name) for name in wanted} == wanted
-    assert found.train_expert_only  # a choice of the run
+    assert {name: found.config[name] for name in wanted} == wanted
+    assert "train_expert_only" not in found.config  # a choice of the run
     assert found.image_size == LerobotSmolvlaSettings().image_size  # of the run's data
     assert found.stored_chunk() == 6
-    check_start(config_of(found))
+    check_smolvla_start(config_of(found))
     assert LerobotSmolvlaSettings().stored_chunk() is None
 
 
 def test_folder_of_understudy_is_read(tmp_path: Path) -> None:
     policy_folder.save(tmp_path / "own", smolvla_config("vlm", chunk=6), MOVING, {"a": torch.ones(1)})
     found = started(tmp_path / "own")
-    assert (found.max_state_dim, found.stored_chunk()) == (5, 6)
-    check_start(config_of(found))
+    assert (found.config["max_state_dim"], found.stored_chunk()) == (5, 6)
+    check_smolvla_start(config_of(found))
 
 
 def test_own_choices_are_kept(folder: Path) -> None:
     found = started(folder, num_steps=7, vlm_model_name="other", tokenizer_max_length=12)
-    assert (found.num_steps, found.vlm_model_name, found.tokenizer_max_length) == (7, "other", 12)
-    check_start(config_of(found))
+    assert [found.config[name] for name in ("num_steps", "vlm_model_name", "tokenizer_max_length")] == [7, "other", 12]
+    check_smolvla_start(config_of(found))
 
 
 def test_chunk_of_the_run_is_that_of_the_folder_unless_set(folder: Path, tmp_path: Path) -> None:
@@ -84,8 +86,8 @@ def test_paths_mean_the_same_in_another_folder(folder: Path, monkeypatch: pytest
 @pytest.mark.parametrize(("name", "value"), [("max_action_dim", 7), ("attention_mode", "self_attn")])
 def test_settings_of_another_network_are_named_with_both_values(folder: Path, name: str, value: Any) -> None:
     theirs = json.loads((folder / "config.json").read_text())[name]
-    with refused(f"policy.{name}", value, theirs, folder / "config.json", kind=ConfigError):
-        check_start(config_of(started(folder, **{name: value})))
+    with refused("policy.config", name, value, theirs, folder / "config.json", kind=ConfigError):
+        check_smolvla_start(config_of(started(folder, **{name: value})))
 
 
 def test_fields_that_the_folder_lacks_have_lerobots_defaults(folder: Path) -> None:
@@ -93,8 +95,8 @@ def test_fields_that_the_folder_lacks_have_lerobots_defaults(folder: Path) -> No
     stored = json.loads(path.read_text())
     del stored["min_period"]
     path.write_text(json.dumps(stored))
-    with refused("policy.min_period", 0.01, 0.004, kind=ConfigError):
-        check_start(config_of(started(folder, min_period=0.01)))
+    with refused("policy.config", "min_period", 0.01, 0.004, kind=ConfigError):
+        check_smolvla_start(config_of(started(folder, min_period=0.01)))
 
 
 @pytest.mark.parametrize(
@@ -118,12 +120,12 @@ def test_missing_files_are_named(folder: Path, lost: str) -> None:
     own = config_of(started(folder))
     os.remove(folder / lost)
     with refused("policy.weights", lost, kind=ConfigError):
-        check_start(own)
+        check_smolvla_start(own)
 
 
 def test_missing_folder_is_named(tmp_path: Path) -> None:
     with refused("policy.weights", tmp_path / "none", kind=ConfigError):
-        check_start(config_of(started(tmp_path / "none")))
+        check_smolvla_start(config_of(started(tmp_path / "none")))
 
 
 def test_two_starts_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from support.refusals import refused
 from support.runs import same_run, series
 from understudy.config.train import CheckpointConfig, ValConfig
 from understudy.errors import ConfigError
+from understudy.policies.lerobot.settings import LerobotSmolvlaSettings
 from understudy.policies.lerobot.smolvla import EMBEDDING, HEAD, LerobotSmolvla
-from understudy.policies.lerobot.smolvla_config import LerobotSmolvlaSettings
 from understudy.policies.policy import load
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export

@@ -211,7 +211,8 @@ def _empty_list(cls: type, arguments: list[str]) -> str | None:
 def _without_mappings(cls: type, arguments: list[str], default: Any) -> Any:
     """Empty each mapping of the defaults that a flag gives as a whole: tyro would take its single keys alone."""
     given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
-    for path, kind in setting_paths(cls):
+    policy = getattr(default, "policy", None)
+    for path, kind in [*setting_paths(cls), *(setting_paths(type(policy), "policy.") if policy is not None else ())]:
         if default is not None and get_origin(kind) is dict and f"--{path.replace('_', '-')}" in given:
             default = _replaced(default, path.split("."), {})
     return default

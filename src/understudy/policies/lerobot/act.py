@@ -2,21 +2,21 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from understudy.batch_keys import ACTION, STATE
+from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
 from understudy.policies.batch import check_shape, has_values, value_of
 from understudy.policies.common.normalizer import state_now
 from understudy.policies.common.task_modes import POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.lerobot.act_config import LerobotActConfig
-from understudy.policies.lerobot.adapter import LerobotPolicy, their_config
-from understudy.policies.lerobot.backbone import backbone_weights
-from understudy.policies.lerobot.given_noise import GivenNoise
+from understudy.policies.lerobot.adapter import GivenNoise, LerobotPolicy, build_errors
+from understudy.policies.lerobot.settings import LerobotActConfig
 from understudy.policies.losses import Loss, valid_elements
 
 L1, KL = "l1", "kl"
@@ -32,47 +32,37 @@ class LerobotAct(LerobotPolicy):
     config: LerobotActConfig
 
     def __init__(self, config: LerobotActConfig, normalization: Mapping[str, Any]) -> None:
-        """Build the network.
-
-        Args:
-            config: see `LerobotActConfig`.
-            normalization: see `policies/common/normalizer.py`.
-
-        Raises:
-            MissingExtraError: lerobot is not installed. ValueError: the normalization does not fit the config.
-        """
+        """Build the network; arguments and errors are those of `LerobotPolicy`."""
         super().__init__(config, normalization)
         with optional_imports():
-            from lerobot.policies.act.configuration_act import ACTConfig
             from lerobot.policies.act.modeling_act import ACT
 
-        self.model = ACT(their_config(ACTConfig, config))
+        with build_errors():
+            self.model = ACT(replace(config.theirs, pretrained_backbone_weights=None))
 
     def start_weights(self) -> Mapping[str, Tensor] | None:
-        """Weights of a new run: those of the constructor, with `pretrained_backbone_weights` in the ResNet."""
-        if not (found := backbone_weights(self.config.pretrained_backbone_weights)):
+        """Weights of a new run: those of the constructor, with those of ImageNet in the ResNet."""
+        if not (backbone := backbone_weights(self.config.theirs.pretrained_backbone_weights)):
             return None
-        own = self.state_dict()
-        names = {f"model.backbone.{name}": name for name in found}
-        return {name: found[names[name]] if name in names else value for name, value in own.items()}
+        return {name: backbone.get(name.removeprefix("model.backbone."), w) for name, w in self.state_dict().items()}
 
     @property
     def loss_terms(self) -> tuple[str, ...]:
         """Names of the loss terms: `l1` of the actions and, with a latent variable, `kl`, times `kl_weight`."""
-        return (L1, KL) if self.config.use_vae else (L1,)
+        return (L1, KL) if self.config.theirs.use_vae else (L1,)
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
         """In training the latent variable's noise, and the seed of dropout; otherwise none."""
         if use != "train":
             return {}
-        spec = {"latent": RandomSpec("normal", (self.config.latent_dim,))} if self.config.use_vae else {}
+        spec = {"latent": RandomSpec("normal", (self.config.theirs.latent_dim,))} if self.config.theirs.use_vae else {}
         return {**spec, "dropout": RandomSpec("uniform", (1,))}
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample per loss term, int64 [B]; one of `kl` in training, else none."""
         is_pad = value_of(batch, f"{ACTION}_is_pad")
-        found = {L1: valid_elements(is_pad, 1, self.config.action_dim, self.normalizer.dim_is_pad(ACTION, batch))}
-        return found | ({KL: torch.full_like(found[L1], "latent" in draws)} if self.config.use_vae else {})
+        counts = {L1: valid_elements(is_pad, 1, self.config.action_dim, self.normalizer.dim_is_pad(ACTION, batch))}
+        return counts | ({KL: torch.full_like(counts[L1], "latent" in draws)} if self.config.theirs.use_vae else {})
 
     def losses(
         self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
@@ -95,13 +85,13 @@ class LerobotAct(LerobotPolicy):
             pad = pad | past[:, None]
         zero = torch.zeros((), device=actions.device)
         error = (torch.where(pad, zero, actions) - torch.where(pad, zero, predicted.float())).abs()
-        found = {L1: Loss(error.sum(dim=(1, 2)), counts[L1])}
-        if self.config.use_vae:
+        losses = {L1: Loss(error.sum(dim=(1, 2)), counts[L1])}
+        if self.config.theirs.use_vae:
             divergence = torch.zeros(len(actions), device=actions.device)
             if mean is not None:
                 divergence = (-0.5 * (1 + log_variance - mean.pow(2) - log_variance.exp())).sum(-1)
-            found[KL] = Loss(self.config.kl_weight * divergence, counts[KL])
-        return {term: loss for term, loss in found.items() if terms is None or term in terms}
+            losses[KL] = Loss(self.config.theirs.kl_weight * divergence, counts[KL])
+        return {term: loss for term, loss in losses.items() if terms is None or term in terms}
 
     @torch.no_grad()
     def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
@@ -128,8 +118,41 @@ class LerobotAct(LerobotPolicy):
         with torch.random.fork_rng(devices=devices):
             # Of the first sample: the same after a restart.
             torch.manual_seed(int(float(seed[0, 0]) * 2**24) if has_values(seed) else 0)
-            if self.config.use_vae:
+            if self.config.theirs.use_vae:
                 with GivenNoise(draws["latent"]):
                     yield True
             else:
                 yield True
+
+
+def check_backbone(config: LerobotActConfig) -> None:
+    """Fetch the weights of a new run's ResNet, if it has some; see `backbone_weights`."""
+    backbone_weights(config.theirs.pretrained_backbone_weights)
+
+
+def backbone_weights(name: str | None) -> dict[str, Tensor]:
+    """Return the state dict of torchvision's weights of this name; empty for None.
+
+    Raises:
+        ConfigError: there are no such weights, or they are neither in torch's cache nor to be fetched.
+    """
+    if name is None:
+        return {}
+    with optional_imports():
+        from torchvision.models import get_weight
+
+    setting = "policy.config: pretrained_backbone_weights"
+    fix = "null, which trains the ResNet from fresh weights"
+    try:
+        weights = get_weight(name)
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"{setting}: {name}: torchvision has no such weights; give names of it, or {fix}") from error
+    try:
+        backbone: dict[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
+    except (OSError, RuntimeError) as error:
+        place = f"{torch.hub.get_dir()}/checkpoints/{weights.url.rpartition('/')[2]}"
+        raise ConfigError(
+            f"{setting}: {name} is not in torch's cache and cannot be fetched ({error}); put {weights.url} at {place}, "
+            f"or give {fix}"
+        ) from error
+    return backbone

@@ -1,19 +1,20 @@
-"""Parts that the adapters of LeRobot's policies share: their features, normalized images, and draws in the network."""
+"""Parts that the adapters of LeRobot's policies share: normalized images, and draws in the network."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from understudy.batch_keys import ACTION, STATE
-from understudy.optional_packages import optional_imports
+from understudy.errors import ConfigError
 from understudy.policies.batch import check_shape, value_of
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.lerobot.settings import ColorSettings, LerobotConfig
 from understudy.policies.policy import Policy
-from understudy.policies.registry import policy_type
 
 _EPS = 1e-8  # LeRobot adds it to deviations
 
@@ -33,13 +34,15 @@ class LerobotPolicy(Policy):
             normalization: see `policies/common/normalizer.py`.
 
         Raises:
-            ValueError: the normalization does not fit the config.
+            MissingExtraError: a package that LeRobot's network needs is not installed.
+            ValueError: the normalization does not fit the config. ConfigError: LeRobot refuses the config.
         """
         super().__init__()
         self.config = config
         self.normalizer = Normalizer(normalization, {ACTION: config.action_dim, STATE: config.state_dim})
-        for name, values in _colors(config).items() if isinstance(config, ColorSettings) else ():
-            self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
+        if isinstance(config, ColorSettings):
+            for name, color in _colors(config).items():
+                self.register_buffer(name, torch.tensor(color).view(3, 1, 1), persistent=False)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode. The network keeps that of evaluation, unless `losses` changes it."""
@@ -51,7 +54,7 @@ class LerobotPolicy(Policy):
     def pixels(self, batch: Mapping[str, Any], camera: str) -> Tensor:
         """Return images of the batch in 0..1, float32 [B, 3, H, W], or [B, n, 3, H, W] of n times."""
         image: Tensor = value_of(batch, camera)
-        past = getattr(self.config, "past_steps", 0)
+        past = self.config.past_steps
         check_shape(camera, image, (None, *([past + 1] if past else []), 3, None, None))
         if image.dtype != torch.uint8:
             raise ValueError(f"{camera} is {image.dtype}, images are uint8")
@@ -66,22 +69,39 @@ class LerobotPolicy(Policy):
         return (pixels - self.image_mean) / (self.image_std + _EPS)
 
 
-def their_config(kind: type[Any], config: LerobotConfig) -> Any:
-    """Make the config of a network: of the class `kind` of LeRobot, from ours."""
-    with optional_imports():
-        from lerobot.configs.types import FeatureType, PolicyFeature
-
-    names = policy_type(config.type).settings.shared_fields()  # type: ignore[attr-defined]
-    own = {name: getattr(config, name) for name in names}
-    return kind(
-        input_features={
-            **{key: PolicyFeature(FeatureType.VISUAL, (3, *config.image_size)) for key in config.cameras},
-            STATE: PolicyFeature(FeatureType.STATE, (config.state_dim,)),
-        },
-        output_features={ACTION: PolicyFeature(FeatureType.ACTION, (config.action_dim,))},
-        **{**config.their_fields(), **own},
-    )
-
-
 def _colors(config: ColorSettings) -> dict[str, tuple[float, ...]]:
     return {"image_mean": config.image_mean, "image_std": config.image_std}
+
+
+@contextmanager
+def build_errors() -> Iterator[None]:
+    """Turn errors of LeRobot's networks about their config into ConfigError."""
+    try:
+        yield
+    except (AssertionError, ZeroDivisionError) as error:
+        raise ConfigError(f"policy.config: LeRobot cannot build the network: {error}") from error
+
+
+class GivenNoise(TorchFunctionMode):
+    """While it is active, the calls of `torch.randn_like` and `torch.randn` return given numbers, one after the other.
+
+    Further calls raise RuntimeError: the network then draws other numbers than the adapter knows.
+    """
+
+    def __init__(self, *noises: Tensor) -> None:
+        """Take the numbers of each call."""
+        super().__init__()
+        self._noises = list(noises)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch, or return the numbers."""
+        named = kwargs or {}
+        if func not in (torch.randn_like, torch.randn):
+            return func(*args, **named)
+        like = func is torch.randn_like
+        first = args[0] if args else named["size"]
+        shape = tuple(first.shape if like else first if isinstance(first, Iterable) else args)
+        noise = self._noises.pop(0) if self._noises else None
+        if noise is None or tuple(noise.shape) != shape:
+            raise RuntimeError(f"the network draws {shape} normal numbers, which this release of LeRobot should not")
+        return noise.to(first) if like else noise

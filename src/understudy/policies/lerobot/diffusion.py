@@ -18,9 +18,8 @@ from understudy.policies.common.history import STATES, split_states
 from understudy.policies.common.normalizer import blanked
 from understudy.policies.common.task_modes import POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.lerobot.adapter import LerobotPolicy, their_config
-from understudy.policies.lerobot.diffusion_config import LerobotDiffusionConfig
-from understudy.policies.lerobot.given_noise import GivenNoise
+from understudy.policies.lerobot.adapter import GivenNoise, LerobotPolicy, build_errors
+from understudy.policies.lerobot.settings import LerobotDiffusionConfig
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
 
 DIFFUSION = "diffusion"
@@ -39,33 +38,28 @@ class LerobotDiffusion(LerobotPolicy):
     validation_draws = VALIDATION_DRAWS
 
     def __init__(self, config: LerobotDiffusionConfig, normalization: Mapping[str, Any]) -> None:
-        """Build the network.
-
-        Args:
-            config: see `LerobotDiffusionConfig`.
-            normalization: see `policies/common/normalizer.py`.
-
-        Raises:
-            MissingExtraError: lerobot or diffusers is not installed. ValueError: the normalization does not fit the
-                config.
-        """
+        """Build the network; arguments and errors are those of `LerobotPolicy`."""
         super().__init__(config, normalization)
         with optional_imports():
             import diffusers  # noqa: F401  # without it LeRobot raises another error
-            from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
             from lerobot.policies.diffusion.modeling_diffusion import DiffusionModel
 
-        theirs = their_config(DiffusionConfig, config)
-        self.diffusion = DiffusionModel(theirs)
+        with build_errors():
+            self.diffusion = DiffusionModel(config.theirs)
         scheduler = self.diffusion.noise_scheduler
         # Copies of the policy share its constants: their tensors are no buffers, and a plan cannot copy them.
         scheduler.__deepcopy__ = lambda memo: scheduler
-        self._crop_size: tuple[int, int] | None = theirs.crop_shape
-        separate = config.use_separate_rgb_encoder_per_camera
+        self._crop_size: tuple[int, int] | None = config.theirs.crop_shape
+        separate = config.theirs.use_separate_rgb_encoder_per_camera
         encoders = list(self.diffusion.rgb_encoder) if separate else [self.diffusion.rgb_encoder]
         self._resize = encoders[0].resize
         for encoder in encoders:  # resizing and cropping are ours: each sample has its own crop
             encoder.resize, encoder.do_crop = None, False
+
+    @property
+    def inference_steps(self) -> int:
+        """Steps of sampling."""
+        return int(self.config.theirs.num_inference_steps or self.config.theirs.num_train_timesteps)
 
     @property
     def loss_terms(self) -> tuple[str, ...]:
@@ -76,23 +70,27 @@ class LerobotDiffusion(LerobotPolicy):
         """Residual blocks of the U-Net."""
         from lerobot.policies.diffusion.modeling_diffusion import DiffusionConditionalResidualBlock1d
 
-        return [own for own in self.diffusion.unet.modules() if isinstance(own, DiffusionConditionalResidualBlock1d)]
+        return [
+            module
+            for module in self.diffusion.unet.modules()
+            if isinstance(module, DiffusionConditionalResidualBlock1d)
+        ]
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
         """Noise, diffusion step and crop for a loss; to act the first noise and, with DDPM, that of each step."""
-        config, count = self.config, VALIDATION_DRAWS if use == "validation" else 1
-        shape = (config.horizon, config.action_dim)
+        theirs, count = self.config.theirs, VALIDATION_DRAWS if use == "validation" else 1
+        shape = (theirs.horizon, self.config.action_dim)
         if use == "act":
             spec = {"noise": RandomSpec("normal", shape)}
-            if config.noise_scheduler_type == "DDPM" and config.inference_steps > 1:
-                spec["step noise"] = RandomSpec("normal", (config.inference_steps - 1, *shape))
+            if theirs.noise_scheduler_type == "DDPM" and self.inference_steps > 1:
+                spec["step noise"] = RandomSpec("normal", (self.inference_steps - 1, *shape))
             return spec
         spec = {
             "noise": RandomSpec("normal", (count, *shape)),
-            "timestep": RandomSpec("uniform", (count,), partial(spread_steps, count=config.num_train_timesteps)),
+            "timestep": RandomSpec("uniform", (count,), partial(spread_steps, count=theirs.num_train_timesteps)),
         }
-        if use == "train" and config.crop_is_random and self._crop_size is not None:
-            spec["crop"] = RandomSpec("uniform", (len(config.cameras), 2))
+        if use == "train" and theirs.crop_is_random and self._crop_size is not None:
+            spec["crop"] = RandomSpec("uniform", (len(self.config.cameras), 2))
         return spec
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
@@ -115,17 +113,18 @@ class LerobotDiffusion(LerobotPolicy):
         if terms is not None and DIFFUSION not in terms:
             return {}
         batch = self._with_history(batch)
-        actions, config = self.normalizer.actions(batch), self.config
-        check_shape(ACTION, actions, (None, config.horizon, config.action_dim))
+        actions, theirs = self.normalizer.actions(batch), self.config.theirs
+        shape = (None, theirs.horizon, self.config.action_dim)
+        check_shape(ACTION, actions, shape)
         noise, steps = draws["noise"], draws["timestep"]
-        check_shape("noise", noise, (len(actions), None, config.horizon, config.action_dim))
+        check_shape("noise", noise, (len(actions), *shape))
         dim_is_pad = self.normalizer.dim_is_pad(ACTION, batch)
         clean = actions[:, None].expand_as(noise)
         noisy = self.diffusion.noise_scheduler.add_noise(clean.flatten(0, 1), noise.flatten(0, 1), steps.flatten())
         noisy = blanked(noisy.view_as(noise), dim_is_pad)
         condition = self._condition(batch, draws.get("crop")).repeat_interleave(noise.shape[1], 0)
         predicted = self.diffusion.unet(noisy.flatten(0, 1), steps.flatten(), global_cond=condition)
-        target = noise if config.prediction_type == "epsilon" else clean
+        target = noise if theirs.prediction_type == "epsilon" else clean
         predicted = predicted.float().view_as(noise)
         return {DIFFUSION: masked_squared_error(predicted, target, self._is_pad(batch), dim_is_pad, detail)}
 
@@ -143,25 +142,26 @@ class LerobotDiffusion(LerobotPolicy):
         dim_is_pad = self.normalizer.dim_is_pad(ACTION, batch)
         condition, scheduler = self._condition(batch, None), self.diffusion.noise_scheduler
         x = blanked(draws["noise"], dim_is_pad)
-        scheduler.set_timesteps(self.config.inference_steps)
+        scheduler.set_timesteps(self.inference_steps)
         later = draws["step noise"].unbind(1) if "step noise" in draws else ()
         with GivenNoise(*later):
             for step in scheduler.timesteps:
-                at = torch.full((len(x),), int(step), device=x.device)
-                x = scheduler.step(self.diffusion.unet(x, at, global_cond=condition), step, x).prev_sample
+                steps_of_batch = torch.full((len(x),), int(step), device=x.device)
+                predicted = self.diffusion.unet(x, steps_of_batch, global_cond=condition)
+                x = scheduler.step(predicted, step, x).prev_sample
                 x = blanked(x, dim_is_pad)
         return self.normalizer.robot_actions(x[:, self.config.past_actions :].float(), batch)
 
     def _with_history(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the batch with the present state under its key, and all states under `STATES` [B, n, S]."""
         if self.config.past_steps:
-            return split_states(batch, self.config.n_obs_steps)
+            return split_states(batch, self.config.past_steps + 1)
         return {**batch, STATES: value_of(batch, STATE)[:, None]}
 
     def _is_pad(self, batch: Mapping[str, Any]) -> Tensor:
         """Slots that count nothing, bool [B, horizon]."""
         is_pad: Tensor = value_of(batch, f"{ACTION}_is_pad")
-        return is_pad if self.config.do_mask_loss_for_padding else torch.zeros_like(is_pad)
+        return is_pad if self.config.theirs.do_mask_loss_for_padding else torch.zeros_like(is_pad)
 
     def _condition(self, batch: Mapping[str, Any], crop: Tensor | None) -> Tensor:
         """Condition of the U-Net, float32 [B, C]; `crop` [B, cameras, 2] in [0, 1) decides the crops; None: center."""
@@ -173,8 +173,8 @@ class LerobotDiffusion(LerobotPolicy):
             views.append(cropped(images, self._crop_size, None if crop is None else crop[:, number]))
         states = self.normalizer.states(batch, batch[STATES])
         inputs = {STATE: states, "observation.images": torch.stack(views, dim=2)}
-        found: Tensor = self.diffusion._prepare_global_conditioning(inputs)
-        return found
+        condition: Tensor = self.diffusion._prepare_global_conditioning(inputs)
+        return condition
 
 
 def spread_steps(uniform: Tensor, count: int) -> Tensor:
@@ -201,5 +201,5 @@ def cropped(images: Tensor, size: tuple[int, int] | None, places: Tensor | None)
         (places[:, axis] * (room + 1)).long().clamp(max=room)[:, None] + torch.arange(want, device=images.device)
         for axis, (room, want) in enumerate(zip(free, size))
     )
-    at = torch.arange(len(images), device=images.device)[:, None, None]
-    return images[at, :, :, rows[:, :, None], columns[:, None]].permute(0, 3, 4, 1, 2)  # [B, h, w, n, 3] before
+    samples = torch.arange(len(images), device=images.device)[:, None, None]
+    return images[samples, :, :, rows[:, :, None], columns[:, None]].permute(0, 3, 4, 1, 2)  # [B, h, w, n, 3] before

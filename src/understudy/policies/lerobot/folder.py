@@ -18,13 +18,12 @@ from safetensors.numpy import load_file, save
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
 from understudy.policies.folder_formats import ForeignFolder
-from understudy.policies.lerobot.settings import IDENTITY, LerobotConfig, LerobotSettings
+from understudy.policies.lerobot.settings import IDENTITY, VISUAL, LerobotConfig, LerobotSettings
 from understudy.policies.pi05.formats.robot import to_json
 from understudy.policies.pi05.weights.lerobot_normalization import LEROBOT, LEROBOT_OUT, read_lerobot
 from understudy.policies.pi05.weights.stored_figures import read_object
 from understudy.policies.registry import policy_type, stored_type
 
-VISUAL = "VISUAL"
 EPS = 1e-8
 Step = tuple[str, dict[str, Any]]
 """Registered name of a processor's step, and its config."""
@@ -65,7 +64,6 @@ def read_folder(
         "image_size": list(sizes.pop()),
         "state_dim": inputs[STATE][1][0],
         "action_dim": outputs[ACTION][1][0],
-        **{field: stored[field] for field in kind.shared_fields() if field in stored},
     }
     found |= kind.read_stored(stored, _image_figures(folder, list(cameras), name))
     if normalization is None:
@@ -125,20 +123,20 @@ def describe_folder(
         own = normalization.get("dims", {}).get(key, [width] * (head + 1))[head]
         if own != width:
             raise ConfigError(f"head: {key} has {own} dimensions, and the network {width}; LeRobot pads no vectors")
-    cameras = {key: {"type": VISUAL, "shape": [3, *config.image_size]} for key in config.cameras}
-    state, action = ({"type": kind, "shape": [widths[key]]} for key, kind in ((STATE, "STATE"), (ACTION, "ACTION")))
-    features = {**cameras, STATE: state, ACTION: action}
+    facts = config.their_facts()
+    features = {**facts["input_features"], **facts["output_features"]}
     colors = "MEAN_STD" if hasattr(config, "image_mean") else "IDENTITY"
     modes = {VISUAL: colors, "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
-    settings: Any = policy_type(config.type).settings
     about = {
-        "type": settings.THEIR_TYPE,
-        "input_features": {**cameras, STATE: state},
-        "output_features": {ACTION: action},
+        "type": config.type.removeprefix("lerobot-"),
+        **facts,
         "normalization_mapping": modes,
-        **config.their_fields(),
-        **{name: getattr(config, name) for name in settings.shared_fields()},
+        "device": "cpu",
+        **config.FIXED,
+        **config.config,
     }
+    if "pretrained_backbone_weights" in about:
+        about["pretrained_backbone_weights"] = None  # the folder has weights
     files = {"config.json": to_json(about)} | _processors(config, normalization, features, head, modes)
     height, width = config.image_size
     notes = [] if colors == "IDENTITY" else [f"image_size: LeRobot resizes no images: send {height} x {width}"]

@@ -1,62 +1,136 @@
-"""Settings that all policies of LeRobot share: folders both ways, and the colors of images. No torch, no lerobot."""
+"""Settings and configs of LeRobot's ACT, Diffusion Policy and SmolVLA. No torch or lerobot until they are checked.
 
+`config` has fields of LeRobot's config class, which checks them. The config of a policy has all that describe its
+network, so that a folder means the same in a release with other defaults.
+"""
+
+import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
+from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
-from understudy.policies.registry import PolicyConfig, PolicySettings
+from understudy.optional_packages import optional_imports
+from understudy.policies.pi05.weights.stored_figures import read_object
+from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType, imported, stored_type
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IDENTITY = {"image_mean": [0.0] * 3, "image_std": [1.0 - 1e-8] * 3}
 """Colors as they are: LeRobot adds 1e-8 to deviations."""
+VISUAL = "VISUAL"
+"""LeRobot's type of images."""
 RECORDED = (0, 0)
 """Value of `image_size` that means the size of the recordings."""
-NO_WEIGHTS = "none"
-"""Value of `pretrained_backbone_weights` that means fresh weights."""
-OURS = (
-    {field.name for field in fields(PolicySettings)}
-    | {"image_mean", "image_std", "weights"}
-    | {"pretrained_backbone_weights"}
-)
-"""Settings that LeRobot's configs lack."""
+OF_RUN = ("device", "input_features", "output_features", "normalization_mapping", "chunk_size", "drop_n_last_frames")
+"""Fields of LeRobot's configs that follow from other settings of a run, apart from those of `TRAINING`."""
+TRAINING = ("optimizer_", "scheduler_", "compile_", "use_cache", "gradient_checkpointing", "load_vlm_", "rtc_")
+"""First parts of the names of the fields that have no effect here."""
+
+Value = str | int | float | bool | None | tuple[int, ...]
+"""Value of a field of LeRobot's configs; a text is read as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LerobotSettings(PolicySettings):
-    """Settings with the names and defaults of a config of LeRobot."""
+    """Settings of a policy of LeRobot."""
 
     FOLDER: ClassVar[str] = "understudy.policies.lerobot.folder:read_folder"
     FORMATS: ClassVar[Mapping[str, str]] = {"lerobot": "understudy.policies.lerobot.folder:describe_folder"}
-    THEIR_TYPE: ClassVar[str] = ""
-    """Type in LeRobot's config.json."""
     THEIR_CONFIG: ClassVar[str] = ""
     """LeRobot's config class, as "module:name"."""
+    FIXED: ClassVar[Mapping[str, Any]] = {"n_obs_steps": 1}
+    """Fields of LeRobot's config -> the only value that the adapter takes."""
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    """Fields whose default is not LeRobot's."""
+    CHUNK_FIELDS: ClassVar[tuple[str, ...]] = ("chunk_size", "n_action_steps")
+    """Fields that have the length of the chunk."""
+
+    config: dict[str, Value] = field(default_factory=dict)
+    """Fields of LeRobot's config class, as in `dim_model 256`; the others have LeRobot's defaults. LeRobot checks
+    them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "config", {name: _parsed(value) for name, value in self.config.items()})
+
+    @cached_property
+    def theirs(self) -> Any:
+        """LeRobot's config object.
+
+        Raises:
+            MissingExtraError: lerobot is not installed. ValueError: LeRobot or the adapter refuses a field.
+        """
+        for name in self.config:
+            if name in (*OF_RUN, *self.CHUNK_FIELDS) or name.startswith(TRAINING):
+                raise ValueError(f"config: {name}: other settings of the run decide it; leave it out")
+        for name, value in self.FIXED.items():
+            if self.config.get(name, value) != value:
+                raise ValueError(f"config: {name}: {self.config[name]}: {self.type} has {value} alone")
+        kind, draccus = _import(self.THEIR_CONFIG), _import("draccus")
+        values = {**self.DEFAULTS, **self.FIXED, **self.config, **self.their_facts(), "device": "cpu"}
+        plain = {name: value for name, value in values.items() if value is not None}
+        try:
+            theirs = draccus.decode(kind, plain)
+        except draccus.utils.DraccusException as error:
+            is_named = isinstance(error, draccus.utils.DecodingError)  # others hide that of LeRobot's class
+            raise ValueError(f"config: {error if is_named else error.__cause__ or error}") from error
+        for name in values.keys() - plain.keys():
+            if not hasattr(theirs, name):
+                raise ValueError(f"config: {name}: {type(theirs).__name__} has no such field")
+            setattr(theirs, name, None)
+        return theirs
+
+    def their_facts(self) -> dict[str, Any]:
+        """Return the fields of LeRobot's config that follow from the data; settings alone have none."""
+        return {}
+
+    @classmethod
+    def network_fields(cls, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of LeRobot's config.json that describe a network."""
+        shared = {own.name for own in fields(_import("lerobot.configs.policies:PreTrainedConfig"))}
+        names = {own.name for own in fields(_import(cls.THEIR_CONFIG))} - shared
+        names -= {*OF_RUN, *cls.CHUNK_FIELDS, *cls.FIXED}
+        names |= {"n_obs_steps"} - cls.FIXED.keys()
+        return {name: stored[name] for name in sorted(names & stored.keys()) if not name.startswith(TRAINING)}
+
+    def complete(self) -> dict[str, Any]:
+        """Return all fields of LeRobot's config that describe the network, with JSON values."""
+        return self.network_fields(_import("draccus").encode(self.theirs))
+
+    @classmethod
+    def read_stored(cls, stored: Mapping[str, Any], colors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of our config that follow from LeRobot's config.json.
+
+        Args:
+            stored: content of config.json.
+            colors: `image_mean` and `image_std` of the folder's normalization, `IDENTITY` without one.
+
+        Raises:
+            ValueError: the policy needs something that ours lacks.
+        """
+        for name, value in cls.FIXED.items():
+            if stored.get(name, value) != value:
+                raise ValueError(f"{name}: {stored[name]}: {cls.type} has {value} alone")
+        return {"config": cls.network_fields(stored), "chunk": stored.get("chunk_size")}
 
     def run_defaults(self, steps: int, lora_rank: int) -> Mapping[str, Any]:
         """Return the preset of LeRobot's config class; see `PolicySettings.run_defaults`."""
         from understudy.policies.lerobot.preset import read_preset
 
-        own_chunk = self.stored_chunk() is not None or bool(getattr(self, "weights", ""))
-        return read_preset(self.THEIR_CONFIG, steps, with_chunk=not own_chunk)
+        with_chunk = self.stored_chunk() is None and not getattr(self, "weights", "")
+        return read_preset(self.THEIR_CONFIG, steps, with_chunk)
 
-    @classmethod
-    def shared_fields(cls) -> list[str]:
-        """Return the names of the settings that LeRobot's config has, too."""
-        return [field.name for field in fields(cls) if field.name not in OURS]
-
-    @classmethod
-    def read_stored(cls, stored: Mapping[str, Any], normalized: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of our config that follow from LeRobot's config.json, beside `shared_fields`.
-
-        Args:
-            stored: content of config.json.
-            normalized: `image_mean` and `image_std` of the folder's normalization, `IDENTITY` without one.
-
-        Raises:
-            ValueError: the policy needs something that ours lacks.
-        """
-        return {}
+    def problems(self) -> list[str]:
+        """List the rules that the values break, one line each."""
+        try:
+            self.theirs  # noqa: B018  # LeRobot checks it
+        except ValueError as error:
+            return [str(error)]
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,25 +151,25 @@ class ColorSettings(LerobotSettings):
             return self
         size = next(iter(sizes.values()))
         if size is None or set(sizes.values()) != {size}:
-            named = ", ".join(f"{camera} {shape_of(own)}" for camera, own in sizes.items())
-            raise ConfigError(f"policy.image_size: the cameras have no common size ({named}); give height and width")
+            shapes = ", ".join(f"{camera} {shape or 'unknown'}" for camera, shape in sizes.items())
+            raise ConfigError(f"policy.image_size: the cameras have no common size ({shapes}); give height and width")
         return replace(self, image_size=size)
 
     @classmethod
-    def read_stored(cls, stored: Mapping[str, Any], normalized: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the colors; see the base class."""
-        return dict(normalized)
+    def read_stored(cls, stored: Mapping[str, Any], colors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the colors, too; see the base class."""
+        return {**super().read_stored(stored, colors), **colors}
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
-        found = []
+        lines = super().problems()
         for name in ("image_mean", "image_std"):
             values = getattr(self, name)
             if len(values) != 3 or (name == "image_std" and min(values) <= 0):
-                found.append(f"{name}: {values}: must be three numbers, deviations above 0")
+                lines.append(f"{name}: {values}: must be three numbers, deviations above 0")
         if tuple(self.image_size) != RECORDED and (len(self.image_size) != 2 or min(self.image_size) < 32):
-            found.append(f"image_size: {self.image_size}: height and width must be at least 32")
-        return found
+            lines.append(f"image_size: {self.image_size}: height and width must be at least 32")
+        return lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +177,20 @@ class LerobotConfig(LerobotSettings, PolicyConfig):
     """Facts of the data that all policies of LeRobot need."""
 
     def __post_init__(self) -> None:
-        if found := [*self.fact_problems(), *self.problems()]:
-            raise ValueError("; ".join(found))
+        super().__post_init__()
+        if lines := self.fact_problems() or self.problems():
+            raise ValueError("; ".join(lines))
+        self.theirs.validate_features()
+        object.__setattr__(self, "config", self.complete())
 
-    def their_fields(self) -> dict[str, Any]:
-        """Return the fields of LeRobot's config that are no settings: windows and the like."""
-        raise NotImplementedError
+    def their_facts(self) -> dict[str, Any]:
+        """Return the features in the form of LeRobot's config.json, and the length of the chunk."""
+        images = {key: {"type": VISUAL, "shape": [3, *self.image_size]} for key in self.cameras}
+        return {
+            "input_features": {**images, STATE: {"type": "STATE", "shape": [self.state_dim]}},
+            "output_features": {ACTION: {"type": "ACTION", "shape": [self.action_dim]}},
+            **dict.fromkeys(self.CHUNK_FIELDS, self.chunk),
+        }
 
     def their_steps(self) -> list[tuple[str, dict[str, Any]]]:
         """Return further steps of LeRobot's preprocessor: registered names, and configs."""
@@ -116,23 +198,281 @@ class LerobotConfig(LerobotSettings, PolicyConfig):
 
     def fact_problems(self) -> list[str]:
         """List the rules that the facts of the data break, one line each."""
-        found = super().fact_problems()
+        lines = super().fact_problems()
         if self.compute != "float32":
-            found.append(f"compute: {self.compute}: {self.type} computes in float32; set precision to fp32")
+            lines.append(f"compute: {self.compute}: {self.type} computes in float32; set precision to fp32")
         if not self.cameras or not self.state_dim:
-            found.append(f"cameras: {self.type} needs a camera and a state")
+            lines.append(f"cameras: {self.type} needs a camera and a state")
         elif tuple(self.image_size) == RECORDED:
-            found.append("image_size: (0, 0): the size of the recordings is not known here; give height and width")
+            lines.append("image_size: (0, 0): the size of the recordings is not known here; give height and width")
         if self.future:
-            found.append(f"future: True: {self.type} predicts no states")
-        return found
+            lines.append(f"future: True: {self.type} predicts no states")
+        return lines
 
 
-def shape_of(size: tuple[int, int] | None) -> str:
-    """Return a height and a width as text, `240x320`."""
-    return "of an unknown size" if size is None else f"{size[0]}x{size[1]}"
+@dataclass(frozen=True, kw_only=True)
+class LerobotActSettings(ColorSettings):
+    """LeRobot's ACT. The ResNet starts with the weights of ImageNet; `init_from` starts from a folder of LeRobot."""
+
+    THEIR_CONFIG: ClassVar[str] = "lerobot.policies.act.configuration_act:ACTConfig"
+    FIXED: ClassVar[Mapping[str, Any]] = {"n_obs_steps": 1, "temporal_ensemble_coeff": None}
+    RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute", "config.pretrained_backbone_weights")
+    START_CHECK: ClassVar[str] = "understudy.policies.lerobot.act:check_backbone"
+
+    type: Literal["lerobot-act"] = "lerobot-act"
+    """Type of the policy."""
+
+    @classmethod
+    def read_stored(cls, stored: Mapping[str, Any], colors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values without weights of ImageNet: the folder has weights; see `LerobotSettings.read_stored`."""
+        values = super().read_stored(stored, colors)
+        return {**values, "config": {**values["config"], "pretrained_backbone_weights": None}}
 
 
-def too_small(settings: Any, names: tuple[str, ...]) -> list[str]:
-    """Return a line for each of the named numbers that is below 1."""
-    return [f"{name}: {getattr(settings, name)}: must be at least 1" for name in names if getattr(settings, name) < 1]
+@dataclass(frozen=True)
+class LerobotActConfig(LerobotActSettings, LerobotConfig):
+    """Config of a `LerobotAct`: the run's settings and the facts of its data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LerobotDiffusionSettings(ColorSettings):
+    """LeRobot's Diffusion Policy. The ResNets start with fresh weights; `init_from` starts from a folder of LeRobot."""
+
+    THEIR_CONFIG: ClassVar[str] = "lerobot.policies.diffusion.configuration_diffusion:DiffusionConfig"
+    FIXED: ClassVar[Mapping[str, Any]] = {"pretrained_backbone_weights": None}
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"use_group_norm": True}
+    CHUNK_FIELDS: ClassVar[tuple[str, ...]] = ()
+    RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute", "config.n_action_steps", "config.num_inference_steps")
+    TORCH_ATTENTION: ClassVar[bool] = False
+    NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "min_max"
+
+    type: Literal["lerobot-diffusion"] = "lerobot-diffusion"
+    """Type of the policy."""
+
+    def deviation(self, steps: int) -> str:
+        """Return the differences to LeRobot; see the base class."""
+        return (
+            "LeRobot's ResNets start with the weights of ImageNet and have batch normalization; here they are fresh, "
+            "with group normalization unless use_group_norm of policy.config is off. LeRobot's Adam adds weight decay "
+            "to the gradients"
+        )
+
+    @property
+    def past_steps(self) -> int:
+        """Control steps before the present that the policy sees."""
+        return int(self.theirs.n_obs_steps) - 1
+
+    @property
+    def past_actions(self) -> int:
+        """Actions of the horizon before the present."""
+        return self.past_steps
+
+    def stored_chunk(self) -> int:
+        """Return the default of `data.chunk_size`: the horizon from the present on."""
+        return int(self.theirs.horizon) - self.past_actions
+
+    @classmethod
+    def read_stored(cls, stored: Mapping[str, Any], colors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values with the length of the chunk; see `LerobotSettings.read_stored`."""
+        values = super().read_stored({**stored, **cls.FIXED}, colors)
+        return {**values, "chunk": cls(config=values["config"]).stored_chunk()}
+
+
+@dataclass(frozen=True)
+class LerobotDiffusionConfig(LerobotDiffusionSettings, LerobotConfig):
+    """Config of a `LerobotDiffusion`: the run's settings and the facts of its data."""
+
+    def fact_problems(self) -> list[str]:
+        """List the rules that the facts of the data break, one line each."""
+        lines = super().fact_problems()
+        if not lines and not self.problems() and self.chunk != self.stored_chunk():
+            lines.append(
+                f"chunk: {self.chunk}: must be horizon - n_obs_steps + 1, {self.stored_chunk()}; leave out "
+                f"data.chunk_size, or set horizon of policy.config to {self.chunk + self.past_actions}"
+            )
+        return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class LerobotSmolvlaSettings(LerobotSettings):
+    """LeRobot's SmolVLA.
+
+    `weights` starts from the network of a folder such as LeRobot's `smolvla_base`, with the normalization of the data;
+    `init_from` also takes the folder's normalization. Without both, all weights are fresh.
+    """
+
+    THEIR_CONFIG: ClassVar[str] = "lerobot.policies.smolvla.configuration_smolvla:SmolVLAConfig"
+    FIXED: ClassVar[Mapping[str, Any]] = {
+        "n_obs_steps": 1,
+        "empty_cameras": 0,
+        "adapt_to_pi_aloha": False,
+        "use_delta_joint_actions_aloha": False,
+    }
+    RUN_ONLY: ClassVar[tuple[str, ...]] = (
+        *("compute", "cameras", "chunk", "image_size", "weights", "config.resize_imgs_with_padding"),
+        *("config.vlm_model_name", "config.tokenizer_max_length", "config.pad_language_to", "config.num_steps"),
+    )
+    AT_START: ClassVar[tuple[str, ...]] = (
+        *("config.freeze_vision_encoder", "config.train_expert_only", "config.train_state_proj"),
+    )
+    START_FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {"weights": ("*.json", "model*.safetensors")}
+    START_CHECK: ClassVar[str] = "understudy.policies.lerobot.settings:check_smolvla_start"
+    RESIZE: ClassVar[str] = "understudy.policies.lerobot.smolvla:resize_image"
+    TORCH_ATTENTION: ClassVar[bool] = False
+    RESIZED: ClassVar[str] = "aspect ratio kept, black on the left and on top"
+
+    type: Literal["lerobot-smolvla"] = "lerobot-smolvla"
+    """Type of the policy."""
+    weights: str = ""
+    """Network to start from: the folder of a SmolVLA of LeRobot or understudy, or the id of a hub repository. Fields
+    that `config` leaves out have the folder's values, apart from frozen parts. The normalization is that of the
+    data."""
+    image_size: tuple[int, int] = (480, 640)
+    """Height and width of the images in LeRobot's config; the network takes images of any size."""
+
+    @property
+    def network_size(self) -> tuple[int, int]:
+        """Height and width of the images that the network computes with."""
+        size = self.theirs.resize_imgs_with_padding
+        return self.image_size if size is None else (size[1], size[0])
+
+    def resolved(self) -> Self:
+        """Return the settings with the absolute paths of `vlm_model_name` and `weights`, where these exist."""
+        weights, model = self.weights, str(self.config.get("vlm_model_name", ""))
+        if os.path.exists(weights):
+            weights = os.path.abspath(weights)
+        named = {"vlm_model_name": os.path.abspath(model)} if os.path.exists(model) else {}
+        return replace(super().resolved(), weights=weights, config={**self.config, **named})
+
+    def started(self) -> Self:
+        """Return the settings of a new run: fields that `config` leaves out as the folder `weights` has them.
+
+        Raises:
+            ConfigError: the folder's config is missing or damaged, or of another type.
+        """
+        stored, _ = self.stored_values()
+        taken = {name: value for name, value in stored.items() if f"config.{name}" not in self.AT_START}
+        return replace(self, config={**taken, **self.config})
+
+    def stored_chunk(self) -> int | None:
+        """Return the actions per chunk of `weights`; None: there are none."""
+        return self.stored_values()[1]
+
+    def stored_values(self) -> tuple[dict[str, Any], int | None]:
+        """Return all fields of the network of the folder `weights`, and its chunk; ({}, None): there is no such path.
+
+        Raises:
+            ConfigError: the config is missing or damaged, of another type, or needs something that ours lacks.
+        """
+        if not self.weights or not os.path.exists(self.weights):
+            return {}, None
+        file = _config_file(self.weights)
+        stored = read_object(file)
+        try:
+            if (name := stored_type(stored)) != self.type:
+                raise ValueError(f"type: {stored.get('type', name)}: policy.type is {self.type}")
+            if "input_features" in stored:
+                mapping = stored.get("normalization_mapping")
+                mode = mapping.get(VISUAL, "IDENTITY") if isinstance(mapping, Mapping) else "IDENTITY"
+                stored = self.read_stored(stored, IDENTITY if mode == "IDENTITY" else {VISUAL: mode})
+            chunk = stored.get("chunk")
+            if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+                raise ValueError(f"chunk_size: {chunk!r}: must be a whole number of at least 1")
+            return LerobotSmolvlaSettings(config=stored.get("config", {})).complete(), chunk
+        except ValueError as error:
+            raise ConfigError(f"policy.weights: {file}: {error}") from error
+
+    @classmethod
+    def read_stored(cls, stored: Mapping[str, Any], colors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of a policy without normalized images; see `LerobotSettings.read_stored`."""
+        if colors != IDENTITY:
+            raise ValueError(f"normalization_mapping: {VISUAL}: {cls.type} normalizes no images")
+        return super().read_stored(stored, colors)
+
+
+@dataclass(frozen=True)
+class LerobotSmolvlaConfig(LerobotSmolvlaSettings, LerobotConfig):
+    """Config of a `LerobotSmolvla`: the run's settings and the facts of its data."""
+
+    def their_steps(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return the steps of the preprocessor that make tokens of the instruction."""
+        tokens = {
+            "max_length": self.theirs.tokenizer_max_length,
+            "task_key": "task",
+            "padding_side": "right",
+            "padding": self.theirs.pad_language_to,
+            "truncation": True,
+            "tokenizer_name": self.theirs.vlm_model_name,
+        }
+        return [("smolvla_new_line_processor", {}), ("tokenizer_processor", tokens)]
+
+    def fact_problems(self) -> list[str]:
+        """List the rules that the facts of the data break, one line each."""
+        lines = super().fact_problems()
+        for name in () if lines or self.problems() else ("state_dim", "action_dim"):
+            width, most = getattr(self, name), getattr(self.theirs, f"max_{name}")
+            if width > most:
+                lines.append(f"{name}: {width}: the network takes up to {most}; set max_{name} of policy.config")
+        return lines
+
+
+def check_smolvla_start(config: LerobotSmolvlaConfig) -> None:
+    """Check the config of a new run against the folder `weights`.
+
+    Raises:
+        ConfigError: there is no such folder, its files are damaged, or it holds another network; names each setting
+            with both values.
+    """
+    if not config.weights:
+        return
+    from understudy.policies.weight_files import WeightFiles
+
+    file = _config_file(config.weights)
+    try:
+        WeightFiles(config.weights, floats_only=False)
+        if not file.is_file():
+            raise FileNotFoundError(f"{config.weights} has no {file.name} next to its weights")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"policy.weights: {error}; name a folder of LeRobot's SmolVLA") from error
+    stored, _ = config.stored_values()
+    lines = [
+        f"  {name} of policy.config is {config.config[name]}, and {file} has {name}: {value}"
+        for name, value in stored.items()
+        if f"config.{name}" not in (*config.RUN_ONLY, *config.AT_START) and config.config[name] != value
+    ]
+    if lines:
+        raise ConfigError(
+            "\n".join(["policy.weights: the folder holds another network; leave out these settings", *lines])
+        )
+
+
+def _config_file(weights: str) -> Path:
+    path = Path(weights)
+    return (path if path.is_dir() else path.parent) / "config.json"
+
+
+def _import(target: str) -> Any:
+    """Import "module:name" or a module of LeRobot. Raises MissingExtraError where it is not installed."""
+    with optional_imports():
+        return imported(target) if ":" in target else import_module(target)
+
+
+def _parsed(value: Any) -> Any:
+    """Parse a value of the command line as JSON; other texts stay, and tuples become lists."""
+    if isinstance(value, tuple):
+        return list(value)
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+LEROBOT_ACT = PolicyType(LerobotActSettings, LerobotActConfig, "understudy.policies.lerobot.act:LerobotAct")
+LEROBOT_DIFFUSION = PolicyType(
+    LerobotDiffusionSettings, LerobotDiffusionConfig, "understudy.policies.lerobot.diffusion:LerobotDiffusion"
+)
+LEROBOT_SMOLVLA = PolicyType(
+    LerobotSmolvlaSettings, LerobotSmolvlaConfig, "understudy.policies.lerobot.smolvla:LerobotSmolvla"
+)

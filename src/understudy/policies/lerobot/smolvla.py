@@ -19,8 +19,8 @@ from understudy.policies.common.flow_matching import released_times
 from understudy.policies.common.normalizer import state_now
 from understudy.policies.common.task_modes import FLOW, POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.lerobot.adapter import LerobotPolicy, their_config
-from understudy.policies.lerobot.smolvla_config import LerobotSmolvlaConfig
+from understudy.policies.lerobot.adapter import LerobotPolicy, build_errors
+from understudy.policies.lerobot.settings import LerobotSmolvlaConfig
 from understudy.policies.losses import Detail, Loss, valid_elements
 from understudy.policies.pi05.weights.released_keys import WeightsError
 from understudy.policies.weight_files import StoredTensors, WeightFiles
@@ -41,34 +41,27 @@ class LerobotSmolvla(LerobotPolicy):
     config: LerobotSmolvlaConfig
 
     def __init__(self, config: LerobotSmolvlaConfig, normalization: Mapping[str, Any]) -> None:
-        """Build the network.
-
-        Args:
-            config: see `LerobotSmolvlaConfig`.
-            normalization: see `policies/common/normalizer.py`.
+        """Build the network; arguments and errors are those of `LerobotPolicy`.
 
         Raises:
-            MissingExtraError: lerobot, transformers or num2words is not installed. ConfigError: the files of
-                `vlm_model_name` cannot be read. ValueError: the normalization does not fit the config.
+            ConfigError: the files of `vlm_model_name` cannot be read.
         """
         super().__init__(config, normalization)
         with optional_imports():
             import num2words  # noqa: F401  # without it LeRobot raises another error
             import transformers  # noqa: F401
             from lerobot.policies.common.vla_utils import resize_with_pad
-            from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
             from lerobot.policies.smolvla.modeling_smolvla import VLAFlowMatching
 
-        theirs = their_config(SmolVLAConfig, config)
         try:
-            with redirect_stdout(sys.stderr):  # LeRobot prints
-                self.model = VLAFlowMatching(theirs).float()
+            with redirect_stdout(sys.stderr), build_errors():  # LeRobot prints
+                self.model = VLAFlowMatching(config.theirs).float()
         except OSError as error:  # of transformers, also without a network
             reason = (str(error).splitlines() or [""])[0]
             raise ConfigError(
-                f"policy.vlm_model_name: {config.vlm_model_name}: config.json, tokenizer and processor of the "
-                f"vision-language model cannot be read: {reason}: fetch the repository once while the hub can be "
-                "reached, or name a folder with these files"
+                f"policy.config: vlm_model_name: {config.theirs.vlm_model_name}: config.json, tokenizer and processor "
+                f"of the vision-language model cannot be read: {reason}: fetch the repository once while the hub can "
+                "be reached, or name a folder with these files"
             ) from error
         for name in ("global_image_start_token", "image_end_token"):  # constants, which copies of the policy need
             values = getattr(self.model, name)
@@ -86,20 +79,20 @@ class LerobotSmolvla(LerobotPolicy):
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
         """Noise and flow time of a sample, with LeRobot's distribution; to act the noise."""
-        shape = (self.config.chunk, self.config.max_action_dim)
+        shape = (self.config.chunk, self.config.theirs.max_action_dim)
         if use == "act":
             return {"noise": RandomSpec("normal", shape)}
         return {"flow noise": RandomSpec("normal", shape), "flow time": RandomSpec("uniform", (1,), released_times)}
 
     def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Tokenize the instructions, each with a line break behind it as in LeRobot."""
-        found = self._tokenize(prompts_of(batch), self.config.pad_language_to)
-        return {**batch, TOKENS: found["input_ids"], TOKENS_MASK: found["attention_mask"].bool()}
+        encoded = self._tokenize(prompts_of(batch), self.config.theirs.pad_language_to)
+        return {**batch, TOKENS: encoded["input_ids"], TOKENS_MASK: encoded["attention_mask"].bool()}
 
     def prompt_room(self, prompts: Sequence[str]) -> tuple[int, int, str]:
         """Tokens, with the line break."""
         lengths = self._tokenize(prompts, "longest", truncation=False)["attention_mask"].sum(1)
-        return int(lengths.max()), self.config.tokenizer_max_length, "tokenizer_max_length"
+        return int(lengths.max()), self.config.theirs.tokenizer_max_length, "tokenizer_max_length"
 
     def start_weights(self) -> StoredTensors | None:
         """Open the tensors of `config.weights`; see `Policy.start_weights`.
@@ -110,12 +103,12 @@ class LerobotSmolvla(LerobotPolicy):
         if not self.config.weights:
             return None
         files = WeightFiles(self.config.weights, floats_only=False)
-        own = {name: tuple(tensor.shape) for name, tensor in self.state_dict().items()}
-        missing = [name for name in own if name not in files.shapes]
+        needed = {name: tuple(tensor.shape) for name, tensor in self.state_dict().items()}
+        missing = [name for name in needed if name not in files.shapes]
         if HEAD in missing and EMBEDDING in files.shapes:
             missing.remove(HEAD)
-        extra = {key: "" for key in files.shapes if key not in own}
-        shapes = {key: (found, own[key]) for key, found in files.shapes.items() if own.get(key, found) != found}
+        extra = {key: "" for key in files.shapes if key not in needed}
+        shapes = {key: (shape, needed[key]) for key, shape in files.shapes.items() if needed.get(key, shape) != shape}
         if missing or extra or shapes:
             raise WeightsError(self.config.weights, missing, extra, shapes)
         return StoredTensors(files)
@@ -147,7 +140,7 @@ class LerobotSmolvla(LerobotPolicy):
         config, actions = self.config, self.normalizer.actions(batch)
         check_shape(ACTION, actions, (None, config.chunk, config.action_dim))
         # Padded slots hold copies of the last frame, as in LeRobot's own batches.
-        targets = F.pad(actions, (0, config.max_action_dim - config.action_dim))
+        targets = F.pad(actions, (0, config.theirs.max_action_dim - config.action_dim))
         squares = self.model(*self._inputs(batch), targets, draws["flow noise"], draws["flow time"][:, 0])
         pad = value_of(batch, f"{ACTION}_is_pad")[..., None]
         if (past := self.normalizer.dim_is_pad(ACTION, batch)) is not None:
@@ -175,7 +168,7 @@ class LerobotSmolvla(LerobotPolicy):
 
     def _inputs(self, batch: Mapping[str, Any]) -> tuple[Any, ...]:
         """Images and their masks, tokens and their mask, and the state, as the network takes them."""
-        size, images, masks = self.config.resize_imgs_with_padding, [], []
+        size, images, masks = self.config.theirs.resize_imgs_with_padding, [], []
         for camera in self.config.cameras:
             pixels = self.pixels(batch, camera)
             if size is not None:
@@ -188,12 +181,12 @@ class LerobotSmolvla(LerobotPolicy):
             made = self.preprocess(dict(batch))
             batch = {**batch, **{key: made[key].to(device) for key in (TOKENS, TOKENS_MASK)}}
         state = self.normalizer.states(batch, state_now(batch))
-        padded = F.pad(state, (0, self.config.max_state_dim - self.config.state_dim))
+        padded = F.pad(state, (0, self.config.theirs.max_state_dim - self.config.state_dim))
         return images, masks, batch[TOKENS], batch[TOKENS_MASK], padded
 
     def _tokenize(self, prompts: Sequence[str], padding: str, truncation: bool = True) -> Any:
         texts = [text if text.endswith("\n") else f"{text}\n" for text in prompts]
-        most = {"max_length": self.config.tokenizer_max_length} if truncation else {}
+        most = {"max_length": self.config.theirs.tokenizer_max_length} if truncation else {}
         with _TOKENIZING:
             return self.model.vlm_with_expert.processor.tokenizer(
                 texts, truncation=truncation, padding=padding, padding_side="right", return_tensors="pt", **most
