@@ -78,8 +78,8 @@ class Substitutes:
                 return other, near
             self._add(source, other, near, error)
         tried = min(frames, _TRIES)
-        what = f"no frame near frame {frame} of episode {episode} can be read, of {tried} tried: {reason}"
-        raise DatasetError(what, where=name, fix=_FIX)
+        problem = f"no frame near frame {frame} of episode {episode} can be read, of {tried} tried: {reason}"
+        raise DatasetError(problem, where=name, fix=_FIX)
 
     def _add(self, source: int, episode: int, frame: int, reason: str) -> None:
         spec = self._order.spec.sources[source]
@@ -88,8 +88,8 @@ class Substitutes:
             count = sum(key[0] == source for key in self._bad)
         allowed = max(_ALWAYS_ALLOWED, int(self._cap * spec.frames))
         if count > allowed:
-            what = f"{count} frames cannot be read, {allowed} are allowed; the last: {reason}"
-            raise DatasetError(what, where=spec.name, fix=_FIX)
+            problem = f"{count} frames cannot be read, {allowed} are allowed; the last: {reason}"
+            raise DatasetError(problem, where=spec.name, fix=_FIX)
 
     def _write(self, substitution: Substitution) -> None:
         with self._lock:

@@ -86,9 +86,9 @@ class BatchBuilder:
         self._request, self._plan, self._stopped, self._timings = request, plan, stopped, timings
         self._cursors = Cursors(_IDLE)
         self._converters = {camera: _converter(request, camera) for camera in shapes[0]}
-        missing = [set(data.missing_cameras) & own.keys() for data, own in zip(request.datasets, shapes)]
+        missing = [set(data.missing_cameras) & shapes_of.keys() for data, shapes_of in zip(request.datasets, shapes)]
         self._missing = [sorted(cameras) for cameras in missing]
-        self._present = [[c for c in own if c not in cameras] for own, cameras in zip(shapes, missing)]
+        self._present = [[c for c in shapes_of if c not in cameras] for shapes_of, cameras in zip(shapes, missing)]
         self._readers: dict[str, dict[int, ClipReader]] = {camera: {} for camera in shapes[0]}
         """By camera, and by the position whose images come next."""
         self._decoded: dict[str, dict[int, SampleImages]] = {camera: {} for camera in shapes[0]}
@@ -107,14 +107,14 @@ class BatchBuilder:
         views = _sample_views(batch)
         sources = batch.source.tolist()
         for source in dict.fromkeys(sources[i] for i in samples):
-            own = [i for i in samples if sources[i] == source]
+            members = [i for i in samples if sources[i] == source]
             for camera in self._missing[source]:
-                batch.images[camera][own] = 0
+                batch.images[camera][members] = 0
             images = self._request.datasets[source].video_frames
             if isinstance(images, DecodedImages):
-                self._copy_cached(batch, own, source, images, views)
+                self._copy_cached(batch, members, source, images, views)
             else:
-                self._decode(batch, own, source, jobs)
+                self._decode(batch, members, source, jobs)
         self._convert(jobs, views)
         if self._request.augment is not None:
             for i in samples:
@@ -135,18 +135,18 @@ class BatchBuilder:
         rows, frames = dataset.frames_to_decode(np.asarray([episode]), np.asarray([frame]))
         try:
             if isinstance(dataset.video_frames, DecodedImages):
-                for camera, wanted in frames.items():
+                for camera, camera_frames in frames.items():
                     out = views[camera][i]
-                    numbers = wanted.reshape(-1).tolist()
+                    numbers = camera_frames.reshape(-1).tolist()
                     dataset.video_frames.read_into(camera, int(rows[0]), numbers, out, self._timings)
             else:
                 clip = _Clip([0], rows, frames, [])
                 jobs = {camera: ConversionJobs() for camera in self._present[source]}
-                for camera, own in jobs.items():
+                for camera, conversions in jobs.items():
                     decoded: dict[int, SampleImages] = {}
                     policy = DecodePolicy(1, keep_decoder=False)
                     self._open_reader(source, camera, clip, policy).decode_next(decoded, self._timings)
-                    own.add(decoded[0], i)
+                    conversions.add(decoded[0], i)
                 self._convert(jobs, views)
         except SourceError:
             raise  # says nothing about the frame
@@ -163,8 +163,8 @@ class BatchBuilder:
 
     def _convert(self, jobs: Mapping[str, ConversionJobs], views: Mapping[str, np.ndarray]) -> None:
         begin = perf_counter()
-        for camera, own in jobs.items():
-            write_all(own, views[camera].reshape(-1, *views[camera].shape[2:]), self._converters[camera])
+        for camera, conversions in jobs.items():
+            write_all(conversions, views[camera].reshape(-1, *views[camera].shape[2:]), self._converters[camera])
         self._timings.convert += perf_counter() - begin
 
     def _augment(self, position: int, i: int, source: int, views: Mapping[str, np.ndarray]) -> None:
@@ -176,21 +176,21 @@ class BatchBuilder:
     def _copy_cached(
         self,
         batch: BatchInProgress,
-        own: Sequence[int],
+        samples: Sequence[int],
         source: int,
         images: DecodedImages,
         views: Mapping[str, np.ndarray],
     ) -> None:
         """Copy the images of samples of a source from the decoded cache, which decodes those not met before."""
-        rows, frames = self._request.datasets[source].frames_to_decode(batch.episode[own], batch.frame[own])
+        rows, frames = self._request.datasets[source].frames_to_decode(batch.episode[samples], batch.frame[samples])
         table, timings = rows.tolist(), self._timings
-        wanted = {camera: numbers.reshape(len(own), -1).tolist() for camera, numbers in frames.items()}
+        numbers_by_camera = {camera: numbers.reshape(len(samples), -1).tolist() for camera, numbers in frames.items()}
         ahead = int(batch.positions[0]) >= self._request.position + self._request.order.batch_size
-        for at, i in enumerate(own):
+        for row, i in enumerate(samples):
             begin, other = perf_counter(), timings.decode + timings.convert + timings.fetch
             try:
-                for camera, numbers in wanted.items():
-                    images.read_into(camera, table[at], numbers[at], views[camera][i], timings, ahead)
+                for camera, numbers in numbers_by_camera.items():
+                    images.read_into(camera, table[row], numbers[row], views[camera][i], timings, ahead)
             except DatasetError as error:
                 self._note_bad(batch, i, error)
             other = timings.decode + timings.convert + timings.fetch - other
@@ -199,12 +199,12 @@ class BatchBuilder:
                 raise Cancelled
 
     def _decode(
-        self, batch: BatchInProgress, own: Sequence[int], source: int, jobs: Mapping[str, ConversionJobs]
+        self, batch: BatchInProgress, samples: Sequence[int], source: int, jobs: Mapping[str, ConversionJobs]
     ) -> None:
         """Take the decoded images of samples of a source from their clip readers."""
         cameras = [(c, self._decoded[c], jobs[c]) for c in self._request.datasets[source].video_keys]
         positions = batch.positions.tolist()
-        for i in own:
+        for i in samples:
             position = positions[i]
             for camera, decoded, job in cameras:
                 images = decoded.pop(position, None)
@@ -250,10 +250,10 @@ class BatchBuilder:
         if len(positions) > 1:
             low, high = self._request.share
             offset = (positions - self._request.position) % order.batch_size
-            own = (offset >= low) & (offset < high)
+            of_rank = (offset >= low) & (offset < high)
             if not spec.shuffle:
-                own &= positions // SPAN == position // SPAN
-            positions, episode, frame = positions[own], episode[own], frame[own]
+                of_rank &= positions // SPAN == position // SPAN
+            positions, episode, frame = positions[of_rank], episode[of_rank], frame[of_rank]
         dataset = self._request.datasets[source]
         runs = first_runs(order, source, policy, position, self._request.position, dataset.gop)
         rows, frames = dataset.frames_to_decode(episode, frame)

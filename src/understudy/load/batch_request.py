@@ -148,7 +148,7 @@ def make_request(
     memory: int | str,
     dataset_options: DatasetOptions,
     workers: int = 1,
-    **own: Any,
+    **settings: Any,
 ) -> BatchRequest:
     """Checked request from the arguments of a constructor.
 
@@ -162,19 +162,19 @@ def make_request(
         ValueError: see `Loader`.
         TypeError: an unknown option, or an option of datasets that are already open.
     """
-    opened, in_rgb = _open(datasets, dataset_options), own.get("colors", "rgb") == "rgb"
+    opened, in_rgb = _open(datasets, dataset_options), settings.get("colors", "rgb") == "rgb"
     if order is None:
         if batch_size is None:
             raise ValueError("neither order nor batch_size: give batch_size=32, or order=Order.from_datasets(...)")
         choice = choose_order(
             opened,
             memory=parse_bytes(memory),
-            world_size=own["world_size"],
+            world_size=settings["world_size"],
             num_threads=num_threads,
             workers=workers,
-            image_size=own["image_size"] if in_rgb else None,  # planes are resized on the device
+            image_size=settings["image_size"] if in_rgb else None,  # planes are resized on the device
             may_keep=in_rgb,
-            decoded_cache=own["decoded_cache"] is not None,
+            decoded_cache=settings["decoded_cache"] is not None,
             batch_size=batch_size,
             seed=0 if seed is None else seed,
             weights=weights,
@@ -187,7 +187,7 @@ def make_request(
             f"order besides batch_size, seed or weights: the order has them (batch_size {order.batch_size}, seed "
             f"{order.seed}); leave them out"
         )
-    request = BatchRequest(order, tuple(opened), memory=memory, **own)
+    request = BatchRequest(order, tuple(opened), memory=memory, **settings)
     Order.from_json(order.spec, opened)  # refuses other datasets, and another selection than the order's
     Mixture.from_datasets(opened)  # refuses datasets that no batch can combine
     return request
@@ -211,19 +211,19 @@ FOREIGN = {
 
 def _open(datasets: Datasets, options: DatasetOptions) -> list[EpisodeDataset]:
     several = isinstance(datasets, Iterable) and not isinstance(datasets, (str, bytes, os.PathLike, Mapping))
-    given: list[Any] = list(datasets) if several else [datasets]  # type: ignore[arg-type]
-    paths = [isinstance(one, (str, os.PathLike, Catalog)) for one in given]
-    known = DatasetOptions.__annotations__
+    sources: list[Any] = list(datasets) if several else [datasets]  # type: ignore[arg-type]
+    paths = [isinstance(source, (str, os.PathLike, Catalog)) for source in sources]
+    names = DatasetOptions.__annotations__
     if foreign := [f"{name}: {FOREIGN[name]}" for name in sorted(options.keys() & FOREIGN.keys())]:
         fix = "a DataLoader around an EpisodeStream has its own"
         raise TypeError(f"options of other loaders: {'; '.join(foreign)} ({fix})")
-    if unknown := sorted(options.keys() - known.keys()):
-        own = [*BatchRequest.__dataclass_fields__, "batch_size", "seed", "weights"]
-        near = get_close_matches(unknown[0], [*known, *own], n=1)
-        fix = f"did you mean {near[0]!r}?" if near else f"datasets have {', '.join(known)}"
+    if unknown := sorted(options.keys() - names.keys()):
+        arguments = [*BatchRequest.__dataclass_fields__, "batch_size", "seed", "weights"]
+        near = get_close_matches(unknown[0], [*names, *arguments], n=1)
+        fix = f"did you mean {near[0]!r}?" if near else f"datasets have {', '.join(names)}"
         fix = "give augment or preprocess" if unknown == ["image_transforms"] else fix
         raise TypeError(f"unknown options {unknown}: {fix}")
     if options and not any(paths):
         raise TypeError(f"options {sorted(options)}: no dataset is opened here; give them to EpisodeDataset(...)")
-    opened = [EpisodeDataset(one, **options) if path else one for one, path in zip(given, paths)]
+    opened = [EpisodeDataset(source, **options) if path else source for source, path in zip(sources, paths)]
     return as_list(opened if several else opened[0])

@@ -162,7 +162,9 @@ def choose_from_facts(
 
         def candidate(request: OrderRequest) -> Candidate:
             resolved, slots, version = resolve_order(changed, weights, request)
-            spec = Spec(seed, request.batch_size, tuple(one.spec for one in resolved), (Entry(0, slots),), version)
+            spec = Spec(
+                seed, request.batch_size, tuple(source.spec for source in resolved), (Entry(0, slots),), version
+            )
             read = replace(spec, batch=spec.batch * workers)  # W batches in turn, as one that W times the ranks share
             plan = plan_memory(
                 facts,
@@ -184,7 +186,7 @@ def choose_from_facts(
         return chosen.cost, chosen.correlation[1]
 
     candidates, chosen = choose(facts, memory)
-    layouts, reasons = [one.layout for one in chosen.sources], [one.reasons for one in chosen.sources]
+    layouts, reasons = [source.layout for source in chosen.sources], [source.reasons for source in chosen.sources]
     order = Order(chosen.spec, layouts, reasons, weights)
     return OrderChoice(order, tuple(candidates), chosen, "" if _is_fixed(request) else advice(facts, memory, figures))
 
@@ -300,7 +302,7 @@ def _choose(candidates: Sequence[Candidate], request: OrderRequest) -> Candidate
     fitting = [candidate for candidate in candidates if held(candidate) <= request.in_flight] or candidates[-1:]
     bound = bearable(candidate.cost for candidate in fitting)
     cheap = [candidate for candidate in fitting if candidate.cost <= bound]
-    return min(cheap, key=lambda one: (round(one.correlation[1], 2), round(one.correlation[2], 2), one.lanes))
+    return min(cheap, key=lambda c: (round(c.correlation[1], 2), round(c.correlation[2], 2), c.lanes))
 
 
 Figures = Callable[[Sequence[SourceFacts], int], tuple[float, float]]
@@ -319,12 +321,12 @@ def advice(facts: Sequence[SourceFacts], memory: int, figures: Figures) -> str:
         figures: of the order.
     """
     cost, correlation = figures(facts, memory)
-    given = isnan(correlation)
-    if cost <= _NOTICED and (given or correlation <= _CORRELATED):
+    is_fixed = isnan(correlation)
+    if cost <= _NOTICED and (is_fixed or correlation <= _CORRELATED):
         return ""
 
     def is_better(pair: tuple[float, float]) -> bool:
-        return pair[0] <= max(BEARABLE, 0.7 * cost) and (given or pair[1] <= max(_CORRELATED, 0.7 * correlation))
+        return pair[0] <= max(BEARABLE, 0.7 * cost) and (is_fixed or pair[1] <= max(_CORRELATED, 0.7 * correlation))
 
     small = [resized(source, _SIDE) for source in facts]
     edited = [replace(source, gop=min(source.gop, 2)) for source in small]
@@ -343,8 +345,8 @@ def advice(facts: Sequence[SourceFacts], memory: int, figures: Figures) -> str:
     for name, changed, size in remedies:
         kind = name.split("=")[0]
         if kind not in helping and is_better(better := figures(changed, size)):
-            helping[kind] = f"{name} ({better[0]:.1f} times" + ("" if given else f", {1 + better[1]:.1f}") + ")"
-    mixing = "" if given else f"8 batches have {1 + correlation:.1f} times the variance of independent clips, "
+            helping[kind] = f"{name} ({better[0]:.1f} times" + ("" if is_fixed else f", {1 + better[1]:.1f}") + ")"
+    mixing = "" if is_fixed else f"8 batches have {1 + correlation:.1f} times the variance of independent clips, "
     return (
         f"each sample costs {cost:.1f} times the CPU time of decoding in a row, {mixing}"
         f"in {memory / 1e9:.3g} GB of memory; "

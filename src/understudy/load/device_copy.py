@@ -30,14 +30,14 @@ class DeviceCopy:
     def copy(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Batch with its tensors on the device; other values are passed through. Its type is kept."""
         moved = {k: v for k, v in batch.items() if isinstance(v, Tensor) and k not in self._host_keys}
-        found = copy(batch)
+        copied = copy(batch)
         if self._stream is None:
-            found.update((key, value.to(self._device)) for key, value in moved.items())
-            return found
+            copied.update((key, value.to(self._device)) for key, value in moved.items())
+            return copied
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
-            found.update((key, value.to(self._device, non_blocking=True)) for key, value in moved.items())
+            copied.update((key, value.to(self._device, non_blocking=True)) for key, value in moved.items())
         current.wait_stream(self._stream)
         for key in moved:
-            found[key].record_stream(current)
-        return found
+            copied[key].record_stream(current)
+        return copied

@@ -198,10 +198,10 @@ class Loader:
                 files = None if cache is None else cache.open(data, request.image_size)
                 datasets[number] = keep_decoded(data, request.image_size, files)
             elif cache is not None and data.video_keys:
-                what = (
+                problem = (
                     f"decoded_cache: not used for {data.name}, whose decoders need more than {self.plan.memory} bytes"
                 )
-                warnings.warn(f"{what}; give more memory", stacklevel=4)
+                warnings.warn(f"{problem}; give more memory", stacklevel=4)
         self._request = replace(request, datasets=tuple(datasets))
         substitute = request.on_bad_frame == "substitute"
         self._substitutes = Substitutes(request.order, request.journal, request.bad_frame_cap) if substitute else None

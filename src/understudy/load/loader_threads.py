@@ -182,12 +182,12 @@ class WorkerPool:
 
     def _begin(self, number: int) -> BatchInProgress:
         """Begin a batch: its samples, and memory for its images."""
-        at = number - self._planned_from
-        if at >= len(self._planned):
+        index = number - self._planned_from
+        if index >= len(self._planned):
             share = self._high - self._low
             count = min(max(1, self._block // share), max(1, number))  # the consumer waits for the first: it alone
-            self._planned_from, at, self._planned = number, 0, self._look_up(number, count)
-        batch, self._planned[at] = self._planned[at], None
+            self._planned_from, index, self._planned = number, 0, self._look_up(number, count)
+        batch, self._planned[index] = self._planned[index], None
         assert batch is not None  # each is begun once
         for camera, shape in self._shapes[0].items():
             dtype = self._request.datasets[0].pixels(camera).dtype
@@ -199,9 +199,9 @@ class WorkerPool:
         request, threads = self._request, self._plan.num_threads
         firsts = request.position + (number + np.arange(count)) * request.order.batch_size
         positions = (firsts[:, None] + np.arange(self._low, self._high)).astype(np.int64)
-        found = request.order.locate(positions.reshape(-1))
-        thread = self._assign(positions, found[0], found[1]).reshape(positions.shape)
-        source, episode, frame = (part.reshape(positions.shape) for part in found)
+        samples = request.order.locate(positions.reshape(-1))
+        thread = self._assign(positions, samples[0], samples[1]).reshape(positions.shape)
+        source, episode, frame = (part.reshape(positions.shape) for part in samples)
         rows = RowBatches(request.datasets, self._mixture, positions, source, episode, frame)
         return [
             BatchInProgress(
@@ -223,13 +223,13 @@ class WorkerPool:
         thread += source
         offset = np.broadcast_to(np.arange(positions.shape[1]), positions.shape).reshape(-1)
         for d, (spec, dataset) in enumerate(zip(order.spec.sources, self._request.datasets)):
-            own = source == d
+            of_source = source == d
             if isinstance(dataset.video_frames, DecodedImages):
-                thread[own] = episode[own]
+                thread[of_source] = episode[of_source]
             elif not spec.shuffle:
-                thread[own] = flat[own] // SPAN
+                thread[of_source] = flat[of_source] // SPAN
             elif spec.clip == 1:
-                thread[own] = offset[own]
+                thread[of_source] = offset[of_source]
         return thread % self._plan.num_threads
 
     def _read_rows(self, batch: BatchInProgress) -> None:

@@ -348,18 +348,21 @@ def plan_memory(
     held = int((_ROWS_HELD - 1) * rows) + (0 if once else reading)
     held = min(held, memory // 10, memory - least)  # a small budget may be off by a tenth
     rows, least = rows + held, least + held
-    own = min(_OWN + remote, memory // 10 - held, memory - least)
-    spare = memory - own - least
+    overhead = min(_OWN + remote, memory // 10 - held, memory - least)
+    spare = memory - overhead - least
     keeps = []
     for source, policy in zip(sources, slowest):
         needed = source.cached - source.reader_bytes(policy, num_threads)
         keeps.append(may_keep and source.facts.all_images > 0 and needed <= spare)
         spare -= needed if keeps[-1] else 0
     read = [s for s, keep in zip(sources, keeps) if not keep and s.facts.sample]
-    spare = memory - own - sum(s.cached for s, keep in zip(sources, keeps) if keep)
+    spare = memory - overhead - sum(s.cached for s, keep in zip(sources, keeps) if keep)
     aheads = _AHEAD if batch * _SMALL <= memory else _AHEAD[1:]
     ahead, level = _choose_level(read, aheads, spare, num_threads, lambda a: total(fixed(a, num_threads)))
-    items = [*fixed(ahead, num_threads), Item("other", own, "indices of files, code, connections, gaps in the heap")]
+    items = [
+        *fixed(ahead, num_threads),
+        Item("other", overhead, "indices of files, code, connections, gaps in the heap"),
+    ]
     for d, (source, keep) in enumerate(zip(sources, keeps)):
         policy, name = source.policy(level), source.facts.name
         if keep and source.facts.on_disk:
@@ -456,8 +459,8 @@ def _lanes_of_rank(order: Order, d: int, low: int, high: int) -> int:
         return 0
     if (places := order.lane_slots(d)) is not None:
         offset = places % order.batch_size
-        own = np.count_nonzero((offset >= low) & (offset < high))
-        return spec.lanes if order.spec.round % order.batch_size else int(own)
+        of_rank = np.count_nonzero((offset >= low) & (offset < high))
+        return spec.lanes if order.spec.round % order.batch_size else int(of_rank)
     round_ = -(-spec.lanes * sum(slots) // slots[d])
     if round_ % order.batch_size:
         return spec.lanes

@@ -77,25 +77,25 @@ class Mixture:
                     "(delta_timestamps) for the same ones, and missing_cameras={camera: size} for a lacking camera"
                 )
             for key, (dtype, window, shape) in other.items():
-                one, own_window, own = first[key]
-                if window != own_window:
-                    what = f"{key!r} has a window of {own_window} and of {window} in {names}"
-                    raise ValueError(f"{what}: one batch needs one shape; give delta_timestamps of the same length")
-                if key in missing and "missing" in (one, dtype):
-                    first[key] = (dtype if one == "missing" else one), window, own
+                first_dtype, first_window, first_shape = first[key]
+                if window != first_window:
+                    problem = f"{key!r} has a window of {first_window} and of {window} in {names}"
+                    raise ValueError(f"{problem}: one batch needs one shape; give delta_timestamps of the same length")
+                if key in missing and "missing" in (first_dtype, dtype):
+                    first[key] = (dtype if first_dtype == "missing" else first_dtype), window, first_shape
                     continue
-                if isinstance(one, str) or isinstance(dtype, str):
-                    if one != dtype:
-                        raise ValueError(f"{key!r} is {one} and {dtype} in {names}: leave it out with keys=")
+                if isinstance(first_dtype, str) or isinstance(dtype, str):
+                    if first_dtype != dtype:
+                        raise ValueError(f"{key!r} is {first_dtype} and {dtype} in {names}: leave it out with keys=")
                     continue
                 if dtype.kind != dtypes[key].kind:
-                    raise ValueError(f"{key!r} is {one} and {dtype} in {names}: leave it out with keys=")
+                    raise ValueError(f"{key!r} is {first_dtype} and {dtype} in {names}: leave it out with keys=")
                 dtypes[key] = np.promote_types(dtypes[key], dtype)
-                if shape != own:
-                    if dtype.kind != "f" or max(len(shape), len(own)) > 1:
-                        what = f"{key!r} is {one} {own} and {dtype} {shape} in {names}"
-                        raise ValueError(f"{what}: one batch needs one shape; leave it out with keys=[...]")
-                    widths[key] = max(widths.get(key, 1), *shape, *own)
+                if shape != first_shape:
+                    if dtype.kind != "f" or max(len(shape), len(first_shape)) > 1:
+                        problem = f"{key!r} is {first_dtype} {first_shape} and {dtype} {shape} in {names}"
+                        raise ValueError(f"{problem}: one batch needs one shape; leave it out with keys=[...]")
+                    widths[key] = max(widths.get(key, 1), *shape, *first_shape)
         return cls({key: _torch(dtype) for key, dtype in dtypes.items()}, widths, missing, black, weighs_loss)
 
     def join(self, parts: Mapping[int, dict[str, Any]], source: np.ndarray) -> dict[str, Any]:
@@ -127,15 +127,15 @@ class Mixture:
                     continue
                 batch[key] = torch.empty((len(source), *sample.shape[1:]), dtype=dtype)
                 for s, part in parts.items():
-                    given = part[key]
-                    if given.shape[1:] != sample.shape[1:] or (key not in self.dtypes and given.dtype != dtype):
+                    tensor = part[key]
+                    if tensor.shape[1:] != sample.shape[1:] or (key not in self.dtypes and tensor.dtype != dtype):
                         raise ValueError(
                             f"{key!r} is {sample.dtype} {tuple(sample.shape[1:])} in source {first} and "
-                            f"{given.dtype} {tuple(given.shape[1:])} in source {s}: one batch needs one shape"
+                            f"{tensor.dtype} {tuple(tensor.shape[1:])} in source {s}: one batch needs one shape"
                         )
                     # torch assigns no uint16 by index; the bytes are the same
                     bits = torch.int16 if dtype == torch.uint16 else dtype
-                    batch[key].view(bits)[places[s]] = given.to(dtype).view(bits)
+                    batch[key].view(bits)[places[s]] = tensor.to(dtype).view(bits)
         return batch
 
     def _add_missing(self, source: int, part: dict[str, Any]) -> dict[str, Any]:
@@ -152,22 +152,22 @@ class Mixture:
         self, key: str, parts: Mapping[int, Tensor], places: Mapping[int, Tensor], window: bool
     ) -> dict[str, Tensor]:
         """The three entries of a key whose width differs between sources."""
-        count, width = sum(len(at) for at in places.values()), self.widths[key]
+        count, width = sum(len(rows) for rows in places.values()), self.widths[key]
         some = next(iter(parts.values()))
         joined = torch.zeros((count, *some.shape[1 : 1 + window], width), dtype=self.dtypes[key])
         real = torch.empty(count, dtype=torch.int64)
         for s, part in parts.items():
-            own = part if part.ndim == joined.ndim else part.unsqueeze(-1)  # a scalar is a vector of width 1
-            padded = torch.zeros((len(own), *joined.shape[1:]), dtype=joined.dtype)
-            padded[..., : own.shape[-1]] = own
+            vectors = part if part.ndim == joined.ndim else part.unsqueeze(-1)  # a scalar is a vector of width 1
+            padded = torch.zeros((len(vectors), *joined.shape[1:]), dtype=joined.dtype)
+            padded[..., : vectors.shape[-1]] = vectors
             joined[places[s]] = padded
-            real[places[s]] = own.shape[-1]
+            real[places[s]] = vectors.shape[-1]
         return {key: joined, f"real_{key}_dim": real, f"{key}_dim_is_pad": torch.arange(width) >= real[:, None]}
 
 
 def _declared(dataset: EpisodeDataset) -> dict[str, _Declared]:
     features, windows = dataset.catalog.features, dataset.windows
-    found: dict[str, _Declared] = {}
+    declared: dict[str, _Declared] = {}
     for key in dict.fromkeys([*dataset.keys, *INDEX_KEYS]):
         feature = features.get(key)
         dtype: np.dtype | str = "no declared number"
@@ -188,8 +188,8 @@ def _declared(dataset: EpisodeDataset) -> dict[str, _Declared]:
             dtype, shape = np.dtype(sensor.dtype), sensor.value_shape
         elif feature is not None:
             dtype, shape = np.dtype(feature.dtype), () if key in INDEX_KEYS else feature.value_shape
-        found[key] = dtype, windows.get(key, 0), shape
-    return found
+        declared[key] = dtype, windows.get(key, 0), shape
+    return declared
 
 
 def row_bytes(dataset: EpisodeDataset) -> int:
@@ -227,11 +227,11 @@ def image_shapes(
     cameras = dict.fromkeys(c for d in datasets for c in d.video_keys)
     cameras |= dict.fromkeys(c for c in datasets[0].missing_cameras if all(c in d.missing_cameras for d in datasets))
     shapes = [_shapes(dataset, list(cameras), image_size, colors) for dataset in datasets]
-    for number, (dataset, own) in enumerate(zip(datasets, shapes)):
-        for camera, shape in own.items():
-            if shape != (one := shapes[0][camera]):
+    for number, (dataset, camera_shapes) in enumerate(zip(datasets, shapes)):
+        for camera, shape in camera_shapes.items():
+            if shape != (expected := shapes[0][camera]):
                 raise ValueError(
-                    f"{camera!r} is {one} in source 0 ({datasets[0].name}) and {shape} in source {number} "
+                    f"{camera!r} is {expected} in source 0 ({datasets[0].name}) and {shape} in source {number} "
                     f"({dataset.name}): one batch needs one shape; give image_size=(height, width)"
                 )
     return shapes
@@ -242,7 +242,7 @@ def _shapes(
 ) -> dict[str, tuple[int, ...]]:
     segment = dataset.segments[dataset.segments[:, 2] > dataset.segments[:, 1]][:1]
     rows, _ = dataset.frames_to_decode(segment[:, 0], segment[:, 1])
-    found = {}
+    shapes = {}
     for camera in cameras:
         dataset.pixels(camera).converter(image_size)  # refuses sizes of a policy for depth
         sides = dataset.missing_cameras.get(camera)
@@ -256,5 +256,5 @@ def _shapes(
                 shape = packed_shape(*sides)
             except ValueError as error:
                 raise ValueError(f"{camera!r} is {error}") from error
-        found[camera] = (*window, *shape)
-    return found
+        shapes[camera] = (*window, *shape)
+    return shapes

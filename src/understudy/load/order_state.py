@@ -23,7 +23,7 @@ def position_in(state: Mapping[str, Any], order: Order) -> int:
         ConfigError: not such a state, or the state of another order; names both orders and each difference.
     """
     saved, position = _read(state)
-    if differences := [str(found) for found in compare(saved, order.spec) if found.changes_order]:
+    if differences := [str(difference) for difference in compare(saved, order.spec) if difference.changes_order]:
         raise ConfigError(
             f"the state belongs to order {saved.fingerprint[:12]}, not to this order {order.spec.fingerprint[:12]}: "
             + "; ".join(differences)

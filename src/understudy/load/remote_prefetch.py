@@ -118,14 +118,14 @@ class Prefetcher:
         first = position < self._start + order.batch_size
         if first:  # the first batch decodes its own samples only (`first_runs`)
             count = 1
-        at, episode, frame = order.rest_of_clip(position, max(spec.clip, 1 if spec.shuffle else _RUN))
-        offset = (at - self._start) % order.batch_size
-        own = np.flatnonzero((offset >= self._low) & (offset < self._high))[:count]
-        at, episode, frame = at[own], episode[own], frame[own]
+        positions, episode, frame = order.rest_of_clip(position, max(spec.clip, 1 if spec.shuffle else _RUN))
+        offset = (positions - self._start) % order.batch_size
+        of_rank = np.flatnonzero((offset >= self._low) & (offset < self._high))[:count]
+        positions, episode, frame = positions[of_rank], episode[of_rank], frame[of_rank]
         rows, frames = dataset.frames_to_decode(episode, frame)
-        for camera, wanted in frames.items():
+        for camera, numbers in frames.items():
             for row in np.unique(rows).tolist():
-                here = wanted[rows == row]
-                dataset.video_frames.prefetch(camera, row, int(here.min()), int(here.max()))
+                in_episode = numbers[rows == row]
+                dataset.video_frames.prefetch(camera, row, int(in_episode.min()), int(in_episode.max()))
         if not first:
-            self._covered.update(at[at > position].tolist())
+            self._covered.update(positions[positions > position].tolist())

@@ -89,8 +89,8 @@ def read_rows(
     """
     parts = {}
     for s in np.unique(source).tolist():
-        own = source == s
-        parts[s] = datasets[s].row_batch(episode[own], frame[own])
+        of_source = source == s
+        parts[s] = datasets[s].row_batch(episode[of_source], frame[of_source])
     batch = mixture.join(parts, source)
     batch["position"], batch["source"] = torch.from_numpy(positions), torch.from_numpy(source)
     return batch

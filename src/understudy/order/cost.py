@@ -68,15 +68,15 @@ def lane_correlation(frames: int, clip: int, lanes: int, samples: float, model: 
     model = model or Correlation()
     if clip <= 1:
         return 0.0
-    each = samples / lanes
-    steps = max(1, math.ceil(each))
+    visits = samples / lanes
+    steps = max(1, math.ceil(visits))
     correlation = [model.episode + model.near * math.exp(-d / model.frames) for d in range(min(steps, clip))]
-    inside = sum(2 * max(0.0, 1 - d / each) * (1 - d / clip) * correlation[d] for d in range(1, len(correlation)))
+    inside = sum(2 * max(0.0, 1 - d / visits) * (1 - d / clip) * correlation[d] for d in range(1, len(correlation)))
     length = frames / lanes
     across = 0.0
     for step in range(1, math.ceil(min(clip / length, lanes, samples, 64))):  # neighboring lanes in one clip
         near = model.episode + model.near * math.exp(-step * length / model.frames)
-        across += 2 * (1 - step * length / clip) * near * max(1.0, each)
+        across += 2 * (1 - step * length / clip) * near * max(1.0, visits)
     return inside + across
 
 

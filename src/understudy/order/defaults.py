@@ -132,7 +132,7 @@ def shared_factor(frames: int, clip: int, lanes: int) -> int:
     return max(factor, gcd(clip, length + 1)) if longer else factor
 
 
-def choose_slots(weights: Sequence[float], batch_size: int, wanted: int) -> tuple[int, ...]:
+def choose_slots(weights: Sequence[float], batch_size: int, about: int) -> tuple[int, ...]:
     """Choose the slots of each source, at least one, in a mixture period of about `wanted` slots.
 
     The period is a multiple of the batch size, from three quarters of `wanted` up to it: the one whose shares are
@@ -146,7 +146,7 @@ def choose_slots(weights: Sequence[float], batch_size: int, wanted: int) -> tupl
     least = 1 / smallest
     if least > _MOST_SLOTS:
         raise ValueError(f"weight {min(weights)} is {smallest:.1e} of the mixture: need at least one in {_MOST_SLOTS}")
-    top = max(-(-wanted // batch_size), -(-int(least + 1) // batch_size), 1)
+    top = max(-(-about // batch_size), -(-int(least + 1) // batch_size), 1)
     counts = sorted({top - top * step // 64 for step in range(17)}, reverse=True)
     best, best_error = None, float("inf")
     for slots in (batch_size * count for count in counts):

@@ -27,10 +27,10 @@ def in_words(spec: Spec, reasons: Sequence[Sequence[str]], off: Sequence[tuple[i
             more = f" and {len(named) - 20} more" if len(named) > 20 else ""
             lines.append(f"from position {entry.position}: {shares}{more}")
     if off:
-        d, share, wanted = off[0]
+        d, share, target = off[0]
         others = f", and {len(off) - 1} more are off by over 1 %" if len(off) > 1 else ""
         met = f"shares are met to the nearest of {sum(spec.schedule[-1].slots)} slots"
-        lines.append(f"{met}: {spec.sources[d].name} has {share:.4%}, requested were {wanted:.4%}{others}")
+        lines.append(f"{met}: {spec.sources[d].name} has {share:.4%}, requested were {target:.4%}{others}")
     return "\n".join(lines)
 
 

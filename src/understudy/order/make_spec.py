@@ -52,8 +52,8 @@ class Frames(Protocol):
 
 def epoch_segments(source: Frames) -> np.ndarray:
     """Segments of an epoch of a source: int64 (K, 3), rows [episode, start, stop)."""
-    found: np.ndarray = getattr(source, "epoch_segments", source.segments)
-    return found
+    segments: np.ndarray = getattr(source, "epoch_segments", source.segments)
+    return segments
 
 
 def as_list(sources: Any) -> list[Any]:
@@ -65,18 +65,18 @@ def as_list(sources: Any) -> list[Any]:
     if hasattr(sources, "segments"):
         return [sources]
     several = isinstance(sources, Iterable) and not isinstance(sources, (str, bytes, Mapping))
-    found = list(sources) if several else [sources]
-    if not found:
+    listed = list(sources) if several else [sources]
+    if not listed:
         raise ValueError("no sources: give at least one dataset")
-    for number, source in enumerate(found):
+    for number, source in enumerate(listed):
         if not hasattr(source, "segments"):
-            what = f"source {number}" if several else "the argument"
+            label = f"source {number}" if several else "the argument"
             value = f" {str(source)[:80]!r}" if isinstance(source, (str, bytes, PathLike, int)) else ""
             raise ValueError(
-                f"{what} is a {type(source).__name__}{value}, which has no `segments`: give a dataset, such as "
+                f"{label} is a {type(source).__name__}{value}, which has no `segments`: give a dataset, such as "
                 "EpisodeDataset(path), or a list of them"
             )
-    return found
+    return listed
 
 
 @dataclass(frozen=True)
@@ -179,14 +179,14 @@ def resolve_order(
     resolved = [resolve_source(source, weights[d] / total, request, number=d) for d, source in enumerate(sources)]
     if len(sources) == 1:
         return resolved, (1,), ORDER_VERSION
-    wanted = request.lanes or request.spread or _slots(resolved, weights, request)
+    lanes = request.lanes or request.spread or _slots(resolved, weights, request)
     batch_size = 1 if request.lanes else request.batch_size
-    slots, version = choose_slots(weights, batch_size, wanted), ORDER_VERSION
+    slots, version = choose_slots(weights, batch_size, lanes), ORDER_VERSION
     counts: Sequence[int] = slots
-    in_lanes = [one.spec.lanes > 1 for one in resolved]
+    in_lanes = [part.spec.lanes > 1 for part in resolved]
     if share_errors(slots, weights, _EXACT):
-        slots, version = share_slots(weights, max(1, -(-wanted // batch_size)) * batch_size * UNIT), EXACT_VERSION
-        counts, in_lanes = count_lanes(slots), [one.spec.clip > 1 for one in resolved]
+        slots, version = share_slots(weights, max(1, -(-lanes // batch_size)) * batch_size * UNIT), EXACT_VERSION
+        counts, in_lanes = count_lanes(slots), [part.spec.clip > 1 for part in resolved]
     fitted = [
         resolve_source(source, weights[d] / total, request, lanes=counts[d], number=d) if in_lanes[d] else resolved[d]
         for d, source in enumerate(sources)
@@ -196,7 +196,7 @@ def resolve_order(
 
 def _slots(resolved: Sequence[ResolvedSource], weights: Sequence[float], request: OrderRequest) -> int:
     """Slots of a round in which the sources with lanes keep about as many as they would choose."""
-    laned = [(one.spec.lanes, weight) for one, weight in zip(resolved, weights) if one.spec.lanes > 1]
+    laned = [(source.spec.lanes, weight) for source, weight in zip(resolved, weights) if source.spec.lanes > 1]
     if not laned:
         return 16 * request.batch_size  # slots cost nothing here, and more of them come nearer to the weights
     return round(sum(lanes for lanes, _ in laned) * sum(weights) / sum(weight for _, weight in laned))

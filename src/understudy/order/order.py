@@ -158,11 +158,11 @@ class Order:
         Raises:
             ValueError: a negative position.
         """
-        wanted = as_positions(positions)
-        source, episode, frame = (np.empty(wanted.shape, np.int64) for _ in range(3))
-        for start in range(0, len(wanted), CHUNK):  # chunks stay in the processor's cache
+        words = as_positions(positions)
+        source, episode, frame = (np.empty(words.shape, np.int64) for _ in range(3))
+        for start in range(0, len(words), CHUNK):  # chunks stay in the processor's cache
             part = slice(start, start + CHUNK)
-            source[part], episode[part], frame[part] = self._locate(wanted[part])
+            source[part], episode[part], frame[part] = self._locate(words[part])
         return source, episode, frame
 
     def _locate(self, positions: Words) -> tuple[Ints, Ints, Ints]:
@@ -170,8 +170,8 @@ class Order:
         if len(self.layouts) == 1:
             return source, *self.layouts[0].locate(line)
         episode, frame = np.empty_like(source), np.empty_like(source)
-        for own in group_by(source):
-            episode[own], frame[own] = self.layouts[int(source[own[0]])].locate(line[own])
+        for group in group_by(source):
+            episode[group], frame[group] = self.layouts[int(source[group[0]])].locate(line[group])
         return source, episode, frame
 
     def _lines(self, positions: Words) -> tuple[Ints, Words]:
@@ -179,8 +179,8 @@ class Order:
         if len(self.layouts) == 1:
             return source, self._mix.lines[0].line(index)
         line = np.empty_like(index)
-        for own in group_by(source):
-            line[own] = self._mix.lines[int(source[own[0]])].line(index[own])
+        for group in group_by(source):
+            line[group] = self._mix.lines[int(source[group[0]])].line(index[group])
         return source, line
 
     def streams(self, positions: Any) -> tuple[Ints, Words]:
@@ -192,9 +192,9 @@ class Order:
 
     def lines(self, positions: Any) -> tuple[Ints, Ints, Ints]:
         """Source, epoch of that source, and line number of the frame, for positions (n,): int64 (n,) each."""
-        wanted = as_positions(positions)
-        source, line = self._lines(wanted)
-        return source, self.epochs(wanted)[1], line.view(np.int64)
+        words = as_positions(positions)
+        source, line = self._lines(words)
+        return source, self.epochs(words)[1], line.view(np.int64)
 
     def epochs(self, positions: Any) -> tuple[Ints, Ints]:
         """Source and epoch of that source, for positions (n,): int64 (n,) each."""
@@ -263,8 +263,8 @@ class Order:
             name = self.spec.sources[source].name
             raise ValueError(f"frame {frame} of episode {episode} is not among the selected frames of {name!r}")
         lines = [layout.line_number(int(row), frame) for row in holding]
-        found = [self._mix.position(source, lanes.index(line, epoch)) for epoch in epochs for line in lines]
-        return np.array(sorted(p for p in found if p is not None), np.int64)
+        candidates = [self._mix.position(source, lanes.index(line, epoch)) for epoch in epochs for line in lines]
+        return np.array(sorted(p for p in candidates if p is not None), np.int64)
 
     def with_weights(
         self,
@@ -288,8 +288,12 @@ class Order:
             ValueError: `position` is not behind the last entry of the schedule, or a name is unknown.
         """
         spec, added = reweigh(self.spec, position, weights, add, frames_in_flight)
-        reasons = [*self._reasons, *((),) * (len(self.layouts) - len(self._reasons)), *(one.reasons for one in added)]
-        layouts = [*self.layouts, *(one.layout for one in added)]
+        reasons = [
+            *self._reasons,
+            *((),) * (len(self.layouts) - len(self._reasons)),
+            *(source.reasons for source in added),
+        ]
+        layouts = [*self.layouts, *(source.layout for source in added)]
         return Order(spec, layouts, reasons, [weights.get(source.name, 0.0) for source in spec.sources])
 
     def with_batch_size(self, batch_size: int) -> "Order":
@@ -314,7 +318,7 @@ class Order:
             (d, slots, w) for d, (slots, w) in enumerate(zip(self.spec.schedule[-1].slots, weights)) if slots and w
         ]
         off = share_errors([slots for _, slots, _ in going], [weight for _, _, weight in going])
-        return [(going[number][0], share, wanted) for number, share, wanted in off]
+        return [(going[number][0], share, target) for number, share, target in off]
 
 
 def as_positions(positions: Any) -> Words:

@@ -24,10 +24,10 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 def sample_words(seed: int, purpose: str, positions: Any, n: int) -> Words:
     """Random words uint64 (len(positions), n): n integers in [0, 2^64) for each position."""
-    at = _positions(positions)
+    numbers = _positions(positions)
     blocks = (n + 1) // 2
-    out = np.empty((len(at), 2 * blocks), np.uint64)
-    for part, words in _blocks(make_key(seed, purpose), at, 0, blocks):
+    out = np.empty((len(numbers), 2 * blocks), np.uint64)
+    for part, words in _blocks(make_key(seed, purpose), numbers, 0, blocks):
         out.reshape(-1, 2)[part] = words
     return out[:, :n]
 
@@ -132,30 +132,30 @@ def natural_log(x: "np.ndarray[Any, np.dtype[np.float64]]") -> "np.ndarray[Any, 
 
 
 def _draw(seed: int, purpose: str, positions: Any, shape: tuple[int, ...], kind: Any) -> Floats:
-    at, count = _positions(positions), prod(shape)
+    numbers, count = _positions(positions), prod(shape)
     blocks = -(-count // 4)
-    out = np.empty((len(at), 4 * blocks), np.float32)
-    for part, words in _blocks(make_key(seed, purpose), at, 0, blocks):
+    out = np.empty((len(numbers), 4 * blocks), np.float32)
+    for part, words in _blocks(make_key(seed, purpose), numbers, 0, blocks):
         out.reshape(-1, 4)[part] = kind(_halves(words.reshape(-1))).reshape(-1, 4)
-    return out[:, :count].reshape(len(at), *shape)
+    return out[:, :count].reshape(len(numbers), *shape)
 
 
 def _uniform(bits: "np.ndarray[Any, np.dtype[np.uint32]]") -> Floats:
     return (bits >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
-def _blocks(key: int, at: Words, first: int, blocks: int) -> Iterator[tuple[slice, Words]]:
+def _blocks(key: int, numbers: Words, first: int, blocks: int) -> Iterator[tuple[slice, Words]]:
     """Words (m, 2) of blocks first, first + 1, ... of each position, position after position, chunk by chunk.
 
     The slice gives their rows in the (len(at) * blocks, 2) result.
     """
-    total = len(at) * blocks
+    total = len(numbers) * blocks
     for start in range(0, total, CHUNK):
         part = slice(start, min(start + CHUNK, total))
         row = np.arange(part.start, part.stop, dtype=np.uint64)
-        which = row // np.uint64(blocks)
-        block = row - which * np.uint64(blocks) + np.uint64(first)
-        yield part, np.stack(philox(key, at[which.view(np.int64)], block), axis=1)
+        index = row // np.uint64(blocks)
+        block = row - index * np.uint64(blocks) + np.uint64(first)
+        yield part, np.stack(philox(key, numbers[index.view(np.int64)], block), axis=1)
 
 
 def _halves(words: Words) -> "np.ndarray[Any, np.dtype[np.uint32]]":

@@ -73,8 +73,8 @@ class Spec:
     def __post_init__(self) -> None:
         check_seed(self.seed)
         if self.version not in (ORDER_VERSION, EXACT_VERSION):
-            known = f"{ORDER_VERSION} and {EXACT_VERSION}"
-            raise ValueError(f"order version {self.version}: this release makes orders of versions {known} only")
+            versions = f"{ORDER_VERSION} and {EXACT_VERSION}"
+            raise ValueError(f"order version {self.version}: this release makes orders of versions {versions} only")
         if self.batch < 1:
             raise ValueError(f"global batch size {self.batch}: need at least 1 sample")
         if not self.sources:
@@ -145,11 +145,11 @@ class Difference:
 
 def compare(old: Spec, new: Spec) -> list[Difference]:
     """Differences between the order that a run was started with and the one that it would continue with."""
-    found: list[Difference] = []
+    differences: list[Difference] = []
 
-    def note(what: str, before: object, after: object, effect: str, changes_order: bool = True) -> None:
+    def note(label: str, before: object, after: object, effect: str, changes_order: bool = True) -> None:
         if before != after:
-            found.append(Difference(what, before, after, effect, changes_order))
+            differences.append(Difference(label, before, after, effect, changes_order))
 
     note("order version", old.version, new.version, "shares are met in another way; positions hold other samples")
     note("seed", old.seed, new.seed, "every position holds another sample, and every draw inside a sample differs")
@@ -166,14 +166,18 @@ def compare(old: Spec, new: Spec) -> list[Difference]:
         b = new.sources[number] if number < len(new.sources) else None
         if a is None or b is None:
             joined = a is None
-            at = [entry.position for entry in new.schedule if len(entry.slots) > number and entry.slots[number]]
-            effect = f"it joins at position {at[0]}" if joined and at and at[0] else "the shares of all sources change"
+            joins = [entry.position for entry in new.schedule if len(entry.slots) > number and entry.slots[number]]
+            effect = (
+                f"it joins at position {joins[0]}"
+                if joined and joins and joins[0]
+                else "the shares of all sources change"
+            )
             name = a.name if a else b.name if b else ""
             note(f"source {number}", a and name, b and name, effect)
             continue
         _compare_source(number, a, b, note)
     _compare_schedule(old, new, note)
-    return found
+    return differences
 
 
 def _compare_source(number: int, a: SourceSpec, b: SourceSpec, note: Any) -> None:
@@ -207,8 +211,8 @@ def _compare_schedule(old: Spec, new: Spec, note: Any) -> None:
             effect = f"other shares from position {entry.position} on; nothing before it changes"
             note("schedule", a and _shares(a, old), b and _shares(b, new), effect)
         elif (a.position, _without_tail(a)) != (b.position, _without_tail(b)):
-            at = min(a.position, b.position)
-            effect = f"sources have other shares from position {at} on; each is still read once per its own epoch"
+            position = min(a.position, b.position)
+            effect = f"sources have other shares from position {position} on; each is still read once per its own epoch"
             note("schedule", _shares(a, old), _shares(b, new), effect)
 
 

@@ -87,9 +87,9 @@ class EpisodeSampler(Sampler[int]):
         if batch_size is not None and batch_size % world_size:
             raise ValueError(f"batch_size {batch_size} over {world_size} ranks: need a multiple, for equal shares")
         self._batch, self._offset, self._share = batch_size or 1, low, high - low
-        if len(given := as_list(data)) > 1:
-            raise ValueError(f"{len(given)} datasets: a sampler takes one; give all of them to `Loader`")
-        data = given[0]
+        if len(sources := as_list(data)) > 1:
+            raise ValueError(f"{len(sources)} datasets: a sampler takes one; give all of them to `Loader`")
+        data = sources[0]
         rows = _select(data, episodes, drop_n_first_frames, drop_n_last_frames)
         # To the order this is a source whose "frames" are the dataset's indices.
         source = SimpleNamespace(name="sampler", segments=rows, gop=1, reach=(0, 0))
@@ -132,12 +132,12 @@ class EpisodeSampler(Sampler[int]):
             self._go_to(self._start)
             return
         self._advance()
-        at, end, batches = self._start, self._end(), max(1, _FIRST_CHUNK // self._batch)
-        while at < end:
-            self._until = min(end, at + batches * self._batch)
-            self._drawn = iter(self._indices(at, self._until))
+        position, end, batches = self._start, self._end(), max(1, _FIRST_CHUNK // self._batch)
+        while position < end:
+            self._until = min(end, position + batches * self._batch)
+            self._drawn = iter(self._indices(position, self._until))
             yield from self._drawn
-            at, batches = self._until, max(1, min(2 * batches, _CHUNK // self._batch))
+            position, batches = self._until, max(1, min(2 * batches, _CHUNK // self._batch))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, as for torch's DistributedSampler. Calling it is optional.
@@ -153,12 +153,12 @@ class EpisodeSampler(Sampler[int]):
         self._advance()
         if self._epoch_offset is None:
             self._epoch_offset = self._epoch - epoch
-        wanted = epoch + self._epoch_offset
-        if min(epoch, wanted) < 0:
+        epoch_number = epoch + self._epoch_offset
+        if min(epoch, epoch_number) < 0:
             raise ValueError(f"epoch {epoch}: epochs start at {max(0, -self._epoch_offset)}")
-        if wanted != self._epoch:
-            following = wanted == self._epoch + 1
-            self._go_to(self._end() if following else -(-wanted * self._pass // self._batch) * self._batch)
+        if epoch_number != self._epoch:
+            following = epoch_number == self._epoch + 1
+            self._go_to(self._end() if following else -(-epoch_number * self._pass // self._batch) * self._batch)
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """State to resume from: {"position": int, "order": JSON text of the order}.

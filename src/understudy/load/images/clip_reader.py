@@ -95,13 +95,13 @@ class ClipReader:
         self._positions, self._next = positions, 0  # samples before `next` are complete
         key = self._frame_keys(rows, frames.reshape(len(rows), -1))
         self._todo, inverse = np.unique(key, return_inverse=True)  # frame keys, each once, in file order
-        which: np.ndarray = inverse.reshape(key.shape)  # (n, T), index into todo
-        self._which, self._window = which.reshape(-1).tolist(), which.shape[1]
-        self._until = np.maximum.accumulate(which.max(1) + 1).tolist()
+        entries: np.ndarray = inverse.reshape(key.shape)  # (n, T), index into todo
+        self._which, self._window = entries.reshape(-1).tolist(), entries.shape[1]
+        self._until = np.maximum.accumulate(entries.max(1) + 1).tolist()
         last = np.empty(len(self._todo), np.int64)  # the last sample that needs each frame
-        last[which.reshape(-1)] = np.repeat(np.arange(len(which)), which.shape[1])  # the last of equal ones stays
+        last[entries.reshape(-1)] = np.repeat(np.arange(len(entries)), entries.shape[1])  # the last of equal ones stays
         by_last = np.argsort(last, kind="stable")
-        cuts = np.searchsorted(last[by_last], np.arange(len(which) + 1))
+        cuts = np.searchsorted(last[by_last], np.arange(len(entries) + 1))
         self._drop, self._cuts = by_last.tolist(), cuts.tolist()
         self._first_runs = list(first_runs)[::-1]
         self._decoded = 0  # entries of todo
@@ -139,17 +139,17 @@ class ClipReader:
         """
         begin, fetched = perf_counter(), timings.fetch
         self._decode(self._until[self._next], timings)
-        at, count, held = self._next, len(self._positions), self._held
+        sample, count, held = self._next, len(self._positions), self._held
         until, done, drop, cuts = self._until, self._decoded, self._drop, self._cuts
-        which, window = self._which, self._window
-        while at < count and until[at] <= done:
-            first = at * window
-            images = held[which[first]] if window == 1 else [held[k] for k in which[first : first + window]]
-            decoded[self._positions[at]] = images
-            for k in drop[cuts[at] : cuts[at + 1]]:
+        entries, window = self._which, self._window
+        while sample < count and until[sample] <= done:
+            first = sample * window
+            images = held[entries[first]] if window == 1 else [held[k] for k in entries[first : first + window]]
+            decoded[self._positions[sample]] = images
+            for k in drop[cuts[sample] : cuts[sample + 1]]:
                 del held[k]
-            at += 1
-        self._next = at
+            sample += 1
+        self._next = sample
         timings.decode += perf_counter() - begin - (timings.fetch - fetched)
 
     def _decode(self, until: int, timings: Timings) -> None:

@@ -65,7 +65,7 @@ class Cursors:
         """Open the video of an episode, or return it where it is open."""
         return dataset.video_frames.reader(camera, row)
 
-    def take(self, dataset: EpisodeDataset, camera: str, row: int, position: int, own: Cursor | None = None) -> Cursor:
+    def take(self, dataset: EpisodeDataset, camera: str, row: int, position: int, held: Cursor | None = None) -> Cursor:
         """Take a cursor over the video of an episode, preferably one that is at `position` or shortly before it.
 
         Args:
@@ -76,14 +76,14 @@ class Cursors:
             own: the cursor that the caller already holds. It is taken if it is over this video, and returned if not.
         """
         key = (id(dataset), camera, int(dataset.catalog.videos(camera).file[row]))
-        cursor = own if own is not None and own.key == key else None
-        if own is not None and cursor is None:
-            self.give(own)
+        cursor = held if held is not None and held.key == key else None
+        if held is not None and cursor is None:
+            self.give(held)
         if cursor is None:
             near = [
-                (position - one.position >= 0, -abs(position - one.position), i)
-                for i, one in enumerate(self._idle)
-                if one.key == key
+                (position - idle.position >= 0, -abs(position - idle.position), i)
+                for i, idle in enumerate(self._idle)
+                if idle.key == key
             ]
             cursor = self._idle.pop(max(near)[2]) if near else None
         if cursor is None:

@@ -194,8 +194,8 @@ class DecodedImages(VideoFrames):
                 out = np.empty((*flat.shape, *episode.shape), episode.dtype)
             if episode.shape != out.shape[2:]:
                 sizes = " and ".join(f"{w}x{h}" for _, h, w in (out.shape[2:], episode.shape))
-                what = f"images of {sizes} in one batch"
-                raise DatasetError(what, where=self.where(camera, row), fix="select episodes of one size")
+                problem = f"images of {sizes} in one batch"
+                raise DatasetError(problem, where=self.where(camera, row), fix="select episodes of one size")
             self.read_into(camera, row, flat[i].tolist(), out[i], Timings())
         assert out is not None
         return out if frames.ndim == 2 else out[:, 0]
@@ -252,8 +252,8 @@ class DecodedImages(VideoFrames):
             decoded = episode.decoded()
             first = int(self.first_frame(camera, np.asarray([row]))[0])
             keys = self.reader(camera, row).gops.key_frames
-            at = int(np.searchsorted(keys, first + frame, side="right"))
-            begin = max(int(keys[at - 1]) - first, 0) if at else 0
+            next_key = int(np.searchsorted(keys, first + frame, side="right"))
+            begin = max(int(keys[next_key - 1]) - first, 0) if next_key else 0
             # The frames before it in its GOP are decoded on the way; as many again behind it, up to a key frame.
             end = min(frame + (frame - begin if ahead else 0) + 1, len(decoded))
             after = int(np.searchsorted(keys, first + end))
@@ -276,7 +276,7 @@ class DecodedImages(VideoFrames):
         row: int,
         episode: _Episode,
         first: int,
-        wanted: np.ndarray,
+        numbers: np.ndarray,
         frame: int,
         out: np.ndarray,
         timings: Timings,
@@ -284,12 +284,12 @@ class DecodedImages(VideoFrames):
         """Decode the frames `wanted`, keep them, and write the image of `frame`, one of them, into `out`."""
         begin, converting = perf_counter(), 0.0
         with self._cursors_lock:
-            cursor = self._cursors.take(self.dataset, camera, row, first + int(wanted[0]))
+            cursor = self._cursors.take(self.dataset, camera, row, first + int(numbers[0]))
         waited = cursor.wait_seconds
         try:
             converter = self._converter(camera)
-            decoded = chain.from_iterable(cursor.runs(first + wanted))
-            for number, image in zip(wanted.tolist(), decoded, strict=True):
+            decoded = chain.from_iterable(cursor.runs(first + numbers))
+            for number, image in zip(numbers.tolist(), decoded, strict=True):
                 since = perf_counter()
                 episode.keep(number, image, converter, out if number == frame else None)
                 converting += perf_counter() - since
@@ -303,7 +303,7 @@ class DecodedImages(VideoFrames):
                 self._cursors.give(cursor)
 
     def _converter(self, camera: str) -> AnyConverter:
-        own: dict[str, AnyConverter] = self._converters.__dict__
-        if camera not in own:
-            own[camera] = self.dataset.pixels(camera).converter(self.image_size)
-        return own[camera]
+        converters: dict[str, AnyConverter] = self._converters.__dict__
+        if camera not in converters:
+            converters[camera] = self.dataset.pixels(camera).converter(self.image_size)
+        return converters[camera]

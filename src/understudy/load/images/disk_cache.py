@@ -96,8 +96,8 @@ class DiskCache:
         except (OSError, UnicodeDecodeError):
             raise ValueError(f"decoded_cache: this host has no {_BOOT_ID}; leave it out") from None
         if is_network(self.folder):
-            what = f"decoded_cache {self.folder}: is on a network file system, which other hosts change"
-            raise ValueError(f"{what}; name a folder on a local disk")
+            problem = f"decoded_cache {self.folder}: is on a network file system, which other hosts change"
+            raise ValueError(f"{problem}; name a folder on a local disk")
         root = Path(self.folder).absolute() / "decoded" / boot
         with self._errors(root):
             root.mkdir(parents=True, exist_ok=True)
@@ -111,8 +111,8 @@ class DiskCache:
         try:
             yield
         except OSError as error:
-            what = f"the folder of decoded_cache cannot be used: {error.strerror}"
-            raise DatasetError(what, where=root, fix="name another one on a local disk") from error
+            problem = f"the folder of decoded_cache cannot be used: {error.strerror}"
+            raise DatasetError(problem, where=root, fix="name another one on a local disk") from error
 
     def _make_room(self, root: Path, name: str, needed: int, dataset: str) -> None:
         """Remove unused sets, the oldest first, until `needed` more bytes fit."""
@@ -228,8 +228,8 @@ class ImageFiles:
                 first, self.is_writable = self.is_writable, False
             if not first:
                 return
-            what = f"{self.folder}: decoded images cannot be written: {error.strerror}"
-            warnings.warn(f"{what}; images that are not there are decoded again for each sample", stacklevel=2)
+            problem = f"{self.folder}: decoded images cannot be written: {error.strerror}"
+            warnings.warn(f"{problem}; images that are not there are decoded again for each sample", stacklevel=2)
 
 
 class StoredImages:
@@ -286,10 +286,10 @@ class StoredImages:
         raise OSError(errno.EBUSY, "other processes replace it", self._path)
 
     def _write(self, file: int, frame: int, image: np.ndarray) -> None:
-        view, at = image.data.cast("B"), frame * self._bytes
+        view, offset = image.data.cast("B"), frame * self._bytes
         while view:
-            count = os.pwrite(file, view, at)
-            view, at = view[count:], at + count
+            count = os.pwrite(file, view, offset)
+            view, offset = view[count:], offset + count
         os.pwrite(file, bytes([_DECODED]), self._tail + _IDENTITY + frame)
 
     def _marks(self, file: int, count: int) -> bytes:
@@ -349,8 +349,8 @@ def _name_size(image_size: tuple[int, int] | None) -> str:
     try:
         return f"{tuple(image_size)} {pickle.dumps(image_size.resize, 4).hex()} {code}"
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        what = f"image_size {tuple(image_size)}: decoded_cache cannot name its way of resizing ({error})"
-        raise ValueError(f"{what}; leave decoded_cache out") from error
+        problem = f"image_size {tuple(image_size)}: decoded_cache cannot name its way of resizing ({error})"
+        raise ValueError(f"{problem}; leave decoded_cache out") from error
 
 
 def _digest(*values: object) -> bytes:

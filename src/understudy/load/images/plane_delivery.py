@@ -37,6 +37,6 @@ class PlaneDelivery:
 
     def convert(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the batch with uint8 [B, (T,) 3, H, W] in place of its planes. Its type is kept."""
-        found = copy(batch)
-        found.update((key, planes_to_rgb(batch[key], self._size)) for key in self._cameras if key in batch)
-        return found
+        converted = copy(batch)
+        converted.update((key, planes_to_rgb(batch[key], self._size)) for key in self._cameras if key in batch)
+        return converted

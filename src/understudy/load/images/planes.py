@@ -109,11 +109,16 @@ def _convert(flat: Tensor, height: int, width: int) -> Tensor:
     area, half = height * width, (height // 2, width // 2)
     table = torch.from_numpy(_coefficients()).to(flat.device)
     head = flat[:, area * 3 // 2 : area * 3 // 2 + 3].long()
-    own = table[head[:, 2], head[:, 1]].view(-1, 6, 1, 1)  # [N, 6, 1, 1]
-    y = (flat[:, :area].view(-1, height, width).int() * 8 - own[:, 1]) * own[:, 0] >> 16
+    coefficients = table[head[:, 2], head[:, 1]].view(-1, 6, 1, 1)  # [N, 6, 1, 1]
+    y = (flat[:, :area].view(-1, height, width).int() * 8 - coefficients[:, 1]) * coefficients[:, 0] >> 16
     u, v = (flat[:, area + n * area // 4 : area + (n + 1) * area // 4].view(-1, *half).int() * 8 - 1024 for n in (0, 1))
     colors = torch.stack(
-        [v * own[:, 2] >> 16, (u * own[:, 4] >> 16) + (v * own[:, 5] >> 16), u * own[:, 3] >> 16], dim=1
+        [
+            v * coefficients[:, 2] >> 16,
+            (u * coefficients[:, 4] >> 16) + (v * coefficients[:, 5] >> 16),
+            u * coefficients[:, 3] >> 16,
+        ],
+        dim=1,
     )
     luma = y.view(-1, 1, half[0], 2, half[1], 2)
     rgb = (luma + colors[:, :, :, None, :, None]).clamp_(0, 255)  # each chroma value serves 2 x 2 pixels
@@ -145,11 +150,11 @@ def check_conversion() -> None:
         ValueError: on this processor they differ by more than one level of 255.
     """
     frame = make_noise("yuv420p", 32, 64)
-    wanted, packed = np.empty((3, 32, 64), np.uint8), np.empty(packed_shape(32, 64), np.uint8)
-    Converter().write(frame, wanted)
+    direct, packed = np.empty((3, 32, 64), np.uint8), np.empty(packed_shape(32, 64), np.uint8)
+    Converter().write(frame, direct)
     PlanePacker().write(frame, packed)
-    found = planes_to_rgb(torch.from_numpy(packed)).numpy()
-    if (most := int(np.abs(found.astype(int) - wanted).max())) > 1:
+    from_planes = planes_to_rgb(torch.from_numpy(packed)).numpy()
+    if (most := int(np.abs(from_planes.astype(int) - direct).max())) > 1:
         raise ValueError(f"colors='yuv': its colors differ by {most} of 255 on this processor; load with colors='rgb'")
 
 

@@ -143,8 +143,8 @@ class ValidationData:
         weight = np.ones(len(source)) if any(part.frame_weights for part in datasets) else None
         for number, part in enumerate(datasets):
             if part.frame_weights is not None and weight is not None:
-                own = source == number
-                weight[own] = part.frame_weights.weights(rows[segment[own], 0], frame[own])
+                of_part = source == number
+                weight[of_part] = part.frame_weights.weights(rows[segment[of_part], 0], frame[of_part])
         return cls(
             names=tuple(name for name, _ in present),
             datasets=datasets,
@@ -237,10 +237,10 @@ class ValidationData:
         """Read samples in the policy's format: standard keys and dtypes, padded to the run's widths."""
         sources = self.source[part]
         parts = {}
-        for own in np.unique(sources).tolist():
-            at = sources == own
-            of_source = self.datasets[own].batch(self.episode[part][at], self.frame[part][at])
-            parts[int(self.numbers[own])] = self._resize(of_source)
+        for source in np.unique(sources).tolist():
+            mask = sources == source
+            of_source = self.datasets[source].batch(self.episode[part][mask], self.frame[part][mask])
+            parts[int(self.numbers[source])] = self._resize(of_source)
         batch = self.mixture.join(parts, self.numbers[sources])
         if self.task_separator:
             keys = identity(self.episode[part], self.frame[part], self.keys[sources])
@@ -254,12 +254,12 @@ class ValidationData:
         if self.size is None:
             return batch
         for camera in self.cameras:
-            given = batch.get(camera)
-            if given is not None and tuple(given.shape[-2:]) != self.size:
-                height, width = given.shape[-2:]
-                out = np.empty((*given.shape[:-2], *self.size), np.uint8)  # [B, 3, H, W] or [B, T, 3, H, W]
+            images = batch.get(camera)
+            if images is not None and tuple(images.shape[-2:]) != self.size:
+                height, width = images.shape[-2:]
+                out = np.empty((*images.shape[:-2], *self.size), np.uint8)  # [B, 3, H, W] or [B, T, 3, H, W]
                 resize = make_resize(height, width, self.size)
-                for planes, place in zip(given.flatten(0, -4).numpy(), out.reshape(-1, *out.shape[-3:])):
+                for planes, place in zip(images.flatten(0, -4).numpy(), out.reshape(-1, *out.shape[-3:])):
                     resize(planes, place)
                 batch[camera] = torch.from_numpy(out)
         return batch
@@ -284,9 +284,9 @@ def _first_tasks(data: EpisodeDataset) -> np.ndarray:
     table = data.catalog.episodes
     row = table.rows_of(data.segments[:, 0])
     begin, end = table.task_offsets[row], table.task_offsets[row + 1]
-    found = np.full(len(row), -1, np.int64)
-    found[end > begin] = table.task_indices[begin[end > begin]]
-    return found
+    first_tasks = np.full(len(row), -1, np.int64)
+    first_tasks[end > begin] = table.task_indices[begin[end > begin]]
+    return first_tasks
 
 
 def share_chunks(chunks: int, rank: int, world_size: int) -> tuple[list[int], int]:

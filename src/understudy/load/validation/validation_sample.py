@@ -41,12 +41,12 @@ def segment_quotas(segments: np.ndarray, stratum: np.ndarray, keys: np.ndarray, 
     order = np.argsort(stratum, kind="stable")
     sizes, firsts = lengths[order], np.unique(stratum[order], return_index=True)[1]
     frames = np.add.reduceat(sizes, firsts)
-    quota, which = stratum_quotas(frames, total), np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(order)))
+    quota, group = stratum_quotas(frames, total), np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(order)))
     until = np.cumsum(sizes)
-    until -= np.concatenate([[0], until])[firsts][which]  # frames of the stratum up to the end of each segment
+    until -= np.concatenate([[0], until])[firsts][group]  # frames of the stratum up to the end of each segment
     # The phase of a stratum is drawn; otherwise the last episodes would always be favoured.
     phase = (_draw("held-out phase", segments[order][firsts, 0], 0 * firsts, keys[order][firsts]) * frames).astype(int)
-    upto, before = ((at * quota[which] + phase[which]) // frames[which] for at in (until, until - sizes))
+    upto, before = ((bound * quota[group] + phase[group]) // frames[group] for bound in (until, until - sizes))
     counts = np.empty(len(order), np.int64)
     counts[order] = upto - before
     return counts

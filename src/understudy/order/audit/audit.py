@@ -62,7 +62,7 @@ def as_read(order: Order) -> tuple[Read, np.ndarray]:
     length is the last selected frame + 1. A piece is a clip in one epoch of its source.
     """
     spec = order.spec
-    ids, rows = zip(*(np.unique(at.segments[:, 0], return_inverse=True) for at in order.layouts), strict=True)
+    ids, rows = zip(*(np.unique(layout.segments[:, 0], return_inverse=True) for layout in order.layouts), strict=True)
     first = np.cumsum([0, *(len(i) for i in ids)])
     lengths = np.zeros(first[-1], np.int64)
     for d, layout in enumerate(order.layouts):
@@ -72,11 +72,11 @@ def as_read(order: Order) -> tuple[Read, np.ndarray]:
         source, epoch, line = order.lines(positions)
         episode, frame, piece = np.empty_like(source), np.empty_like(source), np.empty_like(source)
         for d in np.unique(source):
-            at, of = np.flatnonzero(source == d), spec.sources[d]
-            found, frame[at] = order.layouts[d].locate(line[at].view(np.uint64))
-            episode[at] = first[d] + np.searchsorted(ids[d], found)
-            number = epoch[at] * -(-of.frames // of.clip) + line[at] // of.clip
-            piece[at] = number * len(spec.sources) + d
+            rows_of_source, of = np.flatnonzero(source == d), spec.sources[d]
+            episode_ids, frame[rows_of_source] = order.layouts[d].locate(line[rows_of_source].view(np.uint64))
+            episode[rows_of_source] = first[d] + np.searchsorted(ids[d], episode_ids)
+            number = epoch[rows_of_source] * -(-of.frames // of.clip) + line[rows_of_source] // of.clip
+            piece[rows_of_source] = number * len(spec.sources) + d
         return episode, frame, piece
 
     return read, lengths
@@ -167,8 +167,8 @@ def _deff(
     n = batch_size * batches
     available = episode.size // n
     windows = np.linspace(0, available - 1, min(32, available)).round().astype(np.int64)
-    at = windows[:, None] * n + np.arange(n)
-    values = design_effect(episode[at], frame[at], model)
+    places = windows[:, None] * n + np.arange(n)
+    values = design_effect(episode[places], frame[places], model)
     return float(values.mean()), float(values.std() / np.sqrt(values.size))
 
 

@@ -61,13 +61,13 @@ def episode_lanes(lengths: np.ndarray, lanes: int, seed: int = 0) -> Read:
 
     def read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         episode, frame, piece = _like(positions)
-        for epoch, at, p in _epochs(positions, total):
+        for epoch, index, p in _epochs(positions, total):
             line = _line(lengths.size, seed, epoch)
             lane, i = p % lanes, p // lanes
             q = lane * (total // lanes) + np.minimum(lane, total % lanes) + i
-            episode[at], offset = _find(line, lengths, q)
-            frame[at] = _shuffled_inside(episode[at], offset, lengths, seed, epoch)
-            piece[at] = epoch * lengths.size + episode[at]
+            episode[index], offset = _find(line, lengths, q)
+            frame[index] = _shuffled_inside(episode[index], offset, lengths, seed, epoch)
+            piece[index] = epoch * lengths.size + episode[index]
         return episode, frame, piece
 
     return read
@@ -80,7 +80,7 @@ def block(lengths: np.ndarray, frames: int, seed: int = 0) -> Read:
 
     def read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         episode, frame, piece = _like(positions)
-        for epoch, at, p in _epochs(positions, total):
+        for epoch, index, p in _epochs(positions, total):
             line = _line(lengths.size, seed, epoch)
             q = np.empty_like(p)
             for number in np.unique(p // frames):
@@ -88,8 +88,8 @@ def block(lengths: np.ndarray, frames: int, seed: int = 0) -> Read:
                 first = int(number) * frames
                 order = permutation(min(frames, total - first), make_key(seed, "rival block", epoch, int(number)))
                 q[inside] = first + order.forward((p[inside] - first).astype(np.uint64)).astype(np.int64)
-            episode[at], frame[at] = _find(line, lengths, q)
-            piece[at] = epoch * lengths.size + episode[at]
+            episode[index], frame[index] = _find(line, lengths, q)
+            piece[index] = epoch * lengths.size + episode[index]
         return episode, frame, piece
 
     return read
@@ -198,8 +198,8 @@ def _epochs(positions: np.ndarray, total: int) -> Iterator[tuple[int, np.ndarray
     """(epoch, indices into `positions`, positions inside that epoch) for each epoch of `positions`."""
     epoch, p = np.divmod(np.asarray(positions, np.int64), total)
     for e in np.unique(epoch):
-        at = np.flatnonzero(epoch == e)
-        yield int(e), at, p[at]
+        index = np.flatnonzero(epoch == e)
+        yield int(e), index, p[index]
 
 
 def _find(line: np.ndarray, lengths: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -76,9 +76,9 @@ def design_effect(episode: np.ndarray, frame: np.ndarray, model: Correlation | N
     same_episode = _pairs(new_episode, window, windows)
     same_frame = _pairs(new_frame, window, windows)
     fading = np.bincount(window, weights=_exponential_sums(f, new_episode, model.frames), minlength=windows)
-    own = 1.0 - model.episode - model.near  # independent part of a frame
+    independent = 1.0 - model.episode - model.near  # independent part of a frame
     # Pairs are counted once, i < j; the diagonal adds n times 1.
-    return 1.0 + 2.0 * (model.episode * same_episode + model.near * fading + own * same_frame) / n
+    return 1.0 + 2.0 * (model.episode * same_episode + model.near * fading + independent * same_frame) / n
 
 
 def expected_uniform(lengths: np.ndarray, samples: int, model: Correlation | None = None) -> float:

@@ -16,12 +16,12 @@ from understudy.order.spec import UNIT
 
 def count_lanes(parts: Sequence[int]) -> tuple[int, ...]:
     """Count the slots, whole or shared, that each source has a part of."""
-    counts, at = [], 0
+    counts, offset = [], 0
     for part in parts:
         rest = part % UNIT
-        shared = -(-(at + rest) // UNIT) - at // UNIT if rest else 0
+        shared = -(-(offset + rest) // UNIT) - offset // UNIT if rest else 0
         counts.append(part // UNIT + shared)
-        at += rest
+        offset += rest
     return tuple(counts)
 
 
@@ -65,24 +65,24 @@ class Round:
         rounds, slot = np.divmod(x, self.slots)
         source, lane, visit = self.owner[slot], self.number[slot], rounds.copy()
         ahead = lane.copy()
-        if len(at := np.flatnonzero(source < 0)):
-            leaf, visit[at] = self._descend(lane[at], rounds[at])
-            source[at], lane[at], ahead[at] = self.source[leaf], self.lane[leaf], self.ahead[leaf]
+        if len(is_shared := np.flatnonzero(source < 0)):
+            leaf, visit[is_shared] = self._descend(lane[is_shared], rounds[is_shared])
+            source[is_shared], lane[is_shared], ahead[is_shared] = self.source[leaf], self.lane[leaf], self.ahead[leaf]
         index = rounds * self.whole[source] + ahead
         for leaf in self.leaves_of[source].T:
             has = np.flatnonzero(leaf >= 0)
-            own = leaf[has]
-            index[has] += self._count(own, rounds[has] + (self.slot[own] < slot[has]))
+            leaves = leaf[has]
+            index[has] += self._count(leaves, rounds[has] + (self.slot[leaves] < slot[has]))
         return source, lane, visit, index
 
     def visits(self, d: int, x: int) -> Ints:
         """Visits of each lane of source d before position x: int64 (V_d,)."""
         rounds, slot = divmod(x, self.slots)
-        found = rounds + (self.slots_of[d] < slot).astype(np.int64)
+        visits = rounds + (self.slots_of[d] < slot).astype(np.int64)
         whole = int(self.whole[d])
         leaves = self.leaves_of[d][self.leaves_of[d] >= 0]
-        found[whole:] = self._count(leaves, found[whole:])
-        return found
+        visits[whole:] = self._count(leaves, visits[whole:])
+        return visits
 
     def find(self, d: int, index: int) -> int:
         """Position of sample number `index` of source d."""
@@ -114,12 +114,12 @@ class Round:
 
     def _descend(self, shared: Ints, x: Ints) -> tuple[Ints, Ints]:
         node, x = self.root[shared], x.copy()
-        while len(at := np.flatnonzero(node >= 0)):
-            a, b, to_left, to_right = self.share[node[at]].T
-            before = _lefts(x[at], a, b)
-            left = _lefts(x[at] + 1, a, b) > before
-            x[at] = np.where(left, before, x[at] - before)
-            node[at] = np.where(left, to_left, to_right)
+        while len(inner := np.flatnonzero(node >= 0)):
+            a, b, to_left, to_right = self.share[node[inner]].T
+            before = _lefts(x[inner], a, b)
+            left = _lefts(x[inner] + 1, a, b) > before
+            x[inner] = np.where(left, before, x[inner] - before)
+            node[inner] = np.where(left, to_left, to_right)
         return -1 - node, x
 
     def _count(self, leaf: Ints, x: Ints) -> Ints:
@@ -153,15 +153,15 @@ def make_round(parts: tuple[int, ...]) -> Round:
     """Make the round in which source d has `parts[d]` of sum(parts) = M * UNIT parts."""
     sources, whole = len(parts), [part // UNIT for part in parts]
     members: list[list[tuple[int, int]]] = [[] for _ in range((sum(parts) - sum(whole) * UNIT) // UNIT)]
-    at = 0
+    offset = 0
     for d, part in enumerate(parts):
         rest = part % UNIT
         while rest:
-            taken = min(rest, UNIT - at % UNIT)
-            members[at // UNIT].append((d, taken))
-            at, rest = at + taken, rest - taken
+            taken = min(rest, UNIT - offset % UNIT)
+            members[offset // UNIT].append((d, taken))
+            offset, rest = offset + taken, rest - taken
     period = make_period((*whole, len(members)))
-    slots_of = [own.tolist() for own in period.slots_of[:sources]]
+    slots_of = [places.tolist() for places in period.slots_of[:sources]]
     leaves: list[tuple[int, int, int, int]] = []
     paths: list[list[tuple[int, int, bool]]] = []
     share: list[list[int]] = []
@@ -185,7 +185,7 @@ def make_round(parts: tuple[int, ...]) -> Round:
         share[node][3] = grow(parted[cut:], slot, [*path, (a, b, False)])
         return node
 
-    root = [grow(own, int(slot), []) for own, slot in zip(members, period.slots_of[sources])]
+    root = [grow(places, int(slot), []) for places, slot in zip(members, period.slots_of[sources])]
     depth = max(map(len, paths), default=0)
     padded = np.ones((len(paths), depth, 3), np.int64)  # behind its leaf a path goes left, with the whole share
     for leaf, path in enumerate(paths):
@@ -197,7 +197,7 @@ def make_round(parts: tuple[int, ...]) -> Round:
         owner=np.where(period.source == sources, -1, period.source),
         number=period.before.view(np.int64),
         whole=np.array(whole, np.int64),
-        slots_of=tuple(np.array(own, np.int64) for own in slots_of),
+        slots_of=tuple(np.array(places, np.int64) for places in slots_of),
         leaves_of=leaves_of,
         source=source,
         lane=lane,

@@ -146,9 +146,9 @@ class SharedSlots:
         x = positions.view(np.int64)
         number = np.searchsorted(np.array(self._begins), x, side="right") - 1
         source, index, lane = np.empty_like(x), np.empty_like(x), np.empty_like(x)
-        for own in group_by(number):
-            k = int(number[own[0]])
-            source[own], index[own], lane[own] = self._in_entry(k, x[own] - self._begins[k])
+        for group in group_by(number):
+            k = int(number[group[0]])
+            source[group], index[group], lane[group] = self._in_entry(k, x[group] - self._begins[k])
         return source, index, lane
 
     def _in_entry(self, k: int, x: Ints) -> tuple[Ints, Ints, Ints]:
@@ -159,11 +159,11 @@ class SharedSlots:
         rows = np.flatnonzero(self._in_lanes[source])
         by = rows[np.lexsort((epoch[rows], source[rows]))]
         changes = np.flatnonzero((np.diff(source[by]) != 0) | (np.diff(epoch[by]) != 0)) + 1
-        for own in np.split(by, changes) if len(by) else []:
-            d, e = int(source[own[0]]), int(epoch[own[0]])
+        for group in np.split(by, changes) if len(by) else []:
+            d, e = int(source[group[0]]), int(epoch[group[0]])
             cut = self._cut(k, d, e)
-            q = cut.begin[lane[own]] + visit[own] - cut.first[lane[own]]
-            index[own] = e * self._frames[d] + cut.line(q)
+            q = cut.begin[lane[group]] + visit[group] - cut.first[lane[group]]
+            index[group] = e * self._frames[d] + cut.line(q)
         return source, index, lanes
 
     def position(self, d: int, index: int) -> int | None:
@@ -180,21 +180,21 @@ class SharedSlots:
                     return None
                 lane = int(np.flatnonzero((cut.begin <= q) & (q < cut.begin + cut.count))[0])
                 visit = np.array([q - cut.begin[lane] + cut.first[lane]])
-                found = begin + int(round_.positions(d, lane, visit)[0])
+                position = begin + int(round_.positions(d, lane, visit)[0])
             else:
-                found = begin + round_.find(d, index - before[d])
-            if last or found < self._begins[k + 1]:
-                return found
+                position = begin + round_.find(d, index - before[d])
+            if last or position < self._begins[k + 1]:
+                return position
         return None
 
     def _cut(self, k: int, d: int, epoch: int) -> Stretches:
         """Cut of an epoch of source d among the lanes of entry k."""
-        found = self._cuts.get((k, d, epoch))
-        if found is None:
+        stretches = self._cuts.get((k, d, epoch))
+        if stretches is None:
             if len(self._cuts) > 64 + 4 * len(self._frames):
                 self._cuts.clear()
-            found = self._cuts[k, d, epoch] = self._stretches(k, d, epoch)
-        return found
+            stretches = self._cuts[k, d, epoch] = self._stretches(k, d, epoch)
+        return stretches
 
     def _stretches(self, k: int, d: int, epoch: int) -> Stretches:
         round_, before, frames = self.rounds[k], self._before[k][d], self._frames[d]

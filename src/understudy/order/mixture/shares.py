@@ -66,8 +66,8 @@ def share_errors(
         (source, its share, the share of its weight), the largest error first.
     """
     shares = [(d, count / sum(slots), weight / sum(weights)) for d, (count, weight) in enumerate(zip(slots, weights))]
-    off = [(abs(share / wanted - 1), d, share, wanted) for d, share, wanted in shares]
-    return [(d, share, wanted) for error, d, share, wanted in sorted(off, reverse=True) if error > tolerance]
+    off = [(abs(share / target - 1), d, share, target) for d, share, target in shares]
+    return [(d, share, target) for error, d, share, target in sorted(off, reverse=True) if error > tolerance]
 
 
 @dataclass(frozen=True)

@@ -33,16 +33,16 @@ class WholeSlots:
             return self._in_entry(0, positions)
         source, index = np.empty(positions.shape, np.int64), np.empty_like(positions)
         entry = np.searchsorted(self._starts, positions, side="right") - 1
-        for own in group_by(entry):
-            source[own], index[own] = self._in_entry(int(entry[own[0]]), positions[own])
+        for group in group_by(entry):
+            source[group], index[group] = self._in_entry(int(entry[group[0]]), positions[group])
         return source, index
 
     def lanes(self, positions: Words) -> tuple[Ints, Ints]:
         """Source and lane of that source, int64 (n,) each, of positions (n,)."""
         source, index = self.streams(positions)
         lane = np.empty_like(source)
-        for own in group_by(source):
-            lane[own] = self.lines[int(source[own[0]])].lane(index[own]).view(np.int64)
+        for group in group_by(source):
+            lane[group] = self.lines[int(source[group[0]])].lane(index[group]).view(np.int64)
         return source, lane
 
     def lane(self, position: int) -> int:
@@ -73,11 +73,11 @@ class WholeSlots:
         number = int(np.searchsorted(self._starts, np.uint64(position), side="right")) - 1
         entry, period = self._spec.schedule[number], self._periods[number]
         rounds, slot = np.divmod(index.view(np.int64) - self._before[number][d], entry.slots[d])
-        found = entry.position + rounds * len(period.source) + period.slots_of[d][slot]
-        if number + 1 == len(self._spec.schedule) or found[-1] < self._spec.schedule[number + 1].position:
-            return found
-        each = [self.position(d, i) for i in index.tolist()]
-        return np.array([p for p in each if p is not None], np.int64)
+        positions = entry.position + rounds * len(period.source) + period.slots_of[d][slot]
+        if number + 1 == len(self._spec.schedule) or positions[-1] < self._spec.schedule[number + 1].position:
+            return positions
+        valid = [self.position(d, i) for i in index.tolist()]
+        return np.array([p for p in valid if p is not None], np.int64)
 
     def position(self, d: int, index: int) -> int | None:
         """Position of stream index `index` of source d; None if it never comes up."""

@@ -190,9 +190,9 @@ def _each(x: Words, sizes: Words, keys: Words, forward: bool) -> Words:
     y = x.copy()
     outside = np.arange(len(x))  # images not yet in the domain
     while len(outside):
-        at, radix_a, radix_b, key = y[outside], a[outside], b[outside], keys[outside]
-        left = at // radix_b
-        right = at - left * radix_b
+        image, radix_a, radix_b, key = y[outside], a[outside], b[outside], keys[outside]
+        left = image // radix_b
+        right = image - left * radix_b
         scratch, spare = np.empty_like(left), np.empty_like(left)
         for number in range(ROUNDS) if forward else reversed(range(ROUNDS)):
             round_key = key ^ np.uint64(mix64((number + 1) * _GAMMA))
@@ -205,7 +205,7 @@ def _each(x: Words, sizes: Words, keys: Words, forward: bool) -> Words:
                 half -= scratch
                 np.add(half, radix, out=spare)
             np.minimum(half, spare, out=half)
-        at = left * radix_b + right
-        y[outside] = at
-        outside = outside[at >= sizes[outside]]
+        image = left * radix_b + right
+        y[outside] = image
+        outside = outside[image >= sizes[outside]]
     return y
