@@ -13,7 +13,7 @@ from support.batches import all_same, least_memory
 from support.datasets import Spec, write_dataset
 from support.refusals import refused
 from understudy.data.format.catalog import Catalog
-from understudy.load.batch_request import BatchRequest, DatasetOptions
+from understudy.load.batch_request import BatchOptions, BatchRequest, DatasetOptions, ReadOptions
 
 BATCH = 4
 
@@ -106,18 +106,19 @@ def test_every_option_is_in_the_signature() -> None:
         dict(inspect.signature(cls).parameters) for cls in (us.Loader, us.EpisodeStream, us.EpisodeDataset)
     )
     assert set(loader) - set(stream) == {"num_threads", "pin", "device", "colors", "host_keys"}
-    assert {name: loader[name] for name in stream} == stream  # also kinds, types and defaults
-    others = ("order", "datasets", "rank", "world_size")  # the last two are found where they are not given
-    options = {field.name: field for field in fields(BatchRequest) if field.name not in others}
-    assert {name: loader[name].default for name in options} == {name: one.default for name, one in options.items()}
-    assert {name: loader[name].annotation for name in options} == {name: one.type for name, one in options.items()}
+    assert loader["options"].annotation == stream["options"].annotation == Unpack[ReadOptions]
+    request = {field.name: field.type for field in fields(BatchRequest)}
+    shared = BatchOptions.__annotations__
+    assert shared.keys() ^ request.keys() == {"datasets", "colors", "batch_size", "seed", "weights"}
+    found = ("order", "rank", "world_size")  # where they are not given
+    assert {name: shared[name] for name in request.keys() & shared.keys() - {*found}} == {
+        name: kind for name, kind in request.items() if name in shared and name not in found
+    }
     typed = DatasetOptions.__annotations__
     assert typed.keys() == data.keys() - {"root", "image_transforms"}
     assert typed == {name: data[name].annotation for name in typed}
-    assert loader["dataset_options"].annotation == Unpack[DatasetOptions]
-    for cls, names in ((us.Loader, loader), (us.EpisodeStream, stream)):
-        documented = " ".join(re.findall(r"^ {4,8}([\w*, ]+): ", cls.__doc__ or "", re.MULTILINE))
-        assert set(names) <= set(re.findall(r"\w+", documented))
+    documented = " ".join(re.findall(r"^ {4,8}([\w*, ]+): ", us.Loader.__doc__ or "", re.MULTILINE))
+    assert {*loader, *shared} <= set(re.findall(r"\w+", documented))
 
 
 def test_choose_order_has_the_options_of_an_order() -> None:

@@ -58,9 +58,34 @@ class DatasetOptions(TypedDict, total=False):
     frame_cache_bytes: int
 
 
+class BatchOptions(TypedDict, total=False):
+    """Arguments that `Loader` and `EpisodeStream` share, besides those of datasets; `Loader` documents them."""
+
+    order: Order | None
+    batch_size: int | None
+    seed: int | None
+    weights: Sequence[float] | Mapping[str, float] | None
+    rank: int | None
+    world_size: int | None
+    allow_uneven: bool
+    position: int
+    memory: int | str
+    image_size: tuple[int, int] | None
+    augment: Augment | None
+    preprocess: Preprocess | None
+    on_bad_frame: Literal["raise", "substitute"]
+    journal: str | Path | None
+    bad_frame_cap: float
+    decoded_cache: str | os.PathLike[str] | tuple[str | os.PathLike[str], int | str] | None
+
+
+class ReadOptions(BatchOptions, DatasetOptions, total=False):
+    """Keyword arguments of `Loader` and `EpisodeStream`."""
+
+
 @dataclass(frozen=True)
 class BatchRequest:
-    """The batches of one process: the arguments that `Loader` and `EpisodeStream` share."""
+    """The batches of one process, from checked arguments."""
 
     order: Order
     datasets: tuple[EpisodeDataset, ...]
@@ -139,42 +164,40 @@ class BatchRequest:
 
 def make_request(
     datasets: Datasets,
+    options: ReadOptions,
     *,
-    order: Order | None,
-    batch_size: int | None,
-    seed: int | None,
-    weights: Sequence[float] | Mapping[str, float] | None,
     num_threads: int,
-    memory: int | str,
-    dataset_options: DatasetOptions,
     workers: int = 1,
-    **settings: Any,
+    colors: Literal["rgb", "yuv"] = "rgb",
 ) -> BatchRequest:
     """Checked request from the arguments of a constructor.
 
     Args:
-        datasets: opened with `dataset_options`, where they are paths.
+        datasets: paths are opened with the options of datasets.
+        options: keyword arguments of the constructor, with the rank that was found.
         num_threads: for `choose_order`, where no order is given.
         workers: for `choose_order`.
-        **own: further fields of `BatchRequest`.
+        colors: see `Loader`.
 
     Raises:
         ValueError: see `Loader`.
         TypeError: an unknown option, or an option of datasets that are already open.
     """
-    opened, in_rgb = _open(datasets, dataset_options), settings.get("colors", "rgb") == "rgb"
+    settings: dict[str, Any] = {name: value for name, value in options.items() if name in BatchOptions.__annotations__}
+    opened = _open(datasets, {name: value for name, value in options.items() if name not in settings})
+    order, batch_size, seed, weights = (settings.pop(name, None) for name in ("order", "batch_size", "seed", "weights"))
     if order is None:
         if batch_size is None:
             raise ValueError("neither order nor batch_size: give batch_size=32, or order=Order.from_datasets(...)")
         choice = choose_order(
             opened,
-            memory=parse_bytes(memory),
+            memory=parse_bytes(settings.get("memory", BatchRequest.memory)),
             world_size=settings["world_size"],
             num_threads=num_threads,
             workers=workers,
-            image_size=settings["image_size"] if in_rgb else None,  # planes are resized on the device
-            may_keep=in_rgb,
-            decoded_cache=settings["decoded_cache"] is not None,
+            image_size=settings.get("image_size") if colors == "rgb" else None,  # planes are resized on the device
+            may_keep=colors == "rgb",
+            decoded_cache=settings.get("decoded_cache") is not None,
             batch_size=batch_size,
             seed=0 if seed is None else seed,
             weights=weights,
@@ -187,7 +210,7 @@ def make_request(
             f"order besides batch_size, seed or weights: the order has them (batch_size {order.batch_size}, seed "
             f"{order.seed}); leave them out"
         )
-    request = BatchRequest(order, tuple(opened), memory=memory, **settings)
+    request = BatchRequest(order, tuple(opened), colors=colors, **settings)
     Order.from_json(order.spec, opened)  # refuses other datasets, and another selection than the order's
     Mixture.from_datasets(opened)  # refuses datasets that no batch can combine
     return request
@@ -209,7 +232,7 @@ FOREIGN = {
 """Arguments of torch's DataLoader and of streaming datasets -> the equivalent here."""
 
 
-def _open(datasets: Datasets, options: DatasetOptions) -> list[EpisodeDataset]:
+def _open(datasets: Datasets, options: Mapping[str, Any]) -> list[EpisodeDataset]:
     several = isinstance(datasets, Iterable) and not isinstance(datasets, (str, bytes, os.PathLike, Mapping))
     sources: list[Any] = list(datasets) if several else [datasets]  # type: ignore[arg-type]
     paths = [isinstance(source, (str, os.PathLike, Catalog)) for source in sources]
@@ -218,8 +241,7 @@ def _open(datasets: Datasets, options: DatasetOptions) -> list[EpisodeDataset]:
         fix = "a DataLoader around an EpisodeStream has its own"
         raise TypeError(f"options of other loaders: {'; '.join(foreign)} ({fix})")
     if unknown := sorted(options.keys() - names.keys()):
-        arguments = [*BatchRequest.__dataclass_fields__, "batch_size", "seed", "weights"]
-        near = get_close_matches(unknown[0], [*names, *arguments], n=1)
+        near = get_close_matches(unknown[0], [*names, *BatchOptions.__annotations__], n=1)
         fix = f"did you mean {near[0]!r}?" if near else f"datasets have {', '.join(names)}"
         fix = "give augment or preprocess" if unknown == ["image_transforms"] else fix
         raise TypeError(f"unknown options {unknown}: {fix}")

@@ -8,9 +8,8 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Unpack
 
@@ -18,15 +17,7 @@ import torch
 
 from understudy.cores import MOST_LOADER_THREADS, fair_threads, processes_here
 from understudy.load.bad_frames import Substitutes, Substitution
-from understudy.load.batch_request import (
-    Augment,
-    Batch,
-    BatchRequest,
-    DatasetOptions,
-    Datasets,
-    Preprocess,
-    make_request,
-)
+from understudy.load.batch_request import Batch, BatchRequest, Datasets, ReadOptions, make_request
 from understudy.load.choose_order import advise_on
 from understudy.load.device_copy import DeviceCopy
 from understudy.load.images.buffer_pool import BufferPool
@@ -85,8 +76,8 @@ class Loader:
         bad_frame_cap: share of a dataset's frames that may be substituted.
         decoded_cache: folder on a local disk in which decoded images stay for later epochs and other processes, or
             (folder, size): at most `size` bytes, or text such as "500GB"; by default 64 GiB (`images/disk_cache.py`).
-        **dataset_options: arguments of `EpisodeDataset` for paths in `datasets`, such as `delta_timestamps`, `keys`,
-            `episodes` and `keep_ranges`; all but `image_transforms`.
+        **options: the other arguments above, and arguments of `EpisodeDataset` for paths in `datasets`, such as
+            `delta_timestamps`, `keys`, `episodes` and `keep_ranges`; all but `image_transforms`.
 
     Raises:
         TypeError: an unknown option, or options of datasets that are already open.
@@ -101,62 +92,26 @@ class Loader:
         self,
         datasets: Datasets,
         *,
-        order: Order | None = None,
-        batch_size: int | None = None,
-        seed: int | None = None,
-        weights: Sequence[float] | Mapping[str, float] | None = None,
         num_threads: int | Literal["auto"] = "auto",
         pin: bool = False,
         device: torch.device | str | None = None,
         host_keys: Collection[str] = (),
-        rank: int | None = None,
-        world_size: int | None = None,
-        allow_uneven: bool = False,
-        position: int = 0,
-        memory: int | str = "4GB",
-        image_size: tuple[int, int] | None = None,
         colors: Literal["rgb", "yuv"] = "rgb",
-        augment: Augment | None = None,
-        preprocess: Preprocess | None = None,
-        on_bad_frame: Literal["raise", "substitute"] = "raise",
-        journal: str | Path | None = None,
-        bad_frame_cap: float = 0.01,
-        decoded_cache: str | os.PathLike[str] | tuple[str | os.PathLike[str], int | str] | None = None,
-        **dataset_options: Unpack[DatasetOptions],
+        **options: Unpack[ReadOptions],
     ) -> None:
         if num_threads != "auto" and num_threads < 1:
             raise ValueError(f"num_threads {num_threads}: need at least 1")
         if pin and not torch.cuda.is_available():
             raise ValueError("pin: page-locked memory is for a CUDA device, and torch finds none here; leave it out")
         self._device_copy = DeviceCopy(torch.device(device), host_keys) if device is not None else None
-        self._process = find_rank(rank, world_size)
+        self._process = find_rank(options.get("rank"), options.get("world_size"))
         # The order must not depend on the cores of this machine, nor on the ranks that share them.
         fitted = MOST_LOADER_THREADS if num_threads == "auto" else num_threads
-        request = make_request(
-            datasets,
-            order=order,
-            batch_size=batch_size,
-            seed=seed,
-            weights=weights,
-            num_threads=fitted,
-            dataset_options=dataset_options,
-            rank=self._process.rank,
-            world_size=self._process.world_size,
-            allow_uneven=allow_uneven,
-            position=position,
-            memory=memory,
-            image_size=image_size,
-            colors=colors,
-            augment=augment,
-            preprocess=preprocess,
-            on_bad_frame=on_bad_frame,
-            journal=journal,
-            bad_frame_cap=bad_frame_cap,
-            decoded_cache=decoded_cache,
-        )
+        options |= {"rank": self.rank, "world_size": self.world_size}
+        request = make_request(datasets, options, num_threads=fitted, colors=colors)
         self._planes: PlaneDelivery | None = None
         if colors == "yuv":
-            self._planes = PlaneDelivery(request.datasets, image_size)
+            self._planes = PlaneDelivery(request.datasets, request.image_size)
             request = replace(request, image_size=None)  # resized on the device
             if device is None or torch.device(device).type == "cpu":
                 warnings.warn(
@@ -165,8 +120,8 @@ class Loader:
                 )
         self._threads = fair_threads(processes_here()) if num_threads == "auto" else num_threads
         self._pins = pin or (self._device_copy is not None and self._device_copy.pins)
-        self._chosen, self._datasets = order is None, request.datasets
-        self._prepare(request, advises=order is not None)
+        self._chosen, self._datasets = options.get("order") is None, request.datasets
+        self._prepare(request, advises=not self._chosen)
         self._workers: WorkerPool | None = None
         self._reading = threading.RLock()  # several threads may read; a signal handler, within a read
         self._home: int | None = None  # process in which the threads were started

@@ -14,15 +14,13 @@ lane to one worker, and each frame is again decoded once. Workers also copy each
 `Loader` unless you need the DataLoader around it.
 """
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 import torch.utils.data
 
-from understudy.load.batch_request import Augment, DatasetOptions, Datasets, Preprocess, make_request
+from understudy.load.batch_request import Datasets, ReadOptions, make_request
 from understudy.load.loader import Batch, Loader
 from understudy.load.order_state import adopt_order, order_state, position_in
 from understudy.order import Order
@@ -40,77 +38,23 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
 
     Args:
         datasets: as for `Loader`.
-        order: as for `Loader`.
-        batch_size: as for `Loader`; the order is chosen for four workers, of which each has its part of the memory.
-        seed: as for `Loader`.
-        weights: as for `Loader`.
-        rank: as for `Loader`.
-        world_size: as for `Loader`.
-        allow_uneven: as for `Loader`.
-        position: as for `Loader`.
-        image_size: as for `Loader`.
-        augment: as for `Loader`.
-        preprocess: as for `Loader`.
-        on_bad_frame: as for `Loader`.
-        memory: of all workers of this rank together, in equal shares.
-        journal: one file for all workers.
-        bad_frame_cap: of each worker, which has a list of substitutions of its own.
-        decoded_cache: as for `Loader`; one for all workers.
-        **dataset_options: as for `Loader`.
+        **options: as for `Loader`, where they concern no thread or device. `memory` is that of all workers of this rank
+            together, in equal shares; an order is chosen for four of them. `journal` and `decoded_cache` are one for
+            all workers. `bad_frame_cap` holds for each worker, which has its list of substitutions.
 
     Raises:
         ValueError: as `Loader`, in the constructor. A `DatasetError` of an unreadable sample comes with the batch.
         ConfigError: as `Loader`; with the first batch, also where Accelerate divides the batches once more.
     """
 
-    def __init__(
-        self,
-        datasets: Datasets,
-        *,
-        order: Order | None = None,
-        batch_size: int | None = None,
-        seed: int | None = None,
-        weights: Sequence[float] | Mapping[str, float] | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        allow_uneven: bool = False,
-        position: int = 0,
-        memory: int | str = "4GB",
-        image_size: tuple[int, int] | None = None,
-        augment: Augment | None = None,
-        preprocess: Preprocess | None = None,
-        on_bad_frame: Literal["raise", "substitute"] = "raise",
-        journal: str | Path | None = None,
-        bad_frame_cap: float = 0.01,
-        decoded_cache: str | os.PathLike[str] | tuple[str | os.PathLike[str], int | str] | None = None,
-        **dataset_options: Unpack[DatasetOptions],
-    ) -> None:
-        self._process = find_rank(rank, world_size)
-        self._request = make_request(  # here, not in a worker: mistakes are raised at once
-            datasets,
-            order=order,
-            batch_size=batch_size,
-            seed=seed,
-            weights=weights,
-            num_threads=1,
-            workers=_WORKERS,
-            dataset_options=dataset_options,
-            rank=self.rank,
-            world_size=self.world_size,
-            allow_uneven=allow_uneven,
-            position=position,
-            memory=memory,
-            image_size=image_size,
-            augment=augment,
-            preprocess=preprocess,
-            on_bad_frame=on_bad_frame,
-            journal=journal,
-            bad_frame_cap=bad_frame_cap,
-            decoded_cache=decoded_cache,
-        )
+    def __init__(self, datasets: Datasets, **options: Unpack[ReadOptions]) -> None:
+        self._process = find_rank(options.get("rank"), options.get("world_size"))
+        options |= {"rank": self.rank, "world_size": self.world_size}
+        # Here, not in a worker: mistakes are raised at once.
+        self._request = make_request(datasets, options, num_threads=1, workers=_WORKERS)
         if (cache := self._request.disk_cache) is not None:  # mistakes in it, too
-            _ = [cache.open(data, image_size) for data in self._request.datasets if data.video_keys]
-        self._chosen, self._memory = order is None, self._request.memory_bytes
+            _ = [cache.open(data, self._request.image_size) for data in self._request.datasets if data.video_keys]
+        self._chosen, self._memory = options.get("order") is None, self._request.memory_bytes
         self.position = self._request.position
         """First position of the next pass."""
 
