@@ -45,7 +45,7 @@ def choose_keys(catalog: Catalog, keys: Sequence[str] | None, missing_cameras: C
     skipped_features = {key: why for key, why in catalog.skipped_features.items() if key not in missing_cameras}
     if keys is None:
         for key, why in skipped_features.items():
-            warnings.warn(f"{catalog.root}: {key} {why}: left out", stacklevel=4)
+            warnings.warn(f"{catalog.root}: {key} {why}: left out", stacklevel=3)
         return (*features, *catalog.sensors, *missing_cameras)
     if isinstance(keys, str):
         raise DatasetError(f"keys is {keys!r}", fix="give a list of keys")

@@ -204,7 +204,7 @@ def make_request(
         )
         order = choice.order
         if choice.advice:
-            warnings.warn(choice.advice, stacklevel=4)
+            warnings.warn(choice.advice, stacklevel=3)
     elif (batch_size, seed, weights) != (None, None, None):
         raise ValueError(
             f"order besides batch_size, seed or weights: the order has them (batch_size {order.batch_size}, seed "

@@ -116,7 +116,7 @@ class Loader:
             if device is None or torch.device(device).type == "cpu":
                 warnings.warn(
                     'colors="yuv" without a GPU converts images on the CPU, several times as slow as "rgb"',
-                    stacklevel=3,
+                    stacklevel=2,
                 )
         self._threads = fair_threads(processes_here()) if num_threads == "auto" else num_threads
         self._pins = pin or (self._device_copy is not None and self._device_copy.pins)
@@ -146,7 +146,7 @@ class Loader:
         self.plan = plan_memory(facts, request.order, **shared)
         """Memory that the loader holds, item by item, and how it decodes."""
         if advises and (advice := advise_on(request.order, facts, **shared)):
-            warnings.warn(advice, stacklevel=4)
+            warnings.warn(advice, stacklevel=3)
         datasets = list(request.datasets)
         for number, (data, keep) in enumerate(zip(request.datasets, self.plan.keeps_decoded)):
             if keep:
@@ -156,7 +156,7 @@ class Loader:
                 problem = (
                     f"decoded_cache: not used for {data.name}, whose decoders need more than {self.plan.memory} bytes"
                 )
-                warnings.warn(f"{problem}; give more memory", stacklevel=4)
+                warnings.warn(f"{problem}; give more memory", stacklevel=3)
         self._request = replace(request, datasets=tuple(datasets))
         substitute = request.on_bad_frame == "substitute"
         self._substitutes = Substitutes(request.order, request.journal, request.bad_frame_cap) if substitute else None

@@ -256,7 +256,7 @@ def _select(data: Any, episodes: Sequence[int] | None, drop_first: int, drop_las
         warnings.warn(
             f"no frames remain of episode{'s' if len(gone) > 1 else ''} {named}: drop_n_first_frames {drop_first} and "
             f"drop_n_last_frames {drop_last} leave out all of them",
-            stacklevel=4,
+            stacklevel=3,
         )
     rows = np.stack([np.arange(len(segments)), stops - lengths + drop_first, stops - drop_last], axis=1)
     rows = rows[selected]
