@@ -119,7 +119,7 @@ def choose_order(
             `clip` or `lanes`, the order is the requested one.
 
     Raises:
-        ValueError: as `Order.from_datasets` and `make_plan`.
+        ValueError: as `Order.from_datasets` and `plan_memory`.
         DatasetError: a video cannot be opened.
     """
     datasets = as_list(datasets)

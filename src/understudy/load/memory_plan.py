@@ -18,7 +18,7 @@ The plan is not below the largest growth of resident memory where
 consumer keeps, other than the current one, come on top.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -271,33 +271,49 @@ class _SourceNeeds:
         return f"{lanes}, {' and '.join(parts) if parts else 'nothing held between two samples'}"
 
 
-def make_plan(
-    datasets: Sequence[EpisodeDataset],
-    order: Order,
-    *,
-    rank: int,
-    world_size: int,
-    num_threads: int,
-    memory: int,
-    image_size: tuple[int, int] | None = None,
-    may_keep: bool = True,
-) -> MemoryPlan:
-    """Make the plan of one rank.
+@dataclass(frozen=True)
+class _RankNeeds:
+    """Everything that one rank holds."""
 
-    Args:
-        num_threads: threads that may make batches; fewer are used where memory is too small for them.
-        memory: bytes.
-        image_size: (height, width) that images are resized to.
-        may_keep: whether a dataset that fits stays decoded.
+    sources: tuple[_SourceNeeds, ...]
+    samples: int
+    """In a batch of this rank."""
+    rows: int
+    """Bytes of columns."""
 
-    Raises:
-        ValueError: not even one batch fits; names the least memory that does.
-        DatasetError: a video cannot be opened.
-    """
-    facts = [read_facts(dataset, image_size) for dataset in datasets]
-    return plan_memory(
-        facts, order, rank=rank, world_size=world_size, num_threads=num_threads, memory=memory, may_keep=may_keep
-    )
+    @property
+    def batch(self) -> int:
+        """Bytes of the images of a batch."""
+        return self.samples * max((source.facts.sample for source in self.sources), default=0)
+
+    def fixed(self, ahead: int, threads: int) -> list[Item]:
+        """Items that nothing can do without: `ahead` batches made, one under way, and one at the consumer."""
+        facts = [source.facts for source in self.sources]
+        halos = [source.halo for source in self.sources]
+        decoder = max((sum(f.decoder) + sum(f.frame) * (1 + halo) for f, halo in zip(facts, halos)), default=0)
+        return [
+            Item("batches", (ahead + 2) * self.batch, f"{ahead + 2} of {self.samples} samples, {ahead} ahead"),
+            Item("rows", self.rows, "columns of the data files in use, and the reading of one"),
+            Item("decoders", threads * decoder, f"one for each of {threads} threads"),
+        ]
+
+    def fixed_bytes(self, ahead: int, threads: int) -> int:
+        """Sum of the fixed items."""
+        return sum(item.bytes for item in self.fixed(ahead, threads))
+
+    def least(self, threads: int) -> int:
+        """Bytes with no batch ahead and the slowest policies."""
+        readers = sum(source.reader_bytes(source.policies[-1], threads) for source in self.sources)
+        return self.fixed_bytes(0, threads) + readers
+
+    def keep_decoded(self, spare: int, threads: int) -> tuple[bool, ...]:
+        """Of each source: whether all its images stay decoded, in `spare` bytes above the least."""
+        keeps = []
+        for source in self.sources:
+            needed = source.cached - source.reader_bytes(source.policies[-1], threads)
+            keeps.append(source.facts.all_images > 0 and needed <= spare)
+            spare -= needed if keeps[-1] else 0
+        return tuple(keeps)
 
 
 def plan_memory(
@@ -310,102 +326,103 @@ def plan_memory(
     memory: int,
     may_keep: bool = True,
 ) -> MemoryPlan:
-    """Make the plan of one rank from facts about its datasets; otherwise as `make_plan`."""
+    """Make the plan of one rank.
+
+    Args:
+        facts: facts about the order's datasets.
+        order: sequence of samples.
+        rank: number of this process.
+        world_size: number of processes.
+        num_threads: threads that may make batches; fewer are used where memory is too small for them.
+        memory: bytes.
+        may_keep: whether a dataset that fits stays decoded.
+
+    Raises:
+        ValueError: not even one batch fits; names the least memory that does.
+    """
     low, high = rank_slice(order.batch_size, rank, world_size)
-    sources = [_needs(source, order, d, low, high) for d, source in enumerate(facts)]
-    batch = (high - low) * max((source.sample for source in facts), default=0)
+    sources = tuple(_needs(source, order, d, low, high) for d, source in enumerate(facts))
     rows = sum(min(sum(source.columns), source.row_cache) for source in facts)
-    reading = int(_ROWS_READ * max((size for source in facts for size in source.columns), default=0))
-    once = sum(len(source.columns) for source in facts) == 1  # one data file is read before there is anything else
-    remote = _REMOTE if any(source.is_remote for source in facts) else 0
-    if not any(source.sample for source in facts):
-        num_threads = 1  # rows alone are read by Python, one thread at a time
-
-    def fixed(ahead: int, threads: int) -> list[Item]:
-        """`ahead` batches made, one under way, and one at the consumer."""
-        decoder = max((sum(s.facts.decoder) + sum(s.facts.frame) * (1 + s.halo) for s in sources), default=0)
-        return [
-            Item("batches", (ahead + 2) * batch, f"{ahead + 2} of {high - low} samples, {ahead} ahead"),
-            Item("rows", rows, "columns of the data files in use, and the reading of one"),
-            Item("decoders", threads * decoder, f"one for each of {threads} threads"),
-        ]
-
-    def total(items: Sequence[Item]) -> int:
-        return sum(item.bytes for item in items)
-
-    slowest = [source.policies[-1] for source in sources]
-    fewest = total(fixed(0, 1)) + sum(s.reader_bytes(policy, 1) for s, policy in zip(sources, slowest))
-    if fewest > memory:
+    needs, notes = _RankNeeds(sources, high - low, rows), []
+    threads = num_threads if any(source.sample for source in facts) else 1  # Python reads rows one thread at a time
+    if needs.least(1) > memory:
         raise ValueError(
-            f"memory {memory}: one batch of {high - low} samples and the work on it need {fewest} bytes; give as much, "
-            "or make the batch or its images smaller"
+            f"memory {memory}: one batch of {high - low} samples and the work on it need {needs.least(1)} bytes; give "
+            "as much, or make the batch or its images smaller"
         )
-    least = total(fixed(0, num_threads)) + sum(s.reader_bytes(p, num_threads) for s, p in zip(sources, slowest))
-    notes: list[str] = []
-    if least > memory:
-        notes.append(f"one thread instead of {num_threads}: memory allows no more")
-        num_threads, least = 1, fewest
-    held = int((_ROWS_HELD - 1) * rows) + (0 if once else reading)
-    held = min(held, memory // 10, memory - least)  # a small budget may be off by a tenth
-    rows, least = rows + held, least + held
-    overhead = min(_OWN + remote, memory // 10 - held, memory - least)
-    spare = memory - overhead - least
-    keeps = []
-    for source, policy in zip(sources, slowest):
-        needed = source.cached - source.reader_bytes(policy, num_threads)
-        keeps.append(may_keep and source.facts.all_images > 0 and needed <= spare)
-        spare -= needed if keeps[-1] else 0
-    read = [s for s, keep in zip(sources, keeps) if not keep and s.facts.sample]
-    spare = memory - overhead - sum(s.cached for s, keep in zip(sources, keeps) if keep)
-    aheads = _AHEAD if batch * _SMALL <= memory else _AHEAD[1:]
-    ahead, level = _choose_level(read, aheads, spare, num_threads, lambda a: total(fixed(a, num_threads)))
-    items = [
-        *fixed(ahead, num_threads),
-        Item("other", overhead, "indices of files, code, connections, gaps in the heap"),
-    ]
+    if needs.least(threads) > memory:
+        notes.append(f"one thread instead of {threads}: memory allows no more")
+        threads = 1
+    reading = int(_ROWS_READ * max((size for source in facts for size in source.columns), default=0))
+    single_file = sum(len(source.columns) for source in facts) == 1  # read before there is anything else
+    held = int((_ROWS_HELD - 1) * rows) + (0 if single_file else reading)
+    held = min(held, memory // 10, memory - needs.least(threads))  # a small budget may be off by a tenth
+    needs = replace(needs, rows=rows + held)
+    remote = _REMOTE if any(source.is_remote for source in facts) else 0
+    spare = memory - needs.least(threads)
+    overhead = min(_OWN + remote, memory // 10 - held, spare)
+    keeps = needs.keep_decoded(spare - overhead, threads) if may_keep else (False,) * len(sources)
+    for_readers = memory - overhead - sum(source.cached for source, keep in zip(sources, keeps) if keep)
+    ahead, level = _choose_level(needs, keeps, for_readers, threads, memory)
+    items = needs.fixed(ahead, threads)
+    items.append(Item("other", overhead, "indices of files, code, connections, gaps in the heap"))
     for d, (source, keep) in enumerate(zip(sources, keeps)):
-        policy, name = source.policy(level), source.facts.name
-        if keep and source.facts.on_disk:
-            items.append(Item(f"decoders of {name}", source.cached, "of images that are not yet in the cache on disk"))
-        elif keep:
-            items.append(Item(f"images of {name}", source.cached, "all of them, once they have been decoded"))
-        elif source.facts.sample:
-            if source.facts.on_disk:
-                notes.append(f"{name}: no decoded cache; its decoders need {megabytes(source.cached)} of memory")
-            readers = source.reader_bytes(policy, num_threads)
-            items.append(Item(f"clip readers of {name}", readers, source.describe(policy)))
-            if policy != source.policies[0]:
-                best = source.reader_bytes(source.policies[0], num_threads)
-                notes.append(
-                    f"{order.spec.sources[d].name}: {source.describe(source.policies[0])} would take "
-                    f"{megabytes(best)} and be faster; the samples and their order are the same"
-                )
-    rest = total(items)
-    if once and rest - rows < reading and rest < memory:
-        needed = min(rows + reading, memory) - rest
-        items.append(Item("reading", needed, "of the data file at the start, more than the items above but rows"))
+        items += _source_items(source, keep, source.policy(level), threads)
+        notes += _source_notes(source, keep, source.policy(level), threads, order.spec.sources[d].name)
+    total = sum(item.bytes for item in items)
+    if single_file and total - needs.rows < reading and total < memory:
+        extra = min(needs.rows + reading, memory) - total
+        items.append(Item("reading", extra, "of the data file at the start, more than the items above but rows"))
     if ahead < _AHEAD[-1]:
         notes.append(f"{ahead} batches ahead: memory allows no more")
     policies = tuple(source.policy(level) for source in sources)
-    return MemoryPlan(memory, tuple(items), num_threads, ahead, tuple(keeps), policies, tuple(notes))
+    return MemoryPlan(memory, tuple(items), threads, ahead, keeps, policies, tuple(notes))
 
 
-def _choose_level(
-    read: Sequence[_SourceNeeds], aheads: Sequence[int], memory: int, threads: int, fixed: Callable[[int], int]
-) -> tuple[int, int]:
-    """The fastest that fits: (batches ahead, index of each source's policy)."""
+def _source_items(source: _SourceNeeds, keep: bool, policy: DecodePolicy, threads: int) -> list[Item]:
+    name = source.facts.name
+    if keep and source.facts.on_disk:
+        return [Item(f"decoders of {name}", source.cached, "of images that are not yet in the cache on disk")]
+    if keep:
+        return [Item(f"images of {name}", source.cached, "all of them, once they have been decoded")]
+    if source.facts.sample:
+        return [Item(f"clip readers of {name}", source.reader_bytes(policy, threads), source.describe(policy))]
+    return []
+
+
+def _source_notes(source: _SourceNeeds, keep: bool, policy: DecodePolicy, threads: int, name: str) -> list[str]:
+    if keep or not source.facts.sample:
+        return []
+    notes, best = [], source.policies[0]
+    best_bytes = megabytes(source.reader_bytes(best, threads))
+    if source.facts.on_disk:
+        needed = megabytes(source.cached)
+        notes.append(f"{source.facts.name}: no decoded cache; its decoders need {needed} of memory")
+    if policy != best:
+        notes.append(
+            f"{name}: {source.describe(best)} would take {best_bytes} and be faster; the samples and their order are "
+            "the same"
+        )
+    return notes
+
+
+def _choose_level(needs: _RankNeeds, keeps: Sequence[bool], spare: int, threads: int, memory: int) -> tuple[int, int]:
+    """The fastest that fits `spare` bytes: (batches ahead, index of each source's policy)."""
+    read = [source for source, keep in zip(needs.sources, keeps) if not keep and source.facts.sample]
     levels = max((len(source.policies) for source in read), default=1)
+    aheads = _AHEAD if needs.batch * _SMALL <= memory else _AHEAD[1:]
 
-    def needs(ahead: int, level: int) -> int:
-        return fixed(ahead) + sum(s.reader_bytes(s.policy(level), threads) for s in read)
+    def fits(ahead: int, level: int) -> bool:
+        readers = sum(source.reader_bytes(source.policy(level), threads) for source in read)
+        return needs.fixed_bytes(ahead, threads) + readers <= spare
 
     for level in range(levels):
-        policies = [s.policy(level) for s in read]
+        policies = [source.policy(level) for source in read]
         long = any(policy.run_length >= _LONG and not policy.whole_gops for policy in policies)
         for ahead in aheads[:-1] if long else aheads:  # 3 % of time are not worth so few batches ahead
-            if needs(ahead, level) <= memory:
+            if fits(ahead, level):
                 return ahead, level
-    return (1 if needs(1, levels - 1) <= memory else 0), levels - 1
+    return int(fits(1, levels - 1)), levels - 1
 
 
 def _needs(facts: SourceFacts, order: Order, d: int, low: int, high: int) -> _SourceNeeds:

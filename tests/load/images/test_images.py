@@ -21,7 +21,7 @@ from understudy.load.images.cursors import Cursors
 from understudy.load.images.decoded_cache import decoded_bytes, keep_decoded
 from understudy.load.loader import Batch, Loader
 from understudy.load.loader_threads import WorkerPool
-from understudy.load.memory_plan import MemoryPlan, make_plan, rank_policies
+from understudy.load.memory_plan import MemoryPlan, plan_memory, rank_policies, read_facts
 from understudy.load.staggered_decoding import first_runs
 from understudy.order import Order
 from understudy.video.color import Converter
@@ -363,7 +363,8 @@ def test_plan_decodes_middling_gops_whole_where_memory_allows(roots: dict[str, P
     order = Order.from_datasets([data], batch_size=4, seed=1, clip=30, lanes=4)
     least = least_memory(data, order=order)
     plans = [
-        make_plan([data], order, rank=0, world_size=1, num_threads=1, memory=least + 100_000 * i) for i in (0, 30, 80)
+        plan_memory([read_facts(data)], order, rank=0, world_size=1, num_threads=1, memory=least + 100_000 * i)
+        for i in (0, 30, 80)
     ]
     assert [(plan.policies[0], plan.keeps_decoded[0]) for plan in plans] == [
         (DecodePolicy(0, False), False),
