@@ -426,16 +426,6 @@ def test_dataset_image_transforms_see_each_sample(plain: tuple[Path, Truth]) -> 
         EpisodeDataset(plain[0], image_transforms="resize")  # type: ignore[arg-type]
 
 
-def test_dataset_accepts_old_arguments_with_a_warning(plain: tuple[Path, Truth]) -> None:
-    old: dict[str, Any] = {"keep": {1: [[1, 3]]}, "picture_cache_bytes": 0, "absent": {"observation.images.no": (2, 2)}}
-    with warned(kind=DeprecationWarning) as caught:
-        data = EpisodeDataset(plain[0], **old)
-    for new in ("keep_ranges=", "frame_cache_bytes=", "missing_cameras="):
-        assert any(new in str(warning.message) for warning in caught)
-    assert data.segments.tolist() == [[1, 1, 3]]
-    assert "observation.images.no_is_missing" in data[0]
-
-
 # Real recordings
 
 

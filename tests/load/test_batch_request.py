@@ -13,6 +13,7 @@ from support.batches import all_same, least_memory
 from support.datasets import Spec, write_dataset
 from support.refusals import refused
 from understudy.data.format.catalog import Catalog
+from understudy.data.selection.select import Selection, SelectionOptions
 from understudy.load.batch_request import BatchOptions, BatchRequest, DatasetOptions, ReadOptions
 
 BATCH = 4
@@ -115,8 +116,11 @@ def test_every_option_is_in_the_signature() -> None:
         name: kind for name, kind in request.items() if name in shared and name not in found
     }
     typed = DatasetOptions.__annotations__
-    assert typed.keys() == data.keys() - {"root", "image_transforms"}
-    assert typed == {name: data[name].annotation for name in typed}
+    selected = set(SelectionOptions.__annotations__)
+    assert selected == {field.name for field in fields(Selection)}
+    assert typed.keys() == data.keys() - {"root", "image_transforms", "selection"} | selected
+    own = typed.keys() - selected
+    assert {name: typed[name] for name in own} == {name: data[name].annotation for name in own}
     documented = " ".join(re.findall(r"^ {4,8}([\w*, ]+): ", us.Loader.__doc__ or "", re.MULTILINE))
     assert {*loader, *shared} <= set(re.findall(r"\w+", documented))
 

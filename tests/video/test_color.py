@@ -307,26 +307,6 @@ def test_resized_images_equal_those_of_the_policy(size: tuple[int, int]) -> None
         assert (ours - theirs).abs().max() <= (0.5 + 1e-3) / 127.5
 
 
-@pytest.mark.parametrize("size", [(64, 64), (224, 224), (96, 128), (50, 90)])
-def test_converter_inexact_resize_stays_within_tolerance(size: tuple[int, int]) -> None:
-    exact, quick = Converter(size), Converter(size, exact=False)
-    one, two = np.zeros((3, *size), np.uint8), np.zeros((3, *size), np.uint8)
-    for seed in range(3):
-        exact.write(camera_like(480, 640, seed), one)
-        quick.write(camera_like(480, 640, seed), two)
-        error = np.abs(one.astype(int) - two)
-        assert 0 < error.mean() <= 2
-        assert error.max() <= 50
-    exact.write(camera_like(480, 640, 9), one)
-    assert np.abs(one.astype(int) - two).mean() > 4  # another image is far outside
-
-
-def test_converter_inexact_without_resize_is_exact() -> None:
-    frame, out = random_frame("yuv420p", 48, 64), np.zeros((3, 48, 64), np.uint8)
-    Converter((48, 64), exact=False).write(frame, out)
-    assert np.array_equal(out, packed(frame))
-
-
 def test_area_resize_refuses_impossible_sizes() -> None:
     with refused("size=(0, 5)", kind=ValueError):
         AreaResize(48, 64, (0, 5))

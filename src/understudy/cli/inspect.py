@@ -50,7 +50,7 @@ def inspect(config: InspectConfig) -> None:
     """Print the facts and write the page."""
     from understudy.atomic import refuse_existing
     from understudy.data.format.catalog import Catalog
-    from understudy.data.selection.select import select
+    from understudy.data.selection.select import Selection
     from understudy.optional_packages import require
     from understudy.report.dataset.examine import examine
     from understudy.report.dataset.page import page
@@ -70,7 +70,7 @@ def inspect(config: InspectConfig) -> None:
     )
     reach = 0, config.chunk_size - 1
     kept = (
-        select(catalog, keep_ranges=config.keep_ranges, keep_rule=config.keep_rule, reach=reach).keep_report
+        Selection(keep_ranges=config.keep_ranges, keep_rule=config.keep_rule).apply(catalog, reach).keep_report
         if config.keep_ranges
         else None
     )

@@ -8,10 +8,10 @@ Features that a dataset delivers, the checks of their names, and the unit of dep
 
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ from understudy.data.read.rows import Rows
 from understudy.data.read.sensors import Sensors
 from understudy.data.read.texts import EpisodePrompts, Responses
 from understudy.data.read.video_frames import VideoFrames
-from understudy.data.selection.frame_weights import FrameWeights, WeightsIn, weigh_frames
-from understudy.data.selection.select import KeepRanges, SegmentTable, as_integers, distinct, select
+from understudy.data.selection.frame_weights import FrameWeights, weigh_frames
+from understudy.data.selection.select import SegmentTable, Selection, SelectionOptions, as_integers, distinct
 from understudy.data.time_windows import TOLERANCE_S, frame_offsets, reach, window
 from understudy.errors import DatasetError, SourceError
 from understudy.storage.dataset_root import with_location
@@ -84,9 +84,8 @@ def check_columns(catalog: Catalog, keys: Sequence[str], episode: int) -> None:
     """
     if not keys:
         return
-    path = catalog.data_path(catalog.episodes.row_of(episode))
-    where = f"{catalog.files.where(path)} (episode {episode})"
-    with with_location(where), catalog.files.parquet(path) as file:
+    row = catalog.episodes.row_of(episode)
+    with with_location(catalog.data_place(row)), catalog.files.parquet(catalog.data_path(row)) as file:
         columns = file.schema_arrow.names
     for key in keys:
         if key not in columns:
@@ -109,22 +108,10 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         root: path, fsspec URL, hub id OWNER/NAME where no such folder exists ("lerobot/pusht"), or an open `Catalog`.
         delta_timestamps: key -> seconds around the frame, multiples of 1/fps within `tolerance_s`. A window that leaves
             its episode repeats the first or last frame, and `<key>_is_pad` (bool, T) is True there. Windows still see
-            dropped frames and frames outside `keep_ranges` (but see `keep_rule`). Times of a sensor
+            dropped frames and frames outside `keep_ranges` (but see `Selection.keep_rule`). Times of a sensor
             (meta/sensors.json) may be any; it has the value of its last sample up to that time, and always
             `<key>_is_pad` (`data/read/sensors.py`).
-        episodes: ids of the episodes to use.
-        keep_ranges: frame ranges to use, a JSON file or its content (see `data/selection/select.py`).
-        exclude_episodes: ids of the episodes to leave out.
-        where: condition on the metadata of episodes, as in "success and quality >= 3" (docs/datasets.md). Only those
-            for which it holds are used, and of these only the ones in `episodes`.
-        keep_rule: "window" keeps a frame when its whole window lies inside a range. "start" keeps it when the frame
-            itself does: the window's future is padded from the range's end on, its past may leave the range.
-        drop_n_first_frames: frames at the start of each episode that are not samples.
-        drop_n_last_frames: frames at the end of each episode that are not samples.
-        frame_weights: weight of each frame: a parquet file with the columns episode, frame and weight, or the key of a
-            feature with one number per frame. Frames of weight 0 are no samples (docs/frame_weights.md).
-        frame_weights_in: "order", "loss" or "both": a frame comes more often in an epoch (`epoch_segments`), its sample
-            has the factor of its loss as `loss_weight` (float32 scalar), or both, as their product.
+        select: the episodes and frames that are samples.
         keys: features and sensors to deliver. By default all declared ones, except cameras without any video file (with
             a warning); naming such a camera is an error. Columns that info.json does not declare must be named. The
             index keys and `task` are always delivered.
@@ -144,6 +131,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         video_backend: "pyav" or "torchcodec" (see `open_video`).
         row_cache_bytes: memory for loaded rows, and as much again for encoded images stored in rows.
         frame_cache_bytes: memory for decoded video frames.
+        **selection: fields of `Selection`, as in `where="success"`; they replace the ones of `select`.
 
     Raises:
         DatasetError: the dataset cannot be read as requested.
@@ -153,16 +141,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self,
         root: str | os.PathLike[str] | Catalog,
         delta_timestamps: Mapping[str, Sequence[float]] | None = None,
-        episodes: Iterable[int] | None = None,
-        keep_ranges: KeepRanges | None = None,
         *,
-        exclude_episodes: Iterable[int] | None = None,
-        where: str | None = None,
-        keep_rule: Literal["window", "start"] = "window",
-        drop_n_first_frames: int = 0,
-        drop_n_last_frames: int = 0,
-        frame_weights: str | os.PathLike[str] | None = None,
-        frame_weights_in: WeightsIn = "both",
+        select: Selection | None = None,
         tolerance_s: float = TOLERANCE_S,
         keys: Sequence[str] | None = None,
         names: Mapping[str, str] | None = None,
@@ -175,73 +155,68 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         video_backend: str = "pyav",
         row_cache_bytes: int = 1 << 30,
         frame_cache_bytes: int = 128 << 20,
+        **selection: Unpack[SelectionOptions],
     ) -> None:
         if video_backend not in ("pyav", "torchcodec"):
             raise DatasetError(f"video_backend is {video_backend!r}", fix="give 'pyav' or 'torchcodec'")
         if image_transforms is not None and not callable(image_transforms):
             raise DatasetError(f"image_transforms is {image_transforms!r}", fix="give a function of an image tensor")
-        self.catalog = rename_keys(Catalog.open(root), names or {}, missing_cameras)
-        self._name = name
-        self.image_transforms = image_transforms
+        catalog = rename_keys(Catalog.open(root), names or {}, missing_cameras)
+        self._name, self.image_transforms, self.row_cache_bytes = name, image_transforms, row_cache_bytes
         self.missing_cameras = {
-            camera: (int(size[0]), int(size[1])) for camera, size in (missing_cameras or {}).items()
+            camera: (int(high), int(wide)) for camera, (high, wide) in (missing_cameras or {}).items()
         }
-        self.keys = choose_keys(self.catalog, keys, self.missing_cameras)
-        if depth_unit is not None:
-            self.catalog = in_depth_unit(self.catalog, self.keys, depth_unit)
-        all_keys = tuple(dict.fromkeys([*self.keys, *INDEX_KEYS]))
-        fps, sensors = float(self.catalog.fps), tuple(key for key in self.keys if key in self.catalog.sensors)
-        offsets = frame_offsets(delta_timestamps, fps, all_keys, sensors, tolerance_s)
-        self.offsets = {key: times for key, times in offsets.items() if key not in sensors}
-        """Key -> frames of its window relative to the sample, int64 (T,). Those of sensors are `sensor_offsets`."""
-        self.sensor_offsets = {key: times for key, times in offsets.items() if key in sensors}
-        """Sensor -> times of its window relative to the frame, in seconds, float64 (T,)."""
-        around = [
-            np.array([np.floor(times.min() * fps), np.ceil(times.max() * fps)])
-            for times in self.sensor_offsets.values()
-        ]
-        selection = select(
-            self.catalog,
-            episodes=episodes,
-            exclude=exclude_episodes,
-            where=where,
-            drop_first=drop_n_first_frames,
-            drop_last=drop_n_last_frames,
-            keep_ranges=keep_ranges,
-            keep_rule=keep_rule,
-            reach=reach([*self.offsets.values(), *around]),
-        )
-        remote = self.catalog.files.options
-        cache = remote.cache if remote is not None else ""
-        self.frame_weights: FrameWeights | None = None
-        """Weights of the selected frames, if they have any."""
-        if frame_weights is not None:
-            selection, self.frame_weights = weigh_frames(
-                self.catalog, selection, frame_weights, frame_weights_in, cache
-            )
-            if LOSS_WEIGHT in all_keys:
-                fix = f"leave it out of keys, or give it another name with names={{...: {LOSS_WEIGHT!r}}}"
-                raise DatasetError(f"{LOSS_WEIGHT!r} is a feature, and a key of samples with frame_weights", fix=fix)
-        self._table = SegmentTable(selection.segments, selection.stop, self.catalog.root, cache)
-        self._notes = selection.notes
-        self.keep_report = selection.keep_report
-        """Frames that `keep_ranges` keeps and leaves out; None without ranges."""
-        features = self.catalog.features
-        self._videos = tuple(k for k in self.keys if k in features and features[k].is_video)
-        self._images = tuple(k for k in self.keys if k in features and features[k].is_camera and k not in self._videos)
-        elsewhere = (*self._videos, *self._images, *self.missing_cameras, *sensors)
-        self._columns = tuple(k for k in all_keys if k not in elsewhere)
-        undeclared = [k for k in self._columns if k not in features and k not in INDEX_KEYS]
+        self.keys = choose_keys(catalog, keys, self.missing_cameras)
+        self.catalog = catalog if depth_unit is None else in_depth_unit(catalog, self.keys, depth_unit)
+        self._split_keys()
+        self._set_windows(delta_timestamps, tolerance_s)
+        self._select(replace(select or Selection(), **selection))
+        undeclared = [k for k in self._columns if k not in self.catalog.features and k not in INDEX_KEYS]
         check_columns(self.catalog, undeclared, int(self.segments[0, 0]))
-        self._sensors = Sensors(self.catalog, sensors, self.sensor_offsets)
-        self.row_cache_bytes = row_cache_bytes
         self._responses = Responses(self.catalog, response)
         self.prompts = EpisodePrompts(self.catalog, prompt_metadata)
         """Metadata of the episodes for prompts."""
         columns = [k for k in (*self._columns, *self._responses.columns) if k not in INDEX_KEYS]
+        self._sensors = Sensors(self.catalog, self._sensor_keys, self.sensor_offsets)
         self._rows = Rows(self.catalog, columns, row_cache_bytes)
-        self._stored = ImageColumns(self.catalog, self._images, row_cache_bytes)
+        self._stored = ImageColumns(self.catalog, self.image_keys, row_cache_bytes)
         self.video_frames = VideoFrames(self.catalog, frame_cache_bytes, video_backend)
+
+    def _split_keys(self) -> None:
+        """Divide the keys by the place of their values."""
+        features = self.catalog.features
+        cameras = [key for key in self.keys if key in features and features[key].is_camera]
+        self.video_keys = tuple(key for key in cameras if features[key].is_video)
+        """Keys of the cameras stored as video."""
+        self.image_keys = tuple(key for key in cameras if key not in self.video_keys)
+        """Keys of the cameras stored in the rows of data files."""
+        self._sensor_keys = tuple(key for key in self.keys if key in self.catalog.sensors)
+        elsewhere = (*cameras, *self.missing_cameras, *self._sensor_keys)
+        self._columns = tuple(k for k in dict.fromkeys([*self.keys, *INDEX_KEYS]) if k not in elsewhere)
+
+    def _set_windows(self, delta_timestamps: Mapping[str, Sequence[float]] | None, tolerance_s: float) -> None:
+        keys = tuple(dict.fromkeys([*self.keys, *INDEX_KEYS]))
+        offsets = frame_offsets(delta_timestamps, float(self.fps), keys, self._sensor_keys, tolerance_s)
+        self.offsets = {key: frames for key, frames in offsets.items() if key not in self._sensor_keys}
+        """Key -> frames of its window relative to the sample, int64 (T,). Those of sensors are `sensor_offsets`."""
+        self.sensor_offsets = {key: times for key, times in offsets.items() if key in self._sensor_keys}
+        """Sensor -> times of its window relative to the frame, in seconds, float64 (T,)."""
+
+    def _select(self, selection: Selection) -> None:
+        times = [window * float(self.fps) for window in self.sensor_offsets.values()]
+        windows = [*self.offsets.values(), *(np.array([np.floor(t.min()), np.ceil(t.max())]) for t in times)]
+        selected = selection.apply(self.catalog, reach(windows))
+        self.frame_weights: FrameWeights | None = None
+        """Weights of the selected frames, if they have any."""
+        if selection.frame_weights is not None:
+            selected, self.frame_weights = weigh_frames(self.catalog, selected, selection)
+            if LOSS_WEIGHT in self._columns:
+                fix = f"leave it out of keys, or give it another name with names={{...: {LOSS_WEIGHT!r}}}"
+                raise DatasetError(f"{LOSS_WEIGHT!r} is a feature, and a key of samples with frame_weights", fix=fix)
+        self._table = SegmentTable(selected.segments, selected.stop, self.catalog.files)
+        self._notes = selected.notes
+        self.keep_report = selected.keep_report
+        """Frames that `keep_ranges` keeps and leaves out; None without ranges."""
 
     @property
     def name(self) -> str:
@@ -281,7 +256,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
     @property
     def reach(self) -> tuple[int, int]:
         """Frames that image windows reach (back, ahead); (0, 0) when images have no windows."""
-        return reach([self.offsets[k] for k in (*self._videos, *self._images) if k in self.offsets])
+        return reach([self.offsets[k] for k in (*self.video_keys, *self.image_keys) if k in self.offsets])
 
     def reach_of(self, key: str) -> tuple[int, int]:
         """Return the frames that the window of `key` reaches (back, ahead); (0, 0) without a window."""
@@ -307,7 +282,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             DatasetError: no video of a camera can be opened.
         """
         rows = self.catalog.episodes.rows_of(distinct(self.segments[:, 0]))
-        return max([1, *(self._measure_gop(camera, rows) for camera in self._videos)])
+        return max([1, *(self._measure_gop(camera, rows) for camera in self.video_keys)])
 
     def _measure_gop(self, camera: str, rows: np.ndarray) -> int:
         file = self.catalog.videos(camera).file[rows]
@@ -373,7 +348,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         for camera in self.missing_cameras:
             out[camera] = self.black_images(camera, len(rows))
         if self.image_transforms is not None:
-            for key in (*self._videos, *self._images, *self.missing_cameras):
+            for key in (*self.video_keys, *self.image_keys, *self.missing_cameras):
                 if not self.pixels(key).is_depth:
                     out[key] = torch.stack([self.image_transforms(images) for images in out[key]])
         return out
@@ -401,7 +376,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         out: dict[str, Any] = {}
         for camera in self.missing_cameras:
             out |= self._missing_flags(camera, len(rows))
-        for key in (*self._columns, *self._videos, *self._images):
+        for key in (*self._columns, *self.video_keys, *self.image_keys):
             frames_of[key] = frames
             if key in self.offsets:
                 frames_of[key], pad = window(frames, self.offsets[key], np.zeros_like(frames), stop)
@@ -410,7 +385,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         for key, value in taken.items():
             out[key] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         out |= {key: torch.from_numpy(value) for key, value in self._sensors.take(rows, frames, stop).items()}
-        for key in self._images:
+        for key in self.image_keys:
             out[key] = torch.from_numpy(self._stored.take(key, rows, self._rows.file_rows(rows, frames_of[key])))
         has_window = "task_index" in self.offsets
         now = (self._rows.take(rows, {"task_index": frames}) if has_window else taken)["task_index"]
@@ -428,21 +403,11 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """
         rows, frames, stop = self._locate_rows(episodes, frames)
         frames_of = {}
-        for key in self._videos:
+        for key in self.video_keys:
             frames_of[key] = frames
             if key in self.offsets:
                 frames_of[key] = window(frames, self.offsets[key], np.zeros_like(frames), stop)[0]
         return rows, frames_of
-
-    @property
-    def video_keys(self) -> tuple[str, ...]:
-        """Keys of the cameras stored as video."""
-        return self._videos
-
-    @property
-    def image_keys(self) -> tuple[str, ...]:
-        """Keys of the cameras stored in the rows of data files."""
-        return self._images
 
     def _locate_rows(self, episodes: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Table rows, frames, and the end of each sample's windows, int64 (B,) each."""

@@ -13,7 +13,8 @@ import numpy as np
 from understudy.data.format.catalog import Catalog
 from understudy.data.read.rows import Rows
 from understudy.data.read.texts import Responses
-from understudy.edit.plan import Piece, TextColumn, Unit, match_all, read_object, to_frame
+from understudy.data.selection.keep_ranges import read_object
+from understudy.edit.plan import Piece, TextColumn, Unit, match_all, to_frame
 from understudy.errors import DatasetError
 
 _EPISODE = ("episode_index", "episode")
@@ -36,7 +37,7 @@ def read_subtasks(catalog: Catalog, path: str, unit: Unit) -> TextColumn:
         path: JSON, key of an episode -> list of {"start", "end", "subtask"}; or CSV with the columns episode_index,
             start, end (optional) and subtask. For "start", "timestamp" and "time" count as well, for "subtask" also
             "response", "text", "content" and "label".
-        unit: of the times. Seconds are rounded to the nearest frame.
+        unit: unit of the times. Seconds are rounded to the nearest frame.
 
     Raises:
         DatasetError: the file cannot be read, names an unknown episode, or a subtask overlaps or leaves its episode.
@@ -61,7 +62,7 @@ def _parse(entry: Any, key: object, fps: float, unit: Unit, path: str) -> list[t
         frame = to_frame(start, fps, unit)
         last = None if stop is None else to_frame(stop, fps, unit)
         if frame is None or not isinstance(text, str) or (stop is not None and last is None):
-            problem = f"{key!r}: {json.dumps(item, ensure_ascii=False, default=str)[:100]} is no subtask in {unit}"
+            problem = f"{key!r}: {json.dumps(item, ensure_ascii=False, default=str)[:100]} is not a subtask in {unit}"
             raise DatasetError(problem, where=path, fix=f"give {_SUBTASKS}")
         subtasks.append((frame, last, text))
     return sorted(subtasks, key=lambda subtask: subtask[0])
@@ -234,7 +235,7 @@ def read_tasks(path: str, old_tasks: Sequence[str]) -> dict[str, str]:
     content = read_object(path, "an object: task text -> new text")
     for old, new in content.items():
         if old not in old_tasks:
-            raise DatasetError(f"{old!r} is no task of a source", where=path, fix=f"its tasks: {_brief(old_tasks)}")
+            raise DatasetError(f"{old!r} is not a task of a source", where=path, fix=f"its tasks: {_brief(old_tasks)}")
         if not isinstance(new, str) or not new.strip():
             raise DatasetError(f"{old!r} becomes {new!r}", where=path, fix="give a text")
     return content

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -18,10 +18,9 @@ import numpy as np
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
-from understudy.data.selection.keep_ranges import match_keys
+from understudy.data.selection.keep_ranges import match_keys, read_object
 from understudy.data.selection.motion import IdleRule, episode_values, non_idle_ranges
-from understudy.data.selection.select import KeepRanges, select
-from understudy.data.selection.where import matching_rows
+from understudy.data.selection.select import Selection
 from understudy.errors import DatasetError
 
 
@@ -136,60 +135,28 @@ def parse_ids(words: Sequence[str], name: str) -> list[int]:
     return ids
 
 
-def select_pieces(
-    catalog: Catalog,
-    source: int,
-    *,
-    keep: Sequence[int] = (),
-    drop: Sequence[int] = (),
-    where: str = "",
-    keep_ranges: KeepRanges | None = None,
-    drop_first: int = 0,
-    drop_last: int = 0,
-) -> list[Piece]:
-    """Select the pieces of one source. Each range of frames becomes an episode, so no window spans a cut.
-
-    Args:
-        catalog: the source.
-        source: its number.
-        keep: ids of the episodes to keep; empty: all.
-        drop: ids of the episodes to leave out.
-        where: condition on metadata (`data.selection.where`); "" for none.
-        keep_ranges: frame ranges to keep (`data.selection.select`).
-        drop_first: frames to leave out at the start of each episode.
-        drop_last: frames to leave out at the end of each episode.
+def select_pieces(catalog: Catalog, source: int, selection: Selection) -> list[Piece]:
+    """Select the pieces of source number `source`. Each range of frames becomes an episode, so no window spans a cut.
 
     Raises:
         DatasetError: an unknown episode, an unusable condition or file, or no frame is left.
     """
-    table = catalog.episodes
-    rows = np.arange(len(table)) if not len(keep) else table.rows_of(np.array(keep))
-    if where:
-        rows = np.intersect1d(rows, matching_rows(catalog, where))
-    rows = np.setdiff1d(rows, table.rows_of(np.array(drop, np.int64)))
-    chosen = select(
-        catalog,
-        episodes=table.ids[rows],
-        drop_first=drop_first,
-        drop_last=drop_last,
-        keep_ranges=keep_ranges,
-        keep_rule="start",
-    )
-    row_of = table.rows_of(chosen.segments[:, 0]).tolist()
-    return [Piece(source, row, start, stop) for row, (_, start, stop) in zip(row_of, chosen.segments.tolist())]
+    segments = replace(selection, keep_rule="start").apply(catalog).segments
+    rows = catalog.episodes.rows_of(segments[:, 0]).tolist()
+    return [Piece(source, row, start, stop) for row, (_, start, stop) in zip(rows, segments.tolist())]
 
 
 def read_bad_episodes(path: str) -> list[int]:
     """Return the ids of the episodes that `understudy check --json` calls faulty (`bad_episodes`).
 
     Raises:
-        DatasetError: the file is no such output.
+        DatasetError: the file is not such output.
     """
     try:
         content = json.loads(Path(path).read_bytes())
         episodes = content["bad_episodes"]
         if any(type(episode) is not int or not 0 <= episode < _MOST for episode in episodes):
-            raise ValueError("an episode id is no whole number")
+            raise ValueError("an episode id is not a whole number")
         return sorted(set(episodes))
     except OSError as error:
         raise DatasetError(f"cannot be read: {error.strerror}", where=path, fix="give the output of check") from None
@@ -208,7 +175,7 @@ def split_pieces(
         pieces: the pieces to divide.
         parts: "NAME=SHARE" with a share from 0 to 1, or "NAME=IDS" with episode ids of the only source. The shares
             divide the episodes in a random order of `seed`; together they are at most 1.
-        seed: of the random order.
+        seed: seed of the random order.
 
     Raises:
         DatasetError: a part is malformed or empty, or an episode is in two parts.
@@ -219,7 +186,7 @@ def split_pieces(
         name, equals, value = part.partition("=")
         fix = "as in --split train=0.9 val=0.1, or --split train=0-7 val=8,9"
         if not equals or not re.fullmatch(r"\w[\w.-]*", name) or name in shares or name in ids:
-            raise DatasetError(f"split holds {part!r}, which is no new NAME=SHARE or NAME=IDS", fix=fix)
+            raise DatasetError(f"split holds {part!r}, which is not a new NAME=SHARE or NAME=IDS", fix=fix)
         if re.fullmatch(r"0?\.\d+|1\.0*", value):
             shares[name] = float(value)
         else:
@@ -285,8 +252,8 @@ def cut_at_times(catalog: Catalog, source: int, path: str, unit: Unit) -> list[P
     Args:
         catalog: the source.
         source: its number.
-        path: the file: key of an episode -> cut points, or segments [start, end). Keys are those of keep-ranges.
-        unit: of the times in the file. Seconds are rounded to the nearest frame.
+        path: the file: key of an episode -> cut points, or segments [start, end). Keys are the same as in keep-ranges.
+        unit: unit of the times in the file. Seconds are rounded to the nearest frame.
 
     Raises:
         DatasetError: the file cannot be read, or a segment is empty, overlaps another or leaves its episode.
@@ -305,12 +272,12 @@ def _segments(entry: Any, key: object, length: int, fps: float, unit: Unit, path
         return DatasetError(f"{key!r}: {problem}", where=path, fix=f"give {_FORMAT}")
 
     if not isinstance(entry, list):
-        raise refuse(f"{str(entry)[:60]} is no list")
+        raise refuse(f"{str(entry)[:60]} is not a list")
     pairs = all(isinstance(item, list) and len(item) == 2 for item in entry)
     flat = [time for item in entry for time in item] if pairs else entry
     frames = [to_frame(time, fps, unit) for time in flat]
     if None in frames:
-        raise refuse(f"{flat[frames.index(None)]!r} is no time in {unit}")
+        raise refuse(f"{flat[frames.index(None)]!r} is not a time in {unit}")
     numbers = [frame for frame in frames if frame is not None]
     if not pairs:
         numbers = [n for point in numbers for n in (point, point)]
@@ -360,15 +327,15 @@ def cut_at_pauses(catalog: Catalog, source: int, keys: Sequence[str], rule: Idle
 
 
 def match_all(catalog: Catalog, entries: Mapping[str, Any], path: str) -> list[tuple[str, int]]:
-    """Return (key, table row) of each entry of a file, by row; keys are those of keep-ranges.
+    """Return (key, table row) of each entry of a file, by row; keys are the same as in keep-ranges.
 
     Raises:
-        DatasetError: a key is no episode, or two keys are one episode.
+        DatasetError: a key is not an episode, or two keys are one episode.
     """
     matched, _ = match_keys(catalog, list(entries), path)
     lost = [key for key in entries if key not in matched]
     if lost:
-        raise DatasetError(f"{lost[0]!r} is no episode of {catalog.root}", where=path, fix="remove it")
+        raise DatasetError(f"{lost[0]!r} is not an episode of {catalog.root}", where=path, fix="remove it")
     pairs = sorted(((key, matched[key]) for key in entries), key=lambda item: item[1])
     for (key, row), (other, after) in pairwise(pairs):
         if row == after:
@@ -383,26 +350,3 @@ def to_frame(time: object, fps: float, unit: Unit) -> int | None:
     if unit == "seconds":
         return round(time * fps)
     return int(time) if time == int(time) else None
-
-
-def _unique(pairs: list[tuple[str, Any]], path: str) -> dict[str, Any]:
-    """Build an object of JSON; the parser itself keeps only the last value of a repeated name."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise DatasetError(f"{repeated!r} is repeated", where=path, fix="give each name one value")
-    return content
-
-
-def read_object(path: str, form: str) -> dict[str, Any]:
-    """Read a JSON file that holds an object. Raises DatasetError; `form` describes the object."""
-    try:
-        content = json.loads(Path(path).read_bytes(), object_pairs_hook=lambda pairs: _unique(pairs, path))
-    except OSError as error:
-        raise DatasetError(f"cannot be read: {error.strerror}", where=path, fix=f"give {form}") from None
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(f"not valid JSON: {error}", where=path, fix="repair or restore it") from None
-    if not isinstance(content, dict) or not content:
-        raise DatasetError("holds no object", where=path, fix=f"give {form}")
-    return content

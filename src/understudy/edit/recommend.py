@@ -84,7 +84,7 @@ def measure_cost(
 
 
 def time_reader(reader: VideoReader, stretch: np.ndarray, singles: np.ndarray) -> DecodeCost:
-    """Measure one round: frames `stretch` in one read, then each of `singles` in a read of its own."""
+    """Measure one round: frames `stretch` in one read, then each of `singles` in its own read."""
     reader.read(stretch[:1])  # opens the decoder
     return DecodeCost(_time(reader, [stretch]), _time(reader, [position[None] for position in singles]))
 

@@ -19,7 +19,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
 from understudy.data.read.image_column import decode_image
 from understudy.data.read.rows import Rows
-from understudy.data.stats.running import ImageStatistics, RunningStatistics, image_step
+from understudy.data.stats.running import ImageStatistics, image_step
 from understudy.data.write.dataset_files import DEFAULTS, data_schema, replace_parquet, to_column
 from understudy.edit.features import bytes_per_frame, cast_values, with_declared_dtypes
 from understudy.edit.plan import Piece, Plan
@@ -30,7 +30,7 @@ def shift_records(column: Sequence[Any], start: int, length: int, fps: float) ->
     """Return a language column of a piece; values without a time stay as they are.
 
     Args:
-        column: for each frame of the piece, a list of records or None.
+        column: one entry for each frame of the piece: a list of records or None.
         start: first frame of the piece in its episode.
         length: number of frames of the piece.
         fps: frames per second.
@@ -284,8 +284,3 @@ def measured_before(plan: Plan, feature: Feature) -> list[int]:
     """Number of measured images of a camera before each piece."""
     counts = [-(-piece.length // step_of(feature)) for piece in plan.pieces]
     return (np.cumsum(counts) - counts).tolist()
-
-
-def number_statistics(feature: Feature) -> RunningStatistics:
-    """Create the statistics of a numeric feature."""
-    return RunningStatistics(feature.shape)

@@ -11,6 +11,7 @@ PSNR = 10 log10(255^2 / MSE) in dB, over all three channels and images together.
 K2 = 0.03.
 """
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ import av
 import numpy as np
 
 from understudy.data.read.video_frames import VideoFrames
-from understudy.data.stats.running import NAMES, ImageStatistics
+from understudy.data.stats.running import ImageStatistics
 from understudy.data.write.dataset_files import VIDEO_PATH, file_path
 from understudy.edit.plan import Encoding, Plan
 from understudy.edit.rows import measured_before, step_of
@@ -130,7 +131,7 @@ class CameraVideos:
     Attributes:
         file: number of each piece's video file.
         first: first frame of each piece there.
-        figures: statistics of each piece's images by name, float64 (pieces, 3), and "count" int64 (pieces, 1).
+        figures: statistics of each piece's images (see `ImageStatistics.result`).
         encoded: numbers of the pieces that were encoded.
         quality: measured on some of the encoded images.
         index: tables of the first file.
@@ -141,7 +142,7 @@ class CameraVideos:
 
     file: list[int]
     first: list[int]
-    figures: dict[str, np.ndarray] = field(default_factory=dict)
+    figures: list[dict[str, np.ndarray]] = field(default_factory=list)
     encoded: list[int] = field(default_factory=list)
     quality: Quality = field(default_factory=Quality)
     index: VideoIndex | None = None
@@ -197,53 +198,36 @@ def write_videos(
         DatasetError: a source's video is missing or broken, or cannot be encoded.
     """
     originals = list(find_originals(plan, camera))
-    encoding = plan.encode.get(camera)
-    spans = [None if encoding else find_span(o.source, o.index, o.first, o.stop) for o in originals]
-    for original in originals:
-        original.source.close()  # opens again when it is read
-    if encoding is None and any(s is None and not _is_encodable(o.index) for s, o in zip(spans, originals)):
-        spans = [None] * len(spans)  # another codec will be written, and one camera does not mix codecs
+    spans = _find_spans(originals, plan.encode.get(camera))
     done = CameraVideos([0] * len(originals), [0] * len(originals))
     done.encoded = [number for number, span in enumerate(spans) if span is None]
-    parts = root / "videos" / camera / "parts"
+    with tempfile.TemporaryDirectory(prefix=".parts-", dir=root, ignore_cleanup_errors=True) as parts:
 
-    def encode(number: int) -> tuple[PacketSpan, Quality]:
-        settings = _complete(encoding or Encoding(), originals[number].index)
-        path = parts / f"{number}.mp4"
-        quality = encode_frames(originals[number], settings, plan.fps, path, lambda: count(0))
-        packets = open_packets(source := LocalSource(str(path)))
-        packets.close()
-        count(len(packets.index.display) // 2)
-        return PacketSpan(source, packets.index, 0, len(packets.index.display)), quality
+        def encode(number: int) -> tuple[PacketSpan, Quality]:
+            settings = _complete(plan.encode.get(camera) or Encoding(), originals[number].index)
+            path = Path(parts, f"{number}.mp4")
+            quality = encode_frames(originals[number], settings, plan.fps, path, lambda: count(0))
+            packets = open_packets(source := LocalSource(str(path)))
+            packets.close()
+            count(len(packets.index.display) // 2)
+            return PacketSpan(source, packets.index, 0, len(packets.index.display)), quality
 
-    if done.encoded:
-        parts.mkdir(parents=True)
-    for number, (span, quality) in zip(done.encoded, pool.map(encode, done.encoded)):
-        spans[number], done.quality = span, done.quality.add(quality)
-    files = _divide([span for span in spans if span is not None], file_mb)
-    paths = [root / file_path(VIDEO_PATH, number, camera) for number in range(len(files))]
-    for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
-
-    def copy(file: int) -> None:
-        copy_spans([span for number in files[file] if (span := spans[number]) is not None], paths[file], plan.fps)
-
-    list(pool.map(copy, range(len(files))))
-    for number in done.encoded:
-        (parts / f"{number}.mp4").unlink()
-    if done.encoded:
-        parts.rmdir()
+        for number, (span, quality) in zip(done.encoded, pool.map(encode, done.encoded)):
+            spans[number], done.quality = span, done.quality.add(quality)
+        complete = [span for span in spans if span is not None]
+        files = _divide(complete, file_mb)
+        paths = [root / file_path(VIDEO_PATH, number, camera) for number in range(len(files))]
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        list(pool.map(lambda members, path: copy_spans([complete[n] for n in members], path, plan.fps), files, paths))
     for file, members in enumerate(files):
         before = 0
         for number in members:
             done.file[number], done.first[number] = file, before
             before += plan.pieces[number].length
-    figures: dict[str, list[np.ndarray]] = {name: [] for name in NAMES}
     for part in _measure(plan, camera, paths, done, originals, pool, count):
         statistics.merge(part)
-        for name, value in part.result().items():
-            figures[name].append(value.reshape(-1))
-    done.figures = {name: np.stack(values) for name, values in figures.items()}
+        done.figures.append(part.result())
     done.bytes = sum(path.stat().st_size for path in paths)
     done.bytes_before = sum(original.bytes for original in originals)
     packets = open_packets(str(paths[0]))
@@ -252,6 +236,18 @@ def write_videos(
     with av.open(str(paths[0])) as container:
         done.pix_fmt = container.streams.video[0].pix_fmt
     return done
+
+
+def _find_spans(originals: Sequence[Original], encoding: Encoding | None) -> list[PacketSpan | None]:
+    """Packets to copy of each piece; None for one to encode."""
+    if encoding is not None:
+        return [None] * len(originals)
+    spans = [find_span(o.source, o.index, o.first, o.stop) for o in originals]
+    for original in originals:
+        original.source.close()  # opens again when it is read
+    if any(span is None and not _is_encodable(o.index) for span, o in zip(spans, originals)):
+        return [None] * len(spans)  # another codec will be written, and one camera does not mix codecs
+    return spans
 
 
 def find_originals(plan: Plan, camera: str) -> Iterator[Original]:
@@ -299,7 +295,7 @@ def encode_frames(
         original: the frames.
         settings: complete settings.
         fps: frames per second.
-        path: of the file.
+        path: the file to write.
         check: called before each batch of images; an error that it raises ends the encoding.
     """
     reader = open_video(original.source)

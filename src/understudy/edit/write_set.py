@@ -28,24 +28,30 @@ from understudy.credentials import strip_credentials
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.data.format.features import Feature
 from understudy.data.format.meta_files import read_json
-from understudy.data.stats.running import NAMES, ImageStatistics, RunningStatistics
+from understudy.data.stats.running import ImageStatistics, RunningStatistics
 from understudy.data.write.dataset_files import (
     DATA_PATH,
     DEFAULTS,
     EPISODES_PATH,
-    FILES_PER_CHUNK,
+    PLAIN_VIDEO,
+    episode_columns,
     episode_schema,
+    file_columns,
     file_path,
     info_json,
     replace_json,
     replace_parquet,
-    statistic_value,
+    statistic_columns,
+    stats_json,
     tasks_table,
+    video_info,
 )
 from understudy.edit.plan import Plan
 from understudy.edit.rows import EpisodeRows, RowWriter, SourceRows, group_pieces, measured_before, nested_types
 from understudy.edit.videos import CameraVideos, Quality, write_videos
 from understudy.errors import DatasetError
+
+Statistics = dict[str, RunningStatistics | ImageStatistics]
 
 DATA_MB, VIDEO_MB = 100.0, 200.0
 """Sizes at which a data file and a video file are closed."""
@@ -83,8 +89,6 @@ def write_set(
     root: Path,
     num_workers: int,
     count: Callable[[int], None] = lambda frames: None,
-    data_mb: float = DATA_MB,
-    video_mb: float = VIDEO_MB,
 ) -> Written:
     """Write a dataset into the empty folder `root`.
 
@@ -93,12 +97,51 @@ def write_set(
         root: the folder; its caller makes it appear in one step (`atomic.create_folder`).
         num_workers: threads for rows, packets and images.
         count: called with numbers of frames as they are done, `plan.work` in all.
-        data_mb: size at which a data file is closed.
-        video_mb: size at which a video file is closed.
 
     Raises:
         DatasetError: a source cannot be read.
     """
+    _check_plan(plan)
+    metadata = {name: metadata_array(name, values) for name, values in plan.metadata.items()}
+    rows = SourceRows(plan)
+    tasks = _list_tasks(plan, rows)
+    features = {**plan.features, **DEFAULTS}
+    statistics: Statistics = {
+        key: ImageStatistics(feature.channels or 3) if feature.is_encoded else RunningStatistics(feature.shape)
+        for key, feature in features.items()
+        if not feature.is_text
+    }
+    tables, videos = _write_files(plan, root, rows, tasks, statistics, num_workers, count)
+    _write_episodes(plan, root, tables, videos, metadata)
+    listed = tasks_table(list(tasks))
+    replace_parquet(root / "meta/tasks.parquet", [listed], listed.schema)
+    replace_json(root / "meta/stats.json", stats_json(features, statistics))
+    info = info_json(
+        _entries(plan, features, videos),
+        fps=_number(plan.fps),
+        robot_type=plan.robot_type,
+        episodes=len(plan.pieces),
+        frames=plan.frames,
+        tasks=len(tasks),
+        data_file_mb=DATA_MB,
+        video_file_mb=VIDEO_MB,
+    )
+    replace_json(root / "meta/info.json", info)
+    return Written(
+        episodes=len(plan.pieces),
+        frames=plan.frames,
+        tasks=len(tasks),
+        clocks=len(rows.clocks),
+        undeclared=rows.undeclared,
+        copied={key: len(plan.pieces) - len(done.encoded) for key, done in videos.items()},
+        encoded={key: len(done.encoded) for key, done in videos.items()},
+        quality={key: done.quality for key, done in videos.items()},
+        bytes={key: (done.bytes_before, done.bytes) for key, done in videos.items()},
+    )
+
+
+def _check_plan(plan: Plan) -> None:
+    """Refuse a plan without episodes, or with features that are not written."""
     unwritten = {key: "depth" for key, feature in plan.features.items() if feature.is_depth}
     unwritten |= {key: "a sensor" for source in plan.sources for key in source.sensors}
     for key, kind in unwritten.items():
@@ -106,59 +149,41 @@ def write_set(
         raise DatasetError(f"{key!r} is {kind}, which is not written", where=plan.sources[0].root, fix=fix)
     if not plan.pieces:
         raise DatasetError("the output would hold no episode", fix="keep at least one")
-    metadata = {name: metadata_array(name, values) for name, values in plan.metadata.items()}
-    rows = SourceRows(plan)
-    tasks = _list_tasks(plan, rows)
-    features = {**plan.features, **DEFAULTS}
-    statistics: dict[str, RunningStatistics | ImageStatistics] = {
-        key: ImageStatistics(feature.channels or 3) if feature.is_encoded else RunningStatistics(feature.shape)
-        for key, feature in features.items()
-        if not feature.is_text
-    }
+
+
+def _write_files(
+    plan: Plan,
+    root: Path,
+    rows: SourceRows,
+    tasks: Mapping[str, int],
+    statistics: Statistics,
+    num_workers: int,
+    count: Callable[[int], None],
+) -> tuple[list[pa.Table], dict[str, CameraVideos]]:
+    """Write rows and videos in threads, and fill `statistics`.
+
+    An interrupt waits for one batch of images, not for an episode.
+    """
     stopped = Event()
 
     def advance(done: int) -> None:
-        if stopped.is_set():  # an interrupt waits for one batch of images, not for an episode
+        if stopped.is_set():
             raise CancelledError
         count(done)
 
     with ThreadPoolExecutor(num_workers) as pool:
         try:
-            tables = _write_rows(plan, root, rows, tasks, statistics, pool, data_mb, advance)
-            videos: dict[str, CameraVideos] = {}
+            tables = _write_rows(plan, root, rows, tasks, statistics, pool, advance)
+            videos = {}
             for key in plan.cameras:
                 part = statistics[key]
                 assert isinstance(part, ImageStatistics)
-                videos[key] = write_videos(plan, key, root, pool, part, video_mb, advance)
+                videos[key] = write_videos(plan, key, root, pool, part, VIDEO_MB, advance)
         except BaseException:
             stopped.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    _write_episodes(plan, root, features, tables, videos, metadata)
-    listed = tasks_table(list(tasks))
-    replace_parquet(root / "meta/tasks.parquet", [listed], listed.schema)
-    figures = {key: part.result() for key, part in statistics.items()}
-    values = {
-        key: {name: statistic_value(features[key], name, columns[name]) for name in NAMES}
-        for key, columns in figures.items()
-    }
-    replace_json(root / "meta/stats.json", values)
-    written = Written(len(plan.pieces), plan.frames, len(tasks), len(rows.clocks), rows.undeclared)
-    for key, done in videos.items():
-        written.encoded[key], written.copied[key] = len(done.encoded), len(plan.pieces) - len(done.encoded)
-        written.quality[key], written.bytes[key] = done.quality, (done.bytes_before, done.bytes)
-    info = info_json(
-        _entries(plan, features, videos),
-        fps=_number(plan.fps),
-        robot_type=plan.robot_type,
-        episodes=written.episodes,
-        frames=written.frames,
-        tasks=written.tasks,
-        data_file_mb=data_mb,
-        video_file_mb=video_mb,
-    )
-    replace_json(root / "meta/info.json", info)
-    return written
+    return tables, videos
 
 
 def _list_tasks(plan: Plan, rows: SourceRows) -> dict[str, int]:
@@ -180,15 +205,14 @@ def _write_rows(
     root: Path,
     rows: SourceRows,
     tasks: Mapping[str, int],
-    statistics: Mapping[str, RunningStatistics | ImageStatistics],
+    statistics: Statistics,
     pool: ThreadPoolExecutor,
-    data_mb: float,
     count: Callable[[int], None],
 ) -> list[pa.Table]:
     """Write all data files; return the rows of meta/episodes of each, without columns of videos."""
     measured = {key: measured_before(plan, f) for key, f in plan.features.items() if f.dtype == "image"}
     writer = RowWriter(rows, tasks, nested_types(plan), measured)
-    groups = group_pieces(plan, data_mb)
+    groups = group_pieces(plan, DATA_MB)
     lengths = [piece.length for piece in plan.pieces]
     starts = (np.cumsum(lengths) - lengths).tolist()
     features = {**{key: f for key, f in plan.features.items() if not f.is_video}, **DEFAULTS}
@@ -196,27 +220,16 @@ def _write_rows(
 
     def write(number: int) -> list[EpisodeRows]:
         group = groups[number]
-        path = root / file_path(DATA_PATH, number)
-        episodes = writer.write(path, group, starts[group.start])
+        episodes = writer.write(root / file_path(DATA_PATH, number), group, starts[group.start])
         count(sum(lengths[piece] for piece in group))
         return episodes
 
     tables = []
     for number, episodes in enumerate(pool.map(write, range(len(groups)))):
-        chunk, file = divmod(number, FILES_PER_CHUNK)
         table = []
         for piece, episode in zip(groups[number], episodes):
-            row: dict[str, Any] = {
-                "episode_index": piece,
-                "tasks": episode.tasks,
-                "length": lengths[piece],
-                "data/chunk_index": chunk,
-                "data/file_index": file,
-                "dataset_from_index": starts[piece],
-                "dataset_to_index": starts[piece] + lengths[piece],
-                "meta/episodes/chunk_index": chunk,
-                "meta/episodes/file_index": file,
-            }
+            row = episode_columns(piece, episode.tasks, lengths[piece], starts[piece])
+            row |= file_columns("data", number) | file_columns("meta/episodes", number)
             for key, feature in features.items():
                 part = statistics.get(key)
                 if isinstance(part, RunningStatistics):
@@ -224,62 +237,44 @@ def _write_rows(
                     alone = RunningStatistics(feature.shape)
                     alone.add(values)
                     part.add(values)
-                    row |= _figures(feature, alone.result())
+                    row |= statistic_columns(feature, alone.result())
                 elif isinstance(part, ImageStatistics):
                     part.merge(episode.images[key])
-                    row |= _figures(feature, episode.images[key].result())
+                    row |= statistic_columns(feature, episode.images[key].result())
             table.append(row)
         tables.append(pa.Table.from_pylist(table, schema))
     return tables
 
 
-def _figures(feature: Feature, figures: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    return {f"stats/{feature.key}/{name}": statistic_value(feature, name, figures[name]) for name in NAMES}
-
-
 def _write_episodes(
     plan: Plan,
     root: Path,
-    features: Mapping[str, Feature],
     tables: Sequence[pa.Table],
     videos: Mapping[str, CameraVideos],
     metadata: Mapping[str, pa.Array],
 ) -> None:
     """Write meta/episodes, one file per data file, with places and statistics of videos, and metadata."""
-    schema = episode_schema(features).remove_metadata()
+    schema = episode_schema({**plan.features, **DEFAULTS}).remove_metadata()
     first = 0
     for number, table in enumerate(tables):
-        members = range(first, first + table.num_rows)
         columns = {name: table.column(name) for name in table.column_names}
         for key, done in videos.items():
-            video_columns = _video_columns(plan, key, done, members)
-            columns |= {name: pa.array(values, schema.field(name).type) for name, values in video_columns.items()}
-        rows = pa.table({name: columns[name] for name in schema.names}, schema)
+            rows = [_video_row(plan, key, done, piece) for piece in range(first, first + table.num_rows)]
+            for name in rows[0]:
+                columns[name] = pa.array([row[name] for row in rows], schema.field(name).type)
+        whole = pa.table({name: columns[name] for name in schema.names}, schema)
         for name, column in metadata.items():
-            rows = rows.append_column(name, column.slice(first, len(members)))
-        replace_parquet(root / file_path(EPISODES_PATH, number), [rows], rows.schema)
-        first = members.stop
+            whole = whole.append_column(name, column.slice(first, table.num_rows))
+        replace_parquet(root / file_path(EPISODES_PATH, number), [whole], whole.schema)
+        first += table.num_rows
 
 
-def _video_columns(plan: Plan, camera: str, done: CameraVideos, members: range) -> dict[str, list[Any]]:
-    """Columns of meta/episodes about a camera's videos."""
-    prefix = f"videos/{camera}"
-    columns: dict[str, list[Any]] = {}
-    columns[f"{prefix}/chunk_index"], columns[f"{prefix}/file_index"] = [], []
-    columns[f"{prefix}/from_timestamp"], columns[f"{prefix}/to_timestamp"] = [], []
-    columns |= {f"stats/{camera}/{name}": [] for name in NAMES}
-    for number in members:
-        chunk, file = divmod(done.file[number], FILES_PER_CHUNK)
-        first, length = done.first[number], plan.pieces[number].length
-        figures = {name: done.figures[name][number] for name in NAMES}
-        shaped = {
-            name: values_of.reshape(-1, 1, 1) if name != "count" else values_of for name, values_of in figures.items()
-        }
-        values: dict[str, Any] = {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": file}
-        values |= {f"{prefix}/from_timestamp": first / plan.fps, f"{prefix}/to_timestamp": (first + length) / plan.fps}
-        for name, value in (values | _figures(plan.features[camera], shaped)).items():
-            columns[name].append(value)
-    return columns
+def _video_row(plan: Plan, camera: str, done: CameraVideos, piece: int) -> dict[str, Any]:
+    """Columns of meta/episodes about the video of one piece."""
+    first, length, prefix = done.first[piece], plan.pieces[piece].length, f"videos/{camera}"
+    times = {f"{prefix}/from_timestamp": first / plan.fps, f"{prefix}/to_timestamp": (first + length) / plan.fps}
+    figures = statistic_columns(plan.features[camera], done.figures[piece])
+    return file_columns(prefix, done.file[piece]) | times | figures
 
 
 def metadata_array(name: str, values: Sequence[Any]) -> pa.Array:
@@ -304,17 +299,9 @@ def _entries(plan: Plan, features: Mapping[str, Feature], videos: Mapping[str, C
     for key, feature in features.items():
         entries[key] = {"dtype": feature.dtype, "shape": list(feature.shape), "names": feature.names}
         if key in videos and (index := videos[key].index) is not None:
-            copied_info = {name: value for name, value in feature.info.items() if not videos[key].encoded}
-            entries[key]["info"] = copied_info | {
-                "video.height": index.height,
-                "video.width": index.width,
-                "video.codec": index.codec,
-                "video.pix_fmt": videos[key].pix_fmt,
-                "video.fps": _number(plan.fps),
-                "video.channels": 3,
-                "is_depth_map": False,
-                "has_audio": False,
-            }
+            facts = (index.height, index.width, index.codec, videos[key].pix_fmt, _number(plan.fps), 3)
+            copied_info = {} if videos[key].encoded else feature.info
+            entries[key]["info"] = {**copied_info, **video_info(*facts), **PLAIN_VIDEO}
             if videos[key].encoded:
                 entries[key]["info"]["video.g"] = index.gops.median_length
     return entries
@@ -371,7 +358,7 @@ def describe_source(catalog: Catalog, rows: Sequence[int], cameras: Sequence[str
         if catalog.files.exists(PATH):
             description["edited"] = {k: v for k, v in read_json(catalog.files, PATH).items() if k != "episodes"}
     except DatasetError:
-        pass  # the origin of a source is no condition for reading it
+        pass  # a source can be read without its origin
     return description
 
 
@@ -429,8 +416,8 @@ def write_outputs(
 ) -> dict[str, Written]:
     """Write datasets into the new folder `out`: one under the name "", or several in folders of it.
 
-    All is written to a hidden folder beside `out`, flushed and renamed. So a kill leaves either nothing at `out` or all
-    of it.
+    All is written to a hidden folder next to `out`, flushed and renamed. So a kill leaves either nothing at `out` or
+    all of it.
 
     Args:
         plans: datasets by name.

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
 from understudy.bytesize import parse_bytes
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.data.selection.frame_weights import WeightsIn
-from understudy.data.selection.select import KeepRanges
+from understudy.data.selection.select import Selection, SelectionOptions
 from understudy.load.choose_order import choose_order
 from understudy.load.images.disk_cache import DiskCache
 from understudy.load.mixed_batches import Mixture
@@ -32,19 +31,11 @@ Datasets: TypeAlias = "EpisodeDataset | Catalog | str | os.PathLike[str] | Seque
 """One dataset, path, hub id or catalog, or several of them."""
 
 
-class DatasetOptions(TypedDict, total=False):
+class DatasetOptions(SelectionOptions, total=False):
     """Arguments of `EpisodeDataset` for the paths, hub ids and catalogs among `datasets`; it documents them."""
 
     delta_timestamps: Mapping[str, Sequence[float]] | None
-    episodes: Iterable[int] | None
-    keep_ranges: KeepRanges | None
-    exclude_episodes: Iterable[int] | None
-    where: str | None
-    keep_rule: Literal["window", "start"]
-    drop_n_first_frames: int
-    drop_n_last_frames: int
-    frame_weights: str | os.PathLike[str] | None
-    frame_weights_in: WeightsIn
+    select: Selection | None
     tolerance_s: float
     keys: Sequence[str] | None
     names: Mapping[str, str] | None

@@ -79,7 +79,7 @@ class LocalSource(ByteSource):
     def _open(self) -> _Descriptor:
         path = self.where
         if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would block
-            raise DatasetError("is no file", where=path, fix="name a file")
+            raise DatasetError("is not a file", where=path, fix="name a file")
         try:
             self._file: _Descriptor | None = _Descriptor(path)
         except OSError as error:

@@ -74,6 +74,11 @@ class Files:
         self.__init__(root, options)  # type: ignore[misc]
         self._address, self._pin = address, pin
 
+    @property
+    def cache(self) -> str:
+        """Folder of the host's cache; "" for its default."""
+        return self.options.cache if self.options is not None else ""
+
     def where(self, path: str) -> str:
         """Return the full name of a file, for messages."""
         return f"{self.root}/{path}" if path else self.root

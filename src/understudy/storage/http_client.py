@@ -7,7 +7,7 @@ got the right bytes. This module checks the range, total size, etag, length and 
 Deadlines of HTTP requests that include connecting, the response header and the body.
 
 A socket's own timeout restarts with each byte, so a server that sends a byte now and then never exceeds it. A name
-look-up cannot be interrupted at all; look-ups, connections, TLS and proxies therefore run in a thread of their own.
+look-up cannot be interrupted at all; look-ups, connections, TLS and proxies therefore run in their own thread.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def set_deadline(end: float, stall: float) -> None:
 
 
 def call_with_timeout(seconds: float, act: Callable[[], T]) -> T:
-    """Return `act()`, run in a thread of its own.
+    """Return `act()`, run in its own thread.
 
     Raises:
         DeadlineExceeded: `seconds` have passed, or this thread's work is cancelled (`cancel.cancel_when`). `act`

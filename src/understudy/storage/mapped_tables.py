@@ -1,9 +1,9 @@
 """Large tables in memory-mapped files: one copy per host instead of one per process.
 
-Eight ranks that read a dataset of ten million episodes then share one table. A file holds a header with checksums and
-named arrays. It is replaced in one step and never modified; its name is the hash of its inputs. Each process keeps its
-own copy of a small table, and of every table if no local folder can hold the files (not writable, full, or on a network
-file system).
+Eight ranks that read a dataset of ten million episodes then share one table. A file is a pickle of protocol 5, whose
+arrays follow it in memory that is mapped, with checksums. It is replaced in one step and never modified; its name is
+the hash of its inputs. It is read only if this user alone can have written it. Each process keeps its own copy of a
+small table, and of every table if no local folder can hold the files (not writable, full, or on a network file system).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import mmap
 import os
 import pickle
@@ -19,10 +20,9 @@ import tempfile
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,33 +36,22 @@ MIN_ROWS = 100_000
 BUDGET = 16 << 30
 """Bytes of all files; the least recently used are removed first. A removed file stays readable while it is mapped."""
 
-_MAGIC = b"understudy table 1\n"
+_MAGIC = b"understudy table 2\n"
 _ALIGNED = 64
 _WAIT = 600.0  # seconds to wait for the process that makes a table; then this process makes its own
 _NETWORK = ("nfs", "cifs", "smb", "afs", "9p", "lustre", "gpfs", "beegfs", "ceph", "gluster", "fuse")
 
 Arrays = Mapping[str, np.ndarray]
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Table:
-    """Named arrays, read-only if they are mapped.
-
-    Attributes:
-        arrays: The arrays by name.
-        note: JSON value stored with them.
-    """
-
-    arrays: Arrays
-    note: Any = None
-
-
-def once_per_host(key: str, make: Callable[[], tuple[Table, bool]], cache: str = "") -> Table:
+def once_per_host(key: str, make: Callable[[], tuple[T, bool]], cache: str = "") -> T:
     """Return the table of a key, mapped from its file; make it first if there is none.
 
     Args:
         key: Hex digits: the hash of all inputs of the table.
-        make: Returns the table, and whether it is worth a file. One process of the host calls it; the others wait.
+        make: Returns the table, which can be pickled, and whether it is worth a file. One process of the host calls it;
+            the others wait. Arrays of a mapped table are read-only.
         cache: Preferred folder on a local disk; "" is the user's cache folder.
     """
     folder = _table_folder(cache)
@@ -78,13 +67,14 @@ def once_per_host(key: str, make: Callable[[], tuple[Table, bool]], cache: str =
             except (OSError, DatasetError):
                 return make()[0]
         if mapped is not None:
-            return mapped
-        table, is_large = make()
-        if not is_large:
-            with contextlib.suppress(OSError):
-                os.unlink(f"{path}.lock")
+            table: T = mapped[0]
             return table
-        return _store(path, table)
+        table, is_large = make()
+        if is_large:
+            return _store(path, table)
+        with contextlib.suppress(OSError):
+            os.unlink(f"{path}.lock")
+        return table
 
 
 def share_arrays(arrays: Arrays, cache: str = "") -> Arrays:
@@ -95,9 +85,10 @@ def share_arrays(arrays: Arrays, cache: str = "") -> Arrays:
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
-    table = once_per_host(digest.hexdigest(), lambda: (Table(arrays), True), cache)
-    same = table.arrays.keys() == arrays.keys() and all(np.array_equal(table.arrays[k], a) for k, a in arrays.items())
-    return table.arrays if same else arrays
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    shared = once_per_host(digest.hexdigest(), lambda: (contiguous, True), cache)
+    same = shared.keys() == arrays.keys() and all(np.array_equal(shared[name], array) for name, array in arrays.items())
+    return shared if same else arrays
 
 
 def _table_folder(cache: str) -> Path | None:
@@ -105,8 +96,8 @@ def _table_folder(cache: str) -> Path | None:
     from understudy.storage.remote_options import default_cache_folder
 
     user = os.geteuid()
-    beside = os.path.join(tempfile.gettempdir(), f"understudy-{user}")
-    for root in dict.fromkeys([cache, default_cache_folder(), beside]):
+    temporary = os.path.join(tempfile.gettempdir(), f"understudy-{user}")
+    for root in dict.fromkeys([cache, default_cache_folder(), temporary]):
         folder = Path(root, "tables")
         if not root or is_network(root):
             continue
@@ -135,7 +126,7 @@ def is_network(path: str) -> bool:
     return bool(inside) and max(inside, key=lambda mount: mount[0])[1].startswith(_NETWORK)
 
 
-def _store(path: Path, table: Table) -> Table:
+def _store(path: Path, table: T) -> T:
     """Write a table and return it mapped; return it unchanged if that fails."""
     try:
         _write(path, table)
@@ -144,54 +135,47 @@ def _store(path: Path, table: Table) -> Table:
         problem = f"{path.parent}: a table cannot be shared by the processes of this host: {error.strerror}"
         warnings.warn(f"{problem}; each has its own", stacklevel=2)
         return table
-    return _open(path) or table
+    mapped = _open(path)
+    return table if mapped is None else mapped[0]
 
 
-def _write(path: Path, table: Table) -> None:
-    arrays = {name: np.ascontiguousarray(array) for name, array in table.arrays.items()}
-    first: dict[int, str] = {}  # an array with several names is written once
-    same = {name: first.setdefault(id(table.arrays[name]), name) for name in arrays}
-    offset, places = 0, {}
-    for name, array in arrays.items():
-        if same[name] == name:
-            places[name] = [offset, array.dtype.str, list(array.shape), zlib.crc32(_bytes(array))]
-            offset += -(-array.nbytes // _ALIGNED) * _ALIGNED
-    head = json.dumps({"places": places, "same": same, "bytes": offset, "note": table.note}).encode()
+def _write(path: Path, table: object) -> None:
+    buffers: list[pickle.PickleBuffer] = []
+    body = pickle.dumps(table, protocol=5, buffer_callback=buffers.append)
+    parts: list[bytes | memoryview] = [body, *(buffer.raw() for buffer in buffers)]
+    head = json.dumps([[len(part), zlib.crc32(part)] for part in parts]).encode()
     head = b"%s%020d %010d\n%s" % (_MAGIC, len(head), zlib.crc32(head), head)
-    head += b" " * (-len(head) % _ALIGNED)
     with replace_file(path) as draft, draft.open("wb") as file:
-        file.write(head)
-        for name in places:
-            file.write(_bytes(arrays[name]))
-            file.write(bytes(-arrays[name].nbytes % _ALIGNED))
+        for part in (head, *parts):
+            file.write(part)
+            file.write(bytes(-len(part) % _ALIGNED))
 
 
-def _bytes(array: np.ndarray) -> memoryview | bytes:
-    return array.data.cast("B") if array.size else b""
-
-
-def _open(path: Path) -> Table | None:
+def _open(path: Path) -> tuple[Any] | None:
     """Map the table of a file; None if it is missing, damaged or another user's."""
     try:
         whole = _map(path)
-        begin = len(_MAGIC)
-        size, checksum = (int(text) for text in bytes(whole[begin : begin + 32]).split())
-        head = bytes(whole[begin + 32 : begin + 32 + size])
-        if bytes(whole[:begin]) != _MAGIC or zlib.crc32(head) != checksum:
+        begin = len(_MAGIC) + 32
+        size, checksum = (int(text) for text in bytes(whole[len(_MAGIC) : begin]).split())
+        head = bytes(whole[begin : begin + size])
+        if bytes(whole[: len(_MAGIC)]) != _MAGIC or zlib.crc32(head) != checksum:
             return None
-        header = json.loads(head)
-        base = -(-(begin + 32 + size) // _ALIGNED) * _ALIGNED
-        if len(whole) != base + header["bytes"]:
-            return None
-        arrays = {}
-        for name, (offset, kind, shape, crc) in header["places"].items():
-            arrays[name] = _view(whole, base + offset, kind, tuple(shape))
-            if zlib.crc32(_bytes(arrays[name])) != crc:
+        place, parts = _align(begin + size), []
+        for size, checksum in json.loads(head):
+            parts.append(whole[place : place + size])
+            if zlib.crc32(parts[-1].data) != checksum:
                 return None
+            place = _align(place + size)
+        if place != len(whole):
+            return None
         os.utime(path)  # marks it as used
-        return Table({name: arrays[other] for name, other in header["same"].items()}, header["note"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return (pickle.loads(parts[0].data, buffers=parts[1:]),)
+    except (OSError, ValueError, TypeError, AttributeError, ImportError, pickle.UnpicklingError):
         return None
+
+
+def _align(place: int) -> int:
+    return -(-place // _ALIGNED) * _ALIGNED
 
 
 def _map(path: Path) -> np.memmap[Any, Any]:
@@ -201,15 +185,17 @@ def _map(path: Path) -> np.memmap[Any, Any]:
         return np.memmap(file, np.uint8, "r")
 
 
-def _view(whole: np.ndarray, offset: int, kind: str, shape: tuple[int, ...]) -> np.ndarray:
-    dtype = np.dtype(kind)
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if offset < 0 or offset + size > len(whole):
-        raise ValueError("beyond the end of the file")
-    return np.asarray(whole[offset : offset + size].view(dtype)).reshape(shape)
-
-
 # Pickles for a child process on this host hold the file and the position of a mapped array instead of a copy.
+
+
+class SharedState:
+    """Base of objects whose mapped arrays are not copied to child processes."""
+
+    def __getstate__(self) -> bytes:
+        return dumps(self.__dict__)
+
+    def __setstate__(self, state: bytes) -> None:
+        self.__dict__.update(loads(state))
 
 
 def dumps(state: Any) -> bytes:
@@ -266,4 +252,6 @@ class _Unpickler(pickle.Unpickler):
         except OSError as error:
             fix = "start again: the table is made again"
             raise DatasetError(f"this table was removed while it was used: {error}", where=path, fix=fix) from error
-        return _view(self._maps[path], offset, kind, tuple(shape))
+        dtype = np.dtype(kind)
+        part = self._maps[path][offset : offset + math.prod(shape) * dtype.itemsize]
+        return np.asarray(part.view(dtype)).reshape(shape)

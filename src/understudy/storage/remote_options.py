@@ -8,6 +8,7 @@ has passed; then the failure is raised.
 
 import itertools
 import os
+import random
 import sys
 import threading
 import time
@@ -24,7 +25,6 @@ MAX_RETRY_AFTER = 600.0
 """Longest sum of the waits in seconds that a server may ask for."""
 
 _count = itertools.count()
-_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RetryPolicy:
         The jitter comes from a counter: no global random generator is used.
         """
         base = min(self.max_backoff, self.initial_backoff * 2.0 ** min(failures - 1, 30))
-        return base * (0.5 + 0.5 * _fraction((os.getpid() << 32) + next(_count)))
+        return base * (0.5 + 0.5 * random.Random((os.getpid() << 32) + next(_count)).random())
 
 
 class TransientError(Exception):
@@ -108,14 +108,6 @@ def call_with_retries(act: Callable[[], T], where: str, retry: RetryPolicy, stop
             end = time.monotonic() + pause
             while (left := end - time.monotonic()) > 0 and not should_stop(stop):
                 stop.wait(min(left, 0.1))
-
-
-def _fraction(n: int) -> float:
-    """Map `n` to [0, 1) by SplitMix64."""
-    z = (n * 0x9E3779B97F4A7C15) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return (z ^ (z >> 31)) / 2.0**64
 
 
 @dataclass(frozen=True)

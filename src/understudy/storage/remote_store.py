@@ -97,14 +97,10 @@ class FsspecStore:
 
     def __init__(self, root: str, options: dict[str, Any]) -> None:
         self._root, self._options = root, options
-        self._open()
-
-    def _open(self) -> tuple[Any, str]:
-        """Return the file system and the path of the root; fsspec caches both per process."""
-        return open_fs(self._root, self._options)
+        open_fs(root, options)
 
     def _full(self, path: str) -> tuple[Any, str]:
-        fs, base = self._open()
+        fs, base = open_fs(self._root, self._options)  # fsspec caches both per process
         return fs, f"{base.rstrip('/')}/{path}" if path else base
 
     def name(self, path: str) -> str:
@@ -132,8 +128,7 @@ class FsspecStore:
 
     def entries(self, folder: str) -> list[tuple[str, bool]] | None:
         """See `Files.entries`."""
-        fs, full = self._full(folder)
-        return list_folder(fs, full)
+        return list_folder(*self._full(folder))
 
     def abort(self) -> None:
         """Do nothing: fsspec cannot interrupt a transfer."""
@@ -253,7 +248,7 @@ _SIGNED = 3600  # seconds of validity of a signed URL
 _REUSED = 600.0  # seconds for which a signed URL or redirect target is reused
 
 
-class WebBackend(Protocol):
+class WebBackend:
     """Differences between the kinds of web addresses.
 
     Attributes:
@@ -261,20 +256,24 @@ class WebBackend(Protocol):
         hides: Whether a missing file looks forbidden without the right to list its folder.
     """
 
-    pin: str
-    hides: bool
+    pin = ""
+    hides = False
 
     def name(self, path: str) -> str:
         """See `Store.name`."""
+        raise NotImplementedError
 
     def address(self, path: str) -> Address:
         """Return the URL and headers to request; raises DatasetError or its driver's errors."""
+        raise NotImplementedError
 
     def entries(self, folder: str) -> list[tuple[str, bool]] | None:
-        """See `Files.entries`."""
+        """See `Files.entries`; by default folders cannot be listed."""
+        return None
 
     def stat(self, path: str) -> Stat | None:
         """Return the version of a file if it is known without a request and cannot change."""
+        return None
 
 
 class WebStore:
@@ -364,10 +363,8 @@ class WebStore:
         return response
 
 
-class HttpBackend:
+class HttpBackend(WebBackend):
     """https:// and http://; folders cannot be listed."""
-
-    pin, hides = "", False
 
     def __init__(self, root: str, headers: Mapping[str, str]) -> None:
         self._root, self._headers = urlsplit(root), dict(headers)
@@ -381,19 +378,11 @@ class HttpBackend:
         path = f"{self._root.path.rstrip('/')}/{quote(path)}"
         return Address(urlunsplit(self._root._replace(path=path, fragment="")), self._headers)
 
-    def entries(self, folder: str) -> list[tuple[str, bool]] | None:
-        """See `Files.entries`."""
-        return None
 
-    def stat(self, path: str) -> Stat | None:
-        """See `WebBackend.stat`."""
-        return None
-
-
-class S3Backend:
+class S3Backend(WebBackend):
     """s3://; s3fs lists folders and signs URLs."""
 
-    pin, hides = "", True
+    hides = True
 
     def __init__(self, root: str, options: Mapping[str, Any]) -> None:
         self._root, self._options = root, dict(options)
@@ -423,12 +412,8 @@ class S3Backend:
         fs, base = self._open()
         return list_folder(fs, f"{base.rstrip('/')}/{folder}" if folder else base)
 
-    def stat(self, path: str) -> Stat | None:
-        """See `WebBackend.stat`."""
-        return None
 
-
-class HubBackend:
+class HubBackend(WebBackend):
     """hf://datasets/...: a repository at one commit, which cannot change; huggingface_hub lists and resolves.
 
     Args:
@@ -436,8 +421,6 @@ class HubBackend:
         options: Options of huggingface_hub's file system.
         commit: The commit to read; "" resolves the revision of the address.
     """
-
-    hides = False
 
     def __init__(self, root: str, options: Mapping[str, Any], commit: str = "") -> None:
         self._fs, base = open_fs(root, dict(options))
@@ -494,12 +477,6 @@ class HubBackend:
         return Stat(size_of(info), f"commit {self.pin}")
 
 
-def _verify(client: Mapping[str, Any]) -> bool | str | None:
-    """Return botocore's setting for certificates."""
-    verify: bool | str | None = client.get("verify", os.environ.get("AWS_CA_BUNDLE"))
-    return verify
-
-
 def web_store(root: str, options: Mapping[str, Any], pin: str = "") -> WebStore | None:
     """Return the store of an http, s3 or hf URL; None for other protocols."""
     protocol = root.partition("://")[0]
@@ -511,7 +488,7 @@ def web_store(root: str, options: Mapping[str, Any], pin: str = "") -> WebStore 
             raise DatasetError(f"storage option {min(unused)!r} means nothing here", where=root, fix="headers, verify")
         return WebStore(HttpBackend(root, headers), HttpClient(verify), float(pin or 0))
     if protocol in ("s3", "s3a"):
-        verify = _verify(options.get("client_kwargs", {}))
+        verify = options.get("client_kwargs", {}).get("verify", os.environ.get("AWS_CA_BUNDLE"))  # as botocore
         return WebStore(S3Backend(root, options), HttpClient(verify), float(pin or 0))
     if protocol == "hf" and not root.startswith("hf://buckets/"):
         return WebStore(HubBackend(root, options, pin), HttpClient())

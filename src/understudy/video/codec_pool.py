@@ -74,7 +74,7 @@ class CodecKey(NamedTuple):
         extradata: decoder configuration.
         reorder: largest number of frames held back.
         strict: whether damage is an error.
-        pixels: of one frame, as the file declares; 0: any number.
+        pixels: pixels of one frame, as the file declares; 0: any number.
         size: (height, width), for a codec whose packets do not state it; (0, 0) for others.
     """
 
@@ -99,7 +99,7 @@ class PooledContext(NamedTuple):
     Attributes:
         context: the decoder.
         nbytes: its memory in bytes, an estimate; 0: a new one.
-        pixel_format: of the frames that it output; "": unknown.
+        pixel_format: format of the frames that it output; "": unknown.
     """
 
     context: av.VideoCodecContext

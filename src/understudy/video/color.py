@@ -11,10 +11,9 @@ machine. CPU time at 640x480:
   8-bit 4:2:0.
 So images are contiguous (C, H, W) everywhere, which here is also the cheapest layout.
 
-`Converter(size)` also resizes. The default is exact: full-size RGB, then area averaging (`AreaResize`).
-`exact=False` lets swscale scale and convert in one pass. It differs: on camera images by 2 steps of 255 in the mean, at
-hard edges by up to 50. It saves most of the time: from 640x480 to 64x64 94 us instead of 380, to 224x224 190 us instead
-of 980. Scaling while decoding is impossible: neither FFmpeg's H.264 and HEVC decoders nor dav1d can do it.
+`Converter(size)` also resizes: full-size RGB, then area averaging (`AreaResize`). swscale could scale and convert in
+one pass in a quarter of the time, but differs: on camera images by 2 steps of 255 in the mean, at hard edges by up to
+50. Scaling while decoding is impossible: neither FFmpeg's H.264 and HEVC decoders nor dav1d can do it.
 
 Resizing of images, by area averaging in integer arithmetic: `AreaResize(480, 640, (224, 224))(planes, out)`.
 
@@ -33,7 +32,7 @@ from itertools import groupby
 
 import av
 import numpy as np
-from av.video.reformatter import Interpolation, VideoReformatter
+from av.video.reformatter import VideoReformatter
 
 from understudy.video.native.swscale import PixelLayout, PlaneConverter, make_noise, matches_pyav, reformat
 
@@ -102,7 +101,6 @@ class _Windows:
 
 
 PLANE_CHANNELS = (1, 2, 0)  # gbrp holds green, blue, red
-_AREA = Interpolation.AREA
 _MAX_LAYOUTS = 16  # pixel layouts whose tables one converter keeps
 _PLANAR = ("yuv420p", "yuvj420p")  # formats that swscale converts to planes and to packed RGB by the same routine
 
@@ -112,12 +110,11 @@ class Converter:
 
     Args:
         size: (height, width) of the output, or an `ImageSize`; None: as decoded.
-        exact: see the head of this file; without `size` there is only one way.
     """
 
-    def __init__(self, size: tuple[int, int] | None = None, exact: bool = True) -> None:
+    def __init__(self, size: tuple[int, int] | None = None) -> None:
         self._reformatter = VideoReformatter()
-        self.size, self._exact = size, exact
+        self.size = size
         self._plane_converters: dict[PixelLayout, PlaneConverter | None] = {}
         self._full = np.empty((3, 0, 0), np.uint8)  # an image before it is resized
         self._resize: Resize | None = None
@@ -133,17 +130,12 @@ class Converter:
             raise ValueError(f"a frame of {width}x{height} does not fit {out.dtype} {out.shape}, size {self.size}")
         if self.size is None or self.size == (height, width):
             self._write_rgb(frame, height, width, out)
-        elif self._exact or isinstance(self.size, ImageSize):
+        else:
             if self._resize is None or self._full.shape != (3, height, width):
                 self._full = np.empty((3, height, width), np.uint8)
                 self._resize = make_resize(height, width, self.size)
             self._write_rgb(frame, height, width, self._full)
             self._resize(self._full, out)
-        else:
-            high, wide = self.size
-            scaled = reformat(self._reformatter, frame, "gbrp", self.size, _AREA)
-            for plane, channel in zip(scaled.planes, PLANE_CHANNELS):
-                out[channel] = _lines(plane, high)[:, :wide]
 
     def write_all(self, frames: Sequence[av.VideoFrame], places: Sequence[int], out: np.ndarray) -> None:
         """Write frames into their places in `out`, uint8 (n, 3, H, W), as `write` does but faster.

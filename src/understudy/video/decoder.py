@@ -10,7 +10,7 @@ The rules, all in integers:
 - A decoder stays alive between calls, and continues while that feeds no more packets than a restart would. `park`
   returns its codec context to the pool for the next video of the same kind in this thread (`codec_pool.py`).
 
-One frame costs a few microseconds of Python beside the codec; everything heavier runs without the GIL.
+One frame costs a few microseconds of Python on top of the codec; everything heavier runs without the GIL.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _SLACK = 32  # packets fed beyond the reordering depth before a frame counts as 
 class FrameDecoder:
     """A `VideoCursor` over one video, with at most one live decoder. For one thread at a time.
 
-    Many decoders may read one video, from as many threads, where each has `Packets` of its own.
+    Many decoders may read one video, from as many threads, where each has its own `Packets`.
 
     Args:
-        packets: of the video.
+        packets: packets of the video.
         where: name of the video in errors.
         keep_recent: whether the frames of a small read are kept for the next one: for windows that slide.
         pixel_format: the only format, by FFmpeg's name, that frames may have; "": any.
@@ -61,7 +61,7 @@ class FrameDecoder:
         self._pixel_format = ""  # of the frames that the context has output
         self._most_frames = 0  # largest number of frames that were out at once; the context keeps their memory
         self._in_band = InBand(index.codec, index.extradata)
-        self._sets_change = self._in_band.always  # packets bring parameter sets of their own: groups are kept apart
+        self._sets_change = self._in_band.always  # packets bring parameter sets: groups are kept apart
         self._next = 0  # decode position of the next packet to feed
         self._start = 0  # decode position of the key frame on which the decoder was started
         self._first = 0  # its display position

@@ -120,10 +120,10 @@ class VideoEncoder:
     Images are uint8 (height, width, 3) RGB, all of one size, both sides even (4:2:0 chroma) and >= 16 (libx265: 64).
 
     Args:
-        path: of the file.
+        path: the file to write.
         fps: frames per second.
-        height: of the images.
-        width: of the images.
+        height: height of the images.
+        width: width of the images.
         codec: "libsvtav1", "libx264" or "libx265".
         gop: largest distance between key frames.
         crf: quality on the encoder's own scale; None: a good default.
@@ -219,7 +219,7 @@ def encode_video(
 ) -> int:
     """Encode `frames` (uint8 (height, width, 3) RGB each) into `path`; returns their number.
 
-    The other arguments are those of `VideoEncoder`. After an error no file is left behind.
+    The other arguments are the same as for `VideoEncoder`. After an error no file is left behind.
 
     Raises:
         ValueError: an unknown codec, an odd size, a size that changes, or no frame at all.

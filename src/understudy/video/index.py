@@ -25,8 +25,8 @@ class VideoIndex:
     Attributes:
         codec: FFmpeg's name of the codec.
         extradata: decoder configuration, needed before the first packet.
-        width: of a frame, in pixels.
-        height: of a frame, in pixels.
+        width: width of a frame, in pixels.
+        height: height of a frame, in pixels.
         fps: frames per second over the whole track.
         keys: int32 (k,), decode positions of the key frames, sorted.
         display: int32 (n,), display position of each packet: a permutation of 0..n-1 in an mp4 file; -1 where a
@@ -129,7 +129,7 @@ class Gops:
     def restarts(self, position: int) -> Iterator[int]:
         """Decode positions of the key frames to try for this frame, the nearest first.
 
-        Earlier ones help where a key frame is no clean start (gradual refresh).
+        Earlier ones help where a key frame is not a clean start (gradual refresh).
         """
         group = self._group(self._decode_position[position], position)
         return (self._keys[earlier] for earlier in range(group, max(group - _RESTARTS, -1), -1))
@@ -205,7 +205,7 @@ class PacketTable(NamedTuple):
         offset: int64 (n,), byte offsets.
         size: int32 (n,), bytes.
         tag: int32 (n,), display positions.
-        addresses: of these three arrays in memory.
+        addresses: addresses of these three arrays in memory.
     """
 
     offset: np.ndarray

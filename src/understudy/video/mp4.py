@@ -37,7 +37,7 @@ def read_mp4(file: BinaryIO, name: str) -> Mp4Index:
 
     Args:
         file: seekable, opened for reading bytes.
-        name: of the file, in errors.
+        name: name of the file, in errors.
 
     Raises:
         UnknownLayout: the file must be read through the container.

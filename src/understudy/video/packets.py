@@ -16,7 +16,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Iterator
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import av
 import numpy as np
@@ -31,41 +31,6 @@ _MAX_READ = 4 << 20  # bytes of one read, unless a single packet is larger
 _BUFFER = 1 << 20  # bytes read ahead in a container that is not local
 _OPEN: dict[str, Any] = {"metadata_errors": "replace"} if PYAV_MAJOR < 19 else {}  # accept text that is not UTF-8
 _REMEDY = "the file is damaged: copy or record it again"
-
-
-class Packets(Protocol):
-    """A video's index and its packets by decode position. For one thread at a time, but for `clone`."""
-
-    wait_seconds: float
-    """Seconds spent waiting for bytes so far; 0 where the container does the reading."""
-
-    @property
-    def index(self) -> VideoIndex:
-        """Tables of the video."""
-
-    def packet(self, i: int, read_limit: int) -> av.Packet:
-        """Packet i, with its display position as `pts`. Bytes are read ahead up to packet `read_limit`."""
-
-    def run(self, first: int, stop: int, read_limit: int) -> PacketRun:
-        """Packets from `first` up to `stop`, or fewer where one read ends earlier. At least one."""
-
-    def spans(self, first: int, last: int) -> np.ndarray:
-        """Bytes that give the frames shown from `first` to `last`: int64 (k, 2) of (offset, size), coalesced.
-
-        They begin at the key frame. Empty where the container hides offsets.
-        """
-
-    def prefetch(self, first: int, last: int) -> None:
-        """Prefetch the bytes that give the frames shown from `first` to `last`; see `ByteSource.prefetch`."""
-
-    def clone(self) -> Packets:
-        """Packets of the same video for another thread, with a `wait_seconds` of their own. Callable from any thread.
-
-        Index and file are shared, where the container allows it.
-        """
-
-    def close(self) -> None:
-        """Close the source."""
 
 
 def open_packets(source: ByteSource | str) -> Packets:
@@ -138,7 +103,12 @@ _window = _Window()
 
 
 class Mp4Packets:
-    """Packets as byte slices of an mp4 file."""
+    """Packets as byte slices of an mp4 file. For one thread at a time, but for `clone`.
+
+    Attributes:
+        index: tables of the video.
+        wait_seconds: seconds spent waiting for bytes so far; 0 where a container does the reading.
+    """
 
     def __init__(self, source: ByteSource) -> None:
         self.path, self._source = source.where, source
@@ -154,13 +124,13 @@ class Mp4Packets:
         self.wait_seconds = 0.0
 
     def packet(self, i: int, read_limit: int) -> av.Packet:
-        """See `Packets.packet`."""
+        """Packet i, with its display position as `pts`. Bytes are read ahead up to packet `read_limit`."""
         window = self._window_with(i, read_limit)
         offset = self._offset[i] - window.base
         return make_packet(window.view[offset : offset + self._size[i]], self._display[i], self._all_key_frames)
 
     def run(self, first: int, stop: int, read_limit: int) -> PacketRun:
-        """See `Packets.run`."""
+        """Packets from `first` up to `stop`, or fewer where one read ends earlier. At least one."""
         window = self._window_with(first, max(read_limit, stop - 1))
         return PacketRun(window.memory, window.base, self._table, first, min(stop, window.stop), self._all_key_frames)
 
@@ -195,20 +165,23 @@ class Mp4Packets:
             self.wait_seconds += perf_counter() - asked
 
     def spans(self, first: int, last: int) -> np.ndarray:
-        """See `Packets.spans`."""
+        """Bytes that give the frames shown from `first` to `last`: int64 (k, 2) of (offset, size), coalesced.
+
+        They begin at the key frame.
+        """
         start, stop = self.index.gops.packet_range(first, last)
         return coalesce(self.index.offset[start:stop], self.index.size[start:stop])
 
     def prefetch(self, first: int, last: int) -> None:
-        """See `Packets.prefetch`."""
+        """Prefetch the bytes that give the frames shown from `first` to `last`; see `ByteSource.prefetch`."""
         self._source.prefetch(self.spans(first, last))
 
     def clone(self) -> Mp4Packets:
-        """See `Packets.clone`."""
+        """Packets of the same video for another thread, with their own `wait_seconds`. Callable from any thread."""
         return copy.copy(self)
 
     def close(self) -> None:
-        """See `Packets.close`."""
+        """Close the source."""
         self._source.close()
 
 
@@ -269,7 +242,7 @@ class ContainerPackets:
         return (packet for packet in self._container.demux(video=0) if packet.size)
 
     def packet(self, i: int, read_limit: int) -> av.Packet:
-        """See `Packets.packet`."""
+        """See `Mp4Packets.packet`."""
         try:
             packet = next(self._packets, None) if i == self._next else self._seek(i)
         except av.FFmpegError as error:
@@ -282,7 +255,7 @@ class ContainerPackets:
         return make_packet(memoryview(packet), int(self.index.display[i]), self.index.gops.all_key_frames)
 
     def run(self, first: int, stop: int, read_limit: int) -> PacketRun:
-        """See `Packets.run`."""
+        """See `Mp4Packets.run`."""
         parts: list[bytes] = []
         try:
             for i in range(first, stop):
@@ -322,6 +295,9 @@ class ContainerPackets:
         return ContainerPackets(self._source)
 
     def close(self) -> None:
-        """See `Packets.close`."""
+        """See `Mp4Packets.close`."""
         self._container.close()
         self._source.close()
+
+
+Packets = Mp4Packets | ContainerPackets

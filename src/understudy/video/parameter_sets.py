@@ -39,7 +39,7 @@ class InBand:
         self.always = codec not in (*_STATELESS, "h264", "hevc", "mpeg4")
 
     def count_plain(self, run: PacketRun) -> int:
-        """Count the packets, from the first on, without parameter sets of their own and with a coded frame.
+        """Count the packets, from the first on, without own parameter sets and with a coded frame.
 
         Coded frames are checked where the codec shows them. The usual result is all packets.
         """

@@ -1,15 +1,9 @@
-"""Interfaces of a video reader and its cursors, and the facts that every reader derives in the same way.
+"""Read a video file with one of two backends: `open_video(path).read([0, 7, 7, 3])`.
 
-Video reader on bare PyAV decoders, without a container.
-
-RGB is 8-bit, by swscale's bilinear chroma interpolation with the matrix and range that the stream names (BT.601 where
-it names none). torchcodec and `VideoFrame.to_ndarray` do the same; the tests hold the three equal to the bit.
-
-Video reader on torchcodec: the same images as PyAV's; see `VideoReader` in `reader.py`.
-
-torchcodec needs FFmpeg's shared libraries of the system, so it is used only where it is named explicitly.
-
-Open a video file with the chosen backend: `open_video(path).read([0, 7, 7, 3])`.
+`PyavReader` runs bare PyAV decoders, without a container. RGB is 8-bit, by swscale's bilinear chroma interpolation with
+the matrix and range that the stream names (BT.601 where it names none). torchcodec and `VideoFrame.to_ndarray` do the
+same; the tests hold the three equal to the bit. torchcodec needs FFmpeg's shared libraries of the system, so it is used
+only where it is named explicitly.
 """
 
 from __future__ import annotations
@@ -26,7 +20,7 @@ from understudy.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy.video.codec_pool import decoder_bytes, frame_bytes, pixel_bytes
 from understudy.video.decoder import FrameDecoder
 from understudy.video.depth import RGB, Pixels
-from understudy.video.index import Gops, VideoIndex
+from understudy.video.index import VideoIndex
 from understudy.video.packets import open_packets
 
 DecodedImage: TypeAlias = av.VideoFrame | np.ndarray
@@ -65,16 +59,16 @@ class VideoCursor(Protocol):
         """Release the codec context. The next `runs` starts at a key frame."""
 
 
-class VideoReader(Protocol):
+class VideoReader:
     """Facts about a video and access to its images, as `open_video` returns it.
 
     Use it from one thread at a time; `cursor` alone may be called from any thread.
 
     Attributes:
-        path: of the file, as errors name it.
+        path: name of the file, as errors name it.
         count: number of frames.
-        height: of a frame, in pixels.
-        width: of a frame, in pixels.
+        height: height of a frame, in pixels.
+        width: width of a frame, in pixels.
         fps: frames per second.
         codec: FFmpeg's name of the codec.
         gops: between key frames.
@@ -83,20 +77,18 @@ class VideoReader(Protocol):
         decoder_bytes: memory of one cursor with a live decoder, an estimate.
     """
 
-    path: str
-    count: int
-    height: int
-    width: int
-    fps: float
-    codec: str
-    gops: Gops
     frame_bytes: int
     knows_frame_bytes: bool
     decoder_bytes: int
 
+    def __init__(self, path: str, index: VideoIndex) -> None:
+        self.path, self.count, self.height, self.width = path, index.count, index.height, index.width
+        self.fps, self.codec, self.gops = index.fps, index.codec, index.gops
+
     @property
     def gop(self) -> int:
         """Typical key-frame distance."""
+        return self.gops.median_length
 
     def read(self, positions: np.ndarray) -> np.ndarray:
         """Read images as uint8 (n, height, width, 3) RGB; depth as uint16 or float32 (n, height, width, 1).
@@ -110,28 +102,17 @@ class VideoReader(Protocol):
             IndexError: a position is outside [0, count).
             DatasetError: a frame cannot be decoded.
         """
+        raise NotImplementedError
 
     def cursor(self) -> VideoCursor:
-        """Open a cursor over this video, with a decoder of its own. Index and file are shared."""
+        """Open a cursor over this video, with its own decoder. Index and file are shared."""
+        raise NotImplementedError
 
     def prefetch(self, first: int, last: int) -> None:
         """Prefetch the bytes of the frames shown from `first` to `last`; see `ByteSource.prefetch`."""
 
     def close(self) -> None:
         """Release decoder and file. The next read opens them again."""
-
-
-class VideoFacts:
-    """Facts that both readers take from a video's index; see `VideoReader`."""
-
-    def __init__(self, path: str, index: VideoIndex) -> None:
-        self.path, self.count, self.height, self.width = path, index.count, index.height, index.width
-        self.fps, self.codec, self.gops = index.fps, index.codec, index.gops
-
-    @property
-    def gop(self) -> int:
-        """Typical key-frame distance."""
-        return self.gops.median_length
 
 
 def check_positions(positions: np.ndarray, count: int, path: str) -> np.ndarray:
@@ -149,7 +130,7 @@ def check_positions(positions: np.ndarray, count: int, path: str) -> np.ndarray:
 _RUN_LENGTH = 8  # frames decoded before the first is converted
 
 
-class PyavReader(VideoFacts):
+class PyavReader(VideoReader):
     """Images through bare PyAV decoders; see `VideoReader`."""
 
     def __init__(self, source: ByteSource, pixels: Pixels = RGB) -> None:
@@ -220,7 +201,7 @@ def _decoder_class() -> Any:
     return VideoDecoder
 
 
-class TorchcodecReader(VideoFacts):
+class TorchcodecReader(VideoReader):
     """Images through torchcodec. Facts come from the same index as the PyAV reader's."""
 
     def __init__(self, source: ByteSource) -> None:
@@ -242,9 +223,6 @@ class TorchcodecReader(VideoFacts):
     def cursor(self) -> TorchcodecCursor:
         """See `VideoReader.cursor`."""
         return TorchcodecCursor(self._source, self.count)
-
-    def prefetch(self, first: int, last: int) -> None:
-        """Do nothing: torchcodec does its own reading."""
 
     def close(self) -> None:
         """See `VideoReader.close`."""

@@ -13,7 +13,7 @@ from support.datasets import Spec, write_dataset
 from support.refusals import refused
 from understudy.data.format.catalog import Catalog
 from understudy.data.selection.keep_ranges import KeepReport
-from understudy.data.selection.select import select, split_episodes
+from understudy.data.selection.select import SelectedFrames, Selection, split_episodes
 from understudy.errors import DatasetError
 
 LENGTHS, IDS = (6, 9, 4, 0, 12), (1, 2, 5, 6, 9)
@@ -32,6 +32,10 @@ def catalogs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Catalog]:
 @pytest.fixture(scope="module")
 def catalog(catalogs: dict[str, Catalog]) -> Catalog:
     return catalogs["v3.0"]
+
+
+def choose(catalog: Catalog, reach: tuple[int, int] = (0, 0), **options: Any) -> SelectedFrames:
+    return Selection(**options).apply(catalog, reach)
 
 
 def frames(segments: np.ndarray) -> list[tuple[int, int]]:
@@ -71,13 +75,18 @@ def test_select_every_kept_frame_and_no_other(
             seen = range(frame - back, frame + ahead + 1) if rule == "window" else [frame]
             if keep is None or all(f in held for f in seen):
                 want.append((episode, frame))
-    options: dict[str, Any] = {"episodes": episodes, "exclude": exclude, "drop_first": first, "drop_last": last}
+    options: dict[str, Any] = {
+        "episodes": episodes,
+        "exclude_episodes": exclude,
+        "drop_n_first_frames": first,
+        "drop_n_last_frames": last,
+    }
     options |= {"keep_ranges": keep, "keep_rule": rule, "reach": (back, ahead)}
     if not want:
         with pytest.raises(DatasetError):
-            select(catalog, **options)
+            choose(catalog, **options)
         return
-    got = select(catalog, **options)
+    got = choose(catalog, **options)
     assert frames(got.segments) == want
     assert got.segments.dtype == np.int64
     for (episode, _, stop), bound in zip(got.segments.tolist(), got.stop.tolist()):
@@ -90,25 +99,25 @@ def test_select_every_kept_frame_and_no_other(
 
 
 def test_select_storage_order_whatever_is_asked(catalog: Catalog) -> None:
-    assert select(catalog, episodes=[9, 1, 9, 5]).segments.tolist() == [[1, 0, 6], [5, 0, 4], [9, 0, 12]]
-    assert select(catalog, episodes=np.asarray([2])).segments.tolist() == [[2, 0, 9]]
-    assert select(catalog, episodes=range(1, 3)).segments[:, 0].tolist() == [1, 2]
+    assert choose(catalog, episodes=[9, 1, 9, 5]).segments.tolist() == [[1, 0, 6], [5, 0, 4], [9, 0, 12]]
+    assert choose(catalog, episodes=np.asarray([2])).segments.tolist() == [[2, 0, 9]]
+    assert choose(catalog, episodes=range(1, 3)).segments[:, 0].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"episodes": [3]}, ["no episode 3", "1, 2, 5, 6, 9"]),
-        ({"exclude": [77]}, ["no episode 77"]),
+        ({"exclude_episodes": [77]}, ["no episode 77"]),
         ({"episodes": []}, ["holds no episode"]),
-        ({"exclude": IDS}, ["holds no episode"]),
+        ({"exclude_episodes": IDS}, ["holds no episode"]),
         ({"episodes": ["one"]}, ["'one'"]),
         ({"episodes": [1.5]}, ["1.5"]),
         ({"episodes": 3}, ["episodes is 3", "episodes=[0, 1]"]),
-        ({"exclude": "12"}, ["exclude_episodes is '12'"]),
-        ({"drop_first": -1}, ["drop_n_first_frames", "-1"]),
-        ({"drop_last": 1.0}, ["drop_n_last_frames", "1.0"]),
-        ({"drop_first": 8, "drop_last": 4}, ["no frame is left", "8", "4"]),
+        ({"exclude_episodes": "12"}, ["exclude_episodes is '12'"]),
+        ({"drop_n_first_frames": -1}, ["drop_n_first_frames", "-1"]),
+        ({"drop_n_last_frames": 1.0}, ["drop_n_last_frames", "1.0"]),
+        ({"drop_n_first_frames": 8, "drop_n_last_frames": 4}, ["no frame is left", "8", "4"]),
         ({"keep_ranges": {1: [[0, 2]]}, "keep_rule": "any"}, ["'any'"]),
         ({"keep_ranges": {1: [[0, 2]]}, "reach": (1, 1)}, ["no frame is left", "window"]),
         ({"keep_ranges": {1: [[2, 1]]}}, ["[2, 1]"]),
@@ -122,7 +131,7 @@ def test_select_storage_order_whatever_is_asked(catalog: Catalog) -> None:
 )
 def test_select_refuses_bad_selections(catalog: Catalog, options: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(DatasetError) as caught:
-        select(catalog, **options)
+        choose(catalog, **options)
     for word in words:
         assert word in str(caught.value)
 
@@ -137,7 +146,7 @@ def test_select_keys_of_droid(catalogs: dict[str, Catalog], tmp_path: Path, vers
     }
     path = tmp_path / "keep.json"
     path.write_text(json.dumps(content))
-    got = select(catalogs[version], keep_ranges=path)
+    got = choose(catalogs[version], keep_ranges=path)
     assert got.segments.tolist() == [[2, 2, 4], [9, 0, 12]]
     assert got.keep_report == KeepReport(
         where=str(path),
@@ -159,13 +168,13 @@ def test_select_keys_of_droid(catalogs: dict[str, Catalog], tmp_path: Path, vers
     assert "14 of 31 requested frames are in ranges (45.2%), 14 of them are samples" in got.notes[1]
     assert got.notes[2].endswith("1 keys match no episode of this dataset: 'x--y'")
     assert got.notes[4].endswith("1 ranges end after their episode and were cut there")
-    single = select(catalogs[version], keep_ranges={"/data/run-2.h5": [[1, 3]]})
+    single = choose(catalogs[version], keep_ranges={"/data/run-2.h5": [[1, 3]]})
     assert single.segments.tolist() == [[5, 1, 3]]
 
 
 def test_select_keys_out_of_the_rows(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(3, 4, 5), cameras=(), rich=True))
-    got = select(Catalog.open(tmp_path / "d"), keep_ranges={"episode 2, frame 0 é": [[1, 3]]})
+    got = choose(Catalog.open(tmp_path / "d"), keep_ranges={"episode 2, frame 0 é": [[1, 3]]})
     assert got.segments.tolist() == [[2, 1, 3]]
 
 
@@ -176,25 +185,25 @@ def test_select_text_that_episodes_share_names_none(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("day-1", "day-0"))
     catalog = Catalog.open(tmp_path / "d")
     with refused(1, "'gs://lab/day-0'", where="keep_ranges"):
-        select(catalog, keep_ranges={"gs://lab/day-0": [[0, 2]]})
-    assert select(catalog, keep_ranges={"gs://lab/day-0--/data/run-1.h5": [[0, 2]]}).segments.tolist() == [[1, 0, 2]]
+        choose(catalog, keep_ranges={"gs://lab/day-0": [[0, 2]]})
+    assert choose(catalog, keep_ranges={"gs://lab/day-0--/data/run-1.h5": [[0, 2]]}).segments.tolist() == [[1, 0, 2]]
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_select_no_match_shows_both_sides(catalogs: dict[str, Catalog], version: str) -> None:
     with pytest.raises(DatasetError) as caught:
-        select(catalogs[version], keep_ranges={"gs://elsewhere--/run.h5": [[0, 5]]})
+        choose(catalogs[version], keep_ranges={"gs://elsewhere--/run.h5": [[0, 5]]})
     assert "gs://elsewhere--/run.h5" in str(caught.value)
     assert "gs://lab/day-0--/data/run-0.h5" in str(caught.value)
     with pytest.raises(DatasetError) as caught:
-        select(catalogs[version], keep_ranges={"77": [[0, 5]], 78: [[0, 5]]})
+        choose(catalogs[version], keep_ranges={"77": [[0, 5]], 78: [[0, 5]]})
     assert "'77', 78" in str(caught.value)
     assert "'1', '2', '5'" in str(caught.value)
 
 
 def test_select_ids_as_keys(catalog: Catalog) -> None:
     for keep in ({"2": [[0, 1]]}, {2: [[0, 1]]}, {2: [(0, 1)]}):
-        assert select(catalog, keep_ranges=keep).segments.tolist() == [[2, 0, 1]]
+        assert choose(catalog, keep_ranges=keep).segments.tolist() == [[2, 0, 1]]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "{", "\x00"])
@@ -202,20 +211,22 @@ def test_select_broken_keep_files(catalog: Catalog, tmp_path: Path, text: str) -
     path = tmp_path / "keep.json"
     path.write_text(text)
     with refused(where="keep.json"):
-        select(catalog, keep_ranges=path)
+        choose(catalog, keep_ranges=path)
     with refused(where="nowhere.json"):
-        select(catalog, keep_ranges=str(tmp_path / "nowhere.json"))
+        choose(catalog, keep_ranges=str(tmp_path / "nowhere.json"))
 
 
 def test_select_a_key_twice_in_a_file_loses_nothing(catalog: Catalog, tmp_path: Path) -> None:
     path = tmp_path / "keep.json"
     path.write_text('{"1": [[0, 2]], "2": [[0, 1]], "1": [[3, 4]]}')
     with refused("'1'", where="keep.json"):
-        select(catalog, keep_ranges=path)
+        choose(catalog, keep_ranges=path)
 
 
 def test_select_whole_numbers_of_numpy_are_whole_numbers(catalog: Catalog) -> None:
-    assert np.array_equal(select(catalog, drop_first=np.int64(1)).segments, select(catalog, drop_first=1).segments)  # type: ignore[arg-type]
+    assert np.array_equal(
+        choose(catalog, drop_n_first_frames=np.int64(1)).segments, choose(catalog, drop_n_first_frames=1).segments
+    )  # type: ignore[arg-type]
 
 
 # The split
@@ -261,7 +272,7 @@ def test_select_split_limits() -> None:
 
 def test_select_reports_frames_in_ranges_without_samples(catalog: Catalog) -> None:
     keep = {1: [[0, 4]], 2: [], 9: [[0, 2], [1, 5], [8, 12]], 77: [[0, 1]]}
-    got = select(catalog, keep_ranges=keep, reach=(0, 2), exclude=[1], drop_last=1)
+    got = choose(catalog, keep_ranges=keep, reach=(0, 2), exclude_episodes=[1], drop_n_last_frames=1)
     assert got.segments.tolist() == [[9, 0, 3], [9, 8, 10]]
     assert got.keep_report is not None
     assert (got.keep_report.frames, got.keep_report.in_ranges, got.keep_report.samples) == (25, 9, 5)
@@ -272,12 +283,12 @@ def test_select_reports_frames_in_ranges_without_samples(catalog: Catalog) -> No
         ("2",),
     )
     assert (got.keep_report.episodes, got.keep_report.unnamed, got.keep_report.first_unnamed) == (4, 1, ("5",))
-    assert select(catalog).keep_report is None
+    assert choose(catalog).keep_report is None
 
 
 def test_select_ranges_that_are_all_empty_say_so(catalog: Catalog) -> None:
     with refused("keeps", "'2', '5'", "'1', '9'", where="keep_ranges"):
-        select(catalog, keep_ranges={1: [], 9: []})
+        choose(catalog, keep_ranges={1: [], 9: []})
 
 
 def test_select_paths_inside_droid_keys(tmp_path: Path) -> None:
@@ -295,12 +306,12 @@ def test_select_paths_inside_droid_keys(tmp_path: Path) -> None:
 
     keep = {key("IRIS/success/2024-02-02/run"): [[1, 3]], key("BVL/success/2024-02-02/run"): [[2, 9], [20, 24]]}
     other = {key("RAIL/success/2024-02-02/run"): [[0, 40]], "AUTO/success/2024-02-02/run--elsewhere": [[0, 40]]}
-    got = select(Catalog.open(tmp_path / "d"), keep_ranges=keep | other)
+    got = choose(Catalog.open(tmp_path / "d"), keep_ranges=keep | other)
     assert got.segments.tolist() == [[0, 2, 9], [0, 20, 24], [2, 1, 3]]
     assert got.keep_report is not None
     assert (got.keep_report.matched, got.keep_report.unnamed, set(got.keep_report.unmatched)) == (2, 2, set(other))
     with refused(2, repr(names[0]), where="keep_ranges"):
-        select(Catalog.open(tmp_path / "d"), keep_ranges=other)
+        choose(Catalog.open(tmp_path / "d"), keep_ranges=other)
 
 
 @pytest.mark.long
@@ -320,11 +331,11 @@ def test_select_a_hundred_thousand_long_keys(tmp_path: Path) -> None:
         return f"{folder}/recordings/MP4--{folder}/trajectory.h5"
 
     (tmp_path / "keep.json").write_text(json.dumps({key(k): [[k % 7, 20], [25, 40]] for k in range(3, 95_003)}))
-    got = select(Catalog.open(tmp_path / "d"), keep_ranges=tmp_path / "keep.json")
+    got = choose(Catalog.open(tmp_path / "d"), keep_ranges=tmp_path / "keep.json")
     assert got.segments.tolist() == [[3, 3, 20], [3, 25, 40], [4, 4, 20], [4, 25, 40]]
     assert got.keep_report is not None
     assert (got.keep_report.keys, got.keep_report.matched, got.keep_report.unmatched[0]) == (95_000, 2, key(5))
     assert got.keep_report.first_unnamed == (key(0), key(1), key(2))
     (tmp_path / "other.json").write_text(json.dumps({key(k): [[0, 9]] for k in range(10, 95_010)}))
     with refused(95_000, *(repr(key(k)) for k in (0, 1, 2, 10, 11, 12)), where="other.json"):
-        select(Catalog.open(tmp_path / "d"), keep_ranges=tmp_path / "other.json")
+        choose(Catalog.open(tmp_path / "d"), keep_ranges=tmp_path / "other.json")

@@ -197,25 +197,21 @@ def _pairs(pairs: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _pieces(config: EditConfig, sources: Sequence["Catalog"]) -> list["Piece"]:
+    from understudy.data.selection.select import Selection
     from understudy.edit.plan import parse_ids, read_bad_episodes, select_pieces
 
     keep = parse_ids(config.episodes, "episodes")
     drop = parse_ids(config.exclude_episodes, "exclude_episodes")
     drop += read_bad_episodes(config.exclude_bad) if config.exclude_bad else []
-    return [
-        piece
-        for number, source in enumerate(sources)
-        for piece in select_pieces(
-            source,
-            number,
-            keep=keep,
-            drop=drop,
-            where=config.where,
-            keep_ranges=config.keep_ranges or None,
-            drop_first=config.drop_n_first_frames,
-            drop_last=config.drop_n_last_frames,
-        )
-    ]
+    selection = Selection(
+        episodes=keep or None,
+        exclude_episodes=drop,
+        where=config.where or None,
+        keep_ranges=config.keep_ranges or None,
+        drop_n_first_frames=config.drop_n_first_frames,
+        drop_n_last_frames=config.drop_n_last_frames,
+    )
+    return [piece for number, source in enumerate(sources) for piece in select_pieces(source, number, selection)]
 
 
 def _texts(config: EditConfig, sources: Sequence["Catalog"]) -> dict[str, "TextColumn"]:

@@ -102,44 +102,12 @@ class Catalog:
         """
         if isinstance(root, Catalog):
             return root
-        address = _hub_address(root)
-        files = Files(address, remote)
-        if files.is_local and not files.exists(INFO):
-            fix = "give the folder of a LeRobot dataset, which holds meta/"
-            if files.exists(""):
-                if files.exists("order.json"):
-                    fix = "this is the folder of a run: its dataset is data.root of its config.yaml"
-                raise DatasetError("there is no meta/info.json", where=files.root, fix=fix)
-            if near := near_path(str(root)):
-                fix = f"did you mean {near}? Otherwise {fix}"
-            if isinstance(root, str) and _HUB_ID.fullmatch(root):
-                fix += f", or hf://datasets/{root} for a dataset on the hub"
-            raise DatasetError("there is no such folder", where=files.root, fix=fix)
-        try:
-            info = read_json(files, INFO)
-        except DatasetError as error:
-            if address is root:
-                raise
-            problem = f"there is no such folder, and as a dataset on the hub, {address}: {error.what}"
-            if error.where == address:  # without the hub it is a path, and a later attempt would fail alike
-                raise DatasetError(problem, where=root, fix=error.fix) from error
-            raise error.replaced(what=problem, where=root) from error
-        where = files.where(INFO)
-        overrides = {"video_path": video_path, "data_path": data_path, "codebase_version": version}
-        info |= {name: value for name, value in overrides.items() if value is not None}
-        version = _version(info, where if version is None else files.root)
-        reader = VERSIONS[version]
-        for name in ("video_path", "data_path"):
-            if overrides[name] is not None:
-                _check_given_template(name, overrides[name], reader.FIELDS, files.root)
-        fps = info.get("fps")
-        if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 1e-6 < fps < 1e6:
-            raise DatasetError(
-                f"fps is {fps!r}, not within 0.000001 and 1,000,000", where=where, fix="write the recording rate"
-            )
+        files, info = _read_info(root, remote)
+        version = _override(files, info, video_path, data_path, version)
+        reader, where = VERSIONS[version], files.where(INFO)
         features = parse_features(info.get("features"), where)
-        skipped_features = {key: feature.unreadable for key, feature in features.items() if feature.unreadable}
-        features = {key: feature for key, feature in features.items() if key not in skipped_features}
+        skipped = {key: feature.unreadable for key, feature in features.items() if feature.unreadable}
+        features = {key: feature for key, feature in features.items() if key not in skipped}
         oddities: list[str] = []
         by_index = reader.read_tasks(files, oddities)
         tasks = _list_tasks(by_index, where, oddities)
@@ -153,39 +121,27 @@ class Catalog:
         )
         lacking = {key: _why_no_video(files, videos, features) for key, videos in episodes.videos.items()}
         lacking = {key: why for key, why in lacking.items() if why}
-        skipped_features |= lacking
+        skipped |= lacking
         features = {key: feature for key, feature in features.items() if key not in lacking}
         episodes = replace(episodes, videos={key: v for key, v in episodes.videos.items() if key not in lacking})
-        oddities[:0] = [f"{key} {why}: left out" for key, why in skipped_features.items()]
-        robot = info.get("robot_type")
-        if robot is not None and not (isinstance(robot, str) and robot.isprintable()):
-            oddities.append(f"robot_type is {repr(robot)[:80]}: left out, since it is no name of printable letters")
-            robot = None
+        oddities[:0] = [f"{key} {why}: left out" for key, why in skipped.items()]
+        robot = _robot_type(info, oddities)
         _check_totals(info, episodes, len(by_index), oddities)
-        oddities += [f"{key} {feature.audio}" for key, feature in features.items() if feature.audio]
-        oddities += [
-            f"{key} is declared as depth and is {feature.color_declared_as_depth}: it is delivered as color, uint8"
-            for key, feature in features.items()
-            if feature.color_declared_as_depth
-        ]
-        oddities += [
-            f"{key}: {feature.dtype} {feature.shape} looks like images; it is read as numbers, not as a camera"
-            for key, feature in features.items()
-            if feature.looks_like_images and not feature.is_camera
-        ]
+        oddities += _feature_notes(features)
+        sensors = read_sensors(files, {*features, *skipped})
         return cls(
-            files=files,
-            version=version,
-            fps=fps,
-            robot_type=robot,
-            features=features,
-            tasks=tasks,
-            episodes=episodes,
-            info=info,
-            oddities=tuple(oddities),
-            skipped_features=skipped_features,
-            cameras_without_files=tuple(lacking),
-            sensors=read_sensors(files, {*features, *skipped_features}),
+            files,
+            version,
+            info["fps"],
+            robot,
+            features,
+            tasks,
+            episodes,
+            info,
+            tuple(oddities),
+            skipped,
+            tuple(lacking),
+            sensors=sensors,
         )
 
     @property
@@ -234,11 +190,17 @@ class Catalog:
 
     def episode_texts(self) -> dict[str, dict[int, str]]:
         """Read the texts about episodes in the metadata, tasks aside: name -> episode id -> text."""
-        return VERSIONS[self.version].read_texts(self.files)
+        columns = self.episode_metadata().items()
+        texts = {name: {e: text for e, text in column.items() if isinstance(text, str)} for name, column in columns}
+        return {name: column for name, column in texts.items() if column}
 
     def episode_metadata(self) -> dict[str, dict[int, Any]]:
         """Read the metadata of episodes beyond the format's own: name -> episode id -> value, without nulls."""
         return VERSIONS[self.version].read_metadata(self.files)
+
+    def data_place(self, row: int) -> str:
+        """Name the data file and the episode of a table row, for messages."""
+        return f"{self.files.where(self.data_path(row))} (episode {int(self.episodes.ids[row])})"
 
     def data_path(self, row: int) -> str:
         """Path of the data file of a table row's episode, relative to the root."""
@@ -332,6 +294,47 @@ class Catalog:
         self.__dict__.update(state)
 
 
+def _read_info(root: str | os.PathLike[str], remote: RemoteOptions | None) -> tuple[Files, dict[str, Any]]:
+    """Open the files of a dataset and read its info.json. Errors say what lies at the path instead."""
+    address = _hub_address(root)
+    files = Files(address, remote)
+    if files.is_local and not files.exists(INFO):
+        fix = "give the folder of a LeRobot dataset, which holds meta/"
+        if files.exists(""):
+            if files.exists("order.json"):
+                fix = "this is the folder of a run: its dataset is data.root of its config.yaml"
+            raise DatasetError("there is no meta/info.json", where=files.root, fix=fix)
+        if near := near_path(str(root)):
+            fix = f"did you mean {near}? Otherwise {fix}"
+        if isinstance(root, str) and _HUB_ID.fullmatch(root):
+            fix += f", or hf://datasets/{root} for a dataset on the hub"
+        raise DatasetError("there is no such folder", where=files.root, fix=fix)
+    try:
+        return files, read_json(files, INFO)
+    except DatasetError as error:
+        if address is root:
+            raise
+        problem = f"there is no such folder, and as a dataset on the hub, {address}: {error.what}"
+        if error.where == address:  # without the hub it is a path, and a later attempt would fail alike
+            raise DatasetError(problem, where=root, fix=error.fix) from error
+        raise error.replaced(what=problem, where=root) from error
+
+
+def _feature_notes(features: Mapping[str, Feature]) -> list[str]:
+    """Lines about audio, color declared as depth, and numbers that look like images."""
+    notes = [f"{key} {feature.audio}" for key, feature in features.items() if feature.audio]
+    notes += [
+        f"{key} is declared as depth and is {feature.color_declared_as_depth}: it is delivered as color, uint8"
+        for key, feature in features.items()
+        if feature.color_declared_as_depth
+    ]
+    return notes + [
+        f"{key}: {feature.dtype} {feature.shape} looks like images; it is read as numbers, not as a camera"
+        for key, feature in features.items()
+        if feature.looks_like_images and not feature.is_camera
+    ]
+
+
 def _hub_address(root: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """`hf://datasets/OWNER/NAME` for a hub id that is not a local path; the root itself otherwise.
 
@@ -347,6 +350,30 @@ def _hub_address(root: str | os.PathLike[str]) -> str | os.PathLike[str]:
     return address
 
 
+def _override(
+    files: Files, info: dict[str, Any], video_path: str | None, data_path: str | None, version: str | None
+) -> str:
+    """Put the caller's values into the content of info.json; return the version. Checks both, and the frame rate."""
+    overrides = {"video_path": video_path, "data_path": data_path, "codebase_version": version}
+    info |= {name: value for name, value in overrides.items() if value is not None}
+    version = _version(info, files.where(INFO) if version is None else files.root)
+    for name, template in (("video_path", video_path), ("data_path", data_path)):
+        fields = VERSIONS[version].FIELDS | ({"video_key"} if name == "video_path" else set())
+        try:
+            if template is not None:
+                check_template(template, fields)
+        except ValueError as error:
+            fix = "as in video_path='videos/{video_key}/…', with the fields " + ", ".join(
+                sorted(fields - {"video_key"})
+            )
+            raise DatasetError(f"{name} is {template!r}: {error}", where=files.root, fix=fix) from error
+    fps = info.get("fps")
+    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 1e-6 < fps < 1e6:
+        problem = f"fps is {fps!r}, not within 0.000001 and 1,000,000"
+        raise DatasetError(problem, where=files.where(INFO), fix="write the recording rate")
+    return version
+
+
 def _version(info: Mapping[str, Any], where: str) -> str:
     recorded = info.get("codebase_version")
     storage = info.get("storage_format", "parquet")
@@ -360,13 +387,12 @@ def _version(info: Mapping[str, Any], where: str) -> str:
     return version
 
 
-def _check_given_template(name: str, template: object, fields: set[str], where: str) -> None:
-    """Refuse an unusable path template that the caller passed."""
-    try:
-        check_template(template, fields | ({"video_key"} if name == "video_path" else set()))
-    except ValueError as error:
-        fix = "as in video_path='videos/{video_key}/…', with the fields " + ", ".join(sorted(fields))
-        raise DatasetError(f"{name} is {template!r}: {error}", where=where, fix=fix) from error
+def _robot_type(info: Mapping[str, Any], oddities: list[str]) -> str | None:
+    robot = info.get("robot_type")
+    if robot is None or (isinstance(robot, str) and robot.isprintable()):
+        return robot
+    oddities.append(f"robot_type is {repr(robot)[:80]}: left out, since it is not a name of printable letters")
+    return None
 
 
 def _why_no_video(files: Files, videos: Videos, features: Mapping[str, Feature]) -> str:

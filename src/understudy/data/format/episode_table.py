@@ -218,9 +218,6 @@ def starts_within(file: np.ndarray, order: np.ndarray, lengths: np.ndarray) -> n
     return result
 
 
-_KINDS = (EpisodeTable, Videos, FileTable)
-
-
 def load_episode_table(
     files: Files,
     info: Mapping[str, Any],
@@ -247,23 +244,19 @@ def load_episode_table(
         return [(path, files.version(path)) for path in meta_files()]
 
     before = versions()
-    parts = [_code_version(), files.root, before, info, depends_on]
-    key = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+    inputs = [_code_version(), files.root, before, info, depends_on]
+    key = hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
 
-    def make() -> tuple[mapped_tables.Table, bool]:
-        odd: list[str] = []
-        table = read(odd)
+    def make() -> tuple[tuple[dict[str, Any], list[str]], bool]:
+        notes: list[str] = []
+        table = read(notes)
         pa.default_memory_pool().release_unused()  # more than the table itself
-        worth = len(table) >= mapped_tables.MIN_ROWS and versions() == before
-        arrays: dict[str, np.ndarray] = {}
-        structure = _split_arrays(table, "table", arrays)
-        return mapped_tables.Table(arrays, {"table": structure, "oddities": odd}), worth
+        is_large = len(table) >= mapped_tables.MIN_ROWS and versions() == before
+        return ({part.name: getattr(table, part.name) for part in fields(table)}, notes), is_large
 
-    cache = files.options.cache if files.options is not None else ""
-    stored = mapped_tables.once_per_host(key, make, cache)
-    oddities += stored.note["oddities"]
-    table: EpisodeTable = _join_arrays(stored.note["table"], stored.arrays)
-    return table
+    parts, notes = mapped_tables.once_per_host(key, make, files.cache)
+    oddities += notes
+    return EpisodeTable(**parts)
 
 
 def _code_version() -> list[tuple[str, int, int]]:
@@ -271,34 +264,6 @@ def _code_version() -> list[tuple[str, int, int]]:
     sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(mapped_tables.__file__)]
     there = [(path.name, path.stat()) for path in sources]
     return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in there]
-
-
-def _split_arrays(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
-    """Describe a table as JSON values; its arrays go to `arrays` by name."""
-    if isinstance(value, np.ndarray):
-        arrays[name] = value
-        return {"array": name}
-    if isinstance(value, _KINDS):
-        parts = {
-            part.name: _split_arrays(getattr(value, part.name), f"{name}.{part.name}", arrays) for part in fields(value)
-        }
-        return {"kind": type(value).__name__, "fields": parts}
-    if isinstance(value, Mapping):
-        return {"mapping": [[key, _split_arrays(entry, f"{name}.{key}", arrays)] for key, entry in value.items()]}
-    assert value is None or isinstance(value, str | bool), f"{name}: a {type(value).__name__}"
-    return {"value": value}
-
-
-def _join_arrays(structure: Mapping[str, Any], arrays: mapped_tables.Arrays) -> Any:
-    """Invert `_split_arrays`."""
-    if "array" in structure:
-        return arrays[structure["array"]]
-    if "kind" in structure:
-        kind = next(kind for kind in _KINDS if kind.__name__ == structure["kind"])
-        return kind(**{name: _join_arrays(entry, arrays) for name, entry in structure["fields"].items()})
-    if "mapping" in structure:
-        return {key: _join_arrays(entry, arrays) for key, entry in structure["mapping"]}
-    return structure["value"]
 
 
 _REMOTE_CHECKS = 8  # files of a remote camera whose existence is checked

@@ -7,7 +7,7 @@ video of 12-bit codes, with `video.depth_min` etc.    float32, meters
 video of 16-bit numbers (gray16le), without them      uint16, as stored
 images of 16-bit integers                             uint16, as stored; millimeters by LeRobot's convention
 images of 32-bit floats, `depth_unit` "m"             float32, meters
-ordinary 8-bit video, or images of three channels     uint8 color: their pixels are no distances
+ordinary 8-bit video, or images of three channels     uint8 color: their pixels are not distances
 
 With a requested unit, all of them but color are float32 in that unit, as LeRobot delivers them.
 

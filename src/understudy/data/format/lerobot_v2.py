@@ -89,15 +89,6 @@ def read_episodes(
     )
 
 
-def read_texts(files: Files) -> dict[str, dict[int, str]]:
-    """Read the texts of meta/episodes.jsonl under unknown keys: name -> episode id -> text."""
-    texts = {
-        name: {episode: value for episode, value in column.items() if isinstance(value, str)}
-        for name, column in read_metadata(files).items()
-    }
-    return {name: column for name, column in texts.items() if column}
-
-
 def read_metadata(files: Files) -> dict[str, dict[int, Any]]:
     """Read the values of meta/episodes.jsonl under unknown keys: name -> episode id -> value; without nulls."""
     columns: dict[str, dict[int, Any]] = {}

@@ -114,20 +114,6 @@ def read_episodes(
     )
 
 
-def read_texts(files: Files) -> dict[str, dict[int, str]]:
-    """Read the text columns of meta/episodes: name -> episode id -> text."""
-    columns: dict[str, dict[int, str]] = {}
-    for path in episode_files(files):
-        with files.parquet(path) as file:
-            names = [field.name for field in file.schema_arrow if _is_text(field.type)]
-        table = files.table(path, [*names, "episode_index"])
-        ids = table.column("episode_index").to_pylist()
-        for name in names:
-            texts = zip(ids, table.column(name).to_pylist())
-            columns.setdefault(name, {}).update({int(e): text for e, text in texts if text is not None})
-    return columns
-
-
 def read_metadata(files: Files) -> dict[str, dict[int, Any]]:
     """Read the columns of meta/episodes beyond those of the format: name -> episode id -> value; without nulls."""
     columns: dict[str, dict[int, Any]] = {}

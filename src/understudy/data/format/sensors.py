@@ -1,4 +1,4 @@
-"""`meta/sensors.json`: signals that are sampled at their own rates, in files beside the data.
+"""`meta/sensors.json`: signals that are sampled at their own rates, in files next to the data.
 
     {"imu": {"path": "sensors/imu.parquet", "dtype": "float32", "shape": [6], "names": ["ax", ...],
              "interpolation": "hold", "max_age": 0.05}}
@@ -28,7 +28,7 @@ class Sensor:
 
     Attributes:
         feature: key, dtype, shape and names of one sample.
-        path: of its file, or the template of one file per episode.
+        path: path of its file, or the template of one file per episode.
         linear: whether values between two samples are interpolated; otherwise the earlier one is held.
         max_age: seconds after which a sample no longer counts; None: no limit.
     """
@@ -40,7 +40,7 @@ class Sensor:
 
     @property
     def per_episode(self) -> bool:
-        """Whether each episode has a file of its own."""
+        """Whether each episode has its own file."""
         return "{" in self.path
 
 
@@ -71,7 +71,7 @@ def _parse(key: str, entry: Any, taken: Collection[str], where: str) -> Sensor:
     for name in entry:
         if name not in _FIELDS:
             near = get_close_matches(name, _FIELDS, n=1)
-            raise refuse(f"{name!r} is no field", f"did you mean {near[0]!r}?" if near else ", ".join(_FIELDS))
+            raise refuse(f"{name!r} is not a field", f"did you mean {near[0]!r}?" if near else ", ".join(_FIELDS))
     feature = parse_features({key: {name: entry.get(name) for name in ("dtype", "shape", "names")}}, where)[key]
     if feature.is_encoded or feature.is_text or not feature.shape or 0 in feature.shape:
         raise refuse(f"{feature.dtype} of shape {feature.shape} is not a vector of numbers")

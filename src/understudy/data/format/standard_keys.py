@@ -119,7 +119,7 @@ def _joined_errors(catalog: Catalog, key: str, parts: Sequence[str]) -> list[str
     for part in parts:
         feature = catalog.features[part]
         if part in _FIXED or part in catalog.stored_names or part in catalog.joined:
-            return [f"{problem}: {part!r} is no column of the dataset's own"]
+            return [f"{problem}: {part!r} is not a column that the dataset stores"]
         if feature.is_camera or feature.is_text or len(feature.shape) != 1:
             return [f"{problem}: {part!r} is {_kind(feature)}, not a vector of numbers"]
     return []

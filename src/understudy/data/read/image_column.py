@@ -15,7 +15,7 @@ from PIL import Image
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
-from understudy.data.read.rows import to_numpy
+from understudy.data.read.rows import ProcessLocal, to_numpy
 from understudy.errors import DatasetError
 from understudy.lru import LRUCache
 from understudy.storage.dataset_root import with_location
@@ -25,7 +25,7 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000")
 _REPAIR = "repair the row, or leave the key out with keys=[...]"
 
 
-class ImageColumns:
+class ImageColumns(ProcessLocal):
     """Images of `image` columns and of array columns. Thread-safe; pickles without its cache.
 
     Args:
@@ -45,13 +45,6 @@ class ImageColumns:
         )
         self._lock, self._pid = threading.Lock(), os.getpid()
 
-    def __getstate__(self) -> dict[str, object]:
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._forget()
-
     def take(self, key: str, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
         """Return images of one column.
 
@@ -66,8 +59,7 @@ class ImageColumns:
         Raises:
             DatasetError: the file has no such column, an image cannot be decoded, or sizes differ.
         """
-        if self._pid != os.getpid():  # after a fork, a thread of the parent may hold the lock
-            self._forget()
+        self._check_process()
         file_of = self.catalog.episodes.data_file[rows]
         flat = places.reshape(len(rows), -1)
         out: np.ndarray | None = None
@@ -81,7 +73,7 @@ class ImageColumns:
                     out = np.empty((*flat.shape, *image.shape), image.dtype)
                 if image.shape != out.shape[2:]:
                     problem = f"{key!r}: images of {out.shape[2:]} and {image.shape} in one batch"
-                    raise DatasetError(problem, where=self._where(row), fix="select episodes of one size")
+                    raise DatasetError(problem, where=self.catalog.data_place(row), fix="select episodes of one size")
                 out[b, t] = image
         assert out is not None
         return out if places.ndim == 2 else out[:, 0]
@@ -104,17 +96,22 @@ class ImageColumns:
         if feature.is_array:
             return self._arrays(key, table, row)[0]
         value = table.column(self.catalog.stored_names.get(key, key))[0].as_py()
-        return decode_image(value, feature, self.catalog, self._where(row))
+        return decode_image(value, feature, self.catalog, self.catalog.data_place(row))
 
     def _arrays(self, key: str, table: pa.Table, row: int) -> np.ndarray:
         """Images stored as arrays, of all rows of `table`: uint8 (n, 3, H, W)."""
         feature = self.catalog.features[key]
-        arrays = to_numpy(table.column(self.catalog.stored_names.get(key, key)), feature, self._where(row), key)
+        arrays = to_numpy(
+            table.column(self.catalog.stored_names.get(key, key)), feature, self.catalog.data_place(row), key
+        )
         return arrays if feature.shape[0] == 3 else arrays.transpose(0, 3, 1, 2)
 
     def _group_ends(self, file: int, row: int) -> np.ndarray:
         if file not in self._ends:
-            with with_location(self._where(row)), self.catalog.files.parquet(self.catalog.data_path(row)) as parquet:
+            with (
+                with_location(self.catalog.data_place(row)),
+                self.catalog.files.parquet(self.catalog.data_path(row)) as parquet,
+            ):
                 counts = [parquet.metadata.row_group(g).num_rows for g in range(parquet.metadata.num_row_groups)]
                 self._ends[file] = np.cumsum(np.asarray(counts, np.int64))
         return self._ends[file]
@@ -125,18 +122,14 @@ class ImageColumns:
         if table is not None:
             return table
         stored = list(dict.fromkeys(self.catalog.stored_names.get(key, key) for key in self.keys))
-        with with_location(self._where(row)):
+        with with_location(self.catalog.data_place(row)):
             table = self.catalog.files.table(self.catalog.data_path(row), stored, group)
         for name in stored:
             if name not in table.column_names:
-                raise DatasetError(f"there is no column {name!r}", where=self._where(row), fix=_REPAIR)
+                raise DatasetError(f"there is no column {name!r}", where=self.catalog.data_place(row), fix=_REPAIR)
         with self._lock:
             self._groups.put((file, group), table)
         return table
-
-    def _where(self, row: int) -> str:
-        catalog = self.catalog
-        return f"{catalog.files.where(catalog.data_path(row))} (episode {int(catalog.episodes.ids[row])})"
 
 
 def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) -> np.ndarray:

@@ -127,6 +127,41 @@ Column: TypeAlias = np.ndarray | pa.ChunkedArray
 _INDEX_FEATURES = {key: Feature(key, "float32" if key == "timestamp" else "int64", (1,)) for key in INDEX_KEYS}
 
 
+class ProcessLocal:
+    """Base of readers whose caches and locks belong to one process: they are not pickled, and made anew after a fork.
+
+    Attributes:
+        catalog: the dataset.
+        notes: irregularities of what was read.
+    """
+
+    catalog: Catalog
+    notes: list[str]
+    _local: tuple[str, ...] = ()  # public attributes that are not pickled
+    _pid = -1
+
+    def _forget(self) -> None:
+        """Make caches and locks anew."""
+        raise NotImplementedError
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():  # a thread of the parent may hold the lock
+            self._forget()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_") and k not in self._local}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def note(self, text: str) -> None:
+        """Add a note and warn, once per text."""
+        if text not in self.notes:
+            self.notes.append(text)
+            warnings.warn(text, stacklevel=3)
+
+
 @dataclass(frozen=True)
 class _DataFile:
     """Columns of one data file, and the place of its episodes."""
@@ -138,17 +173,19 @@ class _DataFile:
     nbytes: int
 
 
-class Rows:
+class Rows(ProcessLocal):
     """Values of columns by (table row, frame). Thread-safe; pickles without its cache.
 
     Args:
         catalog: the dataset.
-        keys: columns to read besides the index columns (which are computed where a file lacks them).
+        keys: columns to read in addition to the index columns (which are computed where a file lacks them).
         cache_bytes: memory for loaded files; the file in use always stays.
 
     Attributes:
         files: loaded files by number.
     """
+
+    _local = ("files",)
 
     def __init__(self, catalog: Catalog, keys: Sequence[str], cache_bytes: int) -> None:
         self.catalog, self.keys, self.cache_bytes = catalog, tuple(keys), cache_bytes
@@ -162,13 +199,6 @@ class Rows:
     def _make_locks(self) -> None:
         self._lock, self._pid = threading.Lock(), os.getpid()
         self._reading: dict[int, threading.Lock] = {}  # by file: a second thread waits for the columns of the first
-
-    def __getstate__(self) -> dict[str, object]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("files", "_lock", "_pid", "_reading")}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._forget()
 
     def take(self, rows: np.ndarray, frames: Mapping[str, np.ndarray]) -> dict[str, np.ndarray | list[Any]]:
         """Return values of columns at frames of episodes.
@@ -283,7 +313,7 @@ class Rows:
         return f"episode {int(ids[0])}" if len(ids) == 1 else f"episodes {int(ids[0])} to {int(ids[-1])}"
 
     def _joined_column(self, table: pa.Table, parts: Sequence[Feature], where: str) -> np.ndarray:
-        """Columns beside each other, (rows, D)."""
+        """Join columns to one array (rows, D)."""
         arrays = [np.asarray(self._column(table.column(part.key), part.key, part, where)) for part in parts]
         return np.concatenate([array.reshape(len(table), -1) for array in arrays], axis=1)
 
@@ -299,7 +329,7 @@ class Rows:
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             bad = ~np.isfinite(values.reshape(len(values), -1)).all(1)
             count, first = int(bad.sum()), int(bad.argmax())
-            self._note(f"{where}: {key!r} is not finite in {plural(count, 'row')}, first {first}; the values are kept")
+            self.note(f"{where}: {key!r} is not finite in {plural(count, 'row')}, first {first}; the values are kept")
         if key in INDEX_KEYS and values.ndim > 1:
             values = values.reshape(len(values), -1)
             if values.shape[1] != 1:
@@ -315,7 +345,7 @@ class Rows:
         lengths = table.lengths[rows].tolist()
         if table.own_files:
             if isinstance(ids, np.ndarray) and total and (ids != table.ids[rows[0]]).any():
-                self._note(f"{where}: its episode_index column is {int(ids[0])}; the file name is used")
+                self.note(f"{where}: its episode_index column is {int(ids[0])}; the file name is used")
             runs = {int(table.ids[rows[0]]): [(0, total)]}
         elif isinstance(ids, np.ndarray):
             cuts = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), total]
@@ -357,7 +387,7 @@ class Rows:
                 if (np.diff(stored[span]) <= 0).any():
                     bad[row] = f"frame_index of episode {int(table.ids[row])} does not rise"
                 elif (stored[span] != frame[span]).any():
-                    self._note(f"{where}: frame_index does not count 0, 1, 2, ...; the place in the episode is used")
+                    self.note(f"{where}: frame_index does not count 0, 1, 2, ...; the place in the episode is used")
             task_column = columns.get("task_index")
             if isinstance(task_column, np.ndarray):
                 unknown = (task_column[span] < 0) | (task_column[span] >= len(catalog.tasks))
@@ -384,15 +414,8 @@ class Rows:
             self.notes.append(f"{note} {off.max():.3g} frames off frame / fps, first in {where}; frames go by order")
 
     def _row_error(self, row: int, problem: str) -> DatasetError:
-        where = (
-            f"{self.catalog.files.where(self.catalog.data_path(row))} (episode {int(self.catalog.episodes.ids[row])})"
-        )
+        where = self.catalog.data_place(row)
         return DatasetError(problem, where=where, fix="repair meta/ or the file, or leave the episode out")
-
-    def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
-            warnings.warn(text, stacklevel=2)
 
 
 def _pick(column: Column, start: np.ndarray, frames: np.ndarray) -> np.ndarray | list[Any]:

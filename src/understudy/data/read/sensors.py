@@ -1,7 +1,7 @@
 """Samples of sensors at their own rates, in windows by time.
 
 Frame i of an episode is at i / fps seconds from the episode's start, where the time of its sensor samples begins. The
-value at time t is that of the last sample whose timestamp is at most t. Two times within 1 microsecond are equal, so
+value at time t is the last sample's whose timestamp is at most t. Two times within 1 microsecond are equal, so
 that no rounding of a float moves a sample. `<key>_is_pad` is True, and the value is
 
     before the first sample             0
@@ -15,6 +15,7 @@ counts only if it is not after the frame: no observation depends on its future.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +34,7 @@ _VERSION = 1  # of the stored tables
 _NEEDED = {"timestamp": "seconds from the episode's start", "value": "numbers"}
 
 
-class SensorTable:
+class SensorTable(mapped_tables.SharedState):
     """All samples of one sensor, read when it is made; large ones are memory-mapped and shared by the host.
 
     Args:
@@ -62,21 +63,13 @@ class SensorTable:
         parts = [_VERSION, catalog.root, versions, ids, repr(sensor)]
         key = hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
 
-        def make() -> tuple[mapped_tables.Table, bool]:
-            arrays = _read(catalog, sensor, files)
-            finite = arrays["values"].dtype.kind != "f" or bool(np.isfinite(arrays["values"]).all())
-            return mapped_tables.Table(arrays, finite), len(arrays["times"]) >= mapped_tables.MIN_ROWS
+        def make() -> tuple[dict[str, Any], bool]:
+            table: dict[str, Any] = _read(catalog, sensor, files)
+            values = table["values"]
+            table["is_finite"] = values.dtype.kind != "f" or bool(np.isfinite(values).all())
+            return table, len(table["times"]) >= mapped_tables.MIN_ROWS
 
-        options = catalog.files.options
-        stored = mapped_tables.once_per_host(key, make, options.cache if options is not None else "")
-        self.times, self.values, self.first = (stored.arrays[name] for name in ("times", "values", "first"))
-        self.is_finite = bool(stored.note)
-
-    def __getstate__(self) -> bytes:
-        return mapped_tables.dumps(self.__dict__)
-
-    def __setstate__(self, state: bytes) -> None:
-        self.__dict__.update(mapped_tables.loads(state))
+        self.__dict__.update(mapped_tables.once_per_host(key, make, catalog.files.cache))
 
 
 class Sensors:
@@ -122,7 +115,7 @@ def read_values(
     """Return values at given times, by the rule at the head of this file.
 
     Args:
-        table: of the sensor.
+        table: samples of the sensor.
         sensor: its declaration.
         rows: int64 (B,), table rows.
         now: float64 (B,), times of the frames in seconds.

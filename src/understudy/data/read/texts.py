@@ -45,7 +45,7 @@ class Responses:
             return
         texts = [key for key, text_feature in catalog.features.items() if text_feature.is_text]
         if feature is None or not feature.is_text:
-            reason = "is no feature" if feature is None else f"is {feature.dtype}, not text"
+            reason = "is not a feature" if feature is None else f"is {feature.dtype}, not text"
             problem = f"{column!r} {reason}"
             raise DatasetError(problem, where=catalog.root, fix=f"give one of {', '.join(map(repr, [*texts, TASK]))}")
         if style and feature.dtype != "language":
@@ -108,7 +108,7 @@ class EpisodePrompts:
         texts: the distinct texts.
 
     Raises:
-        DatasetError: no episode has such metadata, or a value is no text, number, true or false.
+        DatasetError: no episode has such metadata, or a value is not a text, number, true or false.
     """
 
     def __init__(self, catalog: Catalog, names: Sequence[str] | None) -> None:

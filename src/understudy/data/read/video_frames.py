@@ -6,12 +6,12 @@ disagrees with the rows is reported. It is refused where the pairing would be a 
 
 import os
 import threading
-import warnings
 
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import Videos
+from understudy.data.read.rows import ProcessLocal
 from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.lru import LRUCache
 from understudy.storage.dataset_root import with_location
@@ -36,7 +36,7 @@ class _Open:
             self.reader.close()  # a thread that still uses it reopens it by reading
 
 
-class VideoFrames:
+class VideoFrames(ProcessLocal):
     """Decoded frames of a dataset's video cameras.
 
     Thread-safe; threads decode different files at the same time. Forks and pickles carry no open file.
@@ -50,6 +50,8 @@ class VideoFrames:
         readers: open videos by camera and file.
     """
 
+    _local = ("readers",)
+
     def __init__(self, catalog: Catalog, cache_bytes: int, backend: str) -> None:
         self.catalog, self.cache_bytes, self.backend = catalog, cache_bytes, backend
         self.notes: list[str] = []
@@ -61,13 +63,6 @@ class VideoFrames:
         self._by_time: dict[tuple[str, int], bool] = {}  # file -> whether recorded times give the episodes' starts
         self._lock = threading.Lock()  # guards the tables; decoding happens outside it
         self._pid = os.getpid()
-
-    def __getstate__(self) -> dict[str, object]:
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("_") and k != "readers"}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._forget()
 
     def take(self, camera: str, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """Return frames of one camera.
@@ -83,8 +78,7 @@ class VideoFrames:
         Raises:
             DatasetError: a file is missing or broken, its frame count does not match the rows, or sizes differ.
         """
-        if self._pid != os.getpid():  # after a fork, files and locks are the parent's
-            self._forget()
+        self._check_process()
         videos = self.catalog.videos(camera)
         flat = frames.reshape(len(rows), -1)
         number = self.first_frame(camera, rows)[:, None] + flat
@@ -128,8 +122,7 @@ class VideoFrames:
 
     def reader(self, camera: str, row: int) -> VideoReader:
         """Return the open video of an episode, with its frame count checked."""
-        if self._pid != os.getpid():
-            self._forget()
+        self._check_process()
         return self._open(camera, int(self.catalog.videos(camera).file[row]), np.asarray([row])).reader
 
     def prefetch(self, camera: str, row: int, first: int, last: int) -> None:
@@ -281,9 +274,3 @@ class VideoFrames:
         """Name a video file and its episode for messages."""
         catalog = self.catalog
         return f"{catalog.files.where(catalog.video_path(camera, row))} (episode {int(catalog.episodes.ids[row])})"
-
-    def note(self, text: str) -> None:
-        """Add a note and warn, once per text."""
-        if text not in self.notes:
-            self.notes.append(text)
-            warnings.warn(text, stacklevel=2)

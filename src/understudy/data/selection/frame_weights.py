@@ -6,10 +6,10 @@ With the weight w of a frame, its count c in an epoch of the order, and the fact
     loss    c = 1, f = w
     both    c = w rounded, at least 1, and f = w / c: the sum of f over an epoch is w, exactly
 
-A frame of weight 0 is no sample. The order reads c copies of a frame as c layers: layer k has all frames with more than
-k copies, as ordinary segments, and the layers follow each other in its line. So the copies of a frame are shuffled like
-other frames, and an epoch has each frame exactly c times on any ranks. Memory is a few numbers per run of equal weight,
-and per run and layer.
+A frame of weight 0 is not a sample. The order reads c copies of a frame as c layers: layer k has all frames with more
+than k copies, as ordinary segments, and the layers follow each other in its line. So the copies of a frame are shuffled
+like other frames, and an epoch has each frame exactly c times on any ranks. Memory is a few numbers per run of equal
+weight, and per run and layer.
 
 Weights of frames, read from a parquet file or from a column of the dataset, as runs of equal weight.
 
@@ -21,7 +21,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,9 +30,9 @@ import pyarrow.parquet as pq
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import describe_ids
 from understudy.data.read.rows import Rows
-from understudy.data.selection.select import EPISODE_STRIDE, Selection
+from understudy.data.selection.select import EPISODE_STRIDE, SelectedFrames, Selection, WeightsIn
 from understudy.errors import DatasetError
-from understudy.storage.mapped_tables import dumps, loads, share_arrays
+from understudy.storage.mapped_tables import SharedState, share_arrays
 
 LARGEST, SMALLEST = 1000.0, 1e-6
 """Bounds of a weight above 0."""
@@ -59,6 +59,10 @@ def is_weight_file(source: str | os.PathLike[str]) -> bool:
     return not isinstance(source, str) or source.endswith(".parquet")
 
 
+def _place_of_weights(catalog: Catalog, source: str | os.PathLike[str]) -> str:
+    return os.fspath(source) if is_weight_file(source) else f"{catalog.root}: column {source!r}"
+
+
 def read_weights(catalog: Catalog, source: str | os.PathLike[str], segments: np.ndarray) -> WeightRuns:
     """Read the weights of frames.
 
@@ -71,7 +75,7 @@ def read_weights(catalog: Catalog, source: str | os.PathLike[str], segments: np.
         DatasetError: the file or column cannot be read, has another form, names a frame that is not in the dataset, or
             names one twice; a weight is negative, not finite, above 1000, or above 0 and below 1e-6.
     """
-    where = os.fspath(source) if is_weight_file(source) else f"{catalog.root}: column {source!r}"
+    where = _place_of_weights(catalog, source)
     parts = list(_read_file(catalog, where) if is_weight_file(source) else _read_column(catalog, str(source), segments))
     if not parts:
         raise DatasetError("frame_weights has no rows", where=where, fix="give a row per frame: episode, frame, weight")
@@ -169,7 +173,7 @@ def _read_column(
     features = catalog.features
     numeric = [name for name, f in features.items() if not (f.is_text or f.is_camera) and np.prod(f.value_shape) == 1]
     if key not in numeric:
-        problem = f"frame_weights is {key!r}, which is no file *.parquet and no feature with one number per frame"
+        problem = f"frame_weights is {key!r}, which is neither a file *.parquet nor a feature with one number per frame"
         raise DatasetError(problem, where=catalog.root, fix=f"such features are {', '.join(numeric)}")
     rows, where = Rows(catalog, [key], _CACHE), f"{catalog.root}: column {key!r}"
     for episode, start, stop in segments.tolist():
@@ -181,8 +185,6 @@ def _read_column(
 def _place(packed: int) -> str:
     return f"frame {int(packed) % int(EPISODE_STRIDE)} of episode {int(packed) // int(EPISODE_STRIDE)}"
 
-
-WeightsIn = Literal["order", "loss", "both"]
 
 MOST_PASSES = 100
 MOST_GROWTH = 100
@@ -212,26 +214,17 @@ class WeightFacts:
     """Passes of an epoch: a frame of weight w comes `passes` * w times (order)."""
 
 
-class FrameWeights:
+class FrameWeights(SharedState):
     """Weights of the selected frames. Made by `weigh_frames`."""
 
     def __init__(self, tables: dict[str, np.ndarray], facts: WeightFacts, weights_in: WeightsIn, cache: str) -> None:
         self.facts, self.weights_in = facts, weights_in
-        self._set(share_arrays(tables, cache))
+        self._tables = share_arrays(tables, cache)
 
-    def _set(self, tables: Any) -> None:
-        self._starts, self._weights, self._counts = tables["starts"], tables["weights"], tables["counts"]
-        self.epoch_segments: np.ndarray = tables["epoch"]
+    @property
+    def epoch_segments(self) -> np.ndarray:
         """int64 (K', 3), rows [episode, start, stop): the frames of an epoch of the order, with their copies."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        tables = {"starts": self._starts, "weights": self._weights, "counts": self._counts}
-        settings = {"facts": self.facts, "weights_in": self.weights_in}
-        return settings | {"tables": dumps(tables | {"epoch": self.epoch_segments})}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.facts, self.weights_in = state["facts"], state["weights_in"]
-        self._set(loads(state["tables"]))
+        return self._tables["epoch"]
 
     @property
     def weighs_loss(self) -> bool:
@@ -247,81 +240,68 @@ class FrameWeights:
     def digest(self) -> str:
         """16 hex digits of the weights and their use."""
         digest = hashlib.sha256(self.weights_in.encode())
-        for table in (self._starts, self._weights):
-            digest.update(np.ascontiguousarray(table).data)
+        for name in ("starts", "weights"):
+            digest.update(np.ascontiguousarray(self._tables[name]).data)
         return digest.hexdigest()[:16]
 
     def weights(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """Return the weights of selected frames: float64 (B,)."""
-        return np.asarray(self._weights[self._find(episodes, frames)])
+        return np.asarray(self._tables["weights"][self._find(episodes, frames)])
 
     def loss_factors(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """Return the factors of the losses of selected frames: float32 (B,)."""
         runs = self._find(episodes, frames)
         if not self.weighs_loss:
             return np.ones(len(runs), np.float32)
-        return (self._weights[runs] / self._counts[runs]).astype(np.float32)
+        return (self._tables["weights"][runs] / self._tables["counts"][runs]).astype(np.float32)
 
     def _find(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
-        return np.searchsorted(self._starts, episodes * EPISODE_STRIDE + frames, side="right") - 1
+        return np.searchsorted(self._tables["starts"], episodes * EPISODE_STRIDE + frames, side="right") - 1
 
 
 def weigh_frames(
-    catalog: Catalog, selection: Selection, source: str | os.PathLike[str], weights_in: WeightsIn, cache: str = ""
-) -> tuple[Selection, FrameWeights]:
-    """Return the selection without its frames of weight 0, and the weights of the others.
+    catalog: Catalog, selected: SelectedFrames, selection: Selection
+) -> tuple[SelectedFrames, FrameWeights]:
+    """Return the selected frames without those of weight 0, and the weights of the others.
 
     Args:
         catalog: the dataset.
-        selection: the selection.
-        source: a parquet file of (episode, frame, weight), or the key of a feature with one number per frame.
-        weights_in: see above.
-        cache: folder of the host's cache, or "" for its default.
+        selected: its selected frames.
+        selection: source and use of the weights: `frame_weights` and `frame_weights_in`.
 
     Raises:
         DatasetError: the weights cannot be read (`read_weights`), a selected frame has none, all are 0, or no order has
             them.
     """
+    source, weights_in, rows = selection.frame_weights, selection.frame_weights_in, selected.segments
+    assert source is not None
     if weights_in not in ("order", "loss", "both"):
         raise DatasetError(f"frame_weights_in is {weights_in!r}", fix="give 'order', 'loss' or 'both'")
-    where = os.fspath(source) if is_weight_file(source) else f"{catalog.root}: column {source!r}"
-    rows = selection.segments
+    where = _place_of_weights(catalog, source)
     segment, starts, stops, weights = _cut(rows, read_weights(catalog, source, rows), where)
-    lengths, some = stops - starts, weights > 0
-    frames, zero = int(lengths.sum()), int(lengths[~some].sum())
-    if zero == frames:
+    frames, some = int((stops - starts).sum()), weights > 0
+    if not some.any():
         raise DatasetError(f"all {frames} selected frames have weight 0", where=where, fix="give some a weight above 0")
-    segment, starts, stops, weights, lengths = (part[some] for part in (segment, starts, stops, weights, lengths))
-    counts, passes = _counts(weights, weights_in, where)
-    epoch = int((counts * lengths).sum())
-    if epoch > MOST_GROWTH * passes * (frames - zero):
-        problem = f"an epoch would have {epoch} samples, {epoch / (frames - zero):.3g} for each frame"
+    segment, starts, stops, weights = (part[some] for part in (segment, starts, stops, weights))
+    lengths, (counts, passes) = stops - starts, _counts(weights, weights_in, where)
+    left, epoch = int(lengths.sum()), int((counts * lengths).sum())
+    if epoch > MOST_GROWTH * passes * left:
+        problem = f"an epoch would have {epoch} samples, {epoch / left:.3g} for each frame"
         fix = f"divide the weights by their mean: {MOST_GROWTH} at most are allowed, or set frame_weights_in to 'loss'"
         raise DatasetError(problem, where=where, fix=fix)
     if int(counts.sum()) > MOST_ROWS:
         problem = f"{len(counts)} runs of equal weight need {int(counts.sum())} segments, {MOST_ROWS} are allowed"
         raise DatasetError(problem, where=where, fix="round the weights, or set frame_weights_in to 'loss'")
-    first_layer = _layer(segment, starts, stops)
-    of_kept = segment[np.searchsorted(starts, first_layer[:, 0] * EPISODE_STRIDE + first_layer[:, 1])]
-    layers = [first_layer]
-    part, low, high, left = segment, starts, stops, counts
+    layers = [_layer(segment, starts, stops)]
     for copies in range(1, int(counts.max())):
-        more = left > copies
-        part, low, high, left = part[more], low[more], high[more], left[more]
-        layers.append(_layer(part, low, high))
+        more = counts > copies
+        layers.append(_layer(segment[more], starts[more], stops[more]))
     tables = {"starts": starts, "weights": weights, "counts": counts, "epoch": np.concatenate(layers)}
-    total = float((weights * lengths).sum())
-    facts = WeightFacts(
-        frames=frames,
-        zero=zero,
-        largest=float(weights.max()),
-        total=total,
-        effective=total**2 / float((weights**2 * lengths).sum()),
-        epoch=epoch,
-        passes=passes,
-    )
-    selection = replace(selection, segments=first_layer, stop=selection.stop[of_kept])
-    return selection, FrameWeights(tables, facts, weights_in, cache)
+    total, squares = float((weights * lengths).sum()), float((weights**2 * lengths).sum())
+    facts = WeightFacts(frames, frames - left, float(weights.max()), total, total**2 / squares, epoch, passes)
+    segment_of = segment[np.searchsorted(starts, layers[0][:, 0] * EPISODE_STRIDE + layers[0][:, 1])]
+    selected = replace(selected, segments=layers[0], stop=selected.stop[segment_of])
+    return selected, FrameWeights(tables, facts, weights_in, catalog.files.cache)
 
 
 def _cut(rows: np.ndarray, runs: WeightRuns, where: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -375,6 +355,6 @@ def _counts(weights: np.ndarray, weights_in: WeightsIn, where: str) -> tuple[np.
         if not off.any():
             return counts.astype(np.int64)[value_of.reshape(-1)], passes
         worst = values[off][0]
-    problem = f"the weights ({worst:g} is one of {len(values)}) are no multiples of 1/P for any P up to {MOST_PASSES}"
+    problem = f"the weights ({worst:g} is one of {len(values)}) are not multiples of 1/P for any P up to {MOST_PASSES}"
     fix = "round them, or set frame_weights_in to 'both', which is exact for any weight"
     raise DatasetError(problem, where=where, fix=fix)

@@ -1,24 +1,35 @@
-"""Keys of keep-ranges files: an episode id, or a text that the dataset holds about its episodes.
+"""Keep-ranges: frames to use, by episode. A key is an episode id, or a text that the dataset holds about its episodes.
 
 DROID's files use "<recording_folderpath>--<file_path>". The text is matched against the episode metadata first, then
 against the text columns of the rows. Its form is interpreted only where no text is equal: in a DROID key
 "<ROOT>/<PATH>/recordings/MP4--<ROOT>/<PATH>/trajectory.h5" the episode's path, "LAB/success/DATE/TIME", is matched
 against texts that are such a path, like the `episode_id` of NVIDIA's conversion.
 
-Report on keep-ranges: matched and unmatched keys, and the remaining frames.
-
-`select.py` creates it for given ranges. The start of a run, `inspect` and `ranges` print it.
+`KeepReport` counts matched and unmatched keys, and the remaining frames. The start of a run, `inspect` and `ranges`
+print it.
 """
 
+from __future__ import annotations
+
+import json
+import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError
 
+KeepRanges = str | os.PathLike[str] | Mapping[Any, Any]
+"""Frame ranges to keep: a JSON file, or its content, key of an episode -> list of [start, end)."""
+
+_FORM = "an object: key of an episode -> [[start, end], ...]"
 _PARTS = ("recording_folderpath", "file_path")
 _DROID_KEY = re.compile(r"(?P<path>.+)/recordings/[^/]+--(?P=path)/[^/]+")
 
@@ -153,13 +164,13 @@ class KeepReport:
     """Episodes with frames and without a key; all their frames are left out."""
     first_unnamed: tuple[str, ...]
     """Spelt as keys."""
-    cut: int
+    cut: int = 0
     """Ranges that end after their episode, among the requested episodes."""
-    frames: int
+    frames: int = 0
     """Frames of the requested episodes."""
-    in_ranges: int
+    in_ranges: int = 0
     """Frames of these inside ranges."""
-    samples: int
+    samples: int = 0
     """Frames of these that remain after `keep_rule` and dropped frames."""
 
     def lines(self) -> list[str]:
@@ -188,3 +199,105 @@ class KeepReport:
 
 def _few(shown: tuple[str, ...], count: int) -> str:
     return ", ".join(map(repr, shown)) + (", ..." if count > len(shown) else "")
+
+
+def apply_ranges(
+    catalog: Catalog, rows: np.ndarray, keep_ranges: KeepRanges
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, KeepReport]:
+    """Return the ranges of the selected rows as row, start, stop, int64 (K,) each, merged where they touch.
+
+    The fourth value is their report, without `samples`.
+
+    Raises:
+        DatasetError: the file cannot be read, a range is malformed, no key or two keys match an episode, or no frame
+            is left.
+    """
+    where = "keep_ranges" if isinstance(keep_ranges, Mapping) else os.fspath(keep_ranges)
+    content: Mapping[Any, Any] = keep_ranges if isinstance(keep_ranges, Mapping) else read_object(where, _FORM)
+    matched, names = match_keys(catalog, list(content), where)
+    row, count = next(iter(Counter(matched.values()).most_common(1)))
+    if count > 1:
+        keys = " and ".join(repr(key) for key in matched if matched[key] == row)
+        problem = f"{keys} are both episode {int(catalog.episodes.ids[row])}"
+        raise DatasetError(problem, where=where, fix="give each episode one key")
+    selected, pieces, cut = set(rows.tolist()), list[tuple[int, int, int]](), 0
+    for key, row in sorted(matched.items(), key=lambda item: item[1]):
+        ranges = _check_ranges(key, content[key], where)
+        if row in selected:
+            length = int(catalog.episodes.lengths[row])
+            cut += sum(stop > length for _, stop in ranges)
+            pieces += [(row, start, stop) for start, stop in _merge(ranges, length)]
+    in_ranges = sum(stop - start for _, start, stop in pieces)
+    report = _report(catalog, where, content, matched, names)
+    report = replace(report, cut=cut, frames=int(catalog.episodes.lengths[rows].sum()), in_ranges=in_ranges)
+    if not pieces:
+        lines = (line.removeprefix(f"{where}: ") for line in report.lines())
+        problem = f"keeps no frame of the selected episodes: {'; '.join(lines)}"
+        raise DatasetError(problem, where=where, fix="check the episodes and the ranges")
+    row_of, start_of, stop_of = np.asarray(pieces, np.int64).T
+    return row_of, start_of, stop_of, report
+
+
+def _merge(ranges: Sequence[tuple[int, int]], length: int) -> list[tuple[int, int]]:
+    """Join ranges that touch, cut at the episode's end."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted((start, min(stop, length)) for start, stop in ranges if start < min(stop, length)):
+        if merged and start <= merged[-1][1]:
+            start, stop = merged[-1][0], max(merged.pop()[1], stop)
+        merged.append((start, stop))
+    return merged
+
+
+def _report(
+    catalog: Catalog, where: str, content: Mapping[Any, Any], matched: Mapping[object, int], names: Mapping[str, int]
+) -> KeepReport:
+    """Report the keys, without counts of frames."""
+    present = np.flatnonzero(catalog.episodes.lengths > 0)
+    unnamed = present[~np.isin(present, list(matched.values()))]
+    name_of = {row: name for name, row in names.items()} if len(unnamed) else {}
+    empty = [str(key) for key in matched if not content[key]]
+    return KeepReport(
+        where=where,
+        keys=len(content),
+        matched=len(matched),
+        unmatched=tuple(islice((str(key) for key in content if key not in matched), FEW)),
+        empty=len(empty),
+        first_empty=tuple(empty[:FEW]),
+        episodes=len(present),
+        unnamed=len(unnamed),
+        first_unnamed=tuple(name_of.get(row, str(int(catalog.episodes.ids[row]))) for row in unnamed[:FEW].tolist()),
+    )
+
+
+def read_object(path: str, form: str) -> dict[str, Any]:
+    """Read a JSON file that holds an object, each key once. Raises DatasetError; `form` describes the object."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        content = dict(pairs)  # the parser itself would keep only the last value of a repeated key
+        if len(content) < len(pairs):
+            key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+            raise DatasetError(f"{key!r} is repeated", where=path, fix="give each key one value")
+        return content
+
+    try:
+        content = json.loads(Path(path).read_bytes(), object_pairs_hook=unique)
+    except OSError as error:
+        raise DatasetError(f"cannot be read: {error.strerror}", where=path, fix=f"give {form}") from error
+    except DatasetError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"not valid JSON: {error}", where=path, fix="repair or restore it") from error
+    if not isinstance(content, dict) or not content:
+        raise DatasetError("holds no object", where=path, fix=f"give {form}")
+    return content
+
+
+def _check_ranges(key: object, ranges: Any, where: str) -> list[tuple[int, int]]:
+    good = isinstance(ranges, (list, tuple)) and all(
+        isinstance(r, (list, tuple)) and len(r) == 2 and all(type(x) is int for x in r) and 0 <= r[0] <= r[1]
+        for r in ranges
+    )
+    if not good:
+        problem = f"{key!r} -> {str(ranges)[:80]}"
+        raise DatasetError(problem, where=where, fix="give a list of [start, end) frame numbers")
+    return [(int(start), int(stop)) for start, stop in ranges]

@@ -153,7 +153,7 @@ def motion_thresholds(
         catalog: the dataset.
         keys: numeric columns.
         dims: dimensions of them; empty: all.
-        share: of the 99th percentile of a dimension's changes per frame, those of zero left out.
+        share: share of the 99th percentile of a dimension's changes per frame, those of zero left out.
         difference: False: of the magnitudes of the values instead of their changes.
     """
     speeds = Speeds(rate_dims(catalog, keys)[list(dims) if len(dims) else slice(None)])

@@ -1,35 +1,27 @@
-"""Selection of frames: segments (episode, start, stop) in storage order.
+"""Selection of frames: segments (episode, start, stop) in storage order, searched by sample number and by frame.
 
-Covers subsets and exclusions of episodes, conditions on their metadata, dropped first and last frames, keep-ranges, and
-the split by episode into training and validation.
-
-Sets of episode ids or table rows as sorted arrays.
-
-NumPy 2.3 and later hash in `np.unique`, and `setdiff1d` and `intersect1d` call it for both arguments. Sorting takes a
-small part of that time where ids are in sequence.
-
-Segments of a selection, searched by sample number and by frame. Large ones are memory-mapped.
+`Selection` names subsets and exclusions of episodes, conditions on their metadata, dropped first and last frames,
+keep-ranges and frame weights. Sets of episodes are sorted arrays: NumPy 2.3 and later hash in `np.unique`, which takes
+several times as long where ids are in sequence.
 """
 
+from __future__ import annotations
+
 import hashlib
-import json
 import os
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import describe_ids
-from understudy.data.selection.keep_ranges import FEW, KeepReport, match_keys
+from understudy.data.selection.keep_ranges import KeepRanges, KeepReport, apply_ranges
 from understudy.data.selection.where import matching_rows
 from understudy.errors import DatasetError
-from understudy.storage.mapped_tables import dumps, loads, share_arrays
+from understudy.storage.dataset_root import Files
+from understudy.storage.mapped_tables import SharedState, share_arrays
 
 
 def distinct(values: np.ndarray) -> np.ndarray:
@@ -52,36 +44,33 @@ EPISODE_STRIDE = np.int64(1) << 32
 """Packs (episode, frame) into one integer: both are below 2**31."""
 
 
-class SegmentTable:
+class SegmentTable(SharedState):
     """Segments of a selection; `len` is the number of its samples.
 
     Args:
         segments: int64 (K, 3), rows [episode id, start, stop), ascending.
         stops: int64 (K,), end of the windows of a segment.
-        root: address of the dataset, for messages.
-        cache: folder of the host's cache, or "" for its default.
+        files: files of the dataset.
     """
 
-    def __init__(self, segments: np.ndarray, stops: np.ndarray, root: str, cache: str) -> None:
+    def __init__(self, segments: np.ndarray, stops: np.ndarray, files: Files) -> None:
         begins = segments[:, 0] * EPISODE_STRIDE + segments[:, 1]
         tables = {"segments": segments, "stops": stops, "begins": begins}
-        self._set(share_arrays(tables | {"ends": np.cumsum(segments[:, 2] - segments[:, 1])}, cache))
-        self._root = root
+        self._tables = share_arrays(tables | {"ends": np.cumsum(segments[:, 2] - segments[:, 1])}, files.cache)
+        self._root = files.root
 
-    def _set(self, tables: Any) -> None:
-        self.segments, self.stops = tables["segments"], tables["stops"]
-        self._begins, self._ends = tables["begins"], tables["ends"]
+    @property
+    def segments(self) -> np.ndarray:
+        """Rows [episode id, start, stop), int64 (K, 3)."""
+        return self._tables["segments"]
 
-    def __getstate__(self) -> dict[str, Any]:
-        tables = {"segments": self.segments, "stops": self.stops, "begins": self._begins, "ends": self._ends}
-        return {"root": self._root, "tables": dumps(tables)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._root = state["root"]
-        self._set(loads(state["tables"]))
+    @property
+    def stops(self) -> np.ndarray:
+        """End of the windows of each segment, int64 (K,)."""
+        return self._tables["stops"]
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return int(self._tables["ends"][-1])
 
     def locate(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (episode ids, frames), int64 (B,) each, of sample numbers; negative numbers count from the end.
@@ -94,8 +83,8 @@ class SegmentTable:
         wrong = (positions < 0) | (positions >= len(self))
         if wrong.any():
             raise IndexError(f"sample {int(asked[wrong][0])} of {len(self)}")
-        segment = np.searchsorted(self._ends, positions, side="right")
-        return self.segments[segment, 0], self.segments[segment, 2] - (self._ends[segment] - positions)
+        segment = np.searchsorted(self._tables["ends"], positions, side="right")
+        return self.segments[segment, 0], self.segments[segment, 2] - (self._tables["ends"][segment] - positions)
 
     def find(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """Return the number of the segment of each frame, int64 (B,).
@@ -108,7 +97,7 @@ class SegmentTable:
                 f"episodes {episodes.shape} and frames {frames.shape}", fix="give one row of each, same length"
             )
         asked = episodes * EPISODE_STRIDE + np.clip(frames, -1, EPISODE_STRIDE - 1)
-        segment = np.searchsorted(self._begins, asked, side="right") - 1
+        segment = np.searchsorted(self._tables["begins"], asked, side="right") - 1
         held = self.segments[np.maximum(segment, 0)]
         good = (segment >= 0) & (held[:, 0] == episodes) & (frames >= held[:, 1]) & (frames < held[:, 2])
         if not good.all():
@@ -132,12 +121,119 @@ def as_integers(numbers: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
     return array.astype(np.int64)
 
 
-KeepRanges = str | os.PathLike[str] | Mapping[Any, Any]
-"""Frame ranges to keep: a JSON file, or its content, key of an episode -> list of [start, end)."""
+WeightsIn = Literal["order", "loss", "both"]
+
+
+class SelectionOptions(TypedDict, total=False):
+    """The fields of `Selection` as keyword arguments."""
+
+    episodes: Iterable[int] | None
+    exclude_episodes: Iterable[int] | None
+    where: str | None
+    keep_ranges: KeepRanges | None
+    keep_rule: Literal["window", "start"]
+    drop_n_first_frames: int
+    drop_n_last_frames: int
+    frame_weights: str | os.PathLike[str] | None
+    frame_weights_in: WeightsIn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The episodes and frames of a dataset that are samples; by default all.
+
+    Attributes:
+        episodes: ids of the episodes to use.
+        exclude_episodes: ids of the episodes to leave out.
+        where: condition on the metadata of episodes, as in "success and quality >= 3" (docs/datasets.md). Only those
+            for which it holds are used, and of these only the ones in `episodes`.
+        keep_ranges: frame ranges to use, a JSON file or its content, key of an episode -> list of [start, end).
+            Episodes without a key are left out (`data/selection/keep_ranges.py`).
+        keep_rule: "window" keeps a frame when its whole window lies inside a range. "start" keeps it when the frame
+            itself does: the window's future is padded from the range's end on, its past may leave the range.
+        drop_n_first_frames: frames at the start of each episode that are not samples (windows still see them).
+        drop_n_last_frames: frames at the end of each episode that are not samples.
+        frame_weights: weight of each frame: a parquet file with the columns episode, frame and weight, or the key of a
+            feature with one number per frame. Frames of weight 0 are not samples (docs/frame_weights.md).
+        frame_weights_in: "order", "loss" or "both": a frame comes more often in an epoch (`epoch_segments`), its sample
+            has the factor of its loss as `loss_weight` (float32 scalar), or both, as their product.
+    """
+
+    episodes: Iterable[int] | None = None
+    exclude_episodes: Iterable[int] | None = None
+    where: str | None = None
+    keep_ranges: KeepRanges | None = None
+    keep_rule: Literal["window", "start"] = "window"
+    drop_n_first_frames: int = 0
+    drop_n_last_frames: int = 0
+    frame_weights: str | os.PathLike[str] | None = None
+    frame_weights_in: WeightsIn = "both"
+
+    def apply(self, catalog: Catalog, reach: tuple[int, int] = (0, 0)) -> SelectedFrames:
+        """Select frames of a dataset, without regard to `frame_weights` (see `weigh_frames`).
+
+        Args:
+            catalog: the dataset.
+            reach: frames that windows reach (back, ahead).
+
+        Raises:
+            DatasetError: an unknown episode, an unusable condition, a malformed file of ranges, or an empty selection
+                (names the cause).
+        """
+        rows, notes = self._select_rows(catalog)
+        for name in ("drop_n_first_frames", "drop_n_last_frames"):
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
+                raise DatasetError(f"{name} is {count!r}", fix="give an integer, 0 or more")
+        if self.keep_rule not in ("window", "start"):
+            raise DatasetError(f"keep_rule is {self.keep_rule!r}", fix="give 'window' or 'start'")
+        lengths = catalog.episodes.lengths
+        row, start, stop, report = rows, np.zeros(len(rows), np.int64), lengths[rows], None
+        if self.keep_ranges is not None:
+            row, start, stop, report = apply_ranges(catalog, rows, self.keep_ranges)
+        bound = stop
+        if report is not None and self.keep_rule == "window":
+            start, stop, bound = start + reach[0], stop - reach[1], lengths[row]
+        start = np.maximum(start, self.drop_n_first_frames)
+        stop = np.minimum(stop, lengths[row] - self.drop_n_last_frames)
+        some = stop > start
+        if not some.any():
+            raise self._nothing_left(lengths[rows], reach, catalog.root)
+        segments = np.stack([catalog.episodes.ids[row[some]], start[some], stop[some]], 1).astype(np.int64)
+        if report is not None:
+            report = replace(report, samples=int((segments[:, 2] - segments[:, 1]).sum()))
+            notes += tuple(report.lines())
+        return SelectedFrames(segments, bound[some].astype(np.int64), notes, report)
+
+    def _select_rows(self, catalog: Catalog) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Table rows of the episodes, int64 (n,), ascending, and a note on the condition."""
+        table = catalog.episodes
+        rows = np.arange(len(table)) if self.episodes is None else table.rows_of(_ids(self.episodes, "episodes"))
+        rows = distinct(rows)
+        if self.exclude_episodes is not None:
+            rows = difference(rows, table.rows_of(_ids(self.exclude_episodes, "exclude_episodes")))
+        if len(rows) == 0:
+            fix = f"there are {describe_ids(table.ids)}"
+            raise DatasetError("the selection holds no episode", where=catalog.root, fix=fix)
+        if self.where is None:
+            return rows, ()
+        met = matching_rows(catalog, self.where)
+        if not len(rows := common(rows, met)):
+            problem = f"where is {self.where!r}, which holds for none of the chosen `episodes`"
+            raise DatasetError(problem, where=catalog.root, fix="choose other episodes, or another condition")
+        return rows, (f"{catalog.root}: {len(met):,} of {len(table):,} episodes meet {self.where!r}",)
+
+    def _nothing_left(self, lengths: np.ndarray, reach: tuple[int, int], root: str) -> DatasetError:
+        problem = f"no frame is left: {len(lengths)} episodes of {int(lengths.min())} to {int(lengths.max())} frames, "
+        problem += f"{self.drop_n_first_frames} dropped first, {self.drop_n_last_frames} dropped last"
+        if self.keep_ranges is not None:
+            problem += f", keep_ranges by the rule {self.keep_rule!r} with windows reaching {reach[0]} back and "
+            problem += f"{reach[1]} ahead"
+        return DatasetError(problem, where=root, fix="drop fewer frames, or use shorter windows or keep_rule='start'")
 
 
 @dataclass(frozen=True)
-class Selection:
+class SelectedFrames:
     """Selected segments and the bounds of their windows.
 
     Attributes:
@@ -152,89 +248,6 @@ class Selection:
     stop: np.ndarray
     notes: tuple[str, ...] = ()
     keep_report: KeepReport | None = None
-
-
-def select(
-    catalog: Catalog,
-    *,
-    episodes: Iterable[int] | None = None,
-    exclude: Iterable[int] | None = None,
-    where: str | None = None,
-    drop_first: int = 0,
-    drop_last: int = 0,
-    keep_ranges: KeepRanges | None = None,
-    keep_rule: Literal["window", "start"] = "window",
-    reach: tuple[int, int] = (0, 0),
-) -> Selection:
-    """Select frames.
-
-    Args:
-        catalog: the dataset.
-        episodes: ids to use, all by default.
-        exclude: ids to leave out.
-        where: condition on the metadata of the episodes to use (see `data/selection/where.py`).
-        drop_first: frames to leave out at the start of each episode (windows still see them).
-        drop_last: frames to leave out at the end of each episode.
-        keep_ranges: frame ranges to keep (see `KeepRanges`); episodes without a key are left out.
-        keep_rule: "window" keeps a frame when its whole window is inside a range. "start" keeps it when the frame
-            itself is, and pads the window from the range's end on.
-        reach: frames that windows reach (back, ahead).
-
-    Raises:
-        DatasetError: an unknown episode, an unusable condition, a malformed file of ranges, or an empty selection
-            (names the cause).
-    """
-    table = catalog.episodes
-    rows = np.arange(len(table)) if episodes is None else table.rows_of(_ids(episodes, "episodes"))
-    rows = distinct(rows)
-    if exclude is not None:
-        rows = difference(rows, table.rows_of(_ids(exclude, "exclude_episodes")))
-    if len(rows) == 0:
-        raise DatasetError(
-            "the selection holds no episode", where=catalog.root, fix=f"there are {describe_ids(table.ids)}"
-        )
-    notes: tuple[str, ...] = ()
-    if where is not None:
-        met = matching_rows(catalog, where)
-        notes = (f"{catalog.root}: {len(met):,} of {len(table):,} episodes meet {where!r}",)
-        if not len(rows := common(rows, met)):
-            problem = f"where is {where!r}, which holds for none of the chosen `episodes`"
-            raise DatasetError(problem, where=catalog.root, fix="choose other episodes, or another condition")
-    for name, count in (("drop_n_first_frames", drop_first), ("drop_n_last_frames", drop_last)):
-        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
-            raise DatasetError(f"{name} is {count!r}", fix="give an integer, 0 or more")
-    if keep_rule not in ("window", "start"):
-        raise DatasetError(f"keep_rule is {keep_rule!r}", fix="give 'window' or 'start'")
-
-    report: KeepReport | None = None
-    if keep_ranges is None:
-        row, start = rows, np.zeros(len(rows), np.int64)
-        stop = table.lengths[rows]
-        bound = stop
-    else:
-        row, start, stop, report = _apply_ranges(catalog, rows, keep_ranges)
-        bound = stop
-        if keep_rule == "window":
-            start, stop, bound = start + reach[0], stop - reach[1], table.lengths[row]
-    start = np.maximum(start, drop_first)
-    stop = np.minimum(stop, table.lengths[row] - drop_last)
-    some = stop > start
-    if not some.any():
-        problem = f"no frame is left: {len(rows)} episodes of {int(table.lengths[rows].min())} to "
-        problem += f"{int(table.lengths[rows].max())} frames, {drop_first} dropped first, {drop_last} dropped last"
-        if keep_ranges is not None:
-            problem += (
-                f", keep_ranges by the rule {keep_rule!r} with windows reaching {reach[0]} back and {reach[1]} ahead"
-            )
-        raise DatasetError(
-            problem, where=catalog.root, fix="drop fewer frames, or use shorter windows or keep_rule='start'"
-        )
-    segments = np.stack([table.ids[row[some]], start[some], stop[some]], 1).astype(np.int64)
-    bound = bound[some].astype(np.int64)
-    if report is None:
-        return Selection(segments, bound, notes)
-    report = replace(report, samples=int((segments[:, 2] - segments[:, 1]).sum()))
-    return Selection(segments, bound, (*notes, *report.lines()), report)
 
 
 def split_episodes(ids: np.ndarray | Iterable[int], fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -272,97 +285,3 @@ def _ids(episodes: Iterable[int], name: str) -> np.ndarray:
     if ids.size and ids.dtype.kind not in "iu":
         raise DatasetError(f"{name} holds {ids.reshape(-1)[0]!r}", fix="give integer episode ids")
     return ids.astype(np.int64).reshape(-1)
-
-
-def _apply_ranges(
-    catalog: Catalog, rows: np.ndarray, keep_ranges: KeepRanges
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, KeepReport]:
-    """Return the ranges of the selected rows as row, start, stop, int64 (K,) each, merged where they touch.
-
-    The fourth value is their report, without `samples`.
-    """
-    where = "keep_ranges" if isinstance(keep_ranges, Mapping) else os.fspath(keep_ranges)
-    content: Mapping[Any, Any] = keep_ranges if isinstance(keep_ranges, Mapping) else _read(where)
-    matched, names = match_keys(catalog, list(content), where)
-    repeated = [key for key, count in Counter(matched.values()).items() if count > 1]
-    if repeated:
-        keys = " and ".join(repr(key) for key, row in matched.items() if row == repeated[0])
-        problem = f"{keys} are both episode {int(catalog.episodes.ids[repeated[0]])}"
-        raise DatasetError(problem, where=where, fix="give each episode one key")
-    selected, pieces, cut = set(rows.tolist()), [], 0
-    for key, row in sorted(matched.items(), key=lambda item: item[1]):
-        ranges = _check_ranges(key, content[key], where)
-        if row not in selected:
-            continue
-        length = int(catalog.episodes.lengths[row])
-        cut += sum(stop > length for _, stop in ranges)
-        merged: list[list[int]] = []
-        for start, stop in sorted((start, min(stop, length)) for start, stop in ranges if start < min(stop, length)):
-            if merged and start <= merged[-1][1]:
-                merged[-1][1] = max(merged[-1][1], stop)
-            else:
-                merged.append([start, stop])
-        pieces += [(row, start, stop) for start, stop in merged]
-    present = np.flatnonzero(catalog.episodes.lengths > 0)
-    unnamed = present[~np.isin(present, list(matched.values()))]
-    name_of = {row: name for name, row in names.items()} if len(unnamed) else {}
-    empty = [str(key) for key, row in matched.items() if not content[key]]
-    report = KeepReport(
-        where=where,
-        keys=len(content),
-        matched=len(matched),
-        unmatched=tuple(islice((str(key) for key in content if key not in matched), FEW)),
-        empty=len(empty),
-        first_empty=tuple(empty[:FEW]),
-        episodes=len(present),
-        unnamed=len(unnamed),
-        first_unnamed=tuple(name_of.get(row, str(int(catalog.episodes.ids[row]))) for row in unnamed[:FEW].tolist()),
-        cut=cut,
-        frames=int(catalog.episodes.lengths[rows].sum()),
-        in_ranges=sum(stop - start for _, start, stop in pieces),
-        samples=0,
-    )
-    if not pieces:
-        problem = "keeps no frame of the selected episodes: " + "; ".join(
-            line.removeprefix(f"{where}: ") for line in report.lines()
-        )
-        raise DatasetError(problem, where=where, fix="check the episodes and the ranges")
-    row, start, stop = np.asarray(pieces, np.int64).T
-    return row, start, stop, report
-
-
-def _read(path: str) -> dict[str, Any]:
-    try:
-        content = json.loads(Path(path).read_bytes(), object_pairs_hook=partial(_refuse_duplicates, path))
-    except OSError as error:
-        raise DatasetError(
-            f"cannot be read: {error.strerror}", where=path, fix="give a JSON file of keep-ranges"
-        ) from error
-    except DatasetError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(f"not valid JSON: {error}", where=path, fix="repair or restore it") from error
-    if not isinstance(content, dict) or not content:
-        raise DatasetError("holds no object of keep-ranges", where=path, fix="key of an episode -> [[start, end], ...]")
-    return content
-
-
-def _refuse_duplicates(path: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object of JSON with unique keys; the parser itself would keep only the last value of a key."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise DatasetError(f"{key!r} is repeated", where=path, fix="put its ranges into one list")
-    return content
-
-
-def _check_ranges(key: object, ranges: object, where: str) -> list[tuple[int, int]]:
-    good = isinstance(ranges, (list, tuple)) and all(
-        isinstance(r, (list, tuple)) and len(r) == 2 and all(type(x) is int for x in r) and 0 <= r[0] <= r[1]
-        for r in ranges
-    )
-    if not good:
-        raise DatasetError(
-            f"{key!r} -> {str(ranges)[:80]}", where=where, fix="give a list of [start, end) frame numbers"
-        )
-    return [(int(start), int(stop)) for start, stop in ranges]  # type: ignore[attr-defined]

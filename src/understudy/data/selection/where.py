@@ -10,6 +10,7 @@ parsed as Python's syntax and interpreted here; nothing of it is executed.
 """
 
 import ast
+import operator
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -20,6 +21,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError
 
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
+_ORDERINGS = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
 _MOST = 2000  # characters; Python's parser takes memory for each level of brackets
 _DEEPEST = 100  # levels of the syntax tree
 _SYNTAX = "as in --where 'success and quality >= 3 and \"cup\" in task'"
@@ -35,7 +37,7 @@ class Where:
         names: names of metadata in it.
 
     Raises:
-        DatasetError: the text is no condition.
+        DatasetError: the text is not a condition.
     """
 
     def __init__(self, text: str) -> None:
@@ -85,7 +87,7 @@ class Where:
         """Refuse syntax that is not interpreted, and collect names."""
         if isinstance(node, ast.Constant):
             if node.value is not None and not isinstance(node.value, (bool, int, float, str)):
-                raise self._refuse(f"{node.value!r} is no number, text, true or false")
+                raise self._refuse(f"{node.value!r} is not a number, text, true or false")
         elif isinstance(node, ast.Name) and node.id.lower() in _WORDS:
             pass
         elif (name := self._name(node)) is not None:
@@ -140,9 +142,7 @@ class Where:
         try:
             if isinstance(op, (ast.In, ast.NotIn)):
                 return bool(a in b) == isinstance(op, ast.In)
-            if isinstance(op, (ast.Lt, ast.GtE)):
-                return bool(a < b) == isinstance(op, ast.Lt) if a == a and b == b else False
-            return bool(a > b) == isinstance(op, ast.Gt) if a == a and b == b else False
+            return bool(_ORDERINGS[type(op)](a, b))
         except TypeError:
             raise self._refuse(f"{a!r} and {b!r} cannot be compared", where) from None
 
@@ -159,7 +159,7 @@ def matching_rows(catalog: Catalog, text: str) -> np.ndarray:
     """Return the table rows of the episodes for which a condition holds, int64, ascending.
 
     Raises:
-        DatasetError: the text is no condition, names metadata that no episode has, or holds for no episode.
+        DatasetError: the text is not a condition, names metadata that no episode has, or holds for no episode.
     """
     where, table = Where(text), catalog.episodes
     metadata = catalog.episode_metadata()

@@ -149,7 +149,7 @@ class Member:
 def head_name(robot_type: str | None, control_mode: str | None, fallback: str) -> str:
     """Return `robot_type::control_mode`, or `fallback` where either is missing, "" or "unknown".
 
-    The fallback is the dataset's name: a dataset of an unknown robot is a head of its own.
+    The fallback is the dataset's name: a dataset of an unknown robot has its own head.
     """
     names = [part.strip() for part in (robot_type, control_mode) if isinstance(part, str)]
     if len(names) < 2 or any(part.lower() in ("", "unknown") for part in names):

@@ -92,7 +92,7 @@ class RowSample:
 class RunningStatistics:
     """Statistics over the first axis of arrays (n, *shape) of numbers or bools, ignoring values that are not finite.
 
-    Quantiles are exact up to `keep` rows, so for any one episode. Beyond it they are those of every 2nd, 4th, ... row.
+    Quantiles are exact up to `keep` rows, so for any one episode. Beyond it every 2nd, 4th, ... row counts.
 
     Args:
         shape: shape of one row.

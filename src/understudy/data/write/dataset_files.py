@@ -23,11 +23,12 @@ import pyarrow.parquet as pq
 
 from understudy.atomic import DRAFT_SUFFIX, replace_file, sync, write_text
 from understudy.data.format.features import Feature
-from understudy.data.stats.running import NAMES
+from understudy.data.stats.running import NAMES, ImageStatistics, RunningStatistics
 from understudy.errors import DatasetError
 from understudy.video.encode import codec_name, concat_videos
 
 FILES_PER_CHUNK = 1000
+PLAIN_VIDEO = {"is_depth_map": False, "has_audio": False}
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -48,6 +49,12 @@ def file_path(template: str, number: int, key: str = "") -> str:
     """Return the path of the `number`-th file of a kind, relative to the root."""
     chunk, file = divmod(number, FILES_PER_CHUNK)
     return template.format(chunk_index=chunk, file_index=file, video_key=key)
+
+
+def file_columns(prefix: str, number: int) -> dict[str, int]:
+    """Return the columns of meta/episodes that name the `number`-th file of a kind."""
+    chunk, file = divmod(number, FILES_PER_CHUNK)
+    return {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": file}
 
 
 def replace_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -188,6 +195,33 @@ def statistic_value(feature: Feature, name: str, figure: np.ndarray) -> Any:
     return figure.clip(-(2.0**63), np.nextafter(2.0**63, 0)).astype(np.int64).tolist()  # floats of 64-bit integers
 
 
+def statistic_columns(feature: Feature, figures: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the columns of meta/episodes with the statistics of a feature."""
+    return {f"stats/{feature.key}/{name}": statistic_value(feature, name, figures[name]) for name in NAMES}
+
+
+def stats_json(
+    features: Mapping[str, Feature], statistics: Mapping[str, RunningStatistics | ImageStatistics]
+) -> dict[str, Any]:
+    """Return the content of meta/stats.json."""
+    results = {key: part.result() for key, part in statistics.items()}
+    return {
+        key: {name: statistic_value(features[key], name, figures[name]) for name in NAMES}
+        for key, figures in results.items()
+    }
+
+
+def episode_columns(episode: int, tasks: Sequence[str], length: int, first: int) -> dict[str, Any]:
+    """Return the columns of meta/episodes about an episode whose first frame has the index `first`."""
+    return {
+        "episode_index": episode,
+        "tasks": tasks,
+        "length": length,
+        "dataset_from_index": first,
+        "dataset_to_index": first + length,
+    }
+
+
 def tasks_table(tasks: Sequence[str]) -> pa.Table:
     """Build meta/tasks.parquet: task_index, and the text as pandas' index."""
     table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())})
@@ -205,6 +239,12 @@ def tasks_table(tasks: Sequence[str]) -> pa.Table:
     return table.replace_schema_metadata({b"pandas": json.dumps(pandas).encode()})
 
 
+def video_info(height: int, width: int, codec: str, pix_fmt: str | None, fps: float, channels: int) -> dict[str, Any]:
+    """Return facts about the videos of a camera, for its entry in info.json."""
+    names = ("height", "width", "codec", "pix_fmt", "fps", "channels")
+    return {f"video.{name}": fact for name, fact in zip(names, (height, width, codec, pix_fmt, fps, channels))}
+
+
 def feature_entries(features: Mapping[str, Feature], fps: int, codec: str, gop: int, crf: int | None) -> dict[str, Any]:
     """Return the `features` of info.json."""
     entries: dict[str, Any] = {}
@@ -212,18 +252,8 @@ def feature_entries(features: Mapping[str, Feature], fps: int, codec: str, gop: 
         entry: dict[str, Any] = {"dtype": feature.dtype, "shape": list(feature.shape), "names": feature.names}
         if feature.is_video:
             height, width, channels = feature.shape
-            entry["info"] = {
-                "video.height": height,
-                "video.width": width,
-                "video.codec": codec_name(codec),
-                "video.pix_fmt": "yuv420p",
-                "video.fps": fps,
-                "video.channels": channels,
-                "video.g": gop,
-                **({} if crf is None else {"video.crf": crf}),
-                "is_depth_map": False,
-                "has_audio": False,
-            }
+            entry["info"] = video_info(height, width, codec_name(codec), "yuv420p", fps, channels)
+            entry["info"] |= {"video.g": gop} | ({} if crf is None else {"video.crf": crf}) | PLAIN_VIDEO
         entries[key] = entry
     return entries
 
@@ -298,12 +328,9 @@ def small_files(root: Path, features: Mapping[str, Feature], number: int) -> dic
 def commit(root: Path, features: Mapping[str, Feature], group: Group, row: dict[str, Any]) -> None:
     """Add an episode to the dataset; its files (number `group.next_file`) must be complete."""
     paths = small_files(root, features, group.next_file)
-    chunk, file = divmod(group.next_file, FILES_PER_CHUNK)
-    row |= {"data/chunk_index": chunk, "data/file_index": file}
-    for key in video_keys(features):
-        row |= {f"videos/{key}/chunk_index": chunk, f"videos/{key}/file_index": file}
-    chunk, file = divmod(group.number, FILES_PER_CHUNK)
-    row |= {"meta/episodes/chunk_index": chunk, "meta/episodes/file_index": file}
+    for kind in ("data", *(f"videos/{key}" for key in video_keys(features))):
+        row |= file_columns(kind, group.next_file)
+    row |= file_columns("meta/episodes", group.number)
     rows = pa.concat_tables([group.rows, pa.Table.from_pylist([row], group.rows.schema)]).combine_chunks()
     replace_parquet(root / file_path(EPISODES_PATH, group.number), [rows], rows.schema, durable=True)
     group.rows, group.next_file = rows, group.next_file + 1
@@ -342,10 +369,9 @@ def pack(root: Path, features: Mapping[str, Feature], group: Group, fps: int) ->
         sync(new[key].parent)
         columns.append(f"videos/{key}")
     rows = group.rows
-    chunk, file = divmod(group.number, FILES_PER_CHUNK)
     for name in columns:
-        rows = _set(rows, f"{name}/chunk_index", np.full(len(lengths), chunk))
-        rows = _set(rows, f"{name}/file_index", np.full(len(lengths), file))
+        for column, number in file_columns(name, group.number).items():
+            rows = _set(rows, column, np.full(len(lengths), number))
         if name != "data":
             rows = _set(rows, f"{name}/from_timestamp", (ends - lengths) / fps)
             rows = _set(rows, f"{name}/to_timestamp", ends / fps)

@@ -35,13 +35,14 @@ from PIL import Image
 
 from understudy.atomic import draft_path
 from understudy.data.format.features import Feature
-from understudy.data.stats.running import NAMES, ImageStatistics, RunningStatistics, image_step
+from understudy.data.stats.running import ImageStatistics, RunningStatistics, image_step
 from understudy.data.write.dataset_files import (
     DEFAULTS,
     EPISODES_PATH,
     commit,
     data_schema,
     empty_group,
+    episode_columns,
     episode_schema,
     feature_entries,
     file_path,
@@ -52,7 +53,8 @@ from understudy.data.write.dataset_files import (
     replace_json,
     replace_parquet,
     small_files,
-    statistic_value,
+    statistic_columns,
+    stats_json,
     tasks_table,
     to_column,
     video_keys,
@@ -108,7 +110,7 @@ def check_frame(values: Mapping[str, Any], features: Mapping[str, Feature], allo
     """Convert the values of one frame to their features' dtypes; images stay uint8 (H, W, 3) arrays.
 
     Lists and plain numbers are taken as arrays. Floats are rounded to the feature's precision. Integers are taken where
-    the feature's dtype holds them exactly. Floats are no integers, and nothing but bool is a bool.
+    the feature's dtype holds them exactly. Floats are not integers, and nothing but bool is a bool.
 
     Raises:
         ValueError: a value breaks a rule; names the key and the rule.
@@ -352,18 +354,11 @@ class EpisodeWriter:
         replace_parquet(path, [pa.Table.from_arrays(arrays, schema=schema)], schema)
         if len(all_tasks) > len(self.tasks):
             self._write_tasks(all_tasks)
-        row: dict[str, Any] = {
-            "episode_index": self.episodes,
-            "tasks": tasks,
-            "length": length,
-            "dataset_from_index": self.frames,
-            "dataset_to_index": self.frames + length,
-        }
+        row = episode_columns(self.episodes, tasks, length, self.frames)
         for key in video_keys(self.features):
             row |= {f"videos/{key}/from_timestamp": 0.0, f"videos/{key}/to_timestamp": length / self.fps}
         for key, part in (statistics | self._images).items():
-            figures = part.result()
-            row |= {f"stats/{key}/{name}": statistic_value(self.features[key], name, figures[name]) for name in NAMES}
+            row |= statistic_columns(self.features[key], part.result())
         return row, numbers
 
     def _write_tasks(self, tasks: list[str]) -> None:
@@ -374,12 +369,7 @@ class EpisodeWriter:
     def _write_totals(self, statistics: bool) -> None:
         """Update info.json, and stats.json on request, to the committed episodes."""
         if statistics and self.frames:
-            figures = {key: part.result() for key, part in self._statistics.items()}
-            values = {
-                key: {name: statistic_value(self.features[key], name, result[name]) for name in NAMES}
-                for key, result in figures.items()
-            }
-            replace_json(self.root / "meta/stats.json", values)
+            replace_json(self.root / "meta/stats.json", stats_json(self.features, self._statistics))
             self._measured = self.frames
         replace_json(self.root / "meta/info.json", self._info())
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
-from understudy.data.selection.select import KeepRanges, select
+from understudy.data.selection.keep_ranges import KeepRanges
+from understudy.data.selection.select import Selection
 from understudy.errors import DatasetError
 from understudy.report.view.columns import runs
 
@@ -64,14 +65,14 @@ class Keep:
 
     Args:
         catalog: the dataset.
-        ranges: the ranges (see `select`).
+        ranges: the ranges (see `Selection`).
 
     Raises:
         DatasetError: the ranges are malformed, or none is of this dataset.
     """
 
     def __init__(self, catalog: Catalog, ranges: KeepRanges) -> None:
-        selection = select(catalog, keep_ranges=ranges, keep_rule="start")
+        selection = Selection(keep_ranges=ranges, keep_rule="start").apply(catalog)
         self._segments = selection.segments
         self.notes = selection.notes
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from understudy.batch_keys import ACTION
 from understudy.data.format.catalog import Catalog
-from understudy.data.selection.select import KeepRanges
+from understudy.data.selection.keep_ranges import KeepRanges
 from understudy.errors import DatasetError
 from understudy.report import html
 from understudy.report.view.columns import BLOCK, Columns, numbers

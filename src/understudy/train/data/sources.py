@@ -15,7 +15,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import MissingFiles, describe_ids
 from understudy.data.format.standard_keys import rename_keys
-from understudy.data.selection.select import common, difference, distinct, split_episodes
+from understudy.data.selection.select import Selection, common, difference, distinct, split_episodes
 from understudy.data.selection.where import matching_rows
 from understudy.data.stats.norm_heads import head_name
 from understudy.errors import DatasetError
@@ -165,64 +165,95 @@ def split_source(
     Raises:
         DatasetError: images are not RGB, the selection is empty, episodes cannot be split, or files are missing.
     """
-    wanted, catalog = source.config, source.catalog
-    own = [camera for camera in cameras if camera in source.cameras]
-    for camera in own:
-        feature = catalog.features[camera]
-        if feature.is_depth or feature.channels not in (3, None):
-            what = f"{camera!r} has {feature.channels} channels" if not feature.is_depth else f"{camera!r} is depth"
-            what += ", a policy takes RGB"
-            raise DatasetError(what, where=catalog.root, fix=_other_cameras(catalog))
-    if config.learns_dynamics() and STATE not in source.keys:
-        what = f"mode: future states are trained, which needs {STATE!r}, and there is none"
-        raise DatasetError(what, where=catalog.root, fix="set `state` to its key, or mode to policy")
-    steps = [i / catalog.fps for i in range(config.data.actions_per_chunk + 1)]
-    before = [-i / catalog.fps for i in range(config.policy.past_actions, 0, -1)]
-    windows = {ACTION: [*before, *steps[:-1]]} | ({STATE: steps} if config.learns_dynamics() else {})
-    image_times, state_times = seen_times(config.policy, catalog.fps)
-    windows |= {camera: list(image_times) for camera in cameras if image_times}
-    windows |= {STATE: list(state_times)} if state_times and STATE in source.keys else {}
-    if config.learns_dynamics() and (ahead := config.policy.images_ahead(config.data.actions_per_chunk)):
-        windows |= {camera: [0.0, *(steps[frames] for frames in ahead)] for camera in cameras}
+    settings, catalog = source.config, source.catalog
+    own_cameras = [camera for camera in cameras if camera in source.cameras]
+    _check_colors(catalog, own_cameras)
     options: dict[str, Any] = {
-        "delta_timestamps": windows,
-        "keys": [*source.keys, *own],
-        "missing_cameras": {camera: sizes[camera] for camera in cameras if camera not in own},
-        "drop_n_first_frames": wanted.drop_n_first_frames,
-        "drop_n_last_frames": wanted.drop_n_last_frames,
-        "keep_ranges": wanted.keep_ranges or None,
-        "keep_rule": wanted.keep_rule,
+        "delta_timestamps": _windows(source, config, cameras),
+        "keys": [*source.keys, *own_cameras],
+        "missing_cameras": {camera: sizes[camera] for camera in cameras if camera not in own_cameras},
         "name": name,
-        "response": wanted.response if any(one.response for one in config.data.mixed()) else None,
+        "response": settings.response if any(mixed.response for mixed in config.data.mixed()) else None,
     }
-    _check_validation_episodes(wanted, catalog)
-    choice: dict[str, Any] = {"exclude_episodes": wanted.exclude_episodes, "where": wanted.where or None}
-    usable = EpisodeDataset(catalog, episodes=wanted.episodes or None, **choice, **options)
+    _check_validation_episodes(settings, catalog)
+    selection = Selection(
+        episodes=settings.episodes or None,
+        exclude_episodes=settings.exclude_episodes,
+        where=settings.where or None,
+        keep_ranges=settings.keep_ranges or None,
+        keep_rule=settings.keep_rule,
+        drop_n_first_frames=settings.drop_n_first_frames,
+        drop_n_last_frames=settings.drop_n_last_frames,
+    )
+    usable = EpisodeDataset(catalog, select=selection, **options)
     ids = distinct(usable.segments[:, 0])
-    skipped, notes = skip_incomplete(wanted, catalog, ids, own, source.keys, config.data, recorded, check_files)
-    ids = difference(ids, np.array(skipped, np.int64))
-    if wanted.val_episodes:
-        validated = difference(np.array(wanted.val_episodes, np.int64), np.array(skipped, np.int64))
-        trained = difference(ids, validated)
-        if len(trained) == 0:
-            what = "val_episodes contains all episodes that are used"
-            raise DatasetError(what, where=catalog.root, fix="leave some to train on")
-    else:
-        fraction = config.data.val_fraction if wanted.val_fraction is None else wanted.val_fraction
-        try:
-            trained, validated = split_episodes(ids, fraction)
-        except DatasetError as error:
-            fix = "set val_fraction to 0 (--data.val-fraction 0, or in its source), or use more episodes"
-            raise DatasetError(error.what, where=catalog.root, fix=fix) from error
+    skipped, notes = skip_incomplete(
+        settings, catalog, ids, own_cameras, source.keys, config.data, recorded, check_files
+    )
+    trained, validated = _split_ids(ids, np.array(skipped, np.int64), source, config)
     if config.data.prompt_metadata:  # of each source the metadata that it has
-        own_metadata = catalog.episode_metadata()
-        options["prompt_metadata"] = [field for field in config.data.prompt_metadata if field in own_metadata]
-    options |= {"frame_weights": wanted.frame_weights or None, "frame_weights_in": wanted.frame_weights_in}
-    training = EpisodeDataset(catalog, episodes=trained, **options)
-    validation = EpisodeDataset(catalog, episodes=validated, **options) if len(validated) else None
+        metadata = catalog.episode_metadata()
+        options["prompt_metadata"] = [field for field in config.data.prompt_metadata if field in metadata]
+    selection = replace(
+        selection,
+        exclude_episodes=None,
+        where=None,
+        frame_weights=settings.frame_weights or None,
+        frame_weights_in=settings.frame_weights_in,
+    )
+    training = EpisodeDataset(catalog, select=replace(selection, episodes=trained), **options)
+    held_out = replace(selection, episodes=validated)
+    validation = EpisodeDataset(catalog, select=held_out, **options) if len(validated) else None
     depth = [key for key in catalog.camera_keys if catalog.features[key].is_depth]
     left_out = [f"{catalog.root}: {key} is depth, which policies do not take: left out" for key in depth]
     return SourceSplit(training, validation, (*usable.notes, *left_out, *notes), skipped)
+
+
+def _check_colors(catalog: Catalog, cameras: Sequence[str]) -> None:
+    """Raise DatasetError for a camera whose images are not RGB."""
+    for camera in cameras:
+        feature = catalog.features[camera]
+        if feature.is_depth or feature.channels not in (3, None):
+            problem = f"{camera!r} is depth" if feature.is_depth else f"{camera!r} has {feature.channels} channels"
+            raise DatasetError(f"{problem}, a policy takes RGB", where=catalog.root, fix=_other_cameras(catalog))
+
+
+def _windows(source: Source, config: TrainConfig, cameras: Sequence[str]) -> dict[str, list[float]]:
+    """Windows of the policy's inputs and targets: key -> seconds around the frame."""
+    fps, learns = source.catalog.fps, config.learns_dynamics()
+    if learns and STATE not in source.keys:
+        problem = f"mode: future states are trained, which needs {STATE!r}, and there is none"
+        raise DatasetError(problem, where=source.catalog.root, fix="set `state` to its key, or mode to policy")
+    steps = [i / fps for i in range(config.data.actions_per_chunk + 1)]
+    before = [-i / fps for i in range(config.policy.past_actions, 0, -1)]
+    windows = {ACTION: [*before, *steps[:-1]]} | ({STATE: steps} if learns else {})
+    image_times, state_times = seen_times(config.policy, fps)
+    windows |= {camera: list(image_times) for camera in cameras if image_times}
+    windows |= {STATE: list(state_times)} if state_times and STATE in source.keys else {}
+    if learns and (ahead := config.policy.images_ahead(config.data.actions_per_chunk)):
+        windows |= {camera: [0.0, *(steps[frames] for frames in ahead)] for camera in cameras}
+    return windows
+
+
+def _split_ids(
+    ids: np.ndarray, skipped: np.ndarray, source: Source, config: TrainConfig
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of the training and of the validation episodes, without the skipped ones."""
+    settings, root = source.config, source.catalog.root
+    ids = difference(ids, skipped)
+    if settings.val_episodes:
+        validated = difference(np.array(settings.val_episodes, np.int64), skipped)
+        trained = difference(ids, validated)
+        if len(trained) == 0:
+            problem = "val_episodes contains all episodes that are used"
+            raise DatasetError(problem, where=root, fix="leave some to train on")
+        return trained, validated
+    fraction = config.data.val_fraction if settings.val_fraction is None else settings.val_fraction
+    try:
+        return split_episodes(ids, fraction)
+    except DatasetError as error:
+        fix = "set val_fraction to 0 (--data.val-fraction 0, or in its source), or use more episodes"
+        raise DatasetError(error.what, where=root, fix=fix) from error
 
 
 def _check_validation_episodes(wanted: SourceConfig, catalog: Catalog) -> None:

@@ -5,7 +5,7 @@ loops           decode and convert many frames in one call (`loops.c`)
 swscale         RGB conversion straight into an array, and PyAV's own, equal in all its versions
 
 Why it exists: PyAV releases and takes the interpreter's lock several times for each frame. With two threads and small
-frames that is a fifth of the decoding time. PyAV also converts into a frame of its own, which must then be copied.
+frames that is a fifth of the decoding time. PyAV also converts into its own frame, which must then be copied.
 
 How it is guarded: before first use the memory layout that `loops.c` assumes is verified on live objects, through
 /proc/self/mem, so a wrong address raises and does not crash. Only versions of PyAV that were tried are accepted. A

@@ -98,7 +98,7 @@ def decode_packets(
     Args:
         context: the decoder.
         run: the packets.
-        pixel_format: of the frames that this context has output before; "": unknown, which makes this call the slower
+        pixel_format: format of the frames that this context has output; "": unknown, which makes this call the slower
             loop. (PyAV 15 and 16 do not know it, and PyAV 17.1 crashes where there is none yet.)
 
     Returns:
@@ -117,7 +117,7 @@ def decode_packets(
         left = run.stop - row
         room = spare[: left + 1]  # one extra frame, so that a drained decoder is noticed
         del spare[: left + 1]
-        while len(room) <= left:  # size 0: no memory of its own, which comes with the decoded frame
+        while len(room) <= left:  # size 0: no memory, which comes with the decoded frame
             room.append(av.VideoFrame(0, 0, pixel_format))
         fed, got = c_int(), c_int()
         status = library.loops_decode(
@@ -143,7 +143,7 @@ def decode_packets(
 def decode_packets_in_python(context: av.VideoCodecContext, run: PacketRun) -> tuple[list[av.VideoFrame], int, bool]:
     """Do the same as `decode_packets` in Python.
 
-    Packets are made in a loop of their own: work between two decode calls evicts the codec's data from the CPU caches
+    Packets are made in a separate loop: work between two decode calls evicts the codec's data from the CPU caches
     and takes several times as long.
     """
     view, frames = memoryview(run.data).cast("B"), []
@@ -168,8 +168,8 @@ def convert_frames(context: int, frames: Sequence[av.VideoFrame], to: Sequence[i
         context: address of a context of swscale.
         frames: the frames.
         to: one address for each, of (3, height, width) bytes: planes of red, green, blue. They are not checked.
-        height: of each frame.
-        width: of each frame.
+        height: height of each frame.
+        width: width of each frame.
     """
     library = load_loops()
     if library is None:

@@ -2,10 +2,10 @@
 
 PyAV converts into a frame that it allocates, which must then be copied. The copy costs as much as the conversion or
 more: at 640x480 68 us instead of 160, at 224x224 14 instead of 28. So swscale itself is called (`ffmpeg.py`; pointers
-and strides, no structures of its own), without the GIL.
+and strides, no structures), without the GIL.
 
 A pixel layout is converted this way only after noise in this layout came out as PyAV converts it, to the bit, and
-nothing was written beside it. Where PyAV hides the symbols, or this trial fails, `video/color.py` goes through PyAV.
+nothing was written next to it. Where PyAV hides the symbols, or this trial fails, `video/color.py` goes through PyAV.
 
 PyAV's color conversion, made equal in all its versions.
 
@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import av
 import numpy as np
-from av.video.reformatter import Interpolation, VideoReformatter
+from av.video.reformatter import VideoReformatter
 
 from understudy.video.native.ffmpeg import load_swscale
 from understudy.video.native.loops import convert_frames
@@ -42,8 +42,6 @@ def reformat(
     reformatter: VideoReformatter,
     frame: av.VideoFrame,
     pixel_format: str,
-    size: tuple[int, int] | None = None,
-    interpolation: Interpolation | None = None,
 ) -> av.VideoFrame:
     """Convert a frame to a pixel format, in the calling thread alone.
 
@@ -51,33 +49,26 @@ def reformat(
         reformatter: PyAV's converter, which caches its tables.
         frame: the frame.
         pixel_format: "rgb24" or "gbrp".
-        size: (height, width) of the result; None: the frame's own.
-        interpolation: for another size.
 
     Raises:
         OSError: PyAV refuses the frame's matrix.
     """
-    height, width = size or (None, None)
     if _reads_color_tags():
-        return reformatter.reformat(frame, width, height, pixel_format, interpolation=interpolation, threads=1)
+        return reformatter.reformat(frame, format=pixel_format, threads=1)
     name = frame.format.name
     if _swscale_version() < 9:
         _warn(name, frame.height % 2 == 1)
     if frame.format.is_rgb:
-        return reformatter.reformat(frame, width, height, pixel_format, interpolation=interpolation)
+        return reformatter.reformat(frame, format=pixel_format)
     full = frame.color_range == _FULL_RANGE or name.startswith(("yuvj", "gray"))
     return reformatter.reformat(
         frame,
-        width,
-        height,
-        pixel_format,
+        format=pixel_format,
         src_colorspace=frame.colorspace,
         dst_colorspace=frame.colorspace,
-        interpolation=interpolation,
         src_color_range=_FULL_RANGE if full else _LIMITED_RANGE,
-        dst_color_range=_LIMITED_RANGE
-        if full
-        else _FULL_RANGE,  # RGB has no range, but swscale converts only where the two differ
+        # RGB has no range, but swscale converts only where the two differ.
+        dst_color_range=_LIMITED_RANGE if full else _FULL_RANGE,
     )
 
 
@@ -125,7 +116,7 @@ class PlaneConverter:
     """Conversion of one pixel layout to RGB planes, with its tables. For one thread at a time.
 
     Attributes:
-        nbytes: of one image that is written.
+        nbytes: bytes of one written image.
     """
 
     def __init__(self, layout: PixelLayout) -> None:
