@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from torch import Tensor
 
