@@ -30,8 +30,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from planted_images import CAMERA_FAULTS, CameraFault
+from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding, Report
-from understudy.check.run import check_dataset
 from understudy.data.write.writer import EpisodeWriter
 from understudy.video.encode import encode_video
 from understudy.video.reader import open_video
@@ -1201,7 +1201,7 @@ def write_bases(folder: Path) -> dict[str, Path]:
     return bases | {base: data / name for base, name in real.items() if (data / name).is_dir()}
 
 
-def plant(one: Fault, bases: dict[str, Path], folder: Path, images: Literal["none", "sample"] = "sample") -> Report:
+def plant(one: Fault, bases: dict[str, Path], folder: Path, images: Literal["rows", "sample"] = "sample") -> Report:
     """Plant a fault in a copy of its dataset, and check the copy."""
     target = folder / one.name
     shutil.copytree(bases[one.version], target)

@@ -152,7 +152,7 @@ def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Pa
     asked = {
         "report": [
             ["report", out],
-            ["inspect", str(data), "--page", out + ".html"],
+            ["check", str(data), "--page", out + ".html"],
             ["profile", "--data.root", str(data), "--output-dir", out],
             ["bench", str(data), "--figure", out + ".png"],
             ["order", "explain", str(data), "--figure", out + ".png"],
@@ -160,9 +160,9 @@ def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Pa
         "demo": [["demo", "--output-dir", out], ["record", "--output-dir", out]],
         "sim": [["record", "--output-dir", out, "--env", "metaworld"]],
         "serve": [["serve", str(data)]],
-        "s3": [["inspect", "s3://bucket/data", "--json"]],
-        "hub": [["inspect", "hf://datasets/someone/something", "--json"]],
-        "remote": [["inspect", "http://127.0.0.1:9/data", "--json"]],
+        "s3": [["check", "s3://bucket/data", "--json"]],
+        "hub": [["check", "hf://datasets/someone/something", "--json"]],
+        "remote": [["check", "http://127.0.0.1:9/data", "--json"]],
     }
     calls = [(extra, call) for extra, several in asked.items() for call in several]
     blocked = ALL - set(EXTRAS["train"])

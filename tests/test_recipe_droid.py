@@ -78,7 +78,7 @@ def test_recipe_runs_word_for_word(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     variables["POLICY"] = flow
     commands = expand(variables)
     assert [" ".join(words[:2]) for words in commands if words[0] in ("understudy", "hf")] == [
-        *("understudy edit", "hf download", "understudy inspect", "understudy ranges"),
+        *("understudy edit", "hf download", "understudy check", "understudy ranges"),
         *("understudy tokenizer", "understudy validate", "understudy export"),
         *("understudy replay", "understudy serve"),
     ]

@@ -74,12 +74,12 @@ def test_tutorials_run_word_for_word(
         called[page], printed[page] = follow(page), capsys.readouterr().out
     for word in ("rate: training saw", "shape: training saw", "instruction: training saw"):
         assert word in printed["robot"], "each mistake is named"
-    assert called["dataset"] == [f"understudy {name}" for name in ("check", "view", "edit", "edit", "inspect")]
+    assert called["dataset"] == [f"understudy {name}" for name in ("check", "view", "edit", "edit", "check")]
     assert [name for name in called["cluster"] if name in PROGRAMS] == ["sbatch", "torchrun"]
     pages = (
         "check.html",
         "view/index.html",
-        "inspect.html",
+        "checked.html",
         "comparison.html",
         "runs/tutorial/report.html",
     )

@@ -15,9 +15,9 @@ from support.datasets import Spec, edit_json, write_dataset
 from support.refusals import refused
 from support.servers import RangeServer, folder
 from understudy.check.column_facts import ColumnBuilder
+from understudy.check.examine import check_dataset
 from understudy.check.findings import RULES, Finding, Place, list_ids, sort_findings
 from understudy.check.row_facts import read_rows
-from understudy.check.run import check_dataset
 from understudy.cli import main
 from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
@@ -47,18 +47,18 @@ def test_check_finds_nothing_wrong_in_each_format(sets: dict[str, Path], version
 def test_check_command_exits_with_the_result(
     sets: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.main(["check", str(sets["v2.1"]), "--pictures", "none", "--json"]) == 0
+    assert main.main(["check", str(sets["v2.1"]), "--depth", "rows", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["sound"] is True
     shutil.copytree(sets["v2.1"], tmp_path / "set")
     next((tmp_path / "set/data").rglob("episode_000002.parquet")).unlink()
-    assert main.main(["check", str(tmp_path / "set"), "--json", "--pictures", "none"]) == 1
+    assert main.main(["check", str(tmp_path / "set"), "--json", "--depth", "rows"]) == 1
     result = json.loads(capsys.readouterr().out)
     assert result["bad_episodes"] == [2]
     [finding] = [one for one in result["findings"] if one["severity"] == "error"]
     assert finding["rule"] == "files.missing"
     assert finding["place"]["episodes"] == [2]
     assert finding["fix"]
-    assert main.main(["check", str(tmp_path / "set"), "--pictures", "none"]) == 1
+    assert main.main(["check", str(tmp_path / "set"), "--depth", "rows"]) == 1
     assert "files.missing" in capsys.readouterr().out
     assert main.main(["check", str(tmp_path / "nowhere")]) == 2
 
@@ -78,7 +78,7 @@ def test_check_names_the_flag_that_a_training_asks_for(fault: str, tmp_path: Pat
         edit_json(tmp_path / "set/meta/info.json", lambda info: change(info["features"]))
     catalog = Catalog.open(tmp_path / "set")
     rule = "files.camera" if fault == "lost video" else "metadata.training"
-    [finding] = [one for one in check_dataset(tmp_path / "set", "none").findings if one.rule == rule]
+    [finding] = [one for one in check_dataset(tmp_path / "set", "rows").findings if one.rule == rule]
     refused = pytest.raises(DatasetError)
     with refused as error:
         config = TrainConfig(data=DataConfig(root=str(tmp_path / "set")))
@@ -120,7 +120,7 @@ def test_check_names_a_missing_task_list_and_a_timestamp_that_is_no_number(
     times = table["timestamp"].to_pylist()
     column = pa.array([*times[:3], float("nan"), *times[4:]], pa.float32())
     pq.write_table(table.set_column(at, "timestamp", column), path)
-    errors = [one for one in check_dataset(tmp_path / "other", "none").findings if one.severity == "error"]
+    errors = [one for one in check_dataset(tmp_path / "other", "rows").findings if one.severity == "error"]
     assert [(one.rule, one.place.episodes) for one in errors] == [("clock.order", (1,))]
 
 
@@ -201,7 +201,9 @@ def test_skip_bad_writes_a_list_and_page_shows_it(
     assert content["bad_episodes"] == [1, 3]
     assert content["rules"] == {"1": ["values.finite"], "3": ["files.unreadable"]}
     assert "files.unreadable" in page.read_text()
-    assert page.read_text().count("<img") == 6  # of episode 1
+    worst = page.read_text().partition(">Worst episodes</h2>")[2].partition("<h2")[0]
+    assert "<h3>episode 1 <span" in worst
+    assert "<img" in worst
     assert "2 bad episodes" in capsys.readouterr().out
 
 
@@ -215,9 +217,9 @@ def test_a_start_time_is_an_error_only_if_the_video_contradicts_it(tmp_path: Pat
         pq.write_table(table.set_column(table.column_names.index(name), name, column), path)
     by_images = {
         images: [one.severity for one in check_dataset(tmp_path / "set", images).findings if one.rule == "videos.start"]
-        for images in ("none", "sample")
+        for images in ("rows", "sample")
     }
-    assert by_images == {"none": [], "sample": ["error"]}  # unread, it might hold episodes that are not listed
+    assert by_images == {"rows": [], "sample": ["error"]}  # unread, it might hold episodes that are not listed
     videos = sorted((tmp_path / "set/videos").rglob("*.mp4"))
     for path, first in zip(videos, (6, 4), strict=True):
         _delay(path, first, 2)
@@ -249,5 +251,5 @@ def test_an_outage_is_no_finding(tmp_path: Path, part: str) -> None:
         server.fault = lambda number, asked: "500" if part in asked.path else ""
         remote = RemoteOptions(cache=str(tmp_path / "cache"), retry=patience)
         with refused(500, where="", kind=SourceError) as caught:
-            check_dataset(f"{server.url}/set", "none", remote=remote)
+            check_dataset(f"{server.url}/set", "rows", remote=remote)
     assert caught.value.transient

@@ -16,11 +16,10 @@ from support.depth import DEPTH, SCALE, add_depth_images, add_depth_video
 from support.edited import edit
 from support.refusals import absent, refused
 from support.runs import tiny_config
-from understudy.check.run import check_dataset
+from understudy.check.examine import check_dataset
 from understudy.config.schema import override
 from understudy.data.format.catalog import Catalog
-from understudy.report.dataset.examine import examine
-from understudy.report.dataset.page import page
+from understudy.report.check_page import check_page
 from understudy.report.html import as_gray
 from understudy.report.view.sheets import Sheets
 from understudy.train.data.run_data import open_data
@@ -75,7 +74,7 @@ def test_page_shows_depth(root: Path) -> None:
     assert shown.dtype == np.uint8
     assert shown[0, 0] == 0 < shown[0, 1] < shown[0, 2] == 255
     catalog = Catalog.open(root)
-    text = page(catalog, examine(catalog, 2), 1)
+    text = check_page(check_dataset(catalog, "rows"), 1)
     assert f"<small>{DEPTH}</small>" in text
     assert 'class="bad"' not in text
     data, kind = Sheets(catalog).read(DEPTH, 0, 0)

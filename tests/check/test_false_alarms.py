@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding
-from understudy.check.run import check_dataset
 from understudy.data.write.writer import EpisodeWriter
 
 STATE, ACTION, FORCE = "observation.state", "action", "observation.force"
@@ -41,7 +41,7 @@ def check(
             for values in zip(*own.values(), strict=True):
                 writer.add_frame(dict(zip(own, values, strict=True)), "move")
             writer.save_episode()
-    return [one for one in check_dataset(root, "none").findings if one.severity != "note"]
+    return [one for one in check_dataset(root, "rows").findings if one.severity != "note"]
 
 
 @pytest.mark.parametrize("lengths", [(1,), (1, 1, 1, 1), (1, 2, 3) * 4], ids=str)
@@ -223,9 +223,9 @@ def test_rounding_of_a_constant_in_statistics_is_no_fault(tmp_path: Path) -> Non
     for key in (STATE, ACTION):
         stats[key]["std"][5] = 0.0004883  # sqrt(E[x^2] - E[x]^2) in float32
     path.write_text(json.dumps(stats))
-    assert [one for one in check_dataset(tmp_path / "set", "none").findings if one.severity != "note"] == []
+    assert [one for one in check_dataset(tmp_path / "set", "rows").findings if one.severity != "note"] == []
     stats[ACTION]["std"][5] = 0.01
     path.write_text(json.dumps(stats))
-    assert [one.rule for one in check_dataset(tmp_path / "set", "none").findings if one.severity != "note"] == [
+    assert [one.rule for one in check_dataset(tmp_path / "set", "rows").findings if one.severity != "note"] == [
         "statistics.values"
     ]

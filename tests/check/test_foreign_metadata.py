@@ -12,8 +12,8 @@ import pytest
 
 from check.test_false_alarms import episode
 from support.datasets import Spec, edit_json, write_dataset
+from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding
-from understudy.check.run import check_dataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.write.writer import EpisodeWriter
 from understudy.errors import DatasetError
@@ -25,7 +25,7 @@ def test_metadata_without_rows_is_checked(tmp_path: Path) -> None:
     names = [f"joint_{number}.vel" for number in range(width)]
     edit_json(tmp_path / "set/meta/info.json", lambda info: info["features"]["action"].update(names=names))
     shutil.rmtree(tmp_path / "set/data")
-    report = check_dataset(tmp_path / "set", "none")
+    report = check_dataset(tmp_path / "set", "rows")
     [missing] = [finding for finding in report.findings if finding.rule == "files.missing"]
     assert missing.place.episodes == (0, 1)
     assert "skip" not in missing.fix  # no episode would be left
@@ -48,7 +48,7 @@ def write_rows(root: Path, names: dict[str, str], change: Any = None, cameras: b
 
 
 def alarms(root: Path, **keys: str) -> list[Finding]:
-    return [one for one in check_dataset(root, "none", **keys).findings if one.severity in ("warning", "error")]
+    return [one for one in check_dataset(root, "rows", **keys).findings if one.severity in ("warning", "error")]
 
 
 @pytest.mark.parametrize("keys", [("actions", "state"), ("command", "joints")])
@@ -67,7 +67,7 @@ def test_value_rules_know_other_names_of_action_and_state(tmp_path: Path, keys: 
 def test_a_key_that_is_absent_is_refused(tmp_path: Path) -> None:
     root = write_rows(tmp_path / "set", {"action": "action", "observation.state": "state"})
     with pytest.raises(DatasetError) as error:
-        check_dataset(root, "none", state="stat")
+        check_dataset(root, "rows", state="stat")
     assert "stat" in str(error.value)
 
 
@@ -91,7 +91,7 @@ def test_a_start_half_a_frame_late_is_named(tmp_path: Path) -> None:
         late = np.array(table["episode_index"].to_pylist()) == 2
         times = table[name].to_numpy() + 0.5 / catalog.fps * late
         pq.write_table(table.set_column(table.column_names.index(name), name, [times]), path)
-    for images, severity in (("sample", "warning"), ("none", "note")):
+    for images, severity in (("sample", "warning"), ("rows", "note")):
         found = [one for one in check_dataset(tmp_path / "set", images).findings if one.rule == "videos.start"]
         assert [(one.severity, one.place.episodes) for one in found] == [(severity, (2,))]
 
@@ -105,7 +105,7 @@ def test_timestamps_of_one_file_in_milliseconds_have_a_finding_of_their_own(tmp_
         times = table.column("timestamp").to_numpy() * (1000 if number == 3 else 1.1)
         times = times.astype(table.schema.field("timestamp").type.to_pandas_dtype())
         pq.write_table(table.set_column(table.column_names.index("timestamp"), "timestamp", [times]), path)
-    found = [one for one in check_dataset(tmp_path / "set", "none").findings if one.rule == "clock.fps"]
+    found = [one for one in check_dataset(tmp_path / "set", "rows").findings if one.rule == "clock.fps"]
     assert {one.place.episodes: pytest.approx(one.measured, rel=0.01) for one in found} == {
         (3,): fps / 1000,
         (0, 1, 2, 4): fps / 1.1,

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from support.datasets import Spec, edit_json, write_dataset
+from understudy.check.examine import check_dataset
 from understudy.check.idle_frames import IdleCounter
-from understudy.check.run import check_dataset
 from understudy.cli.main import main
-from understudy.data.format.catalog import Catalog
 from understudy.data.write.writer import EpisodeWriter
-from understudy.report.dataset.examine import examine
 
 
 def episodes(unit: float = 1.0) -> list[np.ndarray]:
@@ -84,23 +82,22 @@ def test_a_robot_that_moves_by_constant_differences_is_not_idle(
 ) -> None:
     root = recording(tmp_path / "set", action, seen, unit)
     ranges, share = kept(root, tmp_path / "keep.json")
-    assert check_dataset(root, "none").idle_share == pytest.approx(share)
+    assert check_dataset(root, "rows").idle_share == pytest.approx(share)
     # Frame 20 still changes: its command, or its state by the command before.
     assert share == pytest.approx(19 / 59)
     assert ranges == {"0": [[0, 26], [40, 60]], "1": [[0, 26], [40, 60]]}
 
 
 def test_constant_actions_without_a_state_or_a_name_are_idle(tmp_path: Path) -> None:
-    assert check_dataset(recording(tmp_path / "set", "target", False), "none").idle_share == pytest.approx(57 / 59)
+    assert check_dataset(recording(tmp_path / "set", "target", False), "rows").idle_share == pytest.approx(57 / 59)
     edit_json(tmp_path / "set/meta/info.json", lambda info: info.update(control_mode="ee_delta"))
-    assert check_dataset(tmp_path / "set", "none").idle_share == pytest.approx(19 / 59)
+    assert check_dataset(tmp_path / "set", "rows").idle_share == pytest.approx(19 / 59)
 
 
-def test_check_inspect_and_ranges_agree_on_idle_frames(tmp_path: Path) -> None:
+def test_check_and_ranges_agree_on_idle_frames(tmp_path: Path) -> None:
     write_dataset(tmp_path / "set", Spec(lengths=(12, 9, 14, 11), cameras=()))
     _, share = kept(tmp_path / "set", tmp_path / "keep.json")
-    assert check_dataset(tmp_path / "set", "none").idle_share == pytest.approx(share)
-    assert examine(Catalog.open(tmp_path / "set"), 500)["rows"]["idle_share"] == pytest.approx(share)
+    assert check_dataset(tmp_path / "set", "rows").idle_share == pytest.approx(share)
 
 
 @pytest.mark.long
@@ -110,6 +107,6 @@ def test_check_and_ranges_agree_on_real_recordings(name: str, real_data: Path, t
         assert main(["ranges", str(real_data / name), "--output", str(tmp_path / "keep.json"), "--json"]) == 0
     facts = json.loads(printed.getvalue())
     assert facts["frames_kept"] == facts["frames"]
-    report = check_dataset(real_data / name, "none")
+    report = check_dataset(real_data / name, "rows")
     assert report.idle_share == pytest.approx(facts["idle_share"])
     assert not [one for one in report.findings if one.severity == "error"]

@@ -1,4 +1,4 @@
-"""Messages and remedies of check and inspect: singular words, rates of videos, all bad episodes, gross faults."""
+"""Messages and remedies of check: singular words, rates of videos, all bad episodes, gross faults."""
 
 import json
 import re
@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.datasets import Spec, edit_json, write_dataset
+from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding
-from understudy.check.run import check_dataset
 from understudy.cli import main
 from understudy.cli.dataset.summary import format_summary
 from understudy.data.dataset import EpisodeDataset
@@ -38,7 +38,7 @@ def edit_times(root: Path, change: Callable[[int, np.ndarray], np.ndarray]) -> N
 
 
 def of_rule(root: Path, rule: str) -> list[Finding]:
-    return [one for one in check_dataset(root, "none").findings if one.rule == rule]
+    return [one for one in check_dataset(root, "rows").findings if one.rule == rule]
 
 
 def test_one_thing_is_named_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,8 +50,7 @@ def test_one_thing_is_named_in_the_singular(tmp_path: Path, capsys: pytest.Captu
     [video], [short] = ((tmp_path / name).rglob("*.mp4") for name in ("set", "other"))
     video.write_bytes(short.read_bytes())
     (tmp_path / "set/data/chunk-000/file-007.parquet").write_bytes(b"")
-    assert main.main(["check", str(tmp_path / "set")]) == 1
-    assert main.main(["inspect", str(tmp_path / "set"), "--page", str(tmp_path / "page.html")]) is not None
+    assert main.main(["check", str(tmp_path / "set"), "--page", str(tmp_path / "page.html")]) == 1
     text = capsys.readouterr().out
     assert "1 episode," in text
     assert re.findall(r"(?<![\d.,])1 (?:more )?(?:bad )?[a-z]+s (?!of)\b", text) == []
@@ -92,7 +91,7 @@ def test_no_remedy_leaves_all_episodes_out(tmp_path: Path) -> None:
     files[-1].write_bytes(b"")
     for path in (tmp_path / "set/data").rglob("*.parquet"):
         path.unlink()
-    findings = check_dataset(tmp_path / "set", "none").findings
+    findings = check_dataset(tmp_path / "set", "rows").findings
     whole = [one for one in findings if len(one.place.episodes) == len(LENGTHS)]
     assert "files.missing" in {one.rule for one in whole}
     assert [one.fix for one in whole if skip.search(one.fix) or not one.fix] == []
@@ -129,15 +128,16 @@ def test_a_gross_start_of_a_video_is_a_finding_of_its_own(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("number", "shown"), [(3, 3), (9, 4)])
-def test_inspect_lists_all_missing_files(
+def test_check_lists_all_missing_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, shown: int
 ) -> None:
     write_dataset(tmp_path / "set", Spec(version="v2.1", lengths=(4,) * 12, cameras=(), foreign=False))
     files = sorted((tmp_path / "set/data").rglob("*.parquet"))[:number]
     for path in files:
         path.unlink()
-    main.main(["inspect", str(tmp_path / "set"), "--json"])
-    [line] = [line for line in json.loads(capsys.readouterr().out)["wrong"] if files[0].name in line]
+    main.main(["check", str(tmp_path / "set"), "--depth", "metadata", "--json"])
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    [line] = [finding["message"] for finding in findings if finding["rule"] == "files.missing"]
     assert [path.name in line for path in files] == [True] * shown + [False] * (number - shown)
     assert f"{number} of 12" in line
     assert (f"{number - shown} more" in line) == (number > shown)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from understudy.check.run import check_dataset
+from understudy.check.examine import check_dataset
 from understudy.cli.main import main
 
 
@@ -68,7 +68,7 @@ def test_held_faults_are_a_split_of_their_own() -> None:
 def test_check_names_the_planted_fault(fault: Any, bases: dict[str, Path], tmp_path: Path) -> None:
     if fault.version not in bases:
         pytest.skip("needs UNDERSTUDY_TEST_DATA")
-    images = "sample" if _needs_images(fault) else "none"
+    images = "sample" if _needs_images(fault) else "rows"
     report = planted.plant(fault, bases, tmp_path, images)
     if fault.name in sys.modules["planted_images"].UNDECIDED:
         assert fault.result(report) == "undecided"
@@ -94,7 +94,7 @@ def test_unusual_but_sound_datasets_raise_no_alarm(title: str, tmp_path: Path) -
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["g1_v21", "g1_v30", "gr1_sim_v20"])
 def test_real_recordings_raise_no_alarm(real_data: Path, name: str) -> None:
-    report = check_dataset(real_data / name, "none")
+    report = check_dataset(real_data / name, "rows")
     assert planted.alarms(report, planted.KNOWN.get(name, set())) == []
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from support.datasets import Spec, write_dataset
 from support.sensors import IMU, Samples, add_sensor, jittered
+from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding
-from understudy.check.run import check_dataset
 
 LENGTHS = (30, 24, 36, 28, 30)  # frames at 10 fps
 EACH = "sensors/imu/{episode_index}.parquet"
@@ -40,7 +40,7 @@ def findings(root: Path, samples: Samples, change: Callable[[Path], Any] | None 
     add_sensor(root, samples, group=100, **entry)
     if change is not None:
         change(root)
-    report = check_dataset(root, "none")
+    report = check_dataset(root, "rows")
     json.dumps(report.to_json(), allow_nan=False)
     return [finding for finding in report.findings if finding.rule.startswith("sensors.")]
 
@@ -83,7 +83,7 @@ def test_sound_sensors_raise_no_alarm(root: Path, samples: Samples) -> None:
 
 def test_check_counts_sensor_files(root: Path) -> None:
     add_sensor(root, regular(), path=EACH)
-    assert check_dataset(root, "none").read["sensor_files"] == len(LENGTHS)
+    assert check_dataset(root, "rows").read["sensor_files"] == len(LENGTHS)
 
 
 def test_missing_and_broken_sensor_files(root: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from check.test_false_alarms import episode
+from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding, Place, merge_undecided, undecided
-from understudy.check.run import check_dataset
 from understudy.cli import main
 from understudy.data.write.writer import EpisodeWriter
 
@@ -20,11 +20,11 @@ def test_a_rule_with_too_little_data_is_undecided(tmp_path: Path, capsys: pytest
             for values in zip(*rows.values(), strict=True):
                 writer.add_frame(dict(zip(rows, values, strict=True)), "move")
             writer.save_episode()
-    report = check_dataset(tmp_path / "set", "none")
+    report = check_dataset(tmp_path / "set", "rows")
     [lag] = [entry for entry in report.undecided if entry.rule == "values.lag"]
     assert (lag.severity, lag.measured, lag.expected) == ("undecided", 4, 5)
     assert not [finding for finding in report.findings if finding.severity == "undecided"]
-    assert main.main(["check", str(tmp_path / "set"), "--pictures", "none", "--json"]) == 0
+    assert main.main(["check", str(tmp_path / "set"), "--depth", "rows", "--json"]) == 0
     assert "values.lag" in [entry["rule"] for entry in json.loads(capsys.readouterr().out)["undecided"]]
 
 

@@ -82,7 +82,7 @@ def test_every_command_resolves() -> None:
         assert callable(main.resolve(command.settings))
 
 
-@pytest.mark.parametrize("command", ["rollout", "validate", "report", "inspect", "resume", "record"])
+@pytest.mark.parametrize("command", ["rollout", "validate", "report", "check", "resume", "record"])
 def test_commands_name_required_settings(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(command) == main.WRONG_INPUT
     error = capsys.readouterr().err
@@ -162,7 +162,7 @@ def test_warnings_are_one_line_without_source(monkeypatch: pytest.MonkeyPatch) -
         (["record", "--episodes", "3"], "--output-dir FOLDER"),
         (["bench", "{}", "--lerobot", "{}/python"], "lerobot: "),
         (["order", "show"], "unknown command 'order show'"),
-        (["inspect", "{}/nowhere"], "no such folder"),
+        (["check", "{}/nowhere"], "no such folder"),
         (["resume", "{}"], "no run here"),
         (["report", "{}"], "no run here"),
         (["validate", "{}"], "no run here"),
@@ -260,9 +260,8 @@ def test_profile_refuses_a_flag_without_effect(
 @pytest.mark.parametrize(
     "command",
     [
-        ["check", "{}", "--pictures", "none", "--page", "page.html"],
-        ["check", "{}", "--pictures", "none", "--skip-bad", "bad.json"],
-        ["inspect", "{}", "--page", "page.html"],
+        ["check", "{}", "--depth", "rows", "--page", "page.html"],
+        ["check", "{}", "--depth", "rows", "--skip-bad", "bad.json"],
         ["bench", "{}", "--figure", "figure.png"],
         ["order", "explain", "--figure", "figure.png"],
     ],
@@ -454,7 +453,7 @@ def test_all_errors_of_a_file_are_named_at_once(tmp_path: Path, capsys: pytest.C
 
 
 def test_debug_prints_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("inspect", tmp_path, "--debug") == main.WRONG_INPUT
+    assert run("check", tmp_path, "--debug") == main.WRONG_INPUT
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -465,8 +464,8 @@ def test_internal_error_keeps_its_traceback(
         raise ZeroDivisionError("ours")
 
     real = main.resolve
-    monkeypatch.setattr(main, "resolve", lambda where: work if where.endswith(":inspect") else real(where))
-    assert run("inspect", "x") == main.FAILED
+    monkeypatch.setattr(main, "resolve", lambda where: work if where.endswith(":check") else real(where))
+    assert run("check", "x") == main.FAILED
     assert "ZeroDivisionError: ours" in capsys.readouterr().err
 
 
@@ -475,7 +474,7 @@ def test_internal_error_keeps_its_traceback(
     [
         ("profile", ("--micro-batch-size", "--activation-checkpoint", "--precision")),
         ("rollout", ("--num-envs",)),
-        ("inspect", ()),
+        ("check", ()),
     ],
 )
 @pytest.mark.parametrize(
@@ -562,8 +561,8 @@ def test_exit_codes_of_external_errors(
         raise error
 
     real = main.resolve
-    monkeypatch.setattr(main, "resolve", lambda where: work if where.endswith(":inspect") else real(where))
-    assert run("inspect", "x") == code
+    monkeypatch.setattr(main, "resolve", lambda where: work if where.endswith(":check") else real(where))
+    assert run("check", "x") == code
     assert "Traceback" not in capsys.readouterr().err
 
 

@@ -137,13 +137,11 @@ def test_ranges_refuses_wrong_settings(root: Path, tmp_path: Path, capsys: pytes
     assert "recording_folderpath" in capsys.readouterr().err
 
 
-def test_inspect_reports_keep_ranges(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_keep_ranges(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep = tmp_path / "keep.json"
     keep.write_text(json.dumps({"gs://lab/day-0--/data/run-0.h5": [[0, 20]], "x--y": [[0, 9]]}))
-    assert (
-        main(["inspect", str(root), "--keep-ranges", str(keep), "--page", str(tmp_path / "page.html"), "--shown", "0"])
-        == 0
-    )
+    words = ["check", str(root), "--depth", "metadata", "--keep-ranges", str(keep)]
+    assert main([*words, "--page", str(tmp_path / "page.html"), "--shown", "0"]) == 0
     assert "1 of 2 keys match an episode of this dataset, 1 of its 4 episodes have a key" in capsys.readouterr().out
     assert "keys match no episode of this dataset: &#x27;x--y&#x27;" in (tmp_path / "page.html").read_text()
     for flags, samples in (
@@ -152,11 +150,11 @@ def test_inspect_reports_keep_ranges(root: Path, tmp_path: Path, capsys: pytest.
         (["--keep-rule", "window", "--chunk-size", "16"], 5),
         (["--keep-rule", "start", "--chunk-size", "16"], 20),
     ):
-        assert main(["inspect", str(root), "--keep-ranges", str(keep), "--json", *flags]) == 0
-        facts = json.loads(capsys.readouterr().out)["keep"]
+        assert main([*words, "--json", *flags]) == 0
+        facts = json.loads(capsys.readouterr().out)["contents"]["keep_ranges"]
         assert (facts["in_ranges"], facts["frames"], facts["unmatched"]) == (20, 142, ["x--y"])
         assert facts["samples"] == samples
-    assert main(["inspect", str(root), "--chunk-size", "16", "--json"]) == 2
+    assert main(["check", str(root), "--chunk-size", "16", "--json"]) == 2
     assert "--keep-ranges" in capsys.readouterr().err
 
 

@@ -17,7 +17,7 @@ from support.edited import assert_equal_frames, edit, episode
 from support.refusals import refused
 from support.servers import RangeServer, folder
 from support.videos import moving_pictures, write_video
-from understudy.check.run import check_dataset
+from understudy.check.examine import check_dataset
 from understudy.cli.dataset.edit import EditConfig, make_plans
 from understudy.data.format.catalog import Catalog
 from understudy.data.write.writer import EpisodeWriter

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.edited import RENUMBERED, edit
-from understudy.check.run import check_dataset
+from understudy.check.examine import check_dataset
 from understudy.data.dataset import EpisodeDataset
 
 

@@ -386,7 +386,7 @@ def test_no_connection_is_named_as_the_cause(
 
 def test_offline_mode_is_named_as_the_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    for words in (["pull", "hf://me/other"], ["serve", "me/other"], ["inspect", "hf://datasets/me/other"]):
+    for words in (["pull", "hf://me/other"], ["serve", "me/other"], ["check", "hf://datasets/me/other"]):
         done = subprocess.run(
             [sys.executable, "-m", "understudy", *words], env=environment, capture_output=True, text=True, timeout=100
         )

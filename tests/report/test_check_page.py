@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from support.datasets import Spec, write_dataset
+from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding, Report
-from understudy.check.run import check_dataset
-from understudy.report.dataset.check_page import check_page
+from understudy.report.check_page import check_page
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     root = tmp_path_factory.mktemp("page") / "set"
     write_dataset(root, Spec(lengths=(6, 4), foreign=False))
-    return check_dataset(Path(root), "none")
+    return check_dataset(Path(root), "rows")
 
 
 @pytest.mark.parametrize(
@@ -30,5 +30,5 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 )
 def test_the_title_counts_errors_and_warnings(report: Report, severities: list[str], result: str) -> None:
     findings = tuple(Finding("values.unit", severity, "degrees") for severity in severities)
-    page = check_page(replace(report, findings=findings), None)
+    page = check_page(replace(report, findings=findings), 0)
     assert re.findall(r"<h1>(.*?)</h1>", page) == [f"set: {result}"]

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 
 from support import browser
 from support.runs import tiny_config, tiny_dataset
+from understudy.check.examine import check_dataset
+from understudy.check.findings import Finding
 from understudy.data.format.catalog import Catalog
 from understudy.report import html
+from understudy.report.check_page import check_page
 from understudy.report.compare.page import write_comparison
-from understudy.report.dataset.examine import examine
-from understudy.report.dataset.page import page as inspect_page
 from understudy.report.run.page import write_report
 from understudy.rollout.files import write_result
 from understudy.rollout.result import Episode, RolloutResult
@@ -101,26 +103,25 @@ def test_comparison_without_scripts_has_its_tables(comparison: Path, chromium: A
 
 
 @pytest.fixture(scope="module")
-def inspected(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Path:
+def checked(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Path:
     root = tmp_path_factory.mktemp("pages")
-    catalog = Catalog.open(tiny_dataset(root / "dataset"))
-    path = root / "inspect.html"
-    facts = examine(catalog, 10)
-    facts["wrong"].append(f"{'a/very_long_' * 12}path.mp4 is not there")
-    path.write_text(inspect_page(catalog, facts, 2), encoding="utf-8")
+    report = check_dataset(tiny_dataset(root / "dataset"))
+    finding = Finding("files.missing", "error", f"{'a/very_long_' * 12}path.mp4 is not there")
+    path = root / "check.html"
+    path.write_text(check_page(replace(report, findings=(finding,)), 2), encoding="utf-8")
     return path
 
 
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
-def test_inspect_page_is_readable(inspected: Path, chromium: Any, width: int, scheme: str) -> None:
-    assert browser.faults(chromium, inspected, width, scheme) == []
+def test_check_page_is_readable(checked: Path, chromium: Any, width: int, scheme: str) -> None:
+    assert browser.faults(chromium, checked, width, scheme) == []
 
 
 @pytest.mark.long
-def test_inspect_page_wraps_long_paths(inspected: Path, chromium: Any) -> None:
+def test_check_page_wraps_long_paths(checked: Path, chromium: Any) -> None:
     tab = chromium.new_page(viewport={"width": 375, "height": 900})
-    tab.goto(inspected.as_uri())
-    wide = "Array.from(document.querySelectorAll('li')).map(li => li.scrollWidth - li.clientWidth)"
+    tab.goto(checked.as_uri())
+    wide = "Array.from(document.querySelectorAll('p, h3')).map(li => li.scrollWidth - li.clientWidth)"
     over = tab.evaluate(wide)
     tab.close()
     assert over
@@ -129,13 +130,13 @@ def test_inspect_page_wraps_long_paths(inspected: Path, chromium: Any) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
-def test_inspect_page_of_a_real_robot_is_readable(
+def test_check_page_of_a_real_robot_is_readable(
     real_data: Path, chromium: Any, tmp_path: Path, width: int, scheme: str
 ) -> None:
     """26 joints with long names, and real texts."""
     catalog = Catalog.open(real_data / "g1_v30")
     path = tmp_path / "g1.html"
-    path.write_text(inspect_page(catalog, examine(catalog, 2), 1), encoding="utf-8")
+    path.write_text(check_page(check_dataset(catalog, "rows"), 1), encoding="utf-8")
     assert ", ".join(catalog.features["action"].dimension_names) in path.read_text(encoding="utf-8")
     assert browser.faults(chromium, path, width, scheme) == []
 

@@ -211,7 +211,7 @@ def test_train_command_reads_a_remote_dataset(tmp_path: Path, capsys: pytest.Cap
     file.write_text(dump_yaml(tiny_config(data, tmp_path / "run", steps=2)))
     with RangeServer(folder(data, f"/{data.name}")) as server:  # the folder's name labels the losses
         there = f"{server.url}/{data.name}"
-        assert main.main(["inspect", there, "--json"]) == 0
+        assert main.main(["check", there, "--depth", "metadata", "--json"]) == 0
         assert '"episodes": 10' in capsys.readouterr().out
         for root, out in ((str(data), tmp_path / "here"), (there, tmp_path / "there")):
             more = ["--data.root", root, "--data.cache", str(tmp_path / "cache"), "--output-dir", str(out)]

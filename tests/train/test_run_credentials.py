@@ -79,7 +79,7 @@ def test_credentials_are_written_nowhere(
     assert credentials.VARIABLE in said, "the remedy for a resume"
     assert RunDir(run).settings().data.root == plain
     assert does(0, "export", run, "--output-dir", out / "export")
-    assert does(0, "inspect", full, "--page", out / "inspect.html")
+    assert does(0, "check", full, "--page", out / "check.html")
 
     forget(monkeypatch)
     assert credentials.VARIABLE in does(2, "resume", run, "--steps", 6)
@@ -96,15 +96,15 @@ def test_credentials_are_written_nowhere(
     absent = full.replace("/table", "/nowhere")
     for debug in ((), ("--debug",)):
         assert does(2, "train", "--output-dir", out / "no", "--data.root", absent, *debug)
-        assert does(2, "inspect", absent, *debug)
+        assert does(2, "check", absent, *debug)
         assert does(2, "train", "--output-dir", out / "no", "--data.root", full, "--data.cameras", "strange", *debug)
-        assert does(2, "inspect", absent.replace(host, f"{host}:no:port"), *debug)
+        assert does(2, "check", absent.replace(host, f"{host}:no:port"), *debug)
 
     assert any("traceback" in said.lower() for said in told), "--debug was tested, too"
     for said in told:
         assert [secret for secret in SECRETS if secret in said] == []
     files = [path for path in out.rglob("*") if path.is_file()]
-    assert {"config.yaml", "order.json", "state.json", "normalisation.json", "report.html", "inspect.html"} <= {
+    assert {"config.yaml", "order.json", "state.json", "normalisation.json", "report.html", "check.html"} <= {
         path.name for path in files
     }
     assert any("tensorboard" in str(path) for path in files)

@@ -11,6 +11,6 @@ video_facts     facts about video files
 image_facts     facts about decoded images
 sensor_facts    facts about the samples of sensors
 rules           the rules by theme
-run             `check_dataset`: all rules over one dataset
-text            a report as text
+contents        contents of a dataset, and a report as text
+examine         `examine`, and `check_dataset`: all rules over one dataset
 """

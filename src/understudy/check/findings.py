@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from understudy.data.format.catalog import Catalog
+
 Severity = Literal["error", "warning", "note", "undecided"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
@@ -199,6 +201,8 @@ class Report:
         ranking: most unusual episodes first (see `rules/episodes.py`), as JSON holds them.
         seconds: duration of the check.
         idle_share: share of idle frames (`data/selection/motion.py`); None where no action or state was read.
+        contents: the dataset described (`contents.py`); {} where its metadata cannot be read.
+        catalog: the open dataset; None where its metadata cannot be read.
     """
 
     root: str
@@ -211,6 +215,8 @@ class Report:
     ranking: tuple[dict[str, Any], ...] = ()
     seconds: float = 0.0
     idle_share: float | None = None
+    contents: dict[str, Any] = field(default_factory=dict)
+    catalog: Catalog | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -244,6 +250,7 @@ class Report:
             "read": self.read,
             "seconds": round(self.seconds, 3),
             "idle_share": self.idle_share,
+            "contents": _plain(self.contents),
             "findings": [_plain(asdict(finding)) for finding in self.findings],
             "undecided": [_plain(asdict(finding)) for finding in self.undecided],
             "ranking": [_plain(entry) for entry in self.ranking],

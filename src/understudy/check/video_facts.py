@@ -1,7 +1,10 @@
 """Facts about video files, from their indexes: frames, size, rate and codec. No image is decoded."""
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +16,8 @@ from understudy.video.reader import open_video
 
 SAMPLED_FILES = 500
 """Most video files per camera to open for a sample."""
+PROBED = 8
+"""Files per camera whose pixel format is read."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,9 @@ class VideoFile:
         fps: frames per second.
         codec: FFmpeg's name of the codec.
         gop: usual distance of key frames.
+        bytes: size of a local file; None elsewhere.
+        pixels: FFmpeg's name of the pixel format; known of a camera's first `PROBED` local files.
+        b_frames: whether there are B-frames; known of the same files.
     """
 
     file: int
@@ -37,6 +45,9 @@ class VideoFile:
     fps: float
     codec: str
     gop: int
+    bytes: int | None = None
+    pixels: str | None = None
+    b_frames: bool | None = None
 
 
 @dataclass
@@ -78,10 +89,26 @@ def read_videos(
                 facts.unreadable.append((camera, file, path, error))
             else:
                 size = reader.count, reader.width, reader.height
-                facts.files[camera].append(VideoFile(file, path, *size, float(reader.fps), reader.codec, reader.gop))
+                index = (file, path, *size, float(reader.fps), reader.codec, int(reader.gop))
+                details = _probe(catalog.files.where(path), len(facts.files[camera])) if catalog.files.is_local else {}
+                facts.files[camera].append(VideoFile(*index, **details))
                 reader.close()
             progress(1)
     return facts
+
+
+def _probe(path: str, number: int) -> dict[str, Any]:
+    """Return the size of a file, and of the first ones the pixel format and whether there are B-frames."""
+    import av
+
+    details: dict[str, Any] = {"bytes": os.path.getsize(path)}
+    if number < PROBED:
+        with suppress(OSError, ValueError, IndexError), av.open(path) as container:
+            context = container.streams.video[0].codec_context
+            # PyAV 17.1 crashes on the pixel format of a file that does not declare it; such a file has no width either.
+            details |= {"pixels": str(context.pix_fmt) if context.width else None}
+            details |= {"b_frames": bool(context.has_b_frames)}
+    return details
 
 
 def frame_times(catalog: Catalog, camera: str, file: int) -> np.ndarray | None:

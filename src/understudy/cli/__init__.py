@@ -11,7 +11,6 @@ profile      `understudy profile`
 rollout      `understudy rollout`
 export       `understudy export`
 report       `understudy report`
-inspect      `understudy inspect`
 ranges       `understudy ranges`
 order        `understudy order explain`
 hub          `understudy push` and `understudy pull`

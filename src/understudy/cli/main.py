@@ -100,8 +100,9 @@ COMMANDS = {
         "RUN [RUN ...]",
         extra="report",
     ),
-    "inspect": Command("cli.inspect:InspectConfig", "cli.inspect:inspect", "examine a dataset", "PATH"),
-    "check": Command("cli.dataset.check:CheckConfig", "cli.dataset.check:check", "find faults of a dataset", "PATH"),
+    "check": Command(
+        "cli.dataset.check:CheckConfig", "cli.dataset.check:check", "contents and faults of a dataset", "PATH"
+    ),
     "view": Command(
         "cli.dataset.view:ViewConfig", "cli.dataset.view:view", "look through episodes in a browser", "PATH"
     ),

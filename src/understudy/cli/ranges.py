@@ -264,5 +264,5 @@ def keys_of(config: RangesConfig, catalog: "Catalog") -> list[str]:
     width = sum(math.prod(catalog.features[key].value_shape) for key in keys)
     if config.dims and max(config.dims) >= width:
         message = f"dims: {max(config.dims)} exceeds the {width} dimensions of {', '.join(keys)}, counted from 0"
-        raise DatasetError(message, where=catalog.root, fix="`inspect` shows them")
+        raise DatasetError(message, where=catalog.root, fix="`check` shows them")
     return keys

@@ -52,7 +52,7 @@ class DatasetConfig:
     episodes: tuple[Annotated[int, Ge(0)], ...] = ()
     """Ids of the episodes to use; the default is all."""
     exclude_episodes: tuple[int, ...] = ()
-    """Ids of episodes to use neither for training nor for validation: faulty ones, for example (see `inspect`)."""
+    """Ids of episodes to use neither for training nor for validation: faulty ones, for example (see `check`)."""
     where: Annotated[str, SAME_FRAMES] = ""
     """Condition on episodes, as in `success`, `success and quality >= 3` or `"cup" in task`: use only those for which
     it holds, in training and validation. Names are those of the metadata, and `episode`, `length` (frames), `seconds`,

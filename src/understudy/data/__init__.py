@@ -5,7 +5,7 @@ selection       frames and episodes to use
 read            rows and images of episodes
 time_windows    time windows around a frame, and their padding
 dataset         `EpisodeDataset`: samples as dictionaries of tensors, and the features to deliver
-check_files     errors in every file of a dataset
+check_files     episodes whose files are missing or unreadable
 stats           statistics and normalization
 write           `EpisodeWriter`: record a LeRobot v3.0 dataset
 """

@@ -6,7 +6,7 @@ sparklines      small inline curves and histograms
 style           style of matplotlib figures
 run             the report of a run
 compare         several runs side by side
-dataset         the pages of `inspect` and `check`
+check_page      the page of `check`
 view            a page to look through episodes, with its server
 order           the comparison of `order explain`
 bench_figure    the figure of `bench`

@@ -199,7 +199,7 @@ def _describe_metadata(data: RunData) -> list[str]:
         notes = catalog.metadata_notes()
         lines += [f"{name}: {note}" for note in notes[:MAX_NAMED]]
         if len(notes) > MAX_NAMED:
-            lines.append(f"{name}: {len(notes) - MAX_NAMED} more of these: understudy inspect {root}")
+            lines.append(f"{name}: {len(notes) - MAX_NAMED} more of these: understudy check {root}")
     return lines
 
 

@@ -129,7 +129,7 @@ def test_rename_several_columns_are_one_vector(roots: dict[str, Path], version: 
     ],
 )
 def test_rename_refuses_columns_that_are_no_vector(roots: dict[str, Path], key: str, own: str, named: str) -> None:
-    with refused(named, where="v3.0", fix="inspect"):
+    with refused(named, where="v3.0", fix="check"):
         EpisodeDataset(roots["v3.0"], names={key: own})
 
 

@@ -107,11 +107,11 @@ def test_array_images_it_is_trained_on_and_shown(tmp_path: Path, capsys: pytest.
     seen = json.loads((tmp_path / "run/policy/config.json").read_text())
     assert CAMERA in json.dumps(seen)
     capsys.readouterr()
-    assert main(["inspect", str(root), "--json", "--page", str(tmp_path / "page.html")]) == 0
-    facts: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert main(["check", str(root), "--json", "--page", str(tmp_path / "page.html")]) == 0
+    facts: dict[str, Any] = json.loads(capsys.readouterr().out)["contents"]
     assert {key: f["camera"] for key, f in facts["features"].items() if f["camera"]} == {TOP: True, CAMERA: True}
     assert f"{CAMERA}, episode 0" in (tmp_path / "page.html").read_text()
-    assert main(["inspect", str(root), "--page", str(tmp_path / "page.html"), "--overwrite"]) == 0
+    assert main(["check", str(root), "--page", str(tmp_path / "page.html"), "--overwrite"]) == 0
     assert f"{CAMERA}  uint8 ({HEIGHT}, {WIDTH}, 3), a camera" in " ".join(capsys.readouterr().out.split(" "))
 
 

@@ -95,14 +95,10 @@ EXAMPLES = {
         "understudy report runs/one runs/two --output one-two.html",
         "understudy report runs/one runs/two --json",
     ),
-    "inspect": (
-        "understudy inspect data/table",
-        "understudy inspect hf://datasets/OWNER/NAME --limit 50 --page table.html",
-        "understudy inspect data/table --keep-ranges keep.json --chunk-size 16",
-    ),
     "check": (
         "understudy check data/table",
         "understudy check data/table --page table.html --skip-bad bad.json",
+        "understudy check hf://datasets/OWNER/NAME --depth metadata --keep-ranges keep.json --chunk-size 16",
     ),
     "view": (
         "understudy view data/table",

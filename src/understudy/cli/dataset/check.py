@@ -1,11 +1,11 @@
-"""`understudy check PATH`: find faults of a dataset, with the place and the remedy of each."""
+"""`understudy check PATH`: contents of a dataset, and its faults with the place and the remedy of each."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from understudy.config.declare import Ge, Positional
+from understudy.config.declare import Ge, Interval, Positional
 
 if TYPE_CHECKING:
     from understudy.check.findings import Report
@@ -16,12 +16,13 @@ FOUND = 1
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """Find faults of a dataset: exit code 0 without errors, 1 with errors, 2 where there is no dataset to check."""
+    """Examine a dataset: exit code 0 without errors, 1 with errors, 2 where there is no dataset to check."""
 
     path: Positional[str] = ""
     """Folder (or URL) of a LeRobot dataset."""
-    pictures: Literal["none", "sample", "all"] = "sample"
-    """Videos and images to read: none of them, a sample spread over the episodes, or all."""
+    depth: Literal["metadata", "rows", "sample", "all"] = "sample"
+    """Files to read: those of meta/; also all rows; also videos and images, a sample spread over the episodes, or all
+    of them."""
     action: str = ""
     """Key of the action, or several joined by +; the default is `action`, else `actions`."""
     state: str = ""
@@ -30,24 +31,44 @@ class CheckConfig:
     """JSON file to write: ids of the bad episodes, those of errors, with their rules. `understudy edit --exclude-bad`
     reads it; a training finds those that it cannot read itself, with `data.on_bad_episode` skip."""
     page: str = ""
-    """HTML page to write, with images of the worst episodes; the default is none."""
+    """HTML page to write: contents and findings, with images and curves of episodes; the default is none."""
+    shown: Annotated[int, Interval(ge=0, le=10**4)] = 4
+    """Episodes on the page, spread over the dataset; 0 leaves out all images."""
     overwrite: bool = False
     """Replace earlier files of this command at these places."""
     json: bool = False
-    """Print the findings as one JSON object."""
+    """Print contents and findings as one JSON object."""
     limit: Annotated[int, Ge(1)] = 40
     """Most findings of each severity to print."""
+    keep_ranges: str = ""
+    """JSON file of keep-ranges: report which of its keys are episodes of this dataset, and which frames it keeps."""
+    keep_rule: Literal["window", "start"] = "start"
+    """As in a run's `data.keep_rule`: keep samples whose whole window lies in a range, or all that begin in one."""
+    chunk_size: Annotated[int, Ge(1)] = 1
+    """Frames of a window, as in a run's `data.chunk_size`."""
+
+    video_path: str = ""
+    """Path template of the videos, instead of the one in info.json."""
+    data_path: str = ""
+    """Path template of the data files, instead of the one in info.json."""
+    version: Literal["", "v2.0", "v2.1", "v3.0", "v3.1"] = ""
+    """Format of the dataset, instead of the one in info.json."""
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        return [] if self.path else ["path: required, the folder or URL of a dataset: understudy check PATH"]
+        problems = [] if self.path else ["path: required, the folder or URL of a dataset: understudy check PATH"]
+        if not self.keep_ranges and (self.chunk_size, self.keep_rule) != (1, "start"):
+            problems.append("keep_ranges: --chunk-size and --keep-rule need the file of ranges: --keep-ranges FILE")
+        return problems
 
 
 def check(config: CheckConfig) -> int:
-    """Print the findings; return 1 if one of them is an error."""
+    """Print contents and findings; return 1 if one of them is an error."""
     from understudy.atomic import refuse_existing
-    from understudy.check.run import check_dataset
-    from understudy.check.text import format_report
+    from understudy.check.contents import format_report
+    from understudy.check.examine import check_dataset
+    from understudy.data.format.catalog import Catalog
+    from understudy.data.selection.select import Selection
 
     if config.skip_bad:
         _refuse_other_files(Path(config.skip_bad))
@@ -59,13 +80,24 @@ def check(config: CheckConfig) -> int:
         require("report")
         refuse_foreign(Path(config.page))
         refuse_existing(config.page, "page", config.overwrite)
-    report = check_dataset(
-        config.path, config.pictures, action=config.action, state=config.state, show_progress=not config.json
-    )
+    layout: dict[str, Any] = {name: getattr(config, name) or None for name in ("video_path", "data_path", "version")}
+    root: str | Catalog = config.path
+    keep_report = None
+    if config.keep_ranges:
+        root, reach = Catalog.open(config.path, **layout), (0, config.chunk_size - 1)
+        selection = Selection(keep_ranges=config.keep_ranges, keep_rule=config.keep_rule)
+        keep_report = selection.apply(root, reach).keep_report
+    options = layout | {"action": config.action, "state": config.state, "show_progress": not config.json}
+    report = check_dataset(root, config.depth, **options)
+    if keep_report is not None:
+        report.contents["keep_ranges"] = asdict(keep_report) | {"lines": keep_report.lines()}
     if config.skip_bad:
         write_bad_episodes(report, Path(config.skip_bad))
     if config.page:
-        _write_page(config, report)
+        from understudy.report.check_page import check_page
+        from understudy.report.html import write_page
+
+        write_page(Path(config.page), check_page(report, config.shown))
     print(json.dumps(report.to_json(), ensure_ascii=False) if config.json else format_report(report, config.limit))
     return 0 if report.is_sound else FOUND
 
@@ -90,11 +122,3 @@ def write_bad_episodes(report: "Report", path: Path) -> None:
                     rules[episode].append(finding.rule)
     content = {"root": report.root, "bad_episodes": list(report.bad_episodes), "rules": rules}
     write_text(path, json.dumps(content, indent=1) + "\n")
-
-
-def _write_page(config: CheckConfig, report: "Report") -> None:
-    from understudy.data.format.catalog import Catalog
-    from understudy.report.dataset.check_page import check_page
-    from understudy.report.html import write_page
-
-    write_page(Path(config.page), check_page(report, Catalog.open(config.path) if report.version else None))

@@ -49,4 +49,4 @@ def pull(config: PullConfig) -> None:
     elif kind == "policy":
         print(f"  us.load_policy({str(target)!r})")
     elif kind == "dataset":
-        print(f"  understudy inspect {target}")
+        print(f"  understudy check {target}")

@@ -45,7 +45,7 @@ def rename_keys(
         for problem in _missing_camera_errors(catalog, names, key, size)
     ]
     if wrong:
-        fix = "correct the mapping: `names`, or --data.action, --data.state and data.cameras; `inspect` lists the keys"
+        fix = "correct the mapping: `names`, or --data.action, --data.state and data.cameras; `check` lists the keys"
         raise DatasetError("; ".join(wrong), where=catalog.root, fix=fix)
     if all(key == source for key, source in names.items()):
         return catalog

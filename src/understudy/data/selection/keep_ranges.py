@@ -5,7 +5,7 @@ against the text columns of the rows. Its form is interpreted only where no text
 "<ROOT>/<PATH>/recordings/MP4--<ROOT>/<PATH>/trajectory.h5" the episode's path, "LAB/success/DATE/TIME", is matched
 against texts that are such a path, like the `episode_id` of NVIDIA's conversion.
 
-`KeepReport` counts matched and unmatched keys, and the remaining frames. The start of a run, `inspect` and `ranges`
+`KeepReport` counts matched and unmatched keys, and the remaining frames. The start of a run, `check` and `ranges`
 print it.
 """
 

@@ -225,7 +225,7 @@ def vector_widths(data: EpisodeDataset) -> dict[str, int]:
             problem = (
                 "there is no such feature" if feature is None else f"it is {feature.dtype} of shape {feature.shape}"
             )
-            raise DatasetError(f"{key!r} is needed as a vector: {problem}", where=data.name, fix="see `inspect`")
+            raise DatasetError(f"{key!r} is needed as a vector: {problem}", where=data.name, fix="see `check`")
         widths[key] = int(np.prod(feature.value_shape))
     return widths
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from understudy.check.run import check_dataset
+from understudy.check.examine import check_dataset
 from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError
 
@@ -50,7 +50,7 @@ class Findings:
         with self._lock:
             if self._by_episode is None:
                 stored = Catalog.open(self._catalog.root, self._catalog.files.options)  # a run renames keys
-                report = check_dataset(stored, "none")
+                report = check_dataset(stored, "rows")
                 self._take(report.to_json()["findings"])
             assert self._by_episode is not None
             return {"episodes": len(self._by_episode), "general": len(self._general)}

@@ -78,7 +78,7 @@ def open_source(
         if feature is None or len(feature.value_shape) != 1 or feature.is_text or feature.is_camera:
             what = "there is no such feature" if feature is None else f"it is {feature.dtype} of shape {feature.shape}"
             flag = "--data.action" if key == ACTION else "--data.state"
-            fix = f"name it with {flag} KEY, or several joined by +; `understudy inspect` lists the features"
+            fix = f"name it with {flag} KEY, or several joined by +; `understudy check` lists the features"
             raise DatasetError(f"a policy needs {key!r} as a vector: {what}", where=catalog.root, fix=fix)
     keys = tuple(key for key in (ACTION, STATE) if key in catalog.features)
     for camera, own in config.cameras.items():
@@ -93,7 +93,7 @@ def open_source(
     ):
         if len(unknown := difference(np.array(chosen, np.int64), ids)):
             what = f"there is no episode {unknown[0]} to {purpose}"
-            raise DatasetError(what, where=catalog.root, fix=f"there are {describe_ids(ids)}, see `inspect`")
+            raise DatasetError(what, where=catalog.root, fix=f"there are {describe_ids(ids)}, see `check`")
     for key in keys if config.delta_action_dims else ():
         width = catalog.features[key].value_shape[0]
         if max(config.delta_action_dims) >= width:

@@ -1,0 +1,258 @@
+"""The page of `understudy check`: findings, contents, and episodes with their images and curves."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from understudy.batch_keys import ACTION, STATE
+from understudy.check.contents import format_duration, format_encoding, format_metadata
+from understudy.check.findings import RULES, SEVERITIES, Finding, Report
+from understudy.data.dataset import EpisodeDataset
+from understudy.data.format.catalog import Catalog
+from understudy.data.format.episode_table import spread_evenly
+from understudy.data.selection.motion import IDLE, numeric_keys
+from understudy.errors import DatasetError
+from understudy.plural import plural
+from understudy.report import html
+from understudy.report.sparklines import curves, histogram
+
+WORST = 6
+"""Most episodes with findings, or unusual ones, that are shown."""
+IMAGES = 8
+"""Images per episode."""
+WALL = 12
+"""Most episodes with their first and last image."""
+SAMPLED = 64
+"""Most episodes in the distributions of actions."""
+DIMENSIONS = 64
+"""Most dimensions of a column to draw."""
+
+
+def check_page(report: Report, shown: int) -> str:
+    """Render a report as one HTML page.
+
+    Args:
+        report: result of `check_dataset`.
+        shown: episodes to show; 0 leaves out all images.
+    """
+    counts, catalog, contents = report.counts, report.catalog, report.contents
+    name = report.root.rstrip("/").rpartition("/")[2]
+    faults = ", ".join(plural(counts[severity], severity) for severity in ("error", "warning") if counts[severity])
+    read = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in report.read.items())
+    about = f"LeRobot {report.version} · {contents.get('robot') or 'robot not named'} · {report.root} · read "
+    tiles = [(f"{counts[severity]:,}", f"{severity}s") for severity in SEVERITIES]
+    tiles += [(f"{report.episodes:,}", "episodes"), (f"{report.frames:,}", "frames"), *_tiles(report)]
+    tables = {
+        f"{severity.title()}s": [one for one in report.findings if one.severity == severity] for severity in SEVERITIES
+    }
+    tables["Too little data"] = list(report.undecided)
+    return html.page(
+        f"{name} · understudy check",
+        f'<h1>{escape(name)}: {faults or "sound"}</h1><p class="soft">{escape(about + (read or "metadata"))}</p>'
+        + html.tiles(tiles),
+        *(html.section(title, *_findings(findings)) for title, findings in tables.items()),
+        *(_contents(report, catalog, shown) if catalog is not None else ()),
+    )
+
+
+def _tiles(report: Report) -> Iterator[tuple[str, str]]:
+    if contents := report.contents:
+        lengths = contents["lengths"]
+        yield format_duration(contents["duration"]), "recorded, h:mm:ss"
+        yield f"{contents['fps']:g}", "frames per second"
+        yield f"{lengths['min']}–{lengths['max']}", f"frames per episode, median {lengths['median']:g}"
+    if report.idle_share is not None:
+        yield f"{100 * report.idle_share:.1f} %", "idle frames"
+
+
+def _findings(findings: list[Finding]) -> list[str]:
+    head = ["rule", "place", "finding", "a sound dataset", "fix"]
+    rows = [
+        [
+            finding.rule,
+            str(finding.place),
+            finding.message,
+            RULES[finding.rule],
+            finding.fix if finding.severity in ("error", "warning") else "",
+        ]
+        for finding in findings
+    ]
+    return [html.card(html.table(head, rows))] if rows else []
+
+
+def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[str]:
+    """Render the sections about a dataset whose metadata can be read."""
+    contents = report.contents
+    worst = _worst(report) if shown else {}
+    rows = {int(episode): row for row, episode in enumerate(catalog.episodes.ids)}
+    yield html.section("Worst episodes", *(_episode(catalog, rows[episode], why) for episode, why in worst.items()))
+    ranking = [[entry["episode"], entry["score"], entry["why"]] for entry in report.ranking]
+    yield html.section("Most unusual episodes", _table(["episode", "robust z", "because"], ranking))
+    lines = "".join(f"<li>{escape(line)}</li>" for line in contents.get("keep_ranges", {}).get("lines", ()))
+    yield html.section("Keep-ranges", html.card(f"<ul>{lines}</ul>") if lines else "")
+    encodings = contents["videos"].items()
+    videos = [f"<h3>{escape(key)}</h3><p>{escape(format_encoding(entry))}</p>" for key, entry in encodings]
+    yield html.section("Encoding", html.card(*videos) if videos else "")
+    note = "" if report.idle_share is None else f"Idle frames: {IDLE}."
+    yield html.section("Episodes", *(_episode(catalog, row) for row in _spread(catalog, shown)), note=note)
+    yield html.section("First and last frames", *(_walls(catalog) if shown else ()))
+    yield _actions(catalog)
+    tasks = [[task["task"], task["episodes"]] for task in contents["tasks"][:50]]
+    yield html.section("Tasks", _table(["task", "episodes"], tasks))
+    metadata = [[key, format_metadata(entry)] for key, entry in contents["metadata"].items()]
+    yield html.section("Metadata of episodes", _table(["name", "values"], metadata))
+    features = [
+        [key, entry["dtype"] + (", a camera" if entry["camera"] else ""), " × ".join(map(str, entry["shape"]))]
+        for key, entry in contents["features"].items()
+    ]
+    features += [[key, kind, "not declared"] for key, kind in contents["undeclared"].items()]
+    yield html.section("Features", _table(["key", "dtype", "shape"], features, *_dimensions(catalog)))
+    yield html.section("Episode lengths", html.card(_lengths(catalog.episodes.lengths)))
+
+
+def _table(head: list[str], rows: list[list[Any]], *more: str) -> str:
+    return html.card(html.table(head, rows), *more) if rows else ""
+
+
+def _worst(report: Report) -> dict[int, str]:
+    """Episodes to show with a reason: those of errors and warnings first, then the most unusual."""
+    reasons: dict[int, str] = {}
+    for finding in report.findings:
+        if finding.severity != "note":
+            for episode in finding.place.episodes[:2]:
+                reasons.setdefault(episode, f"{finding.rule}: {finding.message}")
+    for entry in report.ranking:
+        reasons.setdefault(entry["episode"], entry["why"])
+    return dict(list(reasons.items())[:WORST])
+
+
+@contextmanager
+def _collect(lines: list[str]) -> Iterator[None]:
+    """Append errors and warnings of the block to `lines`."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        except (DatasetError, OSError, ValueError, MemoryError) as error:
+            lines.append(" ".join(str(error).split()) or type(error).__name__)
+    lines += [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
+
+
+def _spread(catalog: Catalog, count: int) -> list[int]:
+    """Table rows of `count` episodes with frames, spread over the dataset."""
+    rows = np.flatnonzero(catalog.episodes.lengths > 0)
+    return [int(rows[place]) for place in spread_evenly(len(rows), count)] if count else []
+
+
+def _read(catalog: Catalog, row: int, keys: list[str], frames: np.ndarray) -> dict[str, Any]:
+    episode = int(catalog.episodes.ids[row])
+    data = EpisodeDataset(catalog, episodes=[episode], keys=keys)
+    return data.batch(np.full(len(frames), episode), frames)
+
+
+def _episode(catalog: Catalog, row: int, why: str = "") -> str:
+    """Render an episode: images from first to last and curves of its rows, or the errors in their place."""
+    episode, length = int(catalog.episodes.ids[row]), int(catalog.episodes.lengths[row])
+    errors: list[str] = []
+    parts: list[str] = []
+    task = ""
+    frames = np.unique(np.linspace(0, length - 1, min(IMAGES, length)).round().astype(int))
+    for camera in catalog.camera_keys:
+        with _collect(errors):
+            batch = _read(catalog, row, [camera], frames)
+            task = batch["task"][0]
+            captions = [f"{frame / catalog.fps:.1f} s" for frame in frames]
+            parts += [f"<p><small>{escape(camera)}</small></p>"]
+            parts += [html.film(list(_small(batch[camera].numpy())), captions, f"{camera}, episode {episode}")]
+    with _collect(errors):
+        keys = [key for key in numeric_keys(catalog) if key.startswith(("action", "observation."))]
+        batch = _read(catalog, row, keys, np.arange(length))
+        task = task or batch["task"][0]
+        parts += _curves(catalog, {key: batch[key].double().numpy().reshape(length, -1) for key in keys})
+    title = f'<h3>episode {episode} <span class="soft">· {plural(length, "frame")} · {escape(task)}</span></h3>'
+    reason = f'<p class="soft">{escape(why)}</p>' if why else ""
+    return html.card(title + reason, _errors(errors), *parts)
+
+
+def _walls(catalog: Catalog) -> Iterator[str]:
+    """Render the first and last images of some episodes, a card per camera."""
+    for camera in catalog.camera_keys:
+        errors: list[str] = []
+        images, captions = [], []
+        for row in _spread(catalog, WALL):
+            with _collect(errors):
+                ends = np.array([0, catalog.episodes.lengths[row] - 1])
+                images += list(_small(_read(catalog, row, [camera], ends)[camera].numpy()))
+                captions += [f"episode {int(catalog.episodes.ids[row])}, {end}" for end in ("first", "last")]
+        yield html.card(f"<h3>{escape(camera)}</h3>", _errors(errors), html.film(images, captions, camera))
+
+
+def _errors(lines: list[str]) -> str:
+    return "".join(f'<p class="bad">{escape(line)}</p>' for line in lines)
+
+
+def _small(images: np.ndarray, height: int = 160) -> np.ndarray:
+    """Convert images [n, C, H, W] to uint8 [n, h, w, 3], thinned to about `height`, grey and depth as RGB."""
+    step = max(1, images.shape[2] // height)
+    thin = images[:, :3, ::step, ::step].transpose(0, 2, 3, 1)
+    thin = thin if thin.dtype == np.uint8 else html.as_gray(thin)
+    return np.repeat(thin, 3, axis=3) if thin.shape[3] == 1 else thin
+
+
+def _curves(catalog: Catalog, columns: dict[str, np.ndarray]) -> Iterator[str]:
+    """Render a small curve per dimension, with action and state of a joint on one scale if they have equal widths."""
+    together = ACTION in columns and STATE in columns and columns[ACTION].shape == columns[STATE].shape
+    groups = [[ACTION, STATE]] if together else []
+    groups += [[key] for key in columns if not (together and key in (ACTION, STATE))]
+    for keys in groups:
+        names, width = catalog.features[keys[0]].dimension_names, columns[keys[0]].shape[1]
+        cells = [
+            curves(names[d], [columns[key][:, d] for key in keys], html.COLORS) for d in range(min(DIMENSIONS, width))
+        ]
+        swatches = "".join(
+            f'<span class="key" style="background:{color}"></span>{escape(key)}'
+            for key, color in zip(keys, html.COLORS)
+        )
+        yield f"<p><small>{swatches} · {plural(width, 'dimension')}, each on its own scale</small></p>"
+        yield html.grid(cells, "dims") + _left_out(width)
+
+
+def _left_out(width: int) -> str:
+    return f'<p class="soft">and {width - DIMENSIONS} more dimensions</p>' if width > DIMENSIONS else ""
+
+
+def _actions(catalog: Catalog) -> str:
+    """Render the distribution of actions in some episodes, spread over the dataset."""
+    parts: list[np.ndarray] = []
+    for row in _spread(catalog, SAMPLED if ACTION in numeric_keys(catalog) else 0):
+        with _collect([]):  # findings name unreadable files
+            length = int(catalog.episodes.lengths[row])
+            parts.append(_read(catalog, row, [ACTION], np.arange(length))[ACTION].double().numpy().reshape(length, -1))
+    if not parts:
+        return ""
+    names, values = catalog.features[ACTION].dimension_names, np.concatenate(parts)
+    cells = [histogram(names[d], values[:, d]) for d in range(min(DIMENSIONS, values.shape[1]))]
+    note = f"Histograms over {len(parts)} of {plural(len(catalog.episodes), 'episode')}."
+    return html.section("Actions", html.card(html.grid(cells, "dims") + _left_out(values.shape[1])), note=note)
+
+
+def _dimensions(catalog: Catalog) -> Iterator[str]:
+    """Render the names of the dimensions of each column of several numbers."""
+    for key in numeric_keys(catalog):
+        names = catalog.features[key].dimension_names
+        if len(names) > 1:
+            text = ", ".join(names[:DIMENSIONS]) + (", …" if len(names) > DIMENSIONS else "")
+            yield f"<p><small><b>{escape(key)}</b>: {escape(text)}</small></p>"
+
+
+def _lengths(lengths: np.ndarray) -> str:
+    def draw(chart: Any) -> None:
+        chart.hist(lengths, bins=min(60, max(10, len(lengths) // 5)), color=html.COLORS[0], alpha=0.8)
+        chart.set_xlabel("frames")
+        chart.set_ylabel("episodes")
+
+    return html.chart(draw, "histogram of episode lengths", height=1.9, wide=True)
