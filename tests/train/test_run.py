@@ -21,7 +21,7 @@ from understudy.config.schema import override
 from understudy.distributed import mesh as parallel
 from understudy.errors import ConfigError
 from understudy.load.loader import Loader
-from understudy.load.validation.validation_data import ValidationData
+from understudy.load.validation_data import ValidationData
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
