@@ -56,7 +56,9 @@ def execute(page: str, names: dict[str, Any], number: int = 0) -> dict[str, Any]
 # -- commands ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", ["datasets", "frame_weights", "training", "viewing"])
+@pytest.mark.parametrize(
+    "page", ["datasets", "frame_weights", "launching", "precision", "validation", "checkpoints", "planning", "viewing"]
+)
 def test_commands_of_a_page_are_read(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = TrainConfig(data=DataConfig(root="d"))
     (tmp_path / "CONFIG.yaml").write_text(dump_yaml(settings))
@@ -83,10 +85,10 @@ def test_datasets_page_shows_every_setting_of_edit_that_changes_data() -> None:
     assert {words[1] for words in commands("datasets")} == {"edit", "segment", "train"}
 
 
-def test_training_page_lists_the_launched_commands() -> None:
-    assert {words[0] for words in commands("training")} == set(PROGRAMS)
+def test_launching_page_lists_the_launched_commands() -> None:
+    assert {words[0] for words in commands("launching")} == set(PROGRAMS)
     launched = {name for name, command in main.COMMANDS.items() if command.launchable}
-    (listed,) = re.findall(r"`--launch N` works for (.*?)\.", DOCS["training"])
+    (listed,) = re.findall(r"`--launch N` works for (.*?)\.", DOCS["launching"])
     assert set(re.findall(r"`(\w+)`", listed)) == launched
 
 
@@ -111,7 +113,7 @@ def load_settings(page: str, file: Path) -> TrainConfig:
 def test_settings_of_the_pages_load(tmp_path: Path) -> None:
     sources = load_settings("normalization", tmp_path / "normalization.yaml").data.sources
     assert [source.delta_action_dims[-1:] for source in sources] == [(5,), (5,), ()]
-    data = load_settings("training", tmp_path / "training.yaml").data
+    data = load_settings("mixtures", tmp_path / "mixtures.yaml").data
     assert data.names() == ("table", "arms")
     assert TrainConfig(data=data, mode={"policy": 3.0, "inverse_dynamics": 1.0}).mode_weights()["policy"] == 3 / 4
 
@@ -162,7 +164,7 @@ def test_sensors_page_example_prints_its_line(
     assert capsys.readouterr().out.strip() == blocks("sensors", "python")[0].strip().rpartition("# ")[2]
 
 
-def test_training_page_robot_code_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_page_robot_code_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A robot needs the folder alone: narrower than the widest, with one joint learned as a difference."""
     camera = "observation.images.front"
     maps = {"offset": [[0.0] * 3, [0.0] * 3], "spread": [[1.0] * 3, [0.0] * 3]}
@@ -178,7 +180,7 @@ def test_training_page_robot_code_acts(tmp_path: Path, monkeypatch: pytest.Monke
     FlowPolicy(config, units).save(tmp_path / "POLICY", metadata={"heads": robots})
     monkeypatch.chdir(tmp_path)
     names = {"image": np.zeros((24, 32, 3), np.uint8), "state": np.array([5.0, 6.0])}
-    (block,) = blocks("training", "python")
+    (block,) = blocks("checkpoints", "python")
     with refused("'observation.images.wrist'", kind=ValueError):
         exec(block.replace("so101", "g1"), names | {"state": np.zeros(3)})
     with refused("observation.state", 2, 3, kind=ValueError):

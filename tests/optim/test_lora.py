@@ -23,7 +23,7 @@ from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 from understudy.policies.losses import scalar
 from understudy.train.precision import compute_dtype, make_optimizer, named_tensors, store, table
 
-PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "precision.md").read_text()
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ class DataConfig(DatasetConfig):
     """The data of a run."""
 
     sources: Annotated[tuple[SourceConfig, ...], Suppress] = ()
-    """Mixture of several datasets, instead of the single one above; only in a file (docs/training.md)."""
+    """Mixture of several datasets, instead of the single one above; only in a file (docs/mixtures.md)."""
     cameras: tuple[str, ...] = ()
     """Keys of the policy's cameras (`observation.images.wrist`); the default is every camera of any source. `none`: no
     camera."""
@@ -151,7 +151,7 @@ class DataConfig(DatasetConfig):
     ] = field(default_factory=dict)
     """Metadata of the episode in the prompt: name -> share of the training samples without it, as in `quality 0.05
     success 0.05`. Prompts are `{task}, quality: 3, success: true`, in this sequence, without missing values
-    (docs/training.md). Validation prompts have all of it."""
+    (docs/mixtures.md). Validation prompts have all of it."""
     prompt_metadata_dropout: Annotated[
         float, Interval(ge=0, le=1), OnResume("the same samples; other ones lose their metadata from here on")
     ] = 0.0
@@ -178,7 +178,7 @@ class DataConfig(DatasetConfig):
     changed_files: Annotated[
         Literal["refuse", "accept"], OnResume("later steps are trained on the changed files, if any")
     ] = "refuse"
-    """Action for data or video files that changed since the run started (docs/training.md). `refuse`: stop with an
+    """Action for data or video files that changed since the run started (docs/checkpoints.md). `refuse`: stop with an
     error. `accept`: log them and train on them, as after repairs."""
 
     @property

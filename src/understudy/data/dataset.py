@@ -126,7 +126,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             LeRobot's default. By default quantized video is in meters, and other depth is as stored.
         response: a text column to deliver as `response`, "task", or "" for no text (see `data/read/texts.py`).
         prompt_metadata: names of episode metadata to deliver as `prompt_metadata`, a text with a line for each
-            (docs/training.md). An empty list delivers the empty text.
+            (docs/mixtures.md). An empty list delivers the empty text.
         name: name in an order and in messages; by default the folder's name.
         video_backend: "pyav" or "torchcodec" (see `open_video`).
         row_cache_bytes: memory for loaded rows, and as much again for encoded images stored in rows.
