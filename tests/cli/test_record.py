@@ -24,7 +24,7 @@ pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 
 from understudy.envs.env import Outcome, layout_seed
 from understudy.envs.registry import open_env
-from understudy.envs.tabletop.tabletop_env import TabletopEnv  # (after the skip)
+from understudy.envs.tabletop import TabletopEnv  # (after the skip)
 
 FRONT = "observation.images.front"
 

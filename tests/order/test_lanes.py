@@ -8,7 +8,8 @@ from scipy import stats
 
 from support.shuffle_battery import two_sided
 from understudy.order.lanes import Lanes
-from understudy.order.random import make_key, permutation
+from understudy.order.random.keys import make_key
+from understudy.order.random.permute import permutation
 
 
 def by_definition(lanes: Lanes, epoch: int) -> list[int]:

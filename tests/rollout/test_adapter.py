@@ -97,7 +97,7 @@ def test_a_policy_of_two_robots_plays_as_the_one_that_is_named() -> None:
     wired, world, policy = make_adapter(mixed(ARM, HAND), FROZEN, Play(source="hand")), Room(), Watcher()
     check_env(wired, world, FROZEN)
     assert wired.cameras == ["palm"]
-    result = rollout(policy, [world], 1, execute=2, wired=wired)
+    result = rollout(policy, [world], 1, execute=2, adapter=wired)
     assert [episode.steps for episode in result.episodes] == [4]
     first, second = policy.batches
     assert set(first) == {FRONT, WRIST, f"{FRONT}_is_missing", "observation.state", "task", "head"}
@@ -119,7 +119,7 @@ def test_a_policy_with_a_history_sees_every_step_of_its_episode() -> None:
     wired, policy = make_adapter(mixed(ARM, HAND), FROZEN, Play(source="hand")), Watcher()
     policy.config = Remembers()
     worlds: list[Any] = [Room(), Room()]
-    rollout(policy, worlds, 3, execute=2, wired=wired)
+    rollout(policy, worlds, 3, execute=2, adapter=wired)
     for batch, (steps, padded) in zip(
         policy.batches, 2 * [([0, 0, 0], [1, 1, 0]), ([0, 1, 2], [1, 0, 0])], strict=True
     ):
@@ -134,7 +134,7 @@ def test_a_policy_with_a_history_sees_every_step_of_its_episode() -> None:
     assert [len(batch["task"]) for batch in policy.batches] == [2, 2, 1, 1]
     worlds[0].fps = 7
     with pytest.raises(ValueError, match="1/fps"):
-        rollout(policy, worlds, 1, wired=wired, execute=1)
+        rollout(policy, worlds, 1, adapter=wired, execute=1)
 
 
 def test_the_other_robot_lacks_nothing_and_is_told_so_too() -> None:

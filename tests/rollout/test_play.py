@@ -26,7 +26,7 @@ from understudy.train.checkpoint.run_dir import RECORDED, RunDir
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 
 from understudy.envs.env import layout_seed
-from understudy.envs.tabletop.tabletop_env import TabletopEnv  # (after the skip)
+from understudy.envs.tabletop import TabletopEnv  # (after the skip)
 
 
 @dataclass(frozen=True)

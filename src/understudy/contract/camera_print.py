@@ -15,17 +15,7 @@ SIDE = 16
 _LEAST_DEVIATION = 6.0  # gray levels: noise, compression and small changes of light
 _FEW_EPISODES = 3.0  # the largest usual misfit of n episodes counts 1 + 3 / n times
 _MOST = 36.0  # one cell counts no more
-_CROPS = (
-    0.95,
-    0.9,
-    0.85,
-    0.8,
-    0.75,
-    0.7,
-    0.6,
-    0.5625,
-    0.5,
-)  # share of a side; 0.75 and 0.5625 make 4:3 and 16:9 square
+_CROPS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5625, 0.5)  # of a side; 0.75 and 0.5625 make 4:3 and 16:9 square
 
 
 @dataclass(frozen=True)
@@ -34,7 +24,7 @@ class CameraPrint:
 
     Attributes:
         mean: gray levels 0..255, float32 (16, 16, 3), RGB.
-        deviation: of the cells between images, float32 (16, 16, 3).
+        deviation: deviation of the cells between images, float32 (16, 16, 3).
         usual: median misfit of training images.
         most: misfit that one training image in twenty exceeds.
     """
@@ -48,12 +38,12 @@ class CameraPrint:
     def of_images(cls, grids: Sequence[np.ndarray], episodes: Sequence[int] | None = None) -> "CameraPrint":
         """Make the print of the grids (`shrink`) of images.
 
-        Each misfit is that of an image of an episode that the mean does not contain, so that it is as large as for
-        other episodes; without `episodes`, of an image that a half of the images does not contain. The estimate from
-        few episodes is uncertain, and larger by that. Raises ValueError for no image.
+        A misfit is measured on an image of an episode that the mean does not contain, so that it is as large as for
+        other episodes; without `episodes`, on an image of the other half of the images. The estimate from few episodes
+        is uncertain, and larger by that. Raises ValueError for no image.
 
         Args:
-            grids: of images, the same number from each part of the training.
+            grids: grids of images, the same number from each part of the training.
             episodes: number of the episode of each image.
         """
         if not len(grids):
@@ -63,11 +53,11 @@ class CameraPrint:
         halves = (cells[::2], cells[1::2]) if len(cells) > 3 else (cells, cells)
         parts, factor = [halves, halves[::-1]], 1.0
         if episodes is not None and len(numbers := np.unique(episodes)) > 1:
-            own = [np.asarray(episodes) == number for number in numbers]
-            parts = [(cells[~mask], cells[mask]) for mask in own]
+            masks = [np.asarray(episodes) == number for number in numbers]
+            parts = [(cells[~mask], cells[mask]) for mask in masks]
             factor = 1 + _FEW_EPISODES / len(numbers)
         misfits = [
-            cls(known.mean(0), known.std(0), 1.0, 1.0).misfit(grid) for known, others in parts for grid in others
+            cls(images.mean(0), images.std(0), 1.0, 1.0).misfit(grid) for images, others in parts for grid in others
         ]
         usual, most = map(float, np.quantile(misfits, (0.5, 0.95)))
         return cls(whole.mean, whole.deviation, usual, factor * most)
@@ -107,43 +97,37 @@ def shrink(image: np.ndarray) -> np.ndarray:
 
 def _middle(cells: np.ndarray, height: float, width: float) -> np.ndarray:
     """Cells of the middle of an image, by linear interpolation."""
-    found = cells
     for axis, share in ((0, height), (1, width)):
         places = (np.arange(SIDE) + 0.5 - SIDE / 2) * share + SIDE / 2 - 0.5
         low = np.clip(np.floor(places).astype(int), 0, SIDE - 2)
         part = np.clip(places - low, 0, 1).reshape([-1 if n == axis else 1 for n in range(3)])
-        found = found.take(low, axis) * (1 - part) + found.take(low + 1, axis) * part
-    return np.asarray(found, np.float32)
+        cells = cells.take(low, axis) * (1 - part) + cells.take(low + 1, axis) * part
+    return np.asarray(cells, np.float32)
 
 
 Explanation = tuple[str, str]
 """(kind of mismatch, description of the images that came)."""
 
 
-def explanations(own: str, prints: Mapping[str, CameraPrint]) -> dict[Explanation, Callable[[np.ndarray], float]]:
-    """Misfit of a grid under each explanation of why the images of camera `own` do not fit its print."""
-    print_ = prints[own]
-    found: dict[Explanation, Callable[[np.ndarray], float]] = {
+def explanations(camera: str, prints: Mapping[str, CameraPrint]) -> dict[Explanation, Callable[[np.ndarray], float]]:
+    """Misfit of a grid under each explanation of why the images of a camera do not fit its print."""
+    print_ = prints[camera]
+    misfits: dict[Explanation, Callable[[np.ndarray], float]] = {
         ("color order", "BGR"): lambda grid: print_.misfit(grid[..., ::-1]),
         ("orientation", "images upside down"): lambda grid: print_.misfit(grid[::-1]),
         ("orientation", "mirrored images"): lambda grid: print_.misfit(grid[:, ::-1]),
         ("orientation", "images turned by 180 degrees"): lambda grid: print_.misfit(grid[::-1, ::-1]),
     }
     for other, its in prints.items():
-        if other != own:
-            found["swapped cameras", f"images like those of {other}"] = its.misfit
+        if other != camera:
+            misfits["swapped cameras", f"images like those of {other}"] = its.misfit
     for share in _CROPS:
-        for name, height, width in (
-            ("image", share, share),
-            ("image's width", 1.0, share),
-            ("image's height", share, 1.0),
-        ):
-            part = print_.cropped(height, width)
-            found["crop", f"the middle {share:.0%} of the {name}"] = part.misfit
-            found["crop", f"more around the image: training saw the middle {share:.0%} of the {name}"] = _uncropped(
-                print_, height, width
-            )
-    return found
+        sides = {"image": (share, share), "image's width": (1.0, share), "image's height": (share, 1.0)}
+        for name, side in sides.items():
+            middle = f"the middle {share:.0%} of the {name}"
+            misfits["crop", middle] = print_.cropped(*side).misfit
+            misfits["crop", f"more around the image: training saw {middle}"] = _uncropped(print_, *side)
+    return misfits
 
 
 def _uncropped(print_: CameraPrint, height: float, width: float) -> Callable[[np.ndarray], float]:

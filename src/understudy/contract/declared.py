@@ -19,7 +19,7 @@ class Declaration:
         state_names: names of the state's dimensions, in the sequence that it sends.
         action_names: names of the action's dimensions, in the sequence that it executes.
         cameras: keys of its cameras.
-        robot_type: its type.
+        robot_type: type of the robot.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # where it is read from a message
@@ -33,22 +33,21 @@ class Declaration:
 
 def compare_declaration(facts: RobotFacts, robot: Declaration) -> list[Mismatch]:
     """List the differences between a robot's declaration and training."""
-    found: list[Mismatch] = []
+    mismatches: list[Mismatch] = []
     if robot.fps is not None and abs(robot.fps - facts.fps) > RATE_TOLERANCE * facts.fps:
         fix = "run the control loop at the rate of training, or train with its rate"
-        found.append(Mismatch("rate", "", f"{facts.fps:g} steps per second", f"{robot.fps:g}", fix))
+        mismatches.append(Mismatch("rate", "", f"{facts.fps:g} steps per second", f"{robot.fps:g}", fix))
     for vector, names in ((facts.state, robot.state_names), (facts.action, robot.action_names)):
         if vector is not None and names is not None:
-            found += compare_names(vector, names)
+            mismatches += compare_names(vector, names)
     if robot.cameras is not None:
-        known = {key: camera.key for key, camera in facts.cameras.items()}
-        lacking = [own for key, own in known.items() if not {key, own} & set(robot.cameras)]
-        found += [Mismatch("missing key", own, "this camera", "no such camera", "send it") for own in lacking]
-    known_type = facts.robot_type.strip().lower()
-    if robot.robot_type and known_type not in ("", "unknown") and robot.robot_type.strip().lower() != known_type:
+        missing = [camera.key for key, camera in facts.cameras.items() if not {key, camera.key} & set(robot.cameras)]
+        mismatches += [Mismatch("missing key", key, "this camera", "no such camera", "send it") for key in missing]
+    trained_type = facts.robot_type.strip().lower()
+    if robot.robot_type and trained_type not in ("", "unknown") and robot.robot_type.strip().lower() != trained_type:
         fix = "name the robot's norm head with head="
-        found.append(Mismatch("other robot", "", facts.robot_type, robot.robot_type, fix))
-    return found
+        mismatches.append(Mismatch("other robot", "", facts.robot_type, robot.robot_type, fix))
+    return mismatches
 
 
 def compare_names(vector: VectorFacts, names: Sequence[str]) -> list[Mismatch]:

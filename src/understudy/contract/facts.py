@@ -72,8 +72,8 @@ class VectorFacts:
         return 0.1 * np.nan_to_num(self.high - self.low) + 2 * self.slack
 
     def _end(self, name: str, instead: str, deviations: float) -> np.ndarray:
-        found = np.where(np.isnan(self.figures[name]), self.figures[instead], self.figures[name])
-        return np.where(np.isnan(found), self.figures["mean"] + deviations * self.figures["std"], found)
+        end = np.where(np.isnan(self.figures[name]), self.figures[instead], self.figures[name])
+        return np.where(np.isnan(end), self.figures["mean"] + deviations * self.figures["std"], end)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -106,13 +106,8 @@ class CameraFacts:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "key": self.key,
-            "dtype": "uint8",
-            "shape": [*self.size, 3],
-            "color": "RGB",
-            "look": self.look.to_json() if self.look is not None else None,
-        }
+        look = self.look.to_json() if self.look is not None else None
+        return {"key": self.key, "dtype": "uint8", "shape": [*self.size, 3], "color": "RGB", "look": look}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "CameraFacts":
@@ -129,11 +124,11 @@ class RobotFacts:
     Attributes:
         fps: control steps per second.
         chunk: actions that the policy predicts.
-        robot_type: of the recordings, "" if unknown.
-        control_mode: of the source, "" if unknown.
+        robot_type: robot type of the recordings, "" if unknown.
+        control_mode: control mode of the source, "" if unknown.
         state: the state; None for a policy without one.
         action: the action in the robot's units.
-        cameras: by standard key; cameras that the robot lacks are not there.
+        cameras: cameras of the robot by standard key.
         tasks: instructions of training, at most `MOST_TASKS`.
         tasks_left_out: number of further instructions.
         episodes: training episodes; 0 if unknown.
@@ -155,23 +150,16 @@ class RobotFacts:
     @property
     def input_keys(self) -> set[str]:
         """Keys of an observation: those of the policy, and those of the recordings."""
-        own = {self.state.key} if self.state is not None else set()
-        return {"observation.state", "task", *self.cameras, *(camera.key for camera in self.cameras.values())} | own
+        recorded = [camera.key for camera in self.cameras.values()]
+        recorded += [self.state.key] if self.state is not None else []
+        return {"observation.state", "task", *self.cameras, *recorded}
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "fps": self.fps,
-            "chunk": self.chunk,
-            "robot_type": self.robot_type,
-            "control_mode": self.control_mode,
-            "state": self.state.to_json() if self.state is not None else None,
-            "action": self.action.to_json(),
-            "cameras": {key: camera.to_json() for key, camera in self.cameras.items()},
-            "tasks": list(self.tasks),
-            "tasks_left_out": self.tasks_left_out,
-            "episodes": self.episodes,
-        }
+        state = self.state.to_json() if self.state is not None else None
+        cameras = {key: camera.to_json() for key, camera in self.cameras.items()}
+        parts = {"state": state, "action": self.action.to_json(), "cameras": cameras, "tasks": list(self.tasks)}
+        return vars(self) | parts
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "RobotFacts":
@@ -195,7 +183,7 @@ class InputContract:
     """Facts about all robots of a policy.
 
     Attributes:
-        robots: by norm head.
+        robots: facts by norm head.
         provenance: where the policy is from: datasets, run, step, versions. Free of secrets.
     """
 
@@ -251,9 +239,9 @@ def _lines(value: Any, indent: int = 0) -> str:
     """JSON with one line for each list of plain values."""
     pad = " " * (indent + 2)
     if isinstance(value, Mapping) and value:
-        parts = [f"{pad}{json.dumps(str(key))}: {_lines(each, indent + 2)}" for key, each in value.items()]
+        parts = [f"{pad}{json.dumps(str(key))}: {_lines(part, indent + 2)}" for key, part in value.items()]
         return "{\n" + ",\n".join(parts) + "\n" + " " * indent + "}"
     if isinstance(value, Sequence) and not isinstance(value, str) and any(isinstance(v, Mapping) for v in value):
-        parts = [f"{pad}{_lines(each, indent + 2)}" for each in value]
+        parts = [f"{pad}{_lines(part, indent + 2)}" for part in value]
         return "[\n" + ",\n".join(parts) + "\n" + " " * indent + "]"
     return json.dumps(value, allow_nan=False)

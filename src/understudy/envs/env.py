@@ -82,23 +82,23 @@ def uniforms(seed: int, count: int) -> np.ndarray:
     return (np.random.Philox(key=key).random_raw(count) >> np.uint64(11)) * 2.0**-53
 
 
-def select_by_name(kind: str, names: Sequence[str], known: dict[str, str]) -> dict[str, str]:
-    """Select entries of `known` (short name -> sentence) by short name or sentence, in the order of `names`.
+def select_by_name(kind: str, names: Sequence[str], sentences: dict[str, str]) -> dict[str, str]:
+    """Select entries of `sentences` (short name -> sentence) by short name or sentence, in the order of `names`.
 
     Empty `names` select all entries.
 
     Raises:
-        ValueError: A name is not in `known`; the message calls it a `kind`, and the setting `kind` + "s".
+        ValueError: A name is not in `sentences`; the message calls it a `kind`, and the setting `kind` + "s".
     """
     if not names:
-        return dict(known)
-    by_sentence = {sentence: short for short, sentence in known.items()}
+        return dict(sentences)
+    by_sentence = {sentence: short for short, sentence in sentences.items()}
     selected = {}
     for name in names:
         short = by_sentence.get(name, name)
-        if short not in known:
-            raise ValueError(f"{kind}s: unknown {kind} {name!r}; known: {', '.join(known)}")
-        selected[short] = known[short]
+        if short not in sentences:
+            raise ValueError(f"{kind}s: unknown {kind} {name!r}; known: {', '.join(sentences)}")
+        selected[short] = sentences[short]
     return selected
 
 

@@ -1,7 +1,7 @@
 """Images of a MuJoCo scene by one ray per pixel on the CPU (`mj_multiRay`), without a GL library or a display.
 
 Rendered are a pinhole camera, flat colors and Lambert shading. Left out are textures, shadows, transparency and sites
-(goal marks that are no geoms), which MuJoCo's rays do not hit. On one machine the same scene gives the same image, bit
+(goal marks that are not geoms), which MuJoCo's rays do not hit. On one machine the same scene gives the same image, bit
 for bit.
 
 Before release 3.5 `mj_multiRay` misses parts of large boxes close to the camera, because it culls by the angles of a
@@ -57,27 +57,20 @@ def _neighbor_normals(rays: np.ndarray, depth: np.ndarray, pixels: np.ndarray, h
     a direction the one with the smaller depth jump is used, so that no difference crosses the edge of an object.
     `rays` is (H*W, 3), `depth` (H*W,).
     """
-    row, column, here = pixels // width, pixels % width, depth[pixels]
+    row, column, center = pixels // width, pixels % width, depth[pixels]
 
     def difference(step: int, at_start: np.ndarray, at_end: np.ndarray) -> np.ndarray:
         before = np.where(at_start, pixels, pixels - step)
         after = np.where(at_end, pixels, pixels + step)
-        jump_before = np.where(at_start, np.inf, np.abs(depth[before] - here))
-        jump_after = np.where(at_end, np.inf, np.abs(depth[after] - here))
+        jump_before = np.where(at_start, np.inf, np.abs(depth[before] - center))
+        jump_after = np.where(at_end, np.inf, np.abs(depth[after] - center))
         ahead = jump_after <= jump_before
         a, b = np.where(ahead, pixels, before), np.where(ahead, after, pixels)
         return rays[b] * depth[b, None] - rays[a] * depth[a, None]
 
     u = difference(1, column == 0, column == width - 1)  # to the right
     v = difference(width, row == 0, row == height - 1)  # downwards
-    return np.stack(
-        [
-            v[:, 1] * u[:, 2] - v[:, 2] * u[:, 1],
-            v[:, 2] * u[:, 0] - v[:, 0] * u[:, 2],
-            v[:, 0] * u[:, 1] - v[:, 1] * u[:, 0],
-        ],
-        axis=-1,
-    )
+    return np.cross(v, u)
 
 
 def _colors(model: mujoco.MjModel) -> np.ndarray:

@@ -27,7 +27,7 @@ def open_env(name: str, size: int = 64, cameras: Sequence[str] | None = None, ta
         raise ValueError(f"unknown environment {name!r}; known: {', '.join(ENVS)}")
     try:
         if name == "tabletop":
-            from understudy.envs.tabletop.tabletop_env import TabletopEnv
+            from understudy.envs.tabletop import TabletopEnv
 
             return TabletopEnv(size, cameras, tasks)
         if name == "recall":

@@ -13,9 +13,8 @@ from torch import Tensor
 from understudy.batch_keys import ACTION, HEAD, STATE, TASK
 from understudy.contract.declared import Declaration, compare_declaration
 from understudy.contract.facts import InputContract, RobotFacts, read_contract
-from understudy.contract.image_size import size_error
 from understudy.contract.mismatch import Mismatch
-from understudy.contract.observed import ObservationCheck
+from understudy.contract.observed import ObservationCheck, size_error
 from understudy.policies import policy_folder
 from understudy.policies.acting.action_bounds import ActionBounds, action_facts, bound_actions
 from understudy.policies.acting.contract_reaction import Reaction, explained, plain, react

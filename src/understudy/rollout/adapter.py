@@ -6,17 +6,16 @@ that are recorded in it, so the same names apply. Settings and order.json of the
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from understudy.config.data import DataConfig
+from understudy.config.rollout import Play
+from understudy.envs.env import Env
 from understudy.errors import ConfigError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from understudy.config.rollout import Play
-    from understudy.envs.env import Env
 
 STATE, TASK, IMAGES = "observation.state", "task", "observation.images."
 
@@ -43,16 +42,16 @@ class EnvAdapter:
     @property
     def cameras(self) -> list[str]:
         """Cameras that the environment must render, as `open_env` takes them."""
-        return [own.removeprefix(IMAGES) for key, own in self.names.items() if key != STATE]
+        return [name.removeprefix(IMAGES) for key, name in self.names.items() if key != STATE]
 
     def windows(self, image_times: Sequence[float], state_times: Sequence[float]) -> dict[str, Sequence[float]]:
         """Return the times of each key of the environment of which the policy sees the past."""
-        times = {own: state_times if key == STATE else image_times for key, own in self.names.items()}
-        return {own: window for own, window in times.items() if window}
+        times = {name: state_times if key == STATE else image_times for key, name in self.names.items()}
+        return {name: window for name, window in times.items() if window}
 
     def batch(
         self,
-        seen: "Sequence[Mapping[str, np.ndarray]]",
+        observations: Sequence[Mapping[str, np.ndarray]],
         instructions: Sequence[str],
         device: str = "cpu",
         frames: int = 0,
@@ -60,19 +59,18 @@ class EnvAdapter:
         """Make the policy's batch from the observations of B environments and B instructions, in standard keys.
 
         Args:
-            seen: values by key of the environment; keys with a window have a dimension of time, and `<key>_is_pad`.
+            observations: values by key of the environment; keys with a window have a dimension of time, and
+                `<key>_is_pad`.
             instructions: one per environment.
-            device: of the batch.
+            device: device of the batch.
             frames: frames of each camera that the policy sees; 0: the present, without a dimension of time.
         """
-        import torch
-
         rows = len(instructions)
         batch: dict[str, Any] = {TASK: list(instructions)}
-        for key, own in self.names.items():
-            batch[key] = _stacked(seen, own, device)
-            if (is_pad := f"{own}_is_pad") in seen[0]:
-                batch[f"{key}_is_pad"] = _stacked(seen, is_pad, device)
+        for key, name in self.names.items():
+            batch[key] = _stacked(observations, name, device)
+            if (is_pad := f"{name}_is_pad") in observations[0]:
+                batch[f"{key}_is_pad"] = _stacked(observations, is_pad, device)
         if STATE in batch and (lacks := self.state_dim - batch[STATE].shape[-1]) > 0:
             batch[STATE] = torch.nn.functional.pad(batch[STATE], (0, lacks))
         for camera in self.missing:
@@ -96,7 +94,7 @@ class _SourceKeys:
     head: str = ""
 
 
-def make_adapter(data: DataConfig, frozen: Mapping[str, Any], play: "Play") -> EnvAdapter:
+def make_adapter(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> EnvAdapter:
     """Make the adapter between the policy of a run and the robot of one of its sources.
 
     Args:
@@ -136,18 +134,19 @@ def make_adapter(data: DataConfig, frozen: Mapping[str, Any], play: "Play") -> E
     )
 
 
-def check_env(adapter: EnvAdapter, world: "Env", frozen: Mapping[str, Any]) -> None:
+def check_env(adapter: EnvAdapter, world: Env, frozen: Mapping[str, Any]) -> None:
     """Raise ConfigError where the environment lacks a key of the adapter, or has it in another width."""
     vectors = {key: f["shape"][0] for key, f in world.features.items() if len(f["shape"]) == 1 and key != "action"}
     dims = frozen["normalisation"].get("dims", {})
-    wanted = dims[STATE][adapter.head or 0] if STATE in dims else adapter.state_dim
-    if own := adapter.names.get(STATE):
-        if own not in vectors:
-            raise ConfigError(f"state: {world.name} has no {own!r}; it has {', '.join(vectors)}")
-        if vectors[own] != wanted:
-            fits = [key for key, width in vectors.items() if width == wanted]
+    state_dim = dims[STATE][adapter.head or 0] if STATE in dims else adapter.state_dim
+    if state := adapter.names.get(STATE):
+        if state not in vectors:
+            raise ConfigError(f"state: {world.name} has no {state!r}; it has {', '.join(vectors)}")
+        if vectors[state] != state_dim:
+            fits = [key for key, width in vectors.items() if width == state_dim]
             hint = f"; --state {fits[0]} would fit" if fits else ""
-            raise ConfigError(f"state: the policy's has {wanted} numbers, {own!r} of {world.name} {vectors[own]}{hint}")
+            text = f"state: the policy's has {state_dim} numbers, {state!r} of {world.name} {vectors[state]}"
+            raise ConfigError(text + hint)
     if (width := world.features["action"]["shape"][0]) != adapter.action_dim:
         raise ConfigError(f"the policy's actions have {adapter.action_dim} numbers, those of {world.name} {width}")
 
@@ -157,17 +156,14 @@ def _source_keys(data: DataConfig, frozen: Mapping[str, Any], cameras: Sequence[
     recorded = frozen.get("sources") or [{}] * len(data.mixed())
     keys_by_source = []
     for source, entry in zip(data.mixed(), recorded, strict=True):
-        there = [camera for camera in cameras if camera in source.cameras or not source.cameras]
-        there = [camera for camera in there if camera in entry.get("cameras", there)]
-        named = {camera: source.cameras.get(camera, camera) for camera in there}
-        keys_by_source.append(_SourceKeys(source.state if state else "", named, entry.get("head", "")))
+        present = [camera for camera in cameras if camera in source.cameras or not source.cameras]
+        present = [camera for camera in present if camera in entry.get("cameras", present)]
+        names = {camera: source.cameras.get(camera, camera) for camera in present}
+        keys_by_source.append(_SourceKeys(source.state if state else "", names, entry.get("head", "")))
     return keys_by_source
 
 
-def _stacked(seen: "Sequence[Mapping[str, np.ndarray]]", key: str, device: str) -> "Tensor":
+def _stacked(observations: Sequence[Mapping[str, np.ndarray]], key: str, device: str) -> Tensor:
     """Stack the values of a key to [B, …], images to [B, …, C, H, W]."""
-    import numpy as np
-    import torch
-
-    values = torch.from_numpy(np.stack([each[key] for each in seen])).to(device)
+    values = torch.from_numpy(np.stack([observation[key] for observation in observations])).to(device)
     return values.movedim(-1, -3).contiguous() if key.startswith(IMAGES) and values.ndim > 3 else values

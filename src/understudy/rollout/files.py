@@ -2,13 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
 
 from understudy.atomic import write_text
 from understudy.rollout.result import RolloutResult
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 def write_result(result: RolloutResult, folder: Path) -> Path:
@@ -36,19 +35,14 @@ STRIP = 8
 """Number of frames of a strip."""
 
 
-def _write_strip(film: "np.ndarray", path: Path) -> None:
+def _write_strip(film: np.ndarray, path: Path) -> None:
     """Write `STRIP` frames of a film (T, H, W, 3) side by side, evenly from first to last, as PNG."""
-    import numpy as np
-    from PIL import Image
-
     chosen = film[np.linspace(0, len(film) - 1, STRIP).round().astype(int)]
     Image.fromarray(np.concatenate(list(chosen), axis=1)).save(path)
 
 
-def _write_film(film: "np.ndarray", path: Path, fps: float) -> None:
+def _write_film(film: np.ndarray, path: Path, fps: float) -> None:
     """Write a film (T, H, W, 3) as a looping animated WebP with at most 20 frames per second."""
-    from PIL import Image
-
     every = max(1, round(fps / 20))
     first, *rest = [Image.fromarray(image) for image in film[::every]]
     first.save(path, "WEBP", save_all=True, append_images=rest, duration=round(1000 * every / fps), loop=0, quality=80)

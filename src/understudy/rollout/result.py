@@ -43,7 +43,7 @@ class Episode:
     """Task that was completed first; None when the steps ran out."""
     steps: int
     error: str = ""
-    """Reason of a failure that is no action of the policy: a chunk that no robot can execute."""
+    """Reason of a failure that is not an action of the policy: a chunk that no robot can execute."""
 
     @property
     def success(self) -> bool:

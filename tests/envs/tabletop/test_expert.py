@@ -5,8 +5,7 @@ import pytest
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 
-from understudy.envs.tabletop.expert import NOISE, expert_action
-from understudy.envs.tabletop.sim import COLORS, MAX_STEPS, Tabletop
+from understudy.envs.tabletop import COLORS, MAX_STEPS, NOISE, Tabletop, expert_action
 
 
 def play(env: Tabletop, noise: np.ndarray) -> tuple[bool, int]:

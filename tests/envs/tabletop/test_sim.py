@@ -16,8 +16,8 @@ mujoco = pytest.importorskip("mujoco", reason="the extra `demo` is not installed
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 
 from support.refusals import refused  # noqa: E402
-from understudy.envs.tabletop import sim  # noqa: E402
-from understudy.envs.tabletop.sim import APART, COLORS, HALF, HIGH, LOW, REACH, SPREAD, STEP, Tabletop  # noqa: E402
+from understudy.envs import tabletop as sim  # noqa: E402
+from understudy.envs.tabletop import APART, COLORS, HALF, HIGH, LOW, REACH, SPREAD, STEP, Tabletop  # noqa: E402
 
 STILL = np.array([0, 0, 0, -1], dtype=np.float32)
 

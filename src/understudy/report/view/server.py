@@ -33,11 +33,11 @@ class ViewServer(ThreadingHTTPServer):
     """A viewer at `url`, until `shutdown` or `server_close`.
 
     Args:
-        viewer: The content.
-        port: Port of loopback; 0 takes a free one.
+        viewer: the content.
+        port: of loopback; 0 takes a free one.
 
     Raises:
-        OSError: The port is taken.
+        OSError: the port is taken.
     """
 
     daemon_threads = True  # a slow client must not delay the end

@@ -1,0 +1,281 @@
+"""A small simulated table: three colored blocks, a hand, the task "pick up the {color} block".
+
+It needs only the `mujoco` wheel: `envs/ray_camera.py` renders the images without a GL library. The hand is a mocap body
+without contacts, which grasps a block by activating a weld. Grasp mechanics are left out on purpose: the task is to
+see, to read and to move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from understudy.envs.env import Outcome, image_feature, select_by_name, uniforms, vector_feature
+from understudy.envs.ray_camera import RayCamera
+from understudy.optional_packages import optional_imports
+
+with optional_imports():
+    import gymnasium
+    import mujoco
+
+COLORS = ("red", "green", "blue")
+FPS = 10
+MAX_STEPS = 70
+STEP = 0.015  # metres that the hand moves along an axis for an action of 1
+REACH = 0.018  # metres from hand to block centre within which a closed hand holds the block
+LIFTED = 0.10  # metres above the table (block centre) at which a block counts as picked up
+HALF = 0.022  # half the edge of a block
+SPREAD = 0.13  # block centres lie in [-SPREAD, SPREAD] x [-SPREAD, SPREAD]
+APART = 0.075  # least distance of block centres, metres: more than the diagonal of a block's face (0.062)
+LOW = np.array([-0.18, -0.18, HALF])  # limits of the hand's position
+HIGH = np.array([0.18, 0.18, 0.20])
+NOISE = 0.15  # standard deviation added to the executed action (in [-1, 1]); the clean action is recorded
+_HOVER = 0.05  # metres above the block's centre while the hand travels
+_ABOVE = 0.010  # metres off the block's axis within which the hand descends
+CAMERA = "front"
+_SUBSTEPS = 20
+_OPEN, _CLOSED = 0.034, HALF + 0.004  # finger offset from the hand's axis, which makes the grip visible
+
+_RGBA = {"red": "0.86 0.13 0.12 1", "green": "0.10 0.66 0.20 1", "blue": "0.12 0.26 0.90 1"}
+_BLOCK = """
+    <body name="{color}" pos="0 0 {half}">
+      <freejoint/>
+      <geom name="{color}" type="box" size="{half} {half} {half}" rgba="{rgba}" mass="0.05" friction="1 0.01 0.001"/>
+    </body>"""
+_SCENE = """
+<mujoco model="tabletop">
+  <option timestep="0.005" integrator="implicitfast" cone="elliptic"/>
+  <default>
+    <default class="hand"><geom rgba="0.25 0.25 0.28 1" contype="0" conaffinity="0"/></default>
+  </default>
+  <worldbody>
+    <camera name="front" pos="0 -0.42 0.52" xyaxes="1 0 0 0 0.75 0.66" fovy="36"/>
+    <geom name="table" type="plane" size="5 5 0.1" rgba="0.87 0.82 0.73 1"/>
+    <body name="hand" mocap="true">
+      <geom name="wrist" class="hand" type="capsule" fromto="0 0 0.06 0 0 0.13" size="0.009"/>
+      <geom name="palm" class="hand" type="box" pos="0 0 0.05" size="0.042 0.009 0.008"/>
+      <geom name="left" class="hand" type="box" pos="-0.034 0 0.018" size="0.004 0.009 0.026" rgba="1 0.85 0.15 1"/>
+      <geom name="right" class="hand" type="box" pos="0.034 0 0.018" size="0.004 0.009 0.026" rgba="1 0.85 0.15 1"/>
+    </body>{blocks}
+  </worldbody>
+  <equality>{welds}
+  </equality>
+</mujoco>"""
+
+
+def task_text(color: str) -> str:
+    """Instruction for `color`, one of `COLORS`."""
+    if color not in COLORS:
+        raise ValueError(f"unknown color {color!r}; known: {', '.join(COLORS)}")
+    return f"pick up the {color} block"
+
+
+def layout(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
+    """Draw the initial scene, a pure function of `seed` (0 <= seed < 2**128).
+
+    Centres are independent and uniform on the square, conditioned on pairwise distances of at least `APART`.
+
+    Returns:
+        Block centres (3, 2) in metres, block yaw (3,) in radians, hand position (3,), and the default color.
+    """
+    draws = uniforms(seed, 7 + 6 * 64)
+    hand = np.array([-0.12, -0.12, 0.10]) + draws[:3] * np.array([0.24, 0.24, 0.07])
+    yaw = draws[3:6] * (np.pi / 2)
+    color = COLORS[int(draws[6] * 3)]
+    tries = SPREAD * (2 * draws[7:].reshape(64, 3, 2) - 1)
+    gaps = np.linalg.norm(tries - np.roll(tries, 1, axis=1), axis=2).min(axis=1)  # three blocks: three pairs
+    free = np.flatnonzero(gaps >= APART)
+    # A try is free with probability 0.5. A seed whose 64 tries all fail (never seen) would get its widest one.
+    centers = tries[free[0] if len(free) else int(np.argmax(gaps))]
+    return centers, yaw, hand, color
+
+
+class Tabletop(gymnasium.Env):
+    """Gymnasium environment: `reset(seed=..., options={"color": "red"})`, `step(action)`.
+
+    Action: float32 (4,), each in [-1, 1]: hand velocity along x, y, z (1 is 1.5 cm per step) and grip (above 0 closes).
+    A closed empty hand grasps the nearest block within 1.8 cm. Observation: `image` uint8 (size, size, 3) RGB and
+    `state` float32 (4,), hand x, y, z in metres and grip (1 closed, 0 open).
+
+    An episode ends when any block is above 10 cm, with reward 1 and `info["success"]` if it is the named one. `info`
+    also has `task` (the instruction) and `lifted` (color of the lifted block, or None). Episodes are truncated after
+    70 steps. Everything is a function of the seed and the actions. The layout depends on the seed alone, so the three
+    tasks of a seed share one scene.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": FPS}  # noqa: RUF012 (gymnasium's name and form)
+
+    def __init__(self, size: int = 64, render_mode: str | None = None) -> None:
+        if size < 8:
+            raise ValueError(f"size={size}: must be at least 8 pixels")
+        self.render_mode = render_mode
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+        self.observation_space = gymnasium.spaces.Dict(
+            {
+                "image": gymnasium.spaces.Box(0, 255, (size, size, 3), np.uint8),
+                "state": gymnasium.spaces.Box(
+                    np.append(LOW, 0).astype(np.float32), np.append(HIGH, 1).astype(np.float32), dtype=np.float32
+                ),
+            }
+        )
+        blocks = "".join(_BLOCK.format(color=c, half=HALF, rgba=_RGBA[c]) for c in COLORS)
+        welds = "".join(f'\n    <weld name="{c}" body1="hand" body2="{c}" active="false"/>' for c in COLORS)
+        self.model = mujoco.MjModel.from_xml_string(_SCENE.format(blocks=blocks, welds=welds))
+        self.data = mujoco.MjData(self.model)
+        self._camera = RayCamera(self.model, "front", size, size)
+        self._bodies = [self.model.body(c).id for c in COLORS]
+        self._fingers = [(self.model.geom("left").id, -1), (self.model.geom("right").id, 1)]
+        self.color = COLORS[0]
+        self._closed = False
+        self._steps = 0
+
+    @property
+    def hand(self) -> np.ndarray:
+        """Hand position float64 (3,), metres."""
+        return self.data.mocap_pos[0].copy()
+
+    @property
+    def blocks(self) -> np.ndarray:
+        """Block centres float64 (3, 3), metres, in the order of `COLORS`."""
+        return self.data.xpos[self._bodies].copy()
+
+    @property
+    def held(self) -> str | None:
+        """Color of the block in the hand, or None."""
+        active = np.flatnonzero(self.data.eq_active)
+        return COLORS[active[0]] if len(active) else None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Start the episode of `seed`; see the class for `options`."""
+        super().reset(seed=seed)
+        if seed is None:
+            seed = int(self.np_random.integers(1 << 62))
+        centers, yaw, hand, color = layout(seed)
+        self.color = (options or {}).get("color", color)
+        task_text(self.color)  # raises for an unknown color
+        mujoco.mj_resetData(self.model, self.data)
+        for i in range(len(COLORS)):
+            turn = [np.cos(yaw[i] / 2), 0, 0, np.sin(yaw[i] / 2)]
+            self.data.qpos[7 * i : 7 * i + 7] = [*centers[i], HALF, *turn]
+        self.data.mocap_pos[0] = hand
+        self._closed, self._steps = False, 0
+        mujoco.mj_forward(self.model, self.data)
+        return self._observation(), self._info()
+
+    def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+        """Execute `action`; returns observation, reward, terminated, truncated and info."""
+        action = np.asarray(action, dtype=np.float64)
+        if action.shape != (4,) or not np.isfinite(action).all():
+            raise ValueError(f"an action has four finite numbers (dx, dy, dz, grip), got {action!r}")
+        self.data.mocap_pos[0] = np.clip(self.hand + STEP * np.clip(action[:3], -1, 1), LOW, HIGH)
+        self._closed = bool(action[3] > 0)
+        if not self._closed:
+            self.data.eq_active[:] = 0
+        mujoco.mj_step(self.model, self.data, _SUBSTEPS)
+        mujoco.mj_kinematics(self.model, self.data)  # mj_step leaves body poses one substep behind
+        if self._closed and self.held is None:
+            self._grasp()
+        self._steps += 1
+        info = self._info()
+        done = info["lifted"] is not None
+        return self._observation(), float(info["success"]), done, not done and self._steps >= MAX_STEPS, info
+
+    def render(self) -> np.ndarray:
+        """Render the camera image, uint8 (size, size, 3) RGB."""
+        for geom, side in self._fingers:
+            self.model.geom_pos[geom, 0] = side * (_CLOSED if self._closed else _OPEN)
+        mujoco.mj_kinematics(self.model, self.data)
+        return self._camera.render(self.data)
+
+    def _grasp(self) -> None:
+        gaps = np.linalg.norm(self.blocks - self.hand, axis=1)
+        nearest = int(np.argmin(gaps))
+        if gaps[nearest] > REACH:
+            return
+        body = self._bodies[nearest]
+        # Weld the block in its present pose relative to the hand: grasping moves nothing, and the hand never turns.
+        # eq_data of a weld: anchor in body2 (3), relative position (3) and orientation (4), torque scale.
+        self.model.eq_data[nearest] = [0, 0, 0, *(self.data.xpos[body] - self.hand), *self.data.xquat[body], 1]
+        self.data.eq_active[nearest] = 1
+
+    def _observation(self) -> dict[str, np.ndarray]:
+        return {"image": self.render(), "state": np.append(self.hand, float(self._closed)).astype(np.float32)}
+
+    def _info(self) -> dict[str, Any]:
+        up = np.flatnonzero(self.blocks[:, 2] > LIFTED)
+        lifted = COLORS[up[0]] if len(up) else None
+        return {"task": task_text(self.color), "success": lifted == self.color, "lifted": lifted}
+
+
+def expert_action(env: Tabletop) -> np.ndarray:
+    """Compute the noise-free action float32 (4,) towards picking up `env.color`: over the block, down, grip, lift.
+
+    It is a function of the current state, without memory, so it is right after any disturbance. Recorded next to noisy
+    execution, it shows a policy how to recover.
+    """
+    if env.held == env.color:
+        return np.array([0, 0, 1, 1], dtype=np.float32)
+    if env.held is not None:  # a wrong block: let go
+        return np.array([0, 0, 0, -1], dtype=np.float32)
+    gap = env.blocks[COLORS.index(env.color)] - env.hand
+    off_axis = float(np.linalg.norm(gap[:2]))
+    if off_axis > _ABOVE:
+        gap[2] = max(gap[2] + _HOVER, 0.0) if off_axis < 0.04 else gap[2] + _HOVER
+    near = np.linalg.norm(gap) < REACH
+    move = gap / STEP
+    move = move / max(1.0, float(np.abs(move).max()))  # at full speed in a straight line
+    return np.append(move, 1.0 if near else -1.0).astype(np.float32)
+
+
+class TabletopEnv:
+    """The tabletop as an `Env`.
+
+    Keys: `observation.images.front`, `observation.state` (hand x, y, z in metres, grip).
+
+    Attributes:
+        sim: The simulation.
+    """
+
+    name = "tabletop"
+    fps = FPS
+    max_steps = MAX_STEPS
+    one_scene = True
+    noise = NOISE
+
+    def __init__(self, size: int = 64, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()) -> None:
+        if cameras is not None and tuple(cameras) != (CAMERA,):
+            raise ValueError(f"cameras={list(cameras)}: the tabletop always has the one camera {CAMERA!r}")
+        colors = select_by_name("task", tasks, {color: task_text(color) for color in COLORS})
+        self._color_of = {text: color for color, text in colors.items()}
+        self.tasks = tuple(self._color_of)
+        self.features = {
+            f"observation.images.{CAMERA}": image_feature(size),
+            "observation.state": vector_feature(["x", "y", "z", "grip"]),
+            "action": vector_feature(["dx", "dy", "dz", "grip"]),
+        }
+        self.sim = Tabletop(size)
+
+    def reset(self, seed: int, task: str) -> dict[str, np.ndarray]:
+        """Start an episode; see `Env.reset`."""
+        if task not in self._color_of:
+            raise ValueError(f"unknown task {task!r}; known: {list(self.tasks)}")
+        observation, _ = self.sim.reset(seed=seed, options={"color": self._color_of[task]})
+        return self._named(observation)
+
+    def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], Outcome]:
+        """Execute an action; see `Env.step`."""
+        observation, _, terminated, truncated, info = self.sim.step(np.clip(action, -1, 1))
+        lifted = info["lifted"]
+        return self._named(observation), Outcome(task_text(lifted) if lifted else None, terminated or truncated)
+
+    def expert(self) -> np.ndarray:
+        """Compute the expert's action; see `Env.expert`."""
+        return expert_action(self.sim)
+
+    @staticmethod
+    def _named(observation: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {f"observation.images.{CAMERA}": observation["image"], "observation.state": observation["state"]}

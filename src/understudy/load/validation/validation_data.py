@@ -1,0 +1,332 @@
+"""Validation frames of all sources as one sequence, cut into fixed chunks and prefetched by threads.
+
+The sources are sorted by name, so their sequence in the settings has no effect. A chunk may contain frames of many
+sources, so small sources cost no more than large ones. A chunk has the same samples in the same rows on any rank and
+for any training batch, which makes its numbers the same to the bit. A sample is identified by the name of its source,
+its episode and its frame: added sources do not change the draws of the others.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from understudy.batch_keys import ACTION, HEAD, TASK
+from understudy.data.dataset import EpisodeDataset
+from understudy.errors import DatasetError, SourceError
+from understudy.load.images.decoded_cache import decoded_bytes, keep_decoded
+from understudy.load.instructions import draw_instructions
+from understudy.load.mixed_batches import Mixture
+from understudy.load.validation.validation_sample import frame_counts, identity, sample_frames
+from understudy.order.random.keys import make_key
+from understudy.video.color import make_resize
+
+UNREADABLE = "unreadable"
+_TRIES = 4096  # samples to try for a readable one
+
+
+class Sources(Protocol):
+    """The K sources of a run, each split into a training and a validation part."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Unique names."""
+
+    @property
+    def training(self) -> tuple[EpisodeDataset, ...]:
+        """Training part of each source."""
+
+    @property
+    def validation(self) -> tuple[EpisodeDataset | None, ...]:
+        """Validation part of each source, if any."""
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Mixture weights."""
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Names of the norm heads."""
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Standard keys of the cameras."""
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) of the images, if they are resized."""
+
+    @property
+    def head_of_source(self) -> np.ndarray:
+        """int64 (K,): the norm head of each source."""
+
+
+@dataclass(frozen=True)
+class ValidationData:
+    """N validation samples of K sources: all validation frames, or a sample of them.
+
+    Sources without validation frames do not count.
+    """
+
+    names: tuple[str, ...]
+    """Names of the K sources, ascending."""
+    datasets: tuple[EpisodeDataset, ...]
+    """Their validation parts."""
+    numbers: np.ndarray
+    """int64 (K,): their indexes among all sources of the run."""
+    heads: tuple[str, ...]
+    """Names of all norm heads of the run."""
+    head_weights: tuple[float, ...]
+    """Sum of the mixture weights of the sources of each head."""
+    head_of: np.ndarray
+    """int64 (K,): index of the norm head of each source."""
+    keys: np.ndarray
+    """int64 (K,): keys that separate the draws of the sources; 0 for the only dataset of a run."""
+    source: np.ndarray
+    """int64 (N,): index of the source of each sample, ascending."""
+    episode: np.ndarray
+    """int64 (N,): its episode."""
+    frame: np.ndarray
+    """int64 (N,): its frame in the episode."""
+    place: np.ndarray
+    """int64 (N,): the number of earlier samples of its source."""
+    total: int
+    """Number of validation frames, N or more."""
+    mixture: Mixture
+    """The common widths of all sources."""
+    cameras: tuple[str, ...]
+    """Standard keys of the cameras."""
+    size: tuple[int, int] | None
+    """(height, width) of all images, where those of the sources differ."""
+    skip_unreadable: bool = False
+    """Whether samples that cannot be read are skipped."""
+    weight: np.ndarray | None = None
+    """float64 (N,): weight of each sample in means, its frame weight; None: all count the same."""
+    task_separator: str = ""
+    """Text between several instructions of an episode, of which a sample gets one; "": the task text as it is."""
+
+    @classmethod
+    def from_sources(
+        cls, data: Sources, mixed: bool, limit: int = 0, skip_unreadable: bool = False, task_separator: str = ""
+    ) -> "ValidationData | None":
+        """Take the validation samples of a run's sources; None if there are none.
+
+        Args:
+            data: the sources.
+            mixed: whether the settings list the sources. Otherwise the name of the only dataset is not part of a
+                sample's identity, so it may be renamed.
+            limit: largest number of samples; 0 takes all validation frames.
+            skip_unreadable: skip samples that cannot be read.
+            task_separator: text between several instructions of an episode, of which a sample gets one.
+        """
+        present = sorted(
+            (name, number) for number, name in enumerate(data.names) if data.validation[number] is not None
+        )
+        if not present:
+            return None
+        numbers = np.array([number for _, number in present])
+        datasets = tuple(part for number in numbers if (part := data.validation[number]) is not None)
+        keys = np.array([source_key(name) if mixed else 0 for name, _ in present], np.int64)
+        rows = np.concatenate([part.segments for part in datasets])
+        of_segment = np.repeat(np.arange(len(datasets)), [len(part.segments) for part in datasets])
+        tasks = np.concatenate([_first_tasks(part) for part in datasets])
+        stratum = np.unique(np.stack([of_segment, tasks], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+        segment, frame = sample_frames(rows, stratum, keys[of_segment], limit)
+        source = of_segment[segment]
+        of_source = np.bincount(source, minlength=len(datasets))
+        weight = np.ones(len(source)) if any(part.frame_weights for part in datasets) else None
+        for number, part in enumerate(datasets):
+            if part.frame_weights is not None and weight is not None:
+                of_part = source == number
+                weight[of_part] = part.frame_weights.weights(rows[segment[of_part], 0], frame[of_part])
+        return cls(
+            names=tuple(name for name, _ in present),
+            datasets=datasets,
+            numbers=numbers,
+            heads=data.heads,
+            head_weights=tuple(np.bincount(data.head_of_source, data.weights, len(data.heads)).tolist()),
+            head_of=data.head_of_source[numbers],
+            keys=keys,
+            source=source,
+            episode=rows[segment, 0],
+            frame=frame,
+            place=np.arange(len(source)) - np.repeat(np.cumsum(of_source) - of_source, of_source),
+            total=int(frame_counts(rows).sum()),
+            # All sources together determine the widths of a batch, in the sequence of the run.
+            mixture=Mixture.from_datasets(data.training),
+            cameras=data.cameras,
+            size=data.size,
+            skip_unreadable=skip_unreadable,
+            weight=weight,
+            task_separator=task_separator,
+        )
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def keep_decoded(self, memory: int) -> "ValidationData":
+        """Return the same samples with sources whose decoded images fit into `memory` bytes kept in memory."""
+        datasets = []
+        for part in self.datasets:
+            needed = decoded_bytes(part, self.size)
+            fits = 0 < needed <= memory
+            datasets.append(keep_decoded(part, self.size) if fits else part)
+            memory -= needed if fits else 0
+        return replace(self, datasets=tuple(datasets))
+
+    def select(self, mask: np.ndarray) -> "ValidationData":
+        """Return the samples where `mask`, bool (N,), is true."""
+        return replace(
+            self, source=self.source[mask], episode=self.episode[mask], frame=self.frame[mask],
+            place=self.place[mask], weight=None if self.weight is None else self.weight[mask],
+        )  # fmt: skip
+
+    def identity(self, part: slice) -> Tensor:
+        """Return the number that keys the draws of each sample, independent of all others: int64 [n]."""
+        return sample_identity(self.episode[part], self.frame[part], self.keys[self.source[part]])
+
+    def read(self, part: slice) -> dict[str, Any]:
+        """Read a `batch`, with another sample in place of each unreadable one.
+
+        Returns:
+            The batch. Under `UNREADABLE` it has the error of each replaced row.
+
+        Raises:
+            DatasetError: a sample cannot be read and must not be skipped, or no sample can be read.
+        """
+        try:
+            return self.batch(part) | {UNREADABLE: {}}
+        except DatasetError as error:
+            if not self.skip_unreadable or isinstance(error, SourceError):
+                raise
+            wrong = {
+                row: reason
+                for row, number in enumerate(range(part.start, part.stop))
+                if (reason := self._find_error(number))
+            }
+            if not wrong:
+                raise  # not the error of a sample
+            numbers = np.arange(part.start, part.stop)
+            readable = np.delete(numbers, list(wrong))
+            if not len(readable):
+                others = (number for number in range(min(len(self), _TRIES)) if not self._find_error(number))
+                readable = np.array(list(islice(others, 1)))
+                if not len(readable):
+                    raise
+            for row in wrong:
+                numbers[row] = readable[np.abs(readable - numbers[row]).argmin()]
+            return self.batch(numbers) | {UNREADABLE: wrong}
+
+    def _find_error(self, number: int) -> str | None:
+        """Return the error of reading one sample, if any."""
+        try:
+            self.batch(slice(number, number + 1))
+        except SourceError:
+            raise
+        except DatasetError as error:
+            return str(error)
+        return None
+
+    def batch(self, part: slice | np.ndarray) -> dict[str, Any]:
+        """Read samples in the policy's format: standard keys and dtypes, padded to the run's widths."""
+        sources = self.source[part]
+        parts = {}
+        for source in np.unique(sources).tolist():
+            mask = sources == source
+            of_source = self.datasets[source].batch(self.episode[part][mask], self.frame[part][mask])
+            parts[int(self.numbers[source])] = self._resize(of_source)
+        batch = self.mixture.join(parts, self.numbers[sources])
+        if self.task_separator:
+            keys = identity(self.episode[part], self.frame[part], self.keys[sources])
+            batch[TASK] = draw_instructions(batch[TASK], self.task_separator, 0, keys)
+        if len(self.heads) > 1:
+            batch[HEAD] = torch.from_numpy(self.head_of[sources])
+        return batch
+
+    def _resize(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Resize images to the run's size, with the same bits as the loader (`video/color.py`)."""
+        if self.size is None:
+            return batch
+        for camera in self.cameras:
+            images = batch.get(camera)
+            if images is not None and tuple(images.shape[-2:]) != self.size:
+                height, width = images.shape[-2:]
+                out = np.empty((*images.shape[:-2], *self.size), np.uint8)  # [B, 3, H, W] or [B, T, 3, H, W]
+                resize = make_resize(height, width, self.size)
+                for planes, place in zip(images.flatten(0, -4).numpy(), out.reshape(-1, *out.shape[-3:])):
+                    resize(planes, place)
+                batch[camera] = torch.from_numpy(out)
+        return batch
+
+    def action_names(self, number: int) -> list[str]:
+        """Return the names of a source's action dimensions, each once; their numbers if it has no names."""
+        return self.datasets[number].catalog.features[ACTION].dimension_names
+
+
+def source_key(name: str) -> int:
+    """Return the key of a source's name: 63 bits."""
+    return make_key(0, f"held-out source {name}") >> 1
+
+
+def sample_identity(episode: np.ndarray, frame: np.ndarray, key: np.ndarray | int = 0) -> Tensor:
+    """Return `validation_sample.identity` as a tensor."""
+    return torch.from_numpy(identity(episode, frame, key))
+
+
+def _first_tasks(data: EpisodeDataset) -> np.ndarray:
+    """First task of the episode of each segment, -1 where it has none: int64 (S,)."""
+    table = data.catalog.episodes
+    row = table.rows_of(data.segments[:, 0])
+    begin, end = table.task_offsets[row], table.task_offsets[row + 1]
+    first_tasks = np.full(len(row), -1, np.int64)
+    first_tasks[end > begin] = table.task_indices[begin[end > begin]]
+    return first_tasks
+
+
+def share_chunks(chunks: int, rank: int, world_size: int) -> tuple[list[int], int]:
+    """Return the chunks of a rank, and the number of turns that all ranks take together.
+
+    Chunks of a rank are neighbours, so each image is decoded by one rank. Some ranks have one chunk less than others.
+    """
+    low, high = rank * chunks // world_size, (rank + 1) * chunks // world_size
+    return list(range(low, high)), -(-chunks // world_size)
+
+
+def prefetch_chunks(
+    read: Callable[[int], dict[str, Any]], numbers: Sequence[int], threads: int, memory: int
+) -> Generator[tuple[int, dict[str, Any]], None, None]:
+    """Yield (number, `read(number)`) once for each of `numbers`, read in up to `threads` threads.
+
+    Each thread walks neighbours, one ahead of the consumer, so a decoder that continues decodes nothing twice. The
+    results come in another sequence than `numbers`. `memory` (bytes) bounds the number of threads; there is at least
+    one.
+    """
+    if not numbers:
+        return
+    first = read(numbers[0])
+    yield numbers[0], first
+    size = sum(value.nbytes for value in first.values() if isinstance(value, Tensor))
+    del first
+    rest = numbers[1:]
+    lanes = max(1, min(threads, memory // max(1, size), len(rest)))
+    runs = [deque(rest[lane * len(rest) // lanes : (lane + 1) * len(rest) // lanes]) for lane in range(lanes)]
+    with ThreadPoolExecutor(lanes, thread_name_prefix="understudy-validation") as pool:
+
+        def submit(run: deque[int]) -> Any:
+            number = run.popleft()
+            return run, number, pool.submit(read, number)
+
+        waiting = deque(submit(run) for run in runs if run)
+        while waiting:
+            run, number, future = waiting.popleft()
+            batch = future.result()
+            if run:
+                waiting.append(submit(run))
+            yield number, batch
+            del batch, future  # frees the memory before the wait for the next one
