@@ -22,7 +22,7 @@ from understudy.errors import ConfigError
 from understudy.policies import meta_device
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.weight_files import FILE, StoredTensors, WeightFiles
-from understudy.train.profiling.memory_check import check_filled_weights, check_gpu_memory, check_whole_weights
+from understudy.train.memory_check import check_filled_weights, check_gpu_memory, check_whole_weights
 from understudy.train.state import TrainState, init_train_state
 
 WHOLE = policies.policy(seed=5)

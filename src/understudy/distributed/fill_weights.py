@@ -23,14 +23,14 @@ def materialise(modules: Iterable[nn.Module], device: torch.device) -> None:
 
     A parameter that several modules share gets one memory.
     """
-    given: dict[Tensor, Tensor] = {}
+    memories: dict[Tensor, Tensor] = {}
 
     def memory(tensor: Tensor) -> Tensor:
         if not tensor.is_meta:
             return tensor.to(device)
-        if tensor not in given:
-            given[tensor] = torch.empty_like(tensor, device=device)
-        return given[tensor]
+        if tensor not in memories:
+            memories[tensor] = torch.empty_like(tensor, device=device)
+        return memories[tensor]
 
     for module in modules:
         module._apply(memory)
@@ -92,12 +92,12 @@ def fill(named: Iterable[tuple[str, Tensor]], read: ReadRows) -> None:
         read: see `ReadRows`.
     """
     for name, tensor in named:
-        own, start, stop = local_rows(tensor)
-        if not own.ndim:
-            own.copy_(read(name, 0, 1).view(()))
+        part, start, stop = local_rows(tensor)
+        if not part.ndim:
+            part.copy_(read(name, 0, 1).view(()))
             continue
-        size = max(1, own[:1].numel() * 4)
+        size = max(1, part[:1].numel() * 4)
         step = max(1, PART // size)
         for low in range(start, stop, step):
             high = min(stop, low + step)
-            own[low - start : high - start].copy_(read(name, low, high))
+            part[low - start : high - start].copy_(read(name, low, high))

@@ -67,8 +67,8 @@ def read_hosts(environment: Mapping[str, str]) -> Hosts:
             is already that of one rank.
     """
     if "RANK" in environment:
-        what = f"--launch: this process is already rank {environment['RANK']} of another launcher's job"
-        raise ConfigError(f"{what}; leave --launch out, or unset RANK")
+        conflict = f"--launch: this process is already rank {environment['RANK']} of another launcher's job"
+        raise ConfigError(f"{conflict}; leave --launch out, or unset RANK")
     count = _number(environment, "NNODES", 1, 1)
     index = _number(environment, "NODE_RANK", 0, 0, count - 1)
     port = _number(environment, "MASTER_PORT", PORT, 1, 65535) if count > 1 or "MASTER_PORT" in environment else None

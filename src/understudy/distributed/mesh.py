@@ -138,7 +138,7 @@ class Mesh:
         except Exception as error:
             mine = error
         error_info = None if mine is None else (is_wrong_input(mine), str(mine) or repr(mine))
-        failed = [(rank, each) for rank, each in enumerate(self.gather(error_info)) if each is not None]
+        failed = [(rank, report) for rank, report in enumerate(self.gather(error_info)) if report is not None]
         if mine is not None:
             raise mine
         if failed:
@@ -215,11 +215,11 @@ def join_mesh(config: "TrainConfig") -> Iterator[Mesh]:
 
 def mesh_shape(config: "TrainConfig", world: int) -> tuple[int, int]:
     """Return (replicas, shards) of `world` processes. Raises ConfigError, with the remedy, where they do not fit."""
-    shards, wanted = config.parallel.dp_shard, config.parallel.dp_replicate
-    replicas = wanted or max(1, world // shards)
+    shards, replicate = config.parallel.dp_shard, config.parallel.dp_replicate
+    replicas = replicate or max(1, world // shards)
     if replicas * shards != world:
         fitting = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
-        free = "" if wanted is None else ", and leave out parallel.dp_replicate"
+        free = "" if replicate is None else ", and leave out parallel.dp_replicate"
         raise ConfigError(
             f"parallel: dp_replicate {replicas} x dp_shard {shards} is {replicas * shards} processes, and there are "
             f"{world}: start {replicas * shards}, or set parallel.dp_shard to one of {fitting}{free}"

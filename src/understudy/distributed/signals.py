@@ -62,8 +62,8 @@ def stop_signals(*, at_once: bool = False, file: Path | None = None) -> Iterator
             if stop.at_once:
                 raise Stopped(signal.Signals(number).name)
         elif time.monotonic() - first > SAME_REQUEST:
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            for signal_number, handler in before.items():
+                signal.signal(signal_number, handler)
             os.kill(os.getpid(), number)
 
     for number in SIGNALS:

@@ -34,13 +34,15 @@ def leave_groups_alive() -> None:
 
 def missing_feature(config: "TrainConfig", world: int) -> str | None:
     """Return one line about a feature that `config` on `world` processes needs and this torch lacks; None: none."""
-    here = f"this is torch {torch.__version__}"
+    release = f"this is torch {torch.__version__}"
     if world > 1 and not has_gradient_sum():
-        return f"parallel: {world} processes need torch 2.8, whose FSDP2 can sum gradients, and {here}: run one process"
+        return (
+            f"parallel: {world} processes need torch 2.8, whose FSDP2 can sum gradients, and {release}: run one process"
+        )
     split = config.precision == "bf16-split" and config.accumulates() and config.micro_batch_size != config.batch_size
     if split and world == 1 and not has_grad_dtype():
         return (
-            f"micro_batch_size: precision bf16-split needs torch 2.10, which sums gradients in float32, and {here}: "
+            f"micro_batch_size: precision bf16-split needs torch 2.10, which sums gradients in float32, and {release}: "
             "use precision bf16, or leave out micro_batch_size, max_num_tokens and max_samples"
         )
     return None

@@ -89,15 +89,15 @@ def check_unused_parameters(policy: nn.Module, leaves: Leaves, loss: Tensor, mes
 
 def freeze_patterns(unread: Sequence[str], trained: Sequence[str]) -> list[str]:
     """Return short patterns that fit the names `unread`, and no other name in `trained`."""
-    found: list[str] = []
+    patterns: list[str] = []
     for name in unread:
-        if any(fnmatchcase(name, pattern) for pattern in found):
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
             continue
         parts = name.split(".")
         prefixes = [".".join(parts[:count]) + ".*" for count in range(1, len(parts))]
-        fitting = (each for each in prefixes if set(fnmatch.filter(trained, each)) <= set(unread))
-        found.append(next(fitting, name))
-    return found
+        fitting = (prefix for prefix in prefixes if set(fnmatch.filter(trained, prefix)) <= set(unread))
+        patterns.append(next(fitting, name))
+    return patterns
 
 
 def _leaves_below(loss: Tensor) -> Iterator[Tensor]:

@@ -204,18 +204,18 @@ class Float32AdamW(Optimizer):
         """
         ordered = in_order_of(self.param_groups, state_dict)
         ids = [i for group in ordered["param_groups"] for i in group["params"]]
-        kept: dict[Tensor, dict[str, Tensor]] = {}
+        loaded: dict[Tensor, dict[str, Tensor]] = {}
         for (name, p), i in zip(named_parameters(self.param_groups), ids, strict=True):
             saved = ordered["state"].get(i, {})
-            kept[p] = {}
-            for kind, own in self.state[p].items():
+            loaded[p] = {}
+            for kind, tensor in self.state[p].items():
                 value, dtype = saved.get(kind), torch.int16 if kind == "lo" else torch.float32
-                if not isinstance(value, Tensor) or value.dtype != dtype or value.shape != own.shape:
+                if not isinstance(value, Tensor) or value.dtype != dtype or value.shape != tensor.shape:
                     got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else "nothing"
-                    raise ValueError(f"{name}: the saved {kind} is {got}, and must be {dtype} {tuple(own.shape)}")
-                kept[p][kind] = value.detach().to(own.device, copy=True)
+                    raise ValueError(f"{name}: the saved {kind} is {got}, and must be {dtype} {tuple(tensor.shape)}")
+                loaded[p][kind] = value.detach().to(tensor.device, copy=True)
         super().load_state_dict(ordered)
-        for p, state in kept.items():
+        for p, state in loaded.items():
             self.state[p] = state
             if "lo" in state:
                 self._versions[p] = local(p)._version

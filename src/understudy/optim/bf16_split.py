@@ -62,9 +62,9 @@ def adamw_whole_(
 
     On a CPU in full lines, so that a tensor and its parts on several ranks become the same bits.
     """
-    kept = [weights, grads, exp_avgs, exp_avg_sqs]
-    even = skip.device.type == "cpu" and all(t.is_contiguous() for tensors in kept for t in tensors)
-    with _in_full_lines(kept, steps) if even else nullcontext((kept, steps)) as (tensors, counts):
+    groups = [weights, grads, exp_avgs, exp_avg_sqs]
+    even = skip.device.type == "cpu" and all(t.is_contiguous() for tensors in groups for t in tensors)
+    with _in_full_lines(groups, steps) if even else nullcontext((groups, steps)) as (tensors, counts):
         torch._fused_adamw_(
             tensors[0],
             tensors[1],
@@ -84,20 +84,22 @@ def adamw_whole_(
 
 
 @contextmanager
-def _in_full_lines(kept: list[list[Tensor]], steps: list[Tensor]) -> Iterator[tuple[list[list[Tensor]], list[Tensor]]]:
-    """Yield the elements of `kept` in tensors whose sizes are multiples of LINE, and write changes back to `kept`.
+def _in_full_lines(
+    groups: list[list[Tensor]], steps: list[Tensor]
+) -> Iterator[tuple[list[list[Tensor]], list[Tensor]]]:
+    """Yield the elements of `groups` in tensors whose sizes are multiples of LINE, and write changes back to `groups`.
 
     On a CPU torch's fused kernel computes the elements that do not fill a vector register by other instructions, which
     round differently. Their positions depend on the cuts of a tensor; in full lines there are none.
 
     Args:
-        kept: weights, gradients, first and second moments.
+        groups: weights, gradients, first and second moments.
         steps: one per weight.
     """
-    flat = [[t.view(-1) for t in tensors] for tensors in kept]
+    flat = [[t.view(-1) for t in tensors] for tensors in groups]
     rest = [t.numel() % LINE for t in flat[0]]
     ragged = [i for i, size in enumerate(rest) if size]
-    lines = torch.zeros(len(kept), len(ragged), LINE)
+    lines = torch.zeros(len(groups), len(ragged), LINE)
     ends = [tensors[i][-rest[i] :] for tensors in flat for i in ragged]
     copies = [of_kind[k, : rest[i]] for of_kind in lines for k, i in enumerate(ragged)]
     if ragged:

@@ -102,10 +102,16 @@ def add_adapters(
     if not config.rank:
         return []
     names = {name: spellings(name, parts) for name, _ in policy.named_parameters()}
-    check_patterns("lora.also_train", config.also_train, [each for found in names.values() for each in found])
+    check_patterns(
+        "lora.also_train", config.also_train, [spelling for spelled in names.values() for spelling in spelled]
+    )
     linear = {name: module for name, module in policy.named_modules() if isinstance(module, nn.Linear)}
-    of_layer = {name: [each.removesuffix(".weight") for each in spellings(f"{name}.weight", parts)] for name in linear}
-    check_patterns("lora.targets", config.targets, [each for found in of_layer.values() for each in found], "layer")
+    of_layer = {
+        name: [spelling.removesuffix(".weight") for spelling in spellings(f"{name}.weight", parts)] for name in linear
+    }
+    check_patterns(
+        "lora.targets", config.targets, [spelling for spelled in of_layer.values() for spelling in spelled], "layer"
+    )
     for name, parameter in policy.named_parameters():
         parameter.requires_grad_(matches(config.also_train, names[name]))
     whole = (*freeze, *config.also_train)

@@ -159,10 +159,10 @@ class MasterWeights(Optimizer):
     @torch.no_grad()
     def set_master(self, parameter: Tensor, master: Tensor) -> None:
         """Set the master of a parameter, float32 and of its shape; the live weight follows, rounded."""
-        own = self._masters[parameter]
-        if own is not parameter:
+        own_master = self._masters[parameter]
+        if own_master is not parameter:
             check_master("the parameter", parameter, master)
-        own.copy_(master)
+        own_master.copy_(master)
         self._round(parameter)
 
     def reset_masters(self) -> None:

@@ -148,18 +148,18 @@ def given_masters(groups: Groups, masters: Mapping[str, Tensor]) -> dict[Tensor,
     """
     if not all("param_names" in group for group in groups):
         raise ValueError("masters are given by name: build the optimizer from model.named_parameters()")
-    found = {}
-    given = dict(zip(plain_names(list(masters)), masters.values()))
+    by_parameter = {}
+    by_name = dict(zip(plain_names(list(masters)), masters.values()))
     named = list(named_parameters(groups))
     for plain, (name, parameter) in zip(plain_names([name for name, _ in named]), named):
         if parameter.dtype != torch.bfloat16:
             continue
-        master = given.get(plain)
+        master = by_name.get(plain)
         if master is None:
             raise ValueError(f"{name} is bfloat16 and no float32 master was given for it")
         check_master(name, parameter, master)
-        found[parameter] = master
-    return found
+        by_parameter[parameter] = master
+    return by_parameter
 
 
 def check_master(name: str, parameter: Tensor, master: Any) -> None:

@@ -71,11 +71,11 @@ def drop_metadata(batch: Mapping[str, Any], data: "DataConfig", seed: int) -> di
         label(name): sample_uniform(seed, f"prompt metadata {name}", positions) < share
         for name, share in data.prompt_metadata.items()
     }
-    kept = [
+    metadata = [
         "" if all_of[row] else drop_fields(lines, [name for name, rows in drawn.items() if rows[row]])
         for row, lines in enumerate(batch[PROMPT_METADATA])
     ]
-    return {**batch, PROMPT_METADATA: kept}
+    return {**batch, PROMPT_METADATA: metadata}
 
 
 def shift_cameras(

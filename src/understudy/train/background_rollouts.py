@@ -55,8 +55,8 @@ logger = logging.getLogger(__name__)
 
 def check_action_steps(config: TrainConfig) -> None:
     """Raise ConfigError where a rollout would execute more actions than a chunk of the resolved settings has."""
-    if found := config.rollout_problems():
-        raise ConfigError("\n".join(found))
+    if problems := config.rollout_problems():
+        raise ConfigError("\n".join(problems))
 
 
 def check_rollouts(config: TrainConfig, record: Mapping[str, Any]) -> None:
@@ -78,7 +78,7 @@ def check_rollouts(config: TrainConfig, record: Mapping[str, Any]) -> None:
         prepare_env(config.data, record, config.rollout)
     except ConfigError as error:
         text = str(error).replace("--state ", "--rollout.state ")
-        is_setting = text.partition(":")[0] in {own.name for own in fields(config.rollout)}
+        is_setting = text.partition(":")[0] in {setting.name for setting in fields(config.rollout)}
         raise ConfigError(f"rollout.{text}" if is_setting else text) from error
 
 
@@ -249,16 +249,21 @@ class BackgroundRollouts:
         self._failed.append(step)
         logger.warning("\n".join([f"rollout: step {step} failed ({how}):", *(f"  | {line}" for line in lines)]))
 
-    def _log(self, log: MetricsLog, at: int, step: int) -> None:
+    def _log(self, log: MetricsLog, log_step: int, step: int) -> None:
         """Log the result of `step`, then remove its weights."""
         path = _result(self._run, step)
         try:
-            line = {"kind": KIND, "step": step, "at": at, **summarize(json.loads(path.read_text(encoding="utf-8")))}
+            line = {
+                "kind": KIND,
+                "step": step,
+                "at": log_step,
+                **summarize(json.loads(path.read_text(encoding="utf-8"))),
+            }
         except (OSError, ValueError, KeyError, TypeError) as error:
             path.unlink(missing_ok=True)  # its weights, if they still exist, are evaluated again
             self._report_failure(step, f"{path.name} is not a result", [str(error)])
             return
-        log.log(at, line)
+        log.log(log_step, line)
         shutil.rmtree(_waiting(self._run, step), ignore_errors=True)
         _log_of(self._run, step).unlink(missing_ok=True)
         rate = line["success"]
@@ -320,8 +325,8 @@ def _log_of(run: RunDir, step: int) -> Path:
 
 def _steps(folder: Path, suffix: str) -> list[tuple[int, Path]]:
     """Paths with a step in their name and this suffix, by step."""
-    found = [(path.name.removeprefix("step-").removesuffix(suffix), path) for path in folder.glob(f"step-*{suffix}")]
-    return sorted((int(number), path) for number, path in found if number.isdigit())
+    numbered = [(path.name.removeprefix("step-").removesuffix(suffix), path) for path in folder.glob(f"step-*{suffix}")]
+    return sorted((int(number), path) for number, path in numbered if number.isdigit())
 
 
 def _digest(policy: Path) -> str:

@@ -1,5 +1,6 @@
 """The training loop, from the current step to the end or a stop request: train, log, validate, checkpoint."""
 
+import logging
 import platform
 import resource
 import sys
@@ -16,22 +17,19 @@ import torch
 from understudy._version import __version__
 from understudy.batch_keys import CUT_SUFFIX
 from understudy.config.schema import plain
-from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.distributed.signals import Stop
 from understudy.errors import UnderstudyError
 from understudy.load.loader import Loader
 from understudy.load.validation.validation_data import ValidationData
 from understudy.optim.lora import merge_adapters
-from understudy.order import Order
 from understudy.progress import Progress
 from understudy.train import precision
 from understudy.train.background_rollouts import BackgroundRollouts
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.micro_batches import PartCounts, sum_counts
-from understudy.train.optimizer_step import StepResult
-from understudy.train.profiling.timer import NULL, Timer
+from understudy.train.optimizer_step import NULL, StepResult, Timer
 from understudy.train.run_record import order_schedule
 from understudy.train.state import TrainState
 from understudy.train.track.trackers import MetricsLog
@@ -41,41 +39,22 @@ from understudy.train.validation.validation_loss import validate_and_log
 
 def run_steps(
     state: TrainState,
-    order: Order,
     validation: ValidationData | None,
     loader: Loader,
     saver: Saver,
     rollouts: BackgroundRollouts,
     log: MetricsLog,
     stop: Stop,
-    pending: Path | None,
 ) -> bool:
     """Run steps until the end or a stop request; returns whether the end was reached.
-
-    Args:
-        state: the state to train.
-        order: the order of the loader.
-        validation: the validation data, if any.
-        loader: source of the batches.
-        saver: writer of the checkpoints.
-        rollouts: queue of the rollouts.
-        log: destination of the metrics.
-        stop: the stop request.
-        pending: the checkpoint that the run resumes from, if its validation is still to be made.
 
     Raises:
         ValidationFailed: validation frames cannot be read; the checkpoint of the step is saved.
     """
     config, mesh = state.config, state.mesh
-    if pending is not None and validation is not None:
-        result, error = validate_and_log(state, validation, stop, log)
-        if error is not None:
-            raise error
-        if result is None:
-            return False
-        log.sync()
-        saver.record_metrics(pending, best_metrics(result))
     if state.step >= config.steps:
+        if mesh.rank == 0:
+            logger.info("resume: all %s steps are done; --steps trains for longer", config.steps)
         return True
     if mesh.any(stop.asked):
         return False
@@ -93,7 +72,8 @@ def run_steps(
             if validate_now or rollout_now or save or _is_due(state.step, config.log.every):
                 runner.log_steps()
                 rollouts.poll(log, state.step)
-            result, error = {}, None
+            result: Mapping[str, Any] | None = {}
+            error = None
             if validate_now and validation is not None:
                 result, error = validate_and_log(state, validation, stop, log)
                 last = last or result is None
@@ -102,7 +82,7 @@ def run_steps(
             # Steps that change nothing must not displace good checkpoints.
             if last or ((save or saver.improves(best_metrics(result or {}))) and not runner.stalled):
                 log.sync()  # the metrics are on disk before the checkpoint that depends on them
-                saved = _checkpoint_state(config, mesh, order, loader.position, result)
+                saved = _checkpoint_state(state, loader, result)
                 saver.save(state.step, state.tensors(), saved, precision.frozen_names(state.policy))
             if error is not None:
                 saver.wait()
@@ -111,6 +91,23 @@ def run_steps(
                 return complete and result is not None
             if validate_now or rollout_now or save:
                 runner.restart_clock()
+
+
+def make_pending_validation(
+    state: TrainState, validation: ValidationData, saver: Saver, log: MetricsLog, stop: Stop, path: Path
+) -> bool:
+    """Make the validation that the checkpoint `path` still lacks; returns False after a stop request.
+
+    Raises:
+        ValidationFailed: validation frames cannot be read.
+    """
+    result, error = validate_and_log(state, validation, stop, log)
+    if error is not None:
+        raise error
+    if result is not None:
+        log.sync()
+        saver.record_metrics(path, best_metrics(result))
+    return result is not None
 
 
 def gather_weights(state: TrainState) -> dict[str, torch.Tensor]:
@@ -128,19 +125,17 @@ def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _checkpoint_state(
-    config: TrainConfig, mesh: Mesh, order: Order, position: int, result: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def _checkpoint_state(state: TrainState, loader: Loader, result: Mapping[str, Any] | None) -> dict[str, Any]:
     """State of a checkpoint besides its tensors. result: of its validation; None if that is still to be made."""
     pending = {checkpoint.PENDING: True} if result is None else {}
     return {
         **pending,
-        "position": position,
-        "schedule": order_schedule(order),
-        "seed": config.seed,
-        "world": mesh.world_size,
-        "batch": config.batch_size,
-        "settings": plain(config),
+        "position": loader.position,
+        "schedule": order_schedule(loader.order),
+        "seed": state.config.seed,
+        "world": state.mesh.world_size,
+        "batch": state.config.batch_size,
+        "settings": plain(state.config),
         "judged": best_metrics(result or {}),
         "versions": library_versions(),
     }
@@ -154,6 +149,9 @@ def library_versions() -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
+
+
+logger = logging.getLogger(__name__)
 
 
 class TrainingStalled(UnderstudyError, OSError):
@@ -310,12 +308,12 @@ class _Clock:
 
 def _peak_bytes() -> dict[str, int]:
     """Largest memory of this process so far: resident on the host, and allocated on its GPU."""
-    found = {
+    peaks = {
         "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     }
     if torch.cuda.is_initialized():
-        found["gpu_bytes"] = torch.cuda.max_memory_allocated()
-    return found
+        peaks["gpu_bytes"] = torch.cuda.max_memory_allocated()
+    return peaks
 
 
 def count_cuts(batch: Mapping[str, Any]) -> dict[str, int]:
@@ -347,7 +345,7 @@ class CutSamples:
         if not any(counts):
             return counts
         ranks = self._mesh.gather(counts)
-        summed = [{name: sum(own[name] for own in of_step) for name in of_step[0]} for of_step in zip(*ranks)]
+        summed = [{name: sum(counted[name] for counted in of_step) for name in of_step[0]} for of_step in zip(*ranks)]
         self._steps += len(steps)
         for step, of_step in zip(steps, summed):
             for name, count in of_step.items():

@@ -55,10 +55,10 @@ class PartCounts(NamedTuple):
 
     def rates(self, seconds: float) -> dict[str, float]:
         """Figures of speed: `samples_per_part`, and with tokens `tokens_per_s` and `valid_share`."""
-        found = {"samples_per_part": self.samples / self.parts}
+        figures = {"samples_per_part": self.samples / self.parts}
         if self.tokens:
-            found |= {"tokens_per_s": self.tokens / seconds, "valid_share": self.tokens / self.processed}
-        return found
+            figures |= {"tokens_per_s": self.tokens / seconds, "valid_share": self.tokens / self.processed}
+        return figures
 
 
 def sum_counts(mesh: Mesh, steps: Sequence[PartCounts | None]) -> PartCounts | None:
@@ -66,8 +66,8 @@ def sum_counts(mesh: Mesh, steps: Sequence[PartCounts | None]) -> PartCounts | N
 
     Steps of one part without tokens have nothing to sum, so that they need no exchange.
     """
-    counted = [each for each in steps if each is not None]
-    if not any(each.tokens or each.parts > 1 for each in counted):
+    counted = [step for step in steps if step is not None]
+    if not any(step.tokens or step.parts > 1 for step in counted):
         return None
     return PartCounts(*mesh.sum(torch.tensor(add_counts(counted))).tolist())
 
@@ -101,8 +101,8 @@ def cut_batch(
     if config.max_num_tokens is None and config.max_samples is None:
         spans = even_spans(samples, num_micro_batches(config, mesh))
     else:
-        own = fill_spans(samples, tokens, config.max_num_tokens, config.max_samples, batch.get("position"))
-        spans = spread_spans(own, mesh.largest(len(own)))
+        rank_spans = fill_spans(samples, tokens, config.max_num_tokens, config.max_samples, batch.get("position"))
+        spans = spread_spans(rank_spans, mesh.largest(len(rank_spans)))
     parts = take_parts(batch, draws, spans)
     processed = sum(policy.processed_tokens(part.batch) for part in parts)
     return parts, PartCounts(samples, len(parts), sum(tokens or ()), processed)
@@ -136,31 +136,31 @@ def fill_spans(
         raise ConfigError(f"max_num_tokens: {max_num_tokens}: this policy has no tokens; set max_samples")
     spans, low, total = list[Span](), 0, 0
     for number in range(samples):
-        own = 0 if tokens is None or max_num_tokens is None else tokens[number]
-        if max_num_tokens is not None and own > max_num_tokens:
+        size = 0 if tokens is None or max_num_tokens is None else tokens[number]
+        if max_num_tokens is not None and size > max_num_tokens:
             where = f"sample {number} of the batch" if positions is None else f"position {int(positions[number])}"
             raise ConfigError(
-                f"max_num_tokens: {max_num_tokens}: the sample at {where} has {own} tokens; set {own} or more"
+                f"max_num_tokens: {max_num_tokens}: the sample at {where} has {size} tokens; set {size} or more"
             )
-        over = max_num_tokens is not None and total + own > max_num_tokens
+        over = max_num_tokens is not None and total + size > max_num_tokens
         if number > low and (over or number - low == max_samples):
             spans.append((low, number))
             low, total = number, 0
-        total += own
+        total += size
     return [*spans, (low, samples)]
 
 
 def spread_spans(spans: Sequence[Span], count: int) -> list[Span]:
     """Halve the longest spans (the first of them) until there are `count`; empty ones follow spans of one sample."""
-    found = list(spans)
-    while len(found) < count:
-        longest = max(range(len(found)), key=lambda number: found[number][1] - found[number][0])
-        low, high = found[longest]
+    parts = list(spans)
+    while len(parts) < count:
+        longest = max(range(len(parts)), key=lambda number: parts[number][1] - parts[number][0])
+        low, high = parts[longest]
         if high - low < 2:
-            return found + [(found[-1][1],) * 2] * (count - len(found))
+            return parts + [(parts[-1][1],) * 2] * (count - len(parts))
         middle = (low + high + 1) // 2
-        found[longest : longest + 1] = [(low, middle), (middle, high)]
-    return found
+        parts[longest : longest + 1] = [(low, middle), (middle, high)]
+    return parts
 
 
 def take_parts(batch: Mapping[str, Any], draws: Draws, spans: Sequence[Span]) -> list[MicroBatch]:
@@ -173,9 +173,9 @@ def take_parts(batch: Mapping[str, Any], draws: Draws, spans: Sequence[Span]) ->
 
     parts = []
     for low, high in spans:
-        at = (low, high) if high > low else (low - 1, low)
+        span = (low, high) if high > low else (low - 1, low)
         kind = MicroBatch if high > low else IdleMicroBatch
-        parts.append(kind({k: cut(v, *at) for k, v in batch.items()}, {k: cut(v, *at) for k, v in draws.items()}))
+        parts.append(kind({k: cut(v, *span) for k, v in batch.items()}, {k: cut(v, *span) for k, v in draws.items()}))
     return parts
 
 

@@ -10,8 +10,9 @@ rank and in any micro-batch. Nothing here waits for the device: losses and norms
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,10 +27,22 @@ from understudy.policies.batch import to_device
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
 from understudy.train.micro_batches import IdleMicroBatch, MicroBatch
-from understudy.train.profiling.timer import NULL, Timer
 
-if TYPE_CHECKING:
-    pass
+
+class Timer(Protocol):
+    """Argument of a step, which names its phases: `with timer("backward"): ...`. Training passes `NULL`."""
+
+    def __call__(self, phase: str) -> AbstractContextManager[object]:
+        """Return the context of a phase of a step."""
+        ...
+
+
+_NOTHING = nullcontext()
+
+
+def NULL(phase: str) -> AbstractContextManager[object]:
+    """Measure nothing, wait for nothing and create no object."""
+    return _NOTHING
 
 
 NO_GROUPS: Mapping[str, int] = MappingProxyType({})
@@ -85,31 +98,43 @@ def optimizer_step(
             the policy counts elements per batch only.
     """
     optimizer.zero_grad()
-    terms, factors = list(weights), list(weights.values())
+    terms, factors, of_groups = list(weights), list(weights.values()), list[Tensor]()
     with timer("communication"):
-        busy = [part for part in parts if not isinstance(part, IdleMicroBatch)]
-        elements = sum_counts(policy, busy, terms, mesh)  # [K]
+        elements = sum_counts(policy, [p for p in parts if not isinstance(p, IdleMicroBatch)], terms, mesh)  # [K]
         counts = elements.masked_fill(elements == 0, 1)
     accumulator = Float64GradAccumulator(optimizer, mesh, len(parts))
     sums = torch.zeros(len(terms), dtype=torch.float64, device=mesh.device)
-    of_groups = list[Tensor]()
     for number, part in enumerate(parts):
         sync_gradients(policy, mesh, last=number == len(parts) - 1)
         with timer("forward"), record_leaves(policy, mesh, noted=check and number == 0) as leaves:
             losses = policy.sample_losses(*part, terms=terms)
-            each = torch.stack([weighted(losses[term].sum, part.batch).sum() for term in terms])  # [K]
-            if isinstance(part, IdleMicroBatch):
-                each = 0 * each  # every rank uses the same weights, for their collectives
-            loss = torch.stack([factor * total for factor, total in zip(factors, each / counts)]).sum()
+            totals = _sum_losses(losses, terms, part)
+            loss = torch.stack([factor * total for factor, total in zip(factors, totals / counts)]).sum()
         if check and number == 0:
             check_unused_parameters(policy, leaves, loss, mesh)
         with timer("backward"):
             loss.backward()
             accumulator.add()
-        sums += each.detach()
+        sums += totals.detach()
         if groups and not isinstance(part, IdleMicroBatch):
             of_groups.append(group_sums(losses, terms, part.batch, groups))
     accumulator.finish()
+    reduced, norm, skipped = _clip_and_update(optimizer, sums, mesh, lr, clip, timer)
+    mean = torch.stack([factor * total for factor, total in zip(factors, reduced[:-1] / counts)]).sum()
+    sums = torch.stack([reduced[:-1], elements.double()])
+    return StepResult(mean.float(), norm, skipped, sums, torch.stack(of_groups).sum(dim=0) if of_groups else None)
+
+
+def _sum_losses(losses: Mapping[str, Loss], terms: Sequence[str], part: MicroBatch) -> Tensor:
+    """Sum of each term over a micro-batch, [K]; 0 for an idle one, which takes part in the collectives of weights."""
+    totals = torch.stack([weighted(losses[term].sum, part.batch).sum() for term in terms])
+    return 0 * totals if isinstance(part, IdleMicroBatch) else totals
+
+
+def _clip_and_update(
+    optimizer: Float32AdamW, sums: Tensor, mesh: Mesh, lr: float, clip: float, timer: Timer
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum losses and squared norms over the ranks, clip and update: the sums, the norm, and whether it was skipped."""
     with timer("clip"):
         squares = squared_norm(optimizer)[None] / mesh.shape[0]
     with timer("communication"):
@@ -122,9 +147,7 @@ def optimizer_step(
         for group in optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
         optimizer.step(scale=scale, skip=skipped)
-    mean = torch.stack([factor * total for factor, total in zip(factors, reduced[:-1] / counts)]).sum()
-    in_groups = torch.stack(of_groups).sum(dim=0) if of_groups else None
-    return StepResult(mean.float(), norm, skipped, torch.stack([reduced[:-1], elements.double()]), in_groups)
+    return reduced, norm, skipped
 
 
 def weighted(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
@@ -141,17 +164,19 @@ def sum_counts(policy: Policy, parts: Sequence[MicroBatch], terms: Sequence[str]
     """
     counted = [policy.counts(part.batch, part.draws) for part in parts]
     if LOSS_WEIGHT not in parts[0].batch:
-        counts = torch.stack([torch.stack([each[term].sum() for each in counted]).sum() for term in terms])
+        counts = torch.stack(
+            [torch.stack([part_counts[term].sum() for part_counts in counted]).sum() for term in terms]
+        )
         return mesh.sum(counts)
     totals = torch.zeros(len(terms), dtype=torch.float64, device=mesh.device)
-    for part, each in zip(parts, counted, strict=True):
+    for part, part_counts in zip(parts, counted, strict=True):
         for term in terms:
-            if each[term].ndim != 1:
+            if part_counts[term].ndim != 1:
                 raise ConfigError(
                     f"frame_weights_in: the policy {type(policy).__name__} counts the elements of {term!r} per batch: "
                     "its `counts` must be per sample, int64 [B]; or set frame_weights_in to order"
                 )
-        totals += torch.stack([weighted(each[term].double(), part.batch).sum() for term in terms])
+        totals += torch.stack([weighted(part_counts[term].double(), part.batch).sum() for term in terms])
     return mesh.sum(totals)
 
 

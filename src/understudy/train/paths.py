@@ -40,11 +40,11 @@ def find_moved(config: TrainConfig, root: Path, output_dir: str) -> TrainConfig:
         root: present folder of the run.
         output_dir: its folder when it was started, as config.yaml holds it.
     """
-    here, there = os.path.abspath(root), os.path.normpath(output_dir)
+    present, original = os.path.abspath(root), os.path.normpath(output_dir)
 
     def place(path: str) -> str:
         if os.path.isabs(path) and not os.path.exists(path):
-            beside = os.path.normpath(os.path.join(here, os.path.relpath(path, there)))
+            beside = os.path.normpath(os.path.join(present, os.path.relpath(path, original)))
             return beside if os.path.exists(beside) else path
         return path
 
@@ -60,8 +60,8 @@ def with_root(config: TrainConfig, root: str) -> TrainConfig:
     if not root:
         return config
     if config.data.sources:
-        what = f"data.root: {root}: the run has {len(config.data.sources)} sources"
-        raise ConfigError(f"{what}; set data.sources.N.root in {config.output_dir}/config.yaml")
+        problem = f"data.root: {root}: the run has {len(config.data.sources)} sources"
+        raise ConfigError(f"{problem}; set data.sources.N.root in {config.output_dir}/config.yaml")
     return resolve_paths(replace(config, data=replace(config.data, root=root)))
 
 
@@ -72,9 +72,9 @@ def _is_there(path: str) -> bool:
 def _with_paths(config: TrainConfig, place: Callable[[str], str]) -> TrainConfig:
     """Return settings in which `place` has replaced each path."""
 
-    def moved(one: Source) -> Source:
-        paths: dict[str, Any] = {n: place(path) for n in PATHS if (path := getattr(one, n)) and "://" not in path}
-        return replace(one, **paths)
+    def moved(source: Source) -> Source:
+        paths: dict[str, Any] = {n: place(path) for n in PATHS if (path := getattr(source, n)) and "://" not in path}
+        return replace(source, **paths)
 
     return replace(config, data=replace(moved(config.data), sources=tuple(map(moved, config.data.sources))))
 
@@ -89,16 +89,16 @@ def with_local_files(config: TrainConfig) -> TrainConfig:
         ConfigError: a repository or a file of it cannot be fetched.
         MissingExtraError: the extra `hub` is not installed.
     """
-    found: dict[str, Any] = {}
+    paths: dict[str, Any] = {}
     for field, files in config.policy.FILES.items():
         if address := hub_id(str(getattr(config.policy, field))):
-            found[field] = str(_fetch(field, *address, files))
+            paths[field] = str(_fetch(field, *address, files))
     for field, patterns in config.policy.START_FILES.items():
         if address := hub_id(str(getattr(config.policy, field))):
-            found[field] = str(_fetch_folder(field, *address, patterns))
+            paths[field] = str(_fetch_folder(field, *address, patterns))
     if model_id(config.init_from):
         config = replace(config, init_from=str(policy_folder.find(config.init_from)))
-    return replace(config, policy=replace(config.policy, **found)) if found else config
+    return replace(config, policy=replace(config.policy, **paths)) if paths else config
 
 
 def _fetch(field: str, name: str, revision: str | None, files: tuple[str, ...]) -> Path:

@@ -79,7 +79,7 @@ def narrow_base(policy: Policy, lora: "LoraConfig", dtypes: Mapping[str, torch.d
     """
     if not lora.rank or lora.base == "float32":
         return {}
-    whole = {module for each in policy.float32_modules() for module in each.modules()}
+    whole = {module for part in policy.float32_modules() for module in part.modules()}
     rounded = {}
     for path, module in policy.named_modules():
         name = f"{path}.weight"
@@ -157,10 +157,10 @@ def export_names(stored: Iterable[str]) -> dict[str, str]:
         Name in the policy -> name in the checkpoint.
     """
     stored = list(stored)
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for kind in ("weights/", "average/"):
-        found |= {name.removeprefix(kind): name for name in stored if name.startswith(kind)}
-    return found
+        names |= {name.removeprefix(kind): name for name in stored if name.startswith(kind)}
+    return names
 
 
 def restore(
@@ -173,9 +173,9 @@ def restore(
     """
     if average is not None:  # sharding gives the average frozen parameters of its own
         with torch.no_grad():
-            for own, (name, parameter) in zip(average.parameters(), policy.named_parameters(), strict=True):
+            for averaged, (name, parameter) in zip(average.parameters(), policy.named_parameters(), strict=True):
                 if not parameter.requires_grad:
-                    local(own).copy_(local(tensors[f"weights/{name}"]))
+                    local(averaged).copy_(local(tensors[f"weights/{name}"]))
     for name, parameter in policy.named_parameters():
         if parameter in optimizer.state:
             optimizer.set_master(parameter, tensors[f"weights/{name}"])
@@ -188,7 +188,7 @@ def table(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None,
 
     def row(label: str, params: list[Tensor], gradients: bool) -> None:
         state = [t for p in params for kind, t in optimizer.state.get(p, {}).items() if kind != "step"]
-        count, here = sum(p.numel() for p in params), sum(local(p).numel() for p in params)
+        count, local_count = sum(p.numel() for p in params), sum(local(p).numel() for p in params)
         due = [(p, grad_dtype(p)) for p in params] if gradients else []
         size = sum(local(t).numel() * t.element_size() for t in (*params, *state))
         size += sum(local(p).numel() * dtype.itemsize for p, dtype in due)
@@ -200,7 +200,7 @@ def table(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None,
                 compute,
                 _words({dtype for _, dtype in due}),
                 _words({t.dtype for t in state}),
-                f"{size / max(1, here):.1f}",
+                f"{size / max(1, local_count):.1f}",
                 f"{size / 2**20:.2f}",
             )
         )

@@ -17,7 +17,7 @@ from understudy.optim.lr_schedule import lr_factor
 
 
 def check_resume(
-    root: object, then: TrainConfig, now: TrainConfig, state: Mapping[str, Any] | None, here: Mapping[str, Any]
+    root: object, then: TrainConfig, now: TrainConfig, state: Mapping[str, Any] | None, present: Mapping[str, Any]
 ) -> list[str]:
     """Return one line per change and its consequence; no line if nothing changed.
 
@@ -26,7 +26,7 @@ def check_resume(
         then: settings of the latest checkpoint, or of the start.
         now: settings to resume with.
         state: state of the latest checkpoint; None if there is none.
-        here: the current `world` and `versions`, as in a checkpoint's state.
+        present: the current `world` and `versions`, as in a checkpoint's state.
 
     Raises:
         ConfigError: lists all changes that would make it a different run.
@@ -38,13 +38,13 @@ def check_resume(
     changed |= _reordered(then, now)
     refused, lines = [], []
     for path, (old, new) in changed.items():
-        found = marker(now, path)
+        mark = marker(now, path)
         if path == "optim.ema.decay" and not (old and new):
-            found = Fixed("the average must be kept from the start")
-        if found is None or isinstance(found, Fixed):
-            refused.append(f"{path}: {old} -> {new}: {found.reason if found is not None else 'unknown'}")
+            mark = Fixed("the average must be kept from the start")
+        if mark is None or isinstance(mark, Fixed):
+            refused.append(f"{path}: {old} -> {new}: {mark.reason if mark is not None else 'unknown'}")
         else:
-            lines.append(f"{path}: {old} -> {new}" + (f": {found.consequence}" if found.consequence else ""))
+            lines.append(f"{path}: {old} -> {new}" + (f": {mark.consequence}" if mark.consequence else ""))
     done = state["step"] if state is not None else 0
     if now.steps < done and "steps" in changed:
         refused.append(f"steps: {then.steps} -> {now.steps}: {done} are done already")
@@ -68,11 +68,11 @@ def check_resume(
                 f"{now.batch_size} samples are left, from position {state['position']} on; warm-up and decay still "
                 "count steps"
             )
-        if state["world"] != here["world"]:
-            lines.append(f"processes: {state['world']} -> {here['world']}: {ROUNDING.consequence}")
+        if state["world"] != present["world"]:
+            lines.append(f"processes: {state['world']} -> {present['world']}: {ROUNDING.consequence}")
         for name, version in state["versions"].items():
-            if version != here["versions"][name]:
-                lines.append(f"{name}: {version} -> {here['versions'][name]}: versions may round differently")
+            if version != present["versions"][name]:
+                lines.append(f"{name}: {version} -> {present['versions'][name]}: versions may round differently")
     return lines
 
 

@@ -8,7 +8,7 @@ never stopped. Rank 0 alone writes the run's own files; all ranks write checkpoi
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,9 @@ from understudy.train.checkpoint.run_dir import RunDir, read_settings
 from understudy.train.data.fingerprint import changed_kinds, describe_change
 from understudy.train.data.input_contract import with_provenance
 from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, make_loader, open_data
-from understudy.train.loop import gather_weights, library_versions, run_steps
+from understudy.train.loop import gather_weights, library_versions, make_pending_validation, run_steps
 from understudy.train.paths import MOVED, resolve_paths, with_local_files, with_root
-from understudy.train.profiling.memory_check import free_memory
-from understudy.train.profiling.peak_check import forecast_peak
+from understudy.train.profiling.peak_check import PeakForecast
 from understudy.train.resume_check import check_resume
 from understudy.train.run_record import current_order, load_initial_weights, new_run_record, recorded_sources
 from understudy.train.startup_summary import describe_trainable, startup_summary
@@ -83,11 +82,8 @@ def train(config: TrainConfig) -> int:
             return _run(run, fitted, fitted, data, validation, mesh, stop)
         except Exception as error:
             is_wrong = isinstance(error, ConfigError | DatasetError) or is_out_of_memory(error)
-            if (
-                mesh.rank == 0
-                and checkpoint.find_latest(run.checkpoints) is None
-                and (is_wrong or (not isinstance(error, RankError) and not metrics_file.read(run.metrics, "train")))
-            ):
+            is_wrong = is_wrong or not (isinstance(error, RankError) or metrics_file.read(run.metrics, "train"))
+            if mesh.rank == 0 and is_wrong and checkpoint.find_latest(run.checkpoints) is None:
                 run.withdraw()  # otherwise the corrected command would find a run in its folder
             raise
 
@@ -127,26 +123,26 @@ def resume(config: TrainConfig) -> int:
 
 
 def evaluate_checkpoint(
-    root: Path, which: int | str = "latest", *, per_dim: bool = False, data_root: str = ""
+    root: Path, step: int | str = "latest", *, per_dim: bool = False, data_root: str = ""
 ) -> dict[str, Any]:
     """Compute the validation losses of a checkpoint: the result of `evaluate` and its `step`, as during the run.
 
     Args:
         root: the run directory.
-        which: step of the checkpoint, "latest" or "best" (by `checkpoint.keep_best`, else by `loss`).
+        step: step of the checkpoint, "latest" or "best" (by `checkpoint.keep_best`, else by `loss`).
         per_dim: include the action loss of each dimension.
         data_root: present place of the run's dataset; empty: that of its settings.
 
     Raises:
         ConfigError: no run, no such checkpoint, another dataset, or no validation episodes.
     """
-    with open_checkpoint(root, which, data_root) as (state, validation):
+    with open_checkpoint(root, step, data_root) as (state, validation):
         return {"step": state.step, **validate(state, validation, per_dim=per_dim)}
 
 
 @contextmanager
 def open_checkpoint(
-    root: Path, which: int | str = "latest", data_root: str = ""
+    root: Path, step: int | str = "latest", data_root: str = ""
 ) -> Iterator[tuple[TrainState, ValidationData]]:
     """Open a checkpoint with its validation frames, on the processes of this mesh; arguments of `evaluate_checkpoint`.
 
@@ -155,7 +151,7 @@ def open_checkpoint(
     """
     run = RunDir(root)
     now = with_root(run.settings(), data_root)
-    source = find_checkpoint(run.checkpoints, which, now.checkpoint.keep_best)
+    source = find_checkpoint(run.checkpoints, step, now.checkpoint.keep_best)
     config = _move_settings(read_settings(checkpoint.read_state(source)["settings"], source), now)
     torch.set_num_threads(config.torch_threads)
     with join_mesh(config) as mesh:
@@ -169,7 +165,7 @@ def open_checkpoint(
             dtypes = _weight_dtypes(source)
         state = init_train_state(config, data, record["normalisation"], mesh, resumed=dtypes)
         with closing(Saver(run.checkpoints, keep_last=config.checkpoint.keep_last)) as saver:
-            state.step = _load(state, saver, source)["step"]
+            _load(state, saver, source)
         yield state, validation
 
 
@@ -239,8 +235,8 @@ def _check_changes(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainC
     saved = checkpoint.read_state(latest) if latest is not None else None
     # config.yaml is not the reference: it may have been edited.
     then = resolve_paths(run.located(read_settings((saved or record)["settings"], latest or run.order)))
-    here = {"world": mesh.world_size, "versions": library_versions()}
-    lines = check_resume(run.root, replace(then, output_dir=config.output_dir), config, saved, here)
+    present = {"world": mesh.world_size, "versions": library_versions()}
+    lines = check_resume(run.root, replace(then, output_dir=config.output_dir), config, saved, present)
     data = _open_same_data(run, record, config, mesh, "start a new run with another --output-dir")
     for line in lines if mesh.rank == 0 else ():
         logger.info("resume: %s", line)
@@ -276,12 +272,12 @@ def _check_files(run: RunDir, before: Mapping[str, Any], data: RunData, config: 
     lines = [f"  {name}: {describe_change(before[name], now[name] or [])}" for name in changed_kinds(before, now)]
     if not lines:
         return
-    what = f"{run.root}: files of the dataset changed since the run started"
+    change = f"{run.root}: files of the dataset changed since the run started"
     if config.data.changed_files == "accept":
-        logger.warning("\n".join([f"{what}; the run uses the present ones (data.changed_files)", *lines]))
+        logger.warning("\n".join([f"{change}; the run uses the present ones (data.changed_files)", *lines]))
         return
     fix = "restore them, or, if they were repaired, resume with --data.changed-files accept"
-    raise ConfigError("\n".join([f"{what}; {fix}", *lines]))
+    raise ConfigError("\n".join([f"{change}; {fix}", *lines]))
 
 
 def _move_settings(then: TrainConfig, now: TrainConfig) -> TrainConfig:
@@ -293,9 +289,9 @@ def _move_settings(then: TrainConfig, now: TrainConfig) -> TrainConfig:
 
     sources = tuple(updated(old, new, paths) for old, new in zip(then.data.sources, now.data.sources))
     data = replace(updated(then.data, now.data, {*paths, "cache", "cache_size", "changed_files"}), sources=sources)
-    here = updated(then, now, {"output_dir", "device", "loader"})
+    moved = updated(then, now, {"output_dir", "device", "loader"})
     whole = {"micro_batch_size": None, "max_num_tokens": None, "max_samples": None}
-    return replace(here, data=data, parallel=ParallelConfig(timeout=now.parallel.timeout), **whole)
+    return replace(moved, data=data, parallel=ParallelConfig(timeout=now.parallel.timeout), **whole)
 
 
 def _run(
@@ -309,7 +305,7 @@ def _run(
 ) -> int:
     """Train from the latest checkpoint, or from step 0, to the end. then: settings of that checkpoint."""
     torch.set_num_threads(config.torch_threads)
-    latest, position = mesh.first(lambda: checkpoint.find_latest(run.checkpoints)), 0
+    latest = mesh.first(lambda: checkpoint.find_latest(run.checkpoints))
     with mesh.together():
         record = run.read_record()
         check_unchanged(data.policy_config(config), record.get("policy_files", {}))
@@ -318,64 +314,55 @@ def _run(
         if mesh.rank == 0:
             check_rollouts(config, record)
         weights = load_initial_weights(config, data, record) if latest is None else None
-    with mesh.together():
         dtypes = _weight_dtypes(latest) if latest is not None else None
-    with forecast_peak(config, data, record["normalisation"], mesh, free_memory(mesh.device)) as check_peak:
+    with ExitStack() as stack:
+        stack.enter_context(closing(PeakForecast(config, data, record["normalisation"], mesh)))
         state = init_train_state(config, data, record["normalisation"], mesh, weights, dtypes, check_files=True)
-        check_peak()
-    if mesh.rank == 0:
-        trained, sources = describe_trainable(state), startup_summary(config, data, order)
-        logger.info("\n".join([_precision_table(state), *trained, *sources]))
-    best_by = config.checkpoint.keep_best if config.checkpoint.keep_best != "none" else None
-    with closing(
-        Saver(
-            run.checkpoints,
-            keep_last=config.checkpoint.keep_last,
-            best_by=best_by,
-            background=config.checkpoint.async_save,
-        )
-    ) as saver:
+        if mesh.rank == 0:
+            lines = [*_precision_table(state), *describe_trainable(state), *startup_summary(config, data, order)]
+            logger.info("\n".join(lines))
+        saver = stack.enter_context(closing(Saver.of_run(run.checkpoints, config.checkpoint)))
         if latest is not None:
             saved = _load(state, saver, latest)
-            state.step, position = saved["step"], saved["position"]
             if mesh.rank == 0:
-                logger.info("resume: from %s, position %s", latest.name, position)
-                if state.step >= config.steps:
-                    logger.info("resume: all %s steps are done; --steps trains for longer", config.steps)
+                logger.info("resume: from %s, position %s", latest.name, saved["position"])
         with mesh.together():
-            log = MetricsLog(run.root, config, state.step, writes=mesh.rank == 0)
-        journal = run.substitutions(mesh.rank)
-        with closing(log):
-            with mesh.together():
-                rollouts = BackgroundRollouts(run, config, record, state.step, first=mesh.rank == 0)
-            with closing(rollouts):
-                with make_loader(config, data, order, mesh, position, state.prepare, journal) as loader:
-                    saver.prune()
-                    stop.at_once = False  # from here on there is something to save
-                    validation = validation.keep_decoded(loader.spare_bytes) if validation else None
-                    pending = latest if saved is not None and saved.get(checkpoint.PENDING) else None
-                    complete = run_steps(state, order, validation, loader, saver, rollouts, log, stop, pending)
-                    saver.wait()
-                    if count := len(loader.substitutions):
-                        logger.warning("%s samples could not be read and were substituted: %s", count, journal)
-                if mesh.rank == 0 and (verdict := read_verdict(run.metrics)) is not None:
-                    logger.info("%s", verdict)
-                if complete:
-                    whole = gather_weights(state)
-                    facts = with_provenance(record.get("metadata"), run.root, state.step)
-                    mesh.first(lambda: state.eval_policy.save(run.policy, whole, facts))
-                    if rollouts.wait_until_done(log, mesh, stop):
-                        return DONE
+            log = stack.enter_context(closing(MetricsLog(run.root, config, state.step, writes=mesh.rank == 0)))
+            rollouts = BackgroundRollouts(run, config, record, state.step, first=mesh.rank == 0)
+            stack.enter_context(closing(rollouts))
+        position, journal = saved["position"] if saved else 0, run.substitutions(mesh.rank)
+        with make_loader(config, data, order, mesh, position, state.prepare, journal) as loader:
+            saver.prune()
+            stop.at_once = False  # from here on there is something to save
+            validation = validation.keep_decoded(loader.spare_bytes) if validation else None
+            complete = True
+            if validation and latest is not None and saved is not None and saved.get(checkpoint.PENDING):
+                complete = make_pending_validation(state, validation, saver, log, stop, latest)
+            complete = complete and run_steps(state, validation, loader, saver, rollouts, log, stop)
+            saver.wait()
+            if count := len(loader.substitutions):
+                logger.warning("%s samples could not be read and were substituted: %s", count, journal)
+        if mesh.rank == 0 and (verdict := read_verdict(run.metrics)) is not None:
+            logger.info("%s", verdict)
+        if complete:
+            _export_policy(run, state, record)
+            if rollouts.wait_until_done(log, mesh, stop):
+                return DONE
     if mesh.rank == 0:
         run.stop.unlink(missing_ok=True)
         logger.warning("stopped at step %s of %s: understudy resume %s", state.step, config.steps, run.root)
     return STOPPED
 
 
+def _export_policy(run: RunDir, state: TrainState, record: Mapping[str, Any]) -> None:
+    weights, facts = gather_weights(state), with_provenance(record.get("metadata"), run.root, state.step)
+    state.mesh.first(lambda: state.eval_policy.save(run.policy, weights, facts))
+
+
 def _weight_dtypes(path: Path) -> dict[str, torch.dtype]:
     """Dtypes of the weights of a checkpoint."""
-    found = checkpoint.tensor_dtypes(path).items()
-    return {name.removeprefix("weights/"): dtype for name, dtype in found if name.startswith("weights/")}
+    dtypes = checkpoint.tensor_dtypes(path).items()
+    return {name.removeprefix("weights/"): dtype for name, dtype in dtypes if name.startswith("weights/")}
 
 
 def _load(state: TrainState, saver: Saver, path: Path) -> dict[str, Any]:
@@ -383,14 +370,16 @@ def _load(state: TrainState, saver: Saver, path: Path) -> dict[str, Any]:
     tensors = state.tensors()
     saved = saver.load(path, tensors)
     precision.restore(state.policy, state.optimizer, tensors, state.average)
+    state.step = saved["step"]
     return saved
 
 
-def _precision_table(state: TrainState) -> str:
+def _precision_table(state: TrainState) -> list[str]:
     """Table of dtypes and bytes, below a line about the mesh."""
-    replicas, shards = state.mesh.shape
+    (replicas, shards), world_size, device = state.mesh.shape, state.mesh.world_size, state.mesh.device.type
+    processes = f"{world_size} processes on {device}: {replicas} x {shards} (replicas x shards)"
     compute = state.policy.config.compute
-    world_size, device = state.mesh.world_size, state.mesh.device.type
-    where = f"{world_size} processes on {device}: {replicas} x {shards} (replicas x shards)"
-    where = where if world_size > 1 else f"1 process on {device}"
-    return "\n".join([where, precision.table(state.policy, state.optimizer, state.average, compute)])
+    return [
+        processes if world_size > 1 else f"1 process on {device}",
+        precision.table(state.policy, state.optimizer, state.average, compute),
+    ]

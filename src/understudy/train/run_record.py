@@ -73,11 +73,13 @@ def recorded_sources(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _check_same_meaning(path: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     """Raise ConfigError if the numbers of an exported policy have another meaning than those of this run's data."""
-    heads, own = list(theirs.get("heads", [""])), list(ours["heads"])
+    heads, our_heads = list(theirs.get("heads", [""])), list(ours["heads"])
     # A policy of one robot may continue on a dataset of another name, but not as another known robot.
-    if heads != own and (len(heads) > 1 or len(own) > 1 or all("::" in name for name in (*heads, *own))):
+    if heads != our_heads and (
+        len(heads) > 1 or len(our_heads) > 1 or all("::" in name for name in (*heads, *our_heads))
+    ):
         raise ConfigError(
-            f"init_from: {path} has the norm heads {', '.join(heads)}, the data has {', '.join(own)}: "
+            f"init_from: {path} has the norm heads {', '.join(heads)}, the data has {', '.join(our_heads)}: "
             "set robot_type and control_mode as there, or train a new policy"
         )
     for key, now in ours["dims"].items():

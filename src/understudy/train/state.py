@@ -46,15 +46,14 @@ from understudy.train.augment_batch import (
     drop_metadata,
     shift_cameras,
 )
-from understudy.train.micro_batches import MicroBatch, PartCounts, check_budget, cut_batch
-from understudy.train.optimizer_step import StepResult, optimizer_step
-from understudy.train.profiling.memory_check import (
+from understudy.train.memory_check import (
     check_filled_weights,
     check_gpu_memory,
     check_whole_weights,
     free_memory,
 )
-from understudy.train.profiling.timer import NULL, Timer
+from understudy.train.micro_batches import MicroBatch, PartCounts, check_budget, cut_batch
+from understudy.train.optimizer_step import NULL, StepResult, Timer, optimizer_step
 
 if TYPE_CHECKING:
     from understudy.train.data.run_data import RunData
@@ -126,8 +125,8 @@ class TrainState:
         if not isinstance(batch, PreparedBatch):
             batch = self.prepare(batch)
         draws = draw_on_device(self.policy.random_spec("train"), config.seed, batch["position"], device)
-        here = shift_cameras(batch_to_device(batch, device), self.policy.config.cameras, config.augment, config.seed)
-        return MicroBatch(here, draws)
+        inputs = shift_cameras(batch_to_device(batch, device), self.policy.config.cameras, config.augment, config.seed)
+        return MicroBatch(inputs, draws)
 
     def device_step(self, batch: Mapping[str, Any], draws: Mapping[str, Tensor], timer: Timer = NULL) -> StepResult:
         """Run the part of a step that is the device's: all arithmetic, and no randomness.
@@ -325,7 +324,7 @@ def assemble(
         dtypes: of the weights in their file or checkpoint, by name (`lora.base`).
         sources: names of the sources.
     """
-    given = [name for name, _ in policy.named_parameters()]
+    base_names = [name for name, _ in policy.named_parameters()]
     policy.packs = config.max_num_tokens is not None
     policy.length_multiple = COMPILED_LENGTHS if config.compile else 1
     terms = loss_weights(policy.loss_terms, config.optim.loss_weights)
@@ -352,12 +351,12 @@ def assemble(
         materialise(copies, mesh.device)
         filled = set[int]()  # an average shares frozen parameters
         for module in copies:
-            own = {name: parameter for name, parameter in module.named_parameters() if name in given}
-            fresh = {name: p for name, p in own.items() if local(p).data_ptr() not in filled}
+            parameters = {name: parameter for name, parameter in module.named_parameters() if name in base_names}
+            fresh = {name: p for name, p in parameters.items() if local(p).data_ptr() not in filled}
             fill(fresh.items(), read)
-            filled |= {local(parameter).data_ptr() for parameter in own.values()}
-        adapters = {name: master for name, master in masters.items() if name not in given}
-        rows = RowsAsTensors(read, {name: master.shape for name, master in masters.items() if name in given})
+            filled |= {local(parameter).data_ptr() for parameter in parameters.values()}
+        adapters = {name: master for name, master in masters.items() if name not in base_names}
+        rows = RowsAsTensors(read, {name: master.shape for name, master in masters.items() if name in base_names})
         masters = ChainMap(adapters, rows)  # type: ignore[arg-type]  # it is only read
     optimizer = precision.make_optimizer(policy, config, masters)
     return TrainState(config, mesh, policy, optimizer, average, terms, heads, sources, rounded=sum(rounded.values()))

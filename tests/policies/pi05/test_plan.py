@@ -16,8 +16,7 @@ from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.pi05.extents import EXTENTS, extents
 from understudy.train.data.run_data import choose_normalization, open_data
 from understudy.train.profiling.live_bytes import LiveBytes
-from understudy.train.profiling.plan import one_sample, plan, trace_batch, trace_step
-from understudy.train.profiling.resident import resident_memory, resident_tensors
+from understudy.train.profiling.plan import one_sample, plan, resident_memory, resident_tensors, trace_batch, trace_step
 from understudy.train.state import init_train_state
 
 

@@ -23,8 +23,7 @@ from understudy.report.run.step import render_sources, render_step
 from understudy.report.run.validation import decimals
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.profiling.profile import Profile, RankProfile, combine, step_settings
-from understudy.train.profiling.timer import PHASES
+from understudy.train.profiling.profile import PHASES, Profile, RankProfile, combine, step_settings
 from understudy.train.track import metrics_file
 from understudy.train.track.metrics_file import read_verdict
 

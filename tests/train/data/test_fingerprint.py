@@ -86,15 +86,6 @@ def test_resume_refuses_another_video_and_accepts_a_copy(begun: Path, tmp_path: 
         run.resume(replace(moved, steps=4))
 
 
-def test_resume_warns_about_unrecorded_files(begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(begun / "run", tmp_path / "run")
-    order = json.loads((tmp_path / "run/order.json").read_text())
-    del order["files"], order["seal"]
-    (tmp_path / "run/order.json").write_text(json.dumps(order))
-    assert run.resume(replace(RunDir(tmp_path / "run").settings(), steps=3)) == run.DONE
-    assert "cannot be detected" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_changed_file_is_named(tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprint, "SAMPLE", 2)

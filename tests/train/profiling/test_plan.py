@@ -39,8 +39,14 @@ from understudy.train.data.run_data import choose_normalization, open_data
 from understudy.train.micro_batches import largest_part
 from understudy.train.profiling import plan as planning
 from understudy.train.profiling.live_bytes import LiveBytes
-from understudy.train.profiling.plan import largest_batch, one_sample, plan, trace_step
-from understudy.train.profiling.resident import resident_memory, resident_tensors
+from understudy.train.profiling.plan import (
+    largest_batch,
+    one_sample,
+    plan,
+    resident_memory,
+    resident_tensors,
+    trace_step,
+)
 from understudy.train.state import init_train_state
 
 LARGER = FlowSettings(image_size=(32, 32), channels=16, width=64, blocks=2)

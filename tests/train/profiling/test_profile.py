@@ -25,10 +25,19 @@ from understudy.policies.registry import BUILT_IN
 from understudy.policies.world_action.config import WorldActionSettings
 from understudy.report.step_profile import explain_difference, memory_table
 from understudy.train import state
-from understudy.train.profiling import flops
+from understudy.train.optimizer_step import NULL
 from understudy.train.profiling import profile as profiling
-from understudy.train.profiling.profile import OTHER, Profile, RankProfile, combine, profile
-from understudy.train.profiling.timer import NULL, PHASES, PhaseTimer
+from understudy.train.profiling.plan import count_flops
+from understudy.train.profiling.profile import (
+    OTHER,
+    PHASES,
+    PhaseTimer,
+    Profile,
+    RankProfile,
+    combine,
+    peak_flops,
+    profile,
+)
 
 WORLD_ACTION = WorldActionSettings(
     image_size=(16, 16), text_bytes=16, channels=8, blocks=1, keypoints=4, width=16, layers=2, heads=2, patch=8,
@@ -243,12 +252,12 @@ def test_count_flops_counts_needed_operations() -> None:
     def step() -> None:
         layer(torch.ones(4, 8, requires_grad=True)).sum().backward()
 
-    assert flops.count_flops(step, layer) == 3 * 2 * 4 * 8 * 16  # forward, and two products backward
+    assert count_flops(step, layer) == 3 * 2 * 4 * 8 * 16  # forward, and two products backward
     counts: Counter[str] = Counter()
     for kept in ("none", "selective", "full"):
         model = policy()
         apply_activation_checkpointing(model.blocks(), kept)
-        counts[kept] = flops.count_flops(lambda m=model: scalar(m.flow_losses(batch(3), *draws(3))).backward(), model)
+        counts[kept] = count_flops(lambda m=model: scalar(m.flow_losses(batch(3), *draws(3))).backward(), model)
     assert counts["none"] == counts["selective"] == counts["full"] > 0  # repeated work is not counted
 
 
@@ -267,7 +276,7 @@ def test_count_flops_counts_needed_operations() -> None:
     ],
 )
 def test_peak_flops_by_name(device: str, arithmetic: str, teraflops: float | None) -> None:
-    assert flops.peak_flops(device, arithmetic) == (None if teraflops is None else teraflops * 1e12)
+    assert peak_flops(device, arithmetic) == (None if teraflops is None else teraflops * 1e12)
 
 
 def test_profile_gives_a_utilisation_for_a_known_peak(

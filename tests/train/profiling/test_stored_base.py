@@ -13,7 +13,7 @@ from support.pi05 import SMALL
 from understudy.config.lora import LoraConfig
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
-from understudy.train.profiling.stored_base import with_known_base
+from understudy.train.profiling.plan import with_known_base
 
 STORED = Path(__file__).parents[2] / "policies" / "pi05" / "golden" / "jax"
 """A tree in float32; `test_jax_tree.py` has its origin."""

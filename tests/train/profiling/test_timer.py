@@ -2,7 +2,8 @@
 
 import pytest
 
-from understudy.train.profiling.timer import NULL, PHASES, PhaseTimer
+from understudy.train.optimizer_step import NULL
+from understudy.train.profiling.profile import PHASES, PhaseTimer
 
 
 class Clock:

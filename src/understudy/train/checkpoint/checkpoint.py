@@ -30,6 +30,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from understudy.atomic import sync, write_text
+from understudy.config.train import CheckpointConfig
 from understudy.errors import CheckpointError
 from understudy.train.checkpoint import checkpoint, checksums, tensor_files
 from understudy.train.checkpoint.tensor_files import FROZEN, INDEX, PREFIX
@@ -83,13 +84,17 @@ def save(
     with _as_checkpoint_error(f"{final}: cannot be saved", on_failure=undo):
         if not run_on_rank_0(group, lambda: _prepare_folder(final, unfinished)):
             return final
-        kept = {name: tensor for name, tensor in tensors.items() if name in frozen}
+        frozen_tensors = {name: tensor for name, tensor in tensors.items() if name in frozen}
         files: dict[str, Any] = {}
-        if kept:
-            files |= run_on_rank_0(group, lambda: _link_frozen(earlier, unfinished, kept))
+        if frozen_tensors:
+            files |= run_on_rank_0(group, lambda: _link_frozen(earlier, unfinished, frozen_tensors))
             if not files:
-                files |= {f"{PREFIX}{name}": own for name, own in _write(unfinished / FROZEN, kept, group).items()}
-        files |= _write(unfinished, {name: tensor for name, tensor in tensors.items() if name not in kept}, group)
+                files |= {
+                    f"{PREFIX}{name}": sums for name, sums in _write(unfinished / FROZEN, frozen_tensors, group).items()
+                }
+        files |= _write(
+            unfinished, {name: tensor for name, tensor in tensors.items() if name not in frozen_tensors}, group
+        )
         run_on_rank_0(group, lambda: publish(unfinished, final, {"format": FORMAT, "step": step, **state}, files))
     return final
 
@@ -167,27 +172,27 @@ def read_state(path: Path) -> dict[str, Any]:
     for name, kind in KINDS.items():
         if type(value := state.get(name, kind())) is not kind:
             raise CheckpointError(f"{path}: state.json has {name}: {value!r}; {_suggest_earlier(path)}")
-    if (found := NAME.fullmatch(path.name)) and state.get("step") != int(found[1]):
-        what = f"{path}: state.json belongs to step {state.get('step')}; the folder was renamed"
-        raise CheckpointError(f"{what}: restore its name, or {_suggest_earlier(path)}")
+    if (match := NAME.fullmatch(path.name)) and state.get("step") != int(match[1]):
+        mismatch = f"{path}: state.json belongs to step {state.get('step')}; the folder was renamed"
+        raise CheckpointError(f"{mismatch}: restore its name, or {_suggest_earlier(path)}")
     return dict(state)
 
 
 def list_steps(folder: Path) -> list[int]:
     """List the steps of the complete checkpoints, ascending."""
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    return sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)) and not found[2])
+    return sorted(int(match[1]) for name in names if (match := NAME.fullmatch(name)) and not match[2])
 
 
 def find_latest(folder: Path) -> Path | None:
     """Return the highest complete checkpoint, if any."""
-    found = list_steps(folder)
-    return folder / f"step-{found[-1]:08d}" if found else None
+    steps = list_steps(folder)
+    return folder / f"step-{steps[-1]:08d}" if steps else None
 
 
 def find_best(folder: Path, metric: str) -> Path | None:
     """Return the complete checkpoint with the lowest finite validation `metric` (the earliest of equals), if any."""
-    found: list[tuple[float, Path]] = []
+    candidates: list[tuple[float, Path]] = []
     for step in list_steps(folder):
         path = folder / f"step-{step:08d}"
         try:
@@ -195,8 +200,8 @@ def find_best(folder: Path, metric: str) -> Path | None:
         except CheckpointError:  # a damaged older one must not stop the run
             continue
         if isinstance(value, int | float) and isfinite(value):  # nothing is lower than NaN
-            found.append((value, path))
-    return min(found, key=lambda pair: pair[0])[1] if found else None
+            candidates.append((value, path))
+    return min(candidates, key=lambda pair: pair[0])[1] if candidates else None
 
 
 def read_metrics(path: Path) -> dict[str, Any]:
@@ -255,7 +260,7 @@ def _link_frozen(earlier: Path | None, unfinished: Path, tensors: Mapping[str, T
 def _write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Any]:
     """Write tensors; returns the checksums of the files of all ranks, without the index."""
     return {
-        name: own for part in gather(group, tensor_files.write(folder, tensors, group)) for name, own in part.items()
+        name: sums for part in gather(group, tensor_files.write(folder, tensors, group)) for name, sums in part.items()
     }
 
 
@@ -263,8 +268,8 @@ def _check_files(path: Path, state: Mapping[str, Any], group: dist.ProcessGroup 
     """Compare the files of a checkpoint with their checksums, each file on one rank. Raises as `load` does."""
     rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
     with _as_checkpoint_error(f"{path}: cannot be loaded", instead=path):
-        found = gather(group, checksums.find_damage(path, state.get(checksums.FILES, {}), slice(rank, None, world)))
-    for name, damage in filter(None, found):
+        damages = gather(group, checksums.find_damage(path, state.get(checksums.FILES, {}), slice(rank, None, world)))
+    for name, damage in filter(None, damages):
         raise CheckpointError(f"{path}: cannot be loaded: {name} {damage}; {_suggest_earlier(path, name)}")
 
 
@@ -319,13 +324,13 @@ def run_on_rank_0(group: dist.ProcessGroup | None, work: Callable[[], Any]) -> A
     return outcome[0]
 
 
-def gather(group: dist.ProcessGroup | None, own: Any) -> list[Any]:
+def gather(group: dist.ProcessGroup | None, value: Any) -> list[Any]:
     """Gather a value of each rank, by rank, on all of them."""
     if group is None:
-        return [own]
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, own, group=group)
-    return found
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 def _suggest_earlier(path: Path, damaged: str = "") -> str:
@@ -408,6 +413,12 @@ class Saver:
         self._error: CheckpointError | None = None
         self._latest: Path | None = None  # the checkpoint that was loaded or saved last
 
+    @classmethod
+    def of_run(cls, folder: Path, config: CheckpointConfig) -> "Saver":
+        """Make the saver of a run from its settings."""
+        best_by = config.keep_best if config.keep_best != "none" else None
+        return cls(folder, keep_last=config.keep_last, best_by=best_by, background=config.async_save)
+
     @property
     def failed(self) -> bool:
         """Whether this rank knows that the save in flight failed."""
@@ -450,8 +461,11 @@ class Saver:
             self._write(step, tensors, state, frozen)
             return
 
-        kept = {name: tensor for name, tensor in tensors.items() if name in frozen}
-        staged = self._copy({name: tensor for name, tensor in tensors.items() if name not in kept}) | kept
+        frozen_tensors = {name: tensor for name, tensor in tensors.items() if name in frozen}
+        staged = (
+            self._copy({name: tensor for name, tensor in tensors.items() if name not in frozen_tensors})
+            | frozen_tensors
+        )
         saved = dict(state)
 
         def work() -> None:

@@ -43,12 +43,12 @@ def find_damage(
     """
     for name in sorted(files)[share]:
         try:
-            found = _checksum(folder / name)
+            sums = _checksum(folder / name)
         except OSError as error:
             return name, f"cannot be read ({error.strerror})"
-        if found["bytes"] != files[name]["bytes"]:
-            return name, f"has {found['bytes']} bytes instead of {files[name]['bytes']}"
-        if found["sha256"] != files[name]["sha256"]:
+        if sums["bytes"] != files[name]["bytes"]:
+            return name, f"has {sums['bytes']} bytes instead of {files[name]['bytes']}"
+        if sums["sha256"] != files[name]["sha256"]:
             return name, "was changed (its checksum differs)"
     return None
 

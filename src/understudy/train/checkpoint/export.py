@@ -51,12 +51,12 @@ class ExportConfig:
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
-        found = [] if self.run else ["run: required, the directory of a run: understudy export RUN"]
+        problems = [] if self.run else ["run: required, the directory of a run: understudy export RUN"]
         if self.head and self.format == "understudy":
-            found.append(f"head: {self.head}: format understudy has all heads of the run; leave it out")
+            problems.append(f"head: {self.head}: format understudy has all heads of the run; leave it out")
         if self.steps != 10 and not self.is_graph():
-            found.append(f"steps: {self.steps}: format {self.format} holds no steps; leave it out")
-        return found
+            problems.append(f"steps: {self.steps}: format {self.format} holds no steps; leave it out")
+        return problems
 
     def is_graph(self) -> bool:
         """Return whether the format is a graph of tensors."""
@@ -78,16 +78,16 @@ def export(config: ExportConfig) -> None:
     from understudy.train.data.input_contract import with_provenance
 
     run = RunDir(Path(config.run))
-    metric, own = run.settings().checkpoint.keep_best, config.format == "understudy"
+    metric, is_plain = run.settings().checkpoint.keep_best, config.format == "understudy"
     source, target = (
         find_checkpoint(run.checkpoints, config.checkpoint, metric),
-        Path(config.output_dir or run.root / ("export" if own else f"export-{config.format}")),
+        Path(config.output_dir or run.root / ("export" if is_plain else f"export-{config.format}")),
     )
     frozen = run.read_record()
     network = policy_folder.read_config(frozen["policy"])
     normalization, metadata = frozen["normalisation"], frozen.get("metadata")
     try:
-        if own:
+        if is_plain:
             policy_folder.check_replaceable(target, network.type)
             refuse_existing(target, "output_dir", config.overwrite)
         else:
@@ -95,7 +95,7 @@ def export(config: ExportConfig) -> None:
     except FileExistsError as error:
         raise ConfigError(f"output_dir: {error}") from error
     folder = None
-    if not own:
+    if not is_plain:
         folder = folder_formats.describe_folder(
             config.format, network, normalization, metadata or {}, config.head, config.dtype
         )
@@ -147,11 +147,11 @@ class InitialPolicy:
     """SHA-256 of the file of weights, or of several (`WeightFiles.digest`)."""
 
 
-def read_initial_policy(path: str | Path, wanted: Any) -> InitialPolicy:
+def read_initial_policy(path: str | Path, network: Any) -> InitialPolicy:
     """Read an exported policy to start from.
 
     Raises:
-        ConfigError: there is none, it is damaged or changes meanwhile, or it is another network than `wanted`; names
+        ConfigError: there is none, it is damaged or changes meanwhile, or it is another network than `network`; names
             each setting that differs.
     """
     from understudy.errors import ConfigError
@@ -162,7 +162,7 @@ def read_initial_policy(path: str | Path, wanted: Any) -> InitialPolicy:
         config, normalization, weights, _ = policy_folder.load(policy_folder.of_run(Path(path)))
     except (OSError, ValueError) as error:
         raise ConfigError(f"init_from: {error}") from error
-    if differences := network_differences(config, wanted):
+    if differences := network_differences(config, network):
         lines = "\n".join(f"  {line}" for line in differences)
         raise ConfigError(
             f"init_from: {path} holds another network; set policy.*, data.* and mode as there, or name another\n{lines}"
@@ -175,7 +175,7 @@ def read_initial_policy(path: str | Path, wanted: Any) -> InitialPolicy:
         raise ConfigError(f"init_from: {error}") from error
 
 
-def find_checkpoint(checkpoints: Path, which: int | str, metric: str) -> Path:
+def find_checkpoint(checkpoints: Path, step: int | str, metric: str) -> Path:
     """Return the path of a checkpoint by its step, "latest", or "best": the lowest `metric` ("none": loss).
 
     Raises:
@@ -184,15 +184,15 @@ def find_checkpoint(checkpoints: Path, which: int | str, metric: str) -> Path:
     from understudy.errors import ConfigError
     from understudy.train.checkpoint import checkpoint
 
-    there, by = checkpoint.list_steps(checkpoints), metric if metric != "none" else "loss"
-    if isinstance(which, int):
-        found = checkpoints / f"step-{which:08d}" if which in there else None
+    steps, by = checkpoint.list_steps(checkpoints), metric if metric != "none" else "loss"
+    if isinstance(step, int):
+        path = checkpoints / f"step-{step:08d}" if step in steps else None
     else:
-        found = checkpoint.find_latest(checkpoints) if which == "latest" else checkpoint.find_best(checkpoints, by)
-    if found is None:
-        known = ", ".join(map(str, there)) or "none yet"
-        raise ConfigError(f"checkpoint: there is no {which} one in {checkpoints}; there are: {known}")
-    return found
+        path = checkpoint.find_latest(checkpoints) if step == "latest" else checkpoint.find_best(checkpoints, by)
+    if path is None:
+        listed = ", ".join(map(str, steps)) or "none yet"
+        raise ConfigError(f"checkpoint: there is no {step} one in {checkpoints}; there are: {listed}")
+    return path
 
 
 def export_graph(config: ExportConfig) -> None:
@@ -262,7 +262,7 @@ def _camera_sizes(
 ) -> dict[str, tuple[int, int]]:
     """Height and width of the images of a robot: those of its recordings, else those of the network."""
     robots = facts.get("contract", {}).get("robots", {})
-    recorded = {key: tuple(own["shape"][:2]) for key, own in robots.get(head, {}).get("cameras", {}).items()}
-    own = metadata.get("cameras", network.cameras)
-    sizes = {key: recorded.get(key, (0, 0)) for key in network.cameras if key in own}
+    recorded = {key: tuple(cameras["shape"][:2]) for key, cameras in robots.get(head, {}).get("cameras", {}).items()}
+    cameras = metadata.get("cameras", network.cameras)
+    sizes = {key: recorded.get(key, (0, 0)) for key in network.cameras if key in cameras}
     return {key: size if all(size) else network.image_size for key, size in sizes.items()}

@@ -262,11 +262,11 @@ class RunDir:
     def is_active(self) -> bool:
         """Whether a process of this host holds the lock. Asks the kernel's table, since a trial takes the lock."""
         try:
-            found = (self.root / LOCK).stat()
+            status = (self.root / LOCK).stat()
             lines = Path("/proc/locks").read_text().splitlines()
         except OSError:
             return False
-        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
         return any("FLOCK" in line and place in line.split() for line in lines)
 
 
@@ -308,8 +308,8 @@ def _malformed(record: Mapping[str, Any]) -> str:
         if not all(isinstance(value, int | float) for row in table for value in row):
             return "normalisation"
     dims = units.get("dims", {})
-    plain = isinstance(dims, dict) and all(isinstance(own, list) for own in dims.values())
-    if not plain or not all(type(dim) is int for own in dims.values() for dim in own):
+    plain = isinstance(dims, dict) and all(isinstance(numbers, list) for numbers in dims.values())
+    if not plain or not all(type(dim) is int for numbers in dims.values() for dim in numbers):
         return "list of dimensions"
     return ""
 
@@ -322,7 +322,7 @@ def resumed_settings(run: str) -> TrainConfig:
     Raises:
         ConfigError: there is no run, it cannot be fetched, or NAME is another folder.
     """
-    wanted = parse_address(run) or model_id(run)
-    if wanted is not None:
-        return RunDir(pull(wanted, Path(wanted.name.partition("/")[2]).absolute())).settings()
+    address = parse_address(run) or model_id(run)
+    if address is not None:
+        return RunDir(pull(address, Path(address.name.partition("/")[2]).absolute())).settings()
     return RunDir(Path(run)).settings()

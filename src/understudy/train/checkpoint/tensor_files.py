@@ -41,13 +41,13 @@ def read_indexes(path: Path) -> dict[str, metadata.Metadata]:
     Raises:
         ValueError: see `read_index`.
     """
-    found = {"": read_index(path)}
+    indexes = {"": read_index(path)}
     if (path / FROZEN).is_dir():
         try:
-            found[PREFIX] = read_index(path / FROZEN)
+            indexes[PREFIX] = read_index(path / FROZEN)
         except ValueError as error:
             raise FrozenIndexError(f"{PREFIX}{error}") from error
-    return found
+    return indexes
 
 
 def read_contents(path: Path) -> dict[str, Any]:
@@ -84,9 +84,9 @@ def read(path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | N
     import torch.distributed.checkpoint as dcp
 
     for prefix, index in read_indexes(path).items():
-        own = {name: tensor for name, tensor in tensors.items() if name in index.state_dict_metadata}
-        if own:
-            dcp.load(own, storage_reader=IndexReader(path / prefix), process_group=group, no_dist=group is None)
+        stored = {name: tensor for name, tensor in tensors.items() if name in index.state_dict_metadata}
+        if stored:
+            dcp.load(stored, storage_reader=IndexReader(path / prefix), process_group=group, no_dist=group is None)
 
 
 def link_frozen(
@@ -105,33 +105,35 @@ def link_frozen(
         has them in another shape or dtype, a file has another size than was written, or links are impossible.
     """
     source, target = earlier / FROZEN, unfinished / FROZEN
-    own = {name: dict(sums) for name, sums in files.items() if name.startswith(PREFIX)}
-    wanted = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    frozen_files = {name: dict(sums) for name, sums in files.items() if name.startswith(PREFIX)}
+    shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
     try:
-        stored: dict[str, Any] = dict(read_index(source).state_dict_metadata) if own else {}
+        stored: dict[str, Any] = dict(read_index(source).state_dict_metadata) if frozen_files else {}
         there = {name: (tuple(item.size), item.properties.dtype) for name, item in stored.items()}
-        if there != wanted or not all(_is_own_file(earlier / name, sums["bytes"]) for name, sums in own.items()):
+        if there != shapes or not all(
+            _is_own_file(earlier / name, sums["bytes"]) for name, sums in frozen_files.items()
+        ):
             return {}
         target.mkdir()
-        for name in own:
+        for name in frozen_files:
             os.link(earlier / name, unfinished / name)
     except (OSError, ValueError):
         for linked in target.iterdir() if target.is_dir() else ():
             linked.unlink()
         return {}
-    return own
+    return frozen_files
 
 
 def _is_own_file(path: Path, size: int) -> bool:
     """Return whether a file of this size is in its folder: a link to a symbolic one depends on another folder."""
-    found = path.lstat()
-    return stat.S_ISREG(found.st_mode) and found.st_size == size
+    status = path.lstat()
+    return stat.S_ISREG(status.st_mode) and status.st_size == size
 
 
-def is_shared(one: Path, two: Path, name: str) -> bool:
+def is_shared(first: Path, second: Path, name: str) -> bool:
     """Return whether a file of two checkpoints is the same one on disk."""
     try:
-        return os.path.samefile(one / name, two / name)
+        return os.path.samefile(first / name, second / name)
     except OSError:
         return False
 

@@ -56,19 +56,19 @@ def digest_files(
     catalog, episodes = parts[0].catalog, parts[0].catalog.episodes
     rows = episodes.rows_of(np.unique(np.concatenate([part.segments[:, 0] for part in parts])))
     files = catalog.files
-    found = _kind(files, episodes.data, episodes.data_file[rows], ROWS, cache, _footer, _rows)
+    digests = _kind(files, episodes.data, episodes.data_file[rows], ROWS, cache, _footer, _rows)
     for camera in cameras:
         if camera in episodes.videos:
             videos = episodes.videos[camera]
             name = f"{VIDEOS} of {camera}"
-            found |= _kind(files, videos.files, videos.file[rows], name, cache, _ends, _videos, f"{CONTENTS} {name}")
+            digests |= _kind(files, videos.files, videos.file[rows], name, cache, _ends, _videos, f"{CONTENTS} {name}")
     for key in parts[0].keys:
         if key in catalog.sensors:
             paths = [SENSORS, *sensor_files(catalog, catalog.sensors[key])]
-            found[f"files of sensor {key}"] = [
+            digests[f"files of sensor {key}"] = [
                 f"{path} {digest}" for path, digest in zip(paths, _rows(files, paths, cache))
             ]
-    return found
+    return digests
 
 
 def changed_kinds(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -100,23 +100,23 @@ def _kind(
 ) -> dict[str, list[str] | None]:
     numbers = np.unique(used[used >= 0])
     few = _spread(numbers, SAMPLE)
-    found = _each([table.find(files, number) for number in few], lambda path: ends(files, path))
-    some = [f"{table.path(number)} {digest}" for number, digest in zip(few, found)]
+    digests = _each([table.find(files, number) for number in few], lambda path: ends(files, path))
+    some = [f"{table.path(number)} {digest}" for number, digest in zip(few, digests)]
     if not files.is_local:
         return {f"{SOME} {name}": some, whole or name: None}
     many = _spread(numbers, MAX_FILES)
-    found = everything(files, [table.find(files, number) for number in many], cache)
+    digests = everything(files, [table.find(files, number) for number in many], cache)
     parts = []
     for group in np.array_split(np.arange(len(many)), min(PARTS, max(1, len(many)))):
         more = f" and the {len(group) - 1} after it" if len(group) > 1 else ""
-        digest = _digest("\n".join(found[i] for i in group).encode())
+        digest = _digest("\n".join(digests[i] for i in group).encode())
         parts += [f"{table.path(many[i])}{more} {digest}" for i in group[:1]]
     return {f"{SOME} {name}": some, whole or name: parts}
 
 
 def _spread(numbers: np.ndarray, most: int) -> list[int]:
-    at = np.linspace(0, len(numbers) - 1, min(most, len(numbers))).round().astype(int)
-    return [int(number) for number in numbers[np.unique(at)]]
+    indexes = np.linspace(0, len(numbers) - 1, min(most, len(numbers))).round().astype(int)
+    return [int(number) for number in numbers[np.unique(indexes)]]
 
 
 def _rows(files: Files, paths: Sequence[str], cache: Path | None) -> list[str]:
@@ -137,33 +137,33 @@ def _total(sizes: Sequence[str]) -> int:
 def _digest_all(files: Files, paths: Sequence[str], cache: Path | None, how: Callable[[Files, str], str]) -> list[str]:
     """Digest of each file, from the cache where its version is the same."""
     store = cache / "files" / f"{_digest(files.root.encode())}.json" if cache is not None else None
-    known = _read_cache(store)
+    cached = _read_cache(store)
 
     def digest(path: str) -> list[str]:
         with _MissingIfUnreadable() as missing:
             version = f"{how.__name__} {files.version(path)}"
-            if known.get(path, [""])[0] == version:
-                return list(known[path])
+            if cached.get(path, [""])[0] == version:
+                return list(cached[path])
             return [version, how(files, path)]
         return ["", missing]
 
-    found = _each(paths, digest)
-    fresh = {path: entry for path, entry in zip(paths, found) if entry[0]}
-    if store is not None and any(known.get(path) != entry for path, entry in fresh.items()):
+    digests = _each(paths, digest)
+    fresh = {path: entry for path, entry in zip(paths, digests) if entry[0]}
+    if store is not None and any(cached.get(path) != entry for path, entry in fresh.items()):
         with contextlib.suppress(OSError):
             store.parent.mkdir(parents=True, exist_ok=True)
-            write_text(store, json.dumps({**known, **fresh}), durable=False)
-    return [entry[1] for entry in found]
+            write_text(store, json.dumps({**cached, **fresh}), durable=False)
+    return [entry[1] for entry in digests]
 
 
 def _read_cache(store: Path | None) -> dict[str, list[str]]:
     """Earlier results; {} if they cannot be read."""
     try:
-        found = json.loads(store.read_text(encoding="utf-8")) if store is not None else {}
+        entries = json.loads(store.read_text(encoding="utf-8")) if store is not None else {}
     except (OSError, ValueError):
         return {}
-    good = isinstance(found, dict)
-    return {k: v for k, v in found.items() if isinstance(v, list) and len(v) == 2} if good else {}
+    good = isinstance(entries, dict)
+    return {k: v for k, v in entries.items() if isinstance(v, list) and len(v) == 2} if good else {}
 
 
 def _sizes(files: Files, paths: Sequence[str]) -> list[str]:

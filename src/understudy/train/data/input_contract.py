@@ -78,30 +78,30 @@ def named_heads(metadata: Mapping[str, Any], heads: Sequence[str], normalization
 
 def with_provenance(metadata: Mapping[str, Any] | None, run: Path, step: int) -> dict[str, Any]:
     """Return the facts about the robots of a run with the run, step and validation of a policy in their contract."""
-    found = dict(metadata or {})
-    if contract := found.get("contract"):
+    facts = dict(metadata or {})
+    if contract := facts.get("contract"):
         provenance = {**contract["provenance"], "run": run.resolve().name, "step": step}
         if figures := _validation_figures(run, step):
             provenance["figures"] = figures
-        found["contract"] = {**contract, "provenance": provenance}
-    return found
+        facts["contract"] = {**contract, "provenance": provenance}
+    return facts
 
 
 def _validation_figures(run: Path, step: int) -> dict[str, float]:
     """Losses of the validation of a step, by name; {} if there was none."""
-    found = next(
+    record = next(
         (r for r in metrics_file.iterate(run / metrics_file.NAME) if (r["kind"], r["step"]) == ("val", step)), {}
     )
     names = {"loss": "loss, mean of all samples", "macro": "loss, mean of the tasks"}
-    return {text: found[name] for name, text in names.items() if isinstance(found.get(name), int | float)}
+    return {text: record[name] for name, text in names.items() if isinstance(record.get(name), int | float)}
 
 
 def _statistics(config: TrainConfig, data: RunData, cache: Path | None) -> dict[str, dict[str, Statistics]]:
     """Statistics of each head; a head with external statistics has none, since its rows need not be read."""
     members = head_members(data, with_delta=False)
     external = {member.head for member, path in zip(members, data.stats, strict=True) if path}
-    known = [member for member in members if member.head not in external]
-    return compute_statistics(known, config.data.actions_per_chunk, cache) if known else {}
+    computed = [member for member in members if member.head not in external]
+    return compute_statistics(computed, config.data.actions_per_chunk, cache) if computed else {}
 
 
 def _members(data: RunData, number: int) -> list[int]:
@@ -111,8 +111,10 @@ def _members(data: RunData, number: int) -> list[int]:
 def _cameras_of(data: RunData, number: int) -> dict[str, list[int]]:
     """Sources of a head that have each camera."""
     members = _members(data, number)
-    found = {camera: [n for n in members if camera not in data.training[n].missing_cameras] for camera in data.cameras}
-    return {camera: numbers for camera, numbers in found.items() if numbers}
+    sources = {
+        camera: [n for n in members if camera not in data.training[n].missing_cameras] for camera in data.cameras
+    }
+    return {camera: numbers for camera, numbers in sources.items() if numbers}
 
 
 def _robot(
@@ -127,10 +129,10 @@ def _robot(
     cameras = {}
     for camera, numbers in _cameras_of(data, number).items():
         sizes = {data.training[n].catalog.features[camera].size for n in numbers}
-        own = sizes.pop() if len(sizes) == 1 else None
+        size = sizes.pop() if len(sizes) == 1 else None
         look = _look(camera, [data.training[n] for n in numbers], images, bar)
         recorded = config.data.mixed()[numbers[0]].cameras.get(camera, camera)
-        cameras[camera] = CameraFacts(recorded, own or (0, 0), look)
+        cameras[camera] = CameraFacts(recorded, size or (0, 0), look)
     return RobotFacts(
         fps=float(first.catalog.fps),
         chunk=config.data.actions_per_chunk,
@@ -145,11 +147,11 @@ def _robot(
     )
 
 
-def _vector(part: EpisodeDataset, key: str, own: str, statistics: Statistics | None) -> VectorFacts:
+def _vector(part: EpisodeDataset, key: str, recorded: str, statistics: Statistics | None) -> VectorFacts:
     names = tuple(part.catalog.features[key].dimension_names)
     unknown = np.full(len(names), np.nan)
     figures = {name: unknown if statistics is None else np.asarray(getattr(statistics, name)) for name in _FIGURES}
-    return VectorFacts(own or key, names, figures)
+    return VectorFacts(recorded or key, names, figures)
 
 
 def _look(camera: str, parts: Sequence[EpisodeDataset], count: int, bar: Progress) -> CameraPrint | None:
@@ -160,11 +162,11 @@ def _look(camera: str, parts: Sequence[EpisodeDataset], count: int, bar: Progres
     try:
         for part in parts:
             images = EpisodeDataset(part.catalog, keys=[camera], frame_cache_bytes=0)
-            wanted = np.unique(np.linspace(0, len(part) - 1, min(share, count - len(grids))).round().astype(np.int64))
-            episodes, frames = part.locate(wanted)
-            known = np.unique(episodes, return_inverse=True)[1].reshape(-1)
-            numbers += (known + 1 + max(numbers, default=-1)).tolist()
-            for begin in range(0, len(wanted), _BATCH):
+            rows = np.unique(np.linspace(0, len(part) - 1, min(share, count - len(grids))).round().astype(np.int64))
+            episodes, frames = part.locate(rows)
+            ranks = np.unique(episodes, return_inverse=True)[1].reshape(-1)
+            numbers += (ranks + 1 + max(numbers, default=-1)).tolist()
+            for begin in range(0, len(rows), _BATCH):
                 batch = images.batch(episodes[begin : begin + _BATCH], frames[begin : begin + _BATCH])[camera]
                 grids += [shrink(image.permute(1, 2, 0).numpy()) for image in batch]
                 bar.update(len(batch))

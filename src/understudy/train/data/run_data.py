@@ -17,7 +17,7 @@ import numpy as np
 
 from understudy.batch_keys import ACTION, HOST_KEYS, PROMPT_METADATA, STATE
 from understudy.bytesize import parse_bytes
-from understudy.config.data import NONE
+from understudy.config.data import NONE, DataConfig
 from understudy.config.train import TrainConfig
 from understudy.cores import MOST_LOADER_THREADS, fair_threads
 from understudy.data.dataset import EpisodeDataset
@@ -111,7 +111,9 @@ class RunData:
             part = self.training[first]
             features = part.catalog.features
             heads[head] = {
-                "sources": [name for name, own in zip(self.names, self.head_of_source) if own == number],
+                "sources": [
+                    name for name, head_number in zip(self.names, self.head_of_source) if head_number == number
+                ],
                 "fps": part.catalog.fps,
                 "action_names": features[ACTION].dimension_names,
                 "state_names": features[STATE].dimension_names if STATE in part.keys else [],
@@ -157,78 +159,88 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
     Raises:
         DatasetError: sources cannot be read, or lack something that a policy needs; lists all of them.
     """
-    data = config.data
-    wanted, wrong = data.mixed(), dict[str, DatasetError]()
-    remote = RemoteOptions(cache=data.cache, cache_bytes=parse_bytes(data.cache_size))
-    catalogs: dict[tuple[str, ...], Catalog] = {}  # several sources may be parts of one dataset
-    names = data.names()
-    known = [None if recorded is None else recorded.get(name, {}) for name in names]
-
-    def catalog_of(number: int) -> Source:
-        one = wanted[number]
-        place = one.root, one.video_path, one.data_path, one.version
-        if place not in catalogs:
-            layout = {"video_path": one.video_path, "data_path": one.data_path, "version": one.version}
-            catalogs[place] = Catalog.open(one.root, remote, **{name: text or None for name, text in layout.items()})
-        return open_source(one, catalogs[place], data.cameras, known[number])
-
-    found = _for_each_source(names, catalog_of, wrong)
-    sources = [source for source in found if source is not None]
+    data, names, configs = config.data, config.data.names(), config.data.mixed()
+    wrong = dict[str, DatasetError]()
+    entries = [None if recorded is None else recorded.get(name, {}) for name in names]
+    opened = _open_sources(data, entries, wrong)
+    sources = [source for source in opened if source is not None]
     if not sources:
         raise _join_errors(wrong, len(names))
     try:
         cameras = _cameras(data.cameras, sources)
-        images = recorded_sizes(sources, cameras)
-        policy = config.policy.fitted({camera: _only(each) for camera, each in images.items()})
-        size, sizes = common_image_size(sources, images, policy.network_size, policy.resize())
-    except DatasetError as error:
-        raise (
-            _join_errors(wrong, len(names)) if wrong else error
-        ) from None  # the source with that camera may be one of them
+        recorded_images = recorded_sizes(sources, cameras)
+        image_sizes = {camera: next(iter(s)) if len(s) == 1 else None for camera, s in recorded_images.items()}
+        policy = config.policy.fitted(image_sizes)
+        size, sizes = common_image_size(sources, recorded_images, policy.network_size, policy.resize())
+    except DatasetError as error:  # the source with that camera may be one of the wrong ones
+        raise (_join_errors(wrong, len(names)) if wrong else error) from None
 
     def split(number: int) -> SourceSplit:
-        source = found[number]
+        source = opened[number]
         assert source is not None
-        return split_source(names[number], source, config, cameras, sizes, known[number], check_files)
+        return split_source(names[number], source, config, cameras, sizes, entries[number], check_files)
 
-    splits = [one for one in _for_each_source(names, split, wrong) if one is not None]
-    without = [name for name, source in zip(names, found) if source is not None and STATE not in source.keys]
-    if 0 < len(without) < len(sources):
-        what = f"it has no {STATE!r}, which other sources have"
-        fix = "set `state` to its key, or to an empty key in all sources"
-        wrong.update((name, DatasetError(what, fix=fix)) for name in without if name not in wrong)
+    splits = [part for part in _for_each_source(names, split, wrong) if part is not None]
+    _check_states(names, opened, wrong)
     if wrong:
         raise _join_errors(wrong, len(names))
-    training, validation = tuple(one.training for one in splits), tuple(one.validation for one in splits)
+    training, validation = tuple(part.training for part in splits), tuple(part.validation for part in splits)
     check_disjoint(names, training, validation)
+    _check_together(data, training)
+    head_names = [source.head(name) for name, source in zip(names, sources)]
+    heads = tuple(sorted(set(head_names)))
+    return RunData(
+        names=names,
+        training=training,
+        validation=validation,
+        heads=heads,
+        head_of_source=np.array([heads.index(head) for head in head_names], np.int64),
+        weights=tuple(float(source.weight or _pass_length(part)) for source, part in zip(configs, training)),
+        cameras=cameras,
+        image_sizes=image_sizes,
+        size=size,
+        delta=tuple(source.delta_action_dims for source in configs),
+        stats=tuple(source.stats for source in configs),
+        notes=tuple(part.notes for part in splits),
+        skipped=tuple(part.skipped for part in splits),
+        prompt_metadata=tuple(data.prompt_metadata),
+    )
+
+
+def _open_sources(
+    data: DataConfig, entries: Sequence[Mapping[str, Any] | None], wrong: dict[str, DatasetError]
+) -> list[Source | None]:
+    """Open each source, and each dataset once; an error goes into `wrong`. entries: of the sources in order.json."""
+    remote = RemoteOptions(cache=data.cache, cache_bytes=parse_bytes(data.cache_size))
+    catalogs: dict[tuple[str, ...], Catalog] = {}  # several sources may be parts of one dataset
+
+    def open_one(number: int) -> Source:
+        source = data.mixed()[number]
+        layout = {"video_path": source.video_path, "data_path": source.data_path, "version": source.version}
+        place = source.root, *layout.values()
+        if place not in catalogs:
+            catalogs[place] = Catalog.open(source.root, remote, **{name: text or None for name, text in layout.items()})
+        return open_source(source, catalogs[place], data.cameras, entries[number])
+
+    return _for_each_source(data.names(), open_one, wrong)
+
+
+def _check_states(names: Sequence[str], opened: Sequence[Source | None], wrong: dict[str, DatasetError]) -> None:
+    """Add an error for each source without a state where others have one."""
+    has_state = {name: STATE in source.keys for name, source in zip(names, opened) if source is not None}
+    for name, present in has_state.items():
+        if not present and any(has_state.values()):
+            fix = "set `state` to its key, or to an empty key in all sources"
+            wrong.setdefault(name, DatasetError(f"it has no {STATE!r}, which other sources have", fix=fix))
+
+
+def _check_together(data: DataConfig, training: Sequence[EpisodeDataset]) -> None:
+    """Raise DatasetError for metadata that no source has, and for sources that cannot share a batch."""
     check_prompt_metadata(data.prompt_metadata, training)
     try:
         Mixture.from_datasets(training)
     except ValueError as error:
         raise DatasetError(str(error)) from error
-    own = [source.head(name) for name, source in zip(names, sources)]
-    heads = sorted(set(own))
-    return RunData(
-        names=names,
-        training=training,
-        validation=validation,
-        heads=tuple(heads),
-        head_of_source=np.array([heads.index(head) for head in own], np.int64),
-        weights=tuple(float(source.weight or _pass_length(part)) for source, part in zip(wanted, training)),
-        cameras=cameras,
-        image_sizes={camera: _only(each) for camera, each in images.items()},
-        size=size,
-        delta=tuple(source.delta_action_dims for source in wanted),
-        stats=tuple(source.stats for source in wanted),
-        notes=tuple(one.notes for one in splits),
-        skipped=tuple(one.skipped for one in splits),
-        prompt_metadata=tuple(data.prompt_metadata),
-    )
-
-
-def _only(sizes: set[tuple[int, int] | None]) -> tuple[int, int] | None:
-    """Return the size of a camera; None where there are several."""
-    return next(iter(sizes)) if len(sizes) == 1 else None
 
 
 def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, ...]:
@@ -237,47 +249,38 @@ def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, .
     Those of a single dataset keep its sequence. Those of several are sorted, so the sequence of the sources has no
     effect.
     """
-    known = tuple(dict.fromkeys(camera for source in sources for camera in source.cameras))
+    cameras = tuple(dict.fromkeys(camera for source in sources for camera in source.cameras))
     if len(sources) > 1:
-        known = tuple(sorted(known))
+        cameras = tuple(sorted(cameras))
     if chosen == (NONE,):
         return ()
     for camera in chosen:
-        if camera not in known:
+        if camera not in cameras:
             where = sources[0].catalog.root if len(sources) == 1 else "the sources"
-            why = next(
-                (
-                    f", which {s.catalog.skipped_features[camera]}"
-                    for s in sources
-                    if camera in s.catalog.skipped_features
-                ),
-                "",
-            )
+            skipped = [s.catalog.skipped_features[camera] for s in sources if camera in s.catalog.skipped_features]
+            why = f", which {skipped[0]}" if skipped else suggest_key(camera, cameras)
             if any(camera in s.catalog.features and s.catalog.features[camera].is_depth for s in sources):
                 why = ", but a depth camera, and a policy takes RGB"
-            fix = f"its cameras: {', '.join(known) or 'none'}; `cameras` of a source gives one another name"
-            raise DatasetError(
-                f"there is no camera {camera!r}{why or suggest_key(camera, known)}", where=where, fix=fix
-            )
-    return chosen or known
+            fix = f"its cameras: {', '.join(cameras) or 'none'}; `cameras` of a source gives one another name"
+            raise DatasetError(f"there is no camera {camera!r}{why}", where=where, fix=fix)
+    return chosen or cameras
 
 
 def _for_each_source(
     labels: Sequence[str], work: Callable[[int], _T], wrong: dict[str, DatasetError]
 ) -> list[_T | None]:
     """Do `work` for each source that is not in `wrong`; an error goes into `wrong`, and None into the result."""
-    done: list[_T | None] = []
+    outcomes: list[_T | None] = []
     for number, label in enumerate(labels):
-        found = None
+        outcomes.append(None)
         if label not in wrong:
             try:
-                found = work(number)
+                outcomes[-1] = work(number)
             except SourceError:
-                raise  # a failed connection is no error of the settings
+                raise  # a failed connection is not an error of the settings
             except DatasetError as error:
                 wrong[label] = error
-        done.append(found)
-    return done
+    return outcomes
 
 
 def _join_errors(wrong: dict[str, DatasetError], count: int) -> DatasetError:
@@ -316,10 +319,12 @@ def compute_normalization(data: RunData, mode: Mode, cache: Path | None = None) 
         path, part = data.stats[number], data.training[number]
         return read_stats_file(path, mode, part, data.delta[number]) if path else None
 
-    found = _for_each_source(data.names, external, wrong)
+    recorded = _for_each_source(data.names, external, wrong)
     if wrong:
         raise _join_errors(wrong, len(data.names))
-    members = [replace(member, recorded=own) for member, own in zip(head_members(data), found, strict=True)]
+    members = [
+        replace(member, recorded=statistics) for member, statistics in zip(head_members(data), recorded, strict=True)
+    ]
     chunk = data.training[0].reach_of(ACTION)[1] + 1
     return normalize_heads(members, mode, chunk, cache, [other for other in data.validation if other is not None])
 
@@ -351,12 +356,12 @@ def dataset_fingerprint(data: RunData) -> dict[str, Any]:
     """
     if len(data.names) == 1:
         return _fingerprint(data.training[0], data.validation[0])
-    found: dict[str, Any] = {}
+    properties: dict[str, Any] = {}
     for number, name in enumerate(data.names):
-        own = _fingerprint(data.training[number], data.validation[number])
-        own["norm head"] = data.heads[data.head_of_source[number]]
-        found |= {f"{name}: {what}": value for what, value in own.items()}
-    return found
+        of_source = _fingerprint(data.training[number], data.validation[number])
+        of_source["norm head"] = data.heads[data.head_of_source[number]]
+        properties |= {f"{name}: {key}": value for key, value in of_source.items()}
+    return properties
 
 
 def _fingerprint(training: EpisodeDataset, validation: EpisodeDataset | None) -> dict[str, Any]:
@@ -375,18 +380,24 @@ def _fingerprint(training: EpisodeDataset, validation: EpisodeDataset | None) ->
         "recorded statistics": _digest(*(catalog.files.read(f) for f in recorded)),
         VALIDATION_EPISODES: _digest(validation.segments.tobytes() if validation is not None else b""),
         **({"prompt metadata": training.prompts.digest} if training.prompts.names else {}),
-        **{f"frame weights of {name} frames": own.digest for name, own in weighted.items() if own is not None},
+        **{
+            f"frame weights of {name} frames": frame_weights.digest
+            for name, frame_weights in weighted.items()
+            if frame_weights is not None
+        },
     }
 
 
 def file_digests(data: RunData, cache: Path | None = None) -> dict[str, list[str] | None]:
     """Return digests of a run's data and video files, by kind (`fingerprint.py`); earlier results are in `cache`."""
-    found: dict[str, list[str] | None] = {}
+    digests: dict[str, list[str] | None] = {}
     for name, training, validation in zip(data.names, data.training, data.validation, strict=True):
         parts = [part for part in (training, validation) if part is not None]
-        own = digest_files(parts, [camera for camera in data.cameras if camera not in training.missing_cameras], cache)
-        found |= {f"{name}: {kind}" if len(data.names) > 1 else kind: digest for kind, digest in own.items()}
-    return found
+        of_source = digest_files(
+            parts, [camera for camera in data.cameras if camera not in training.missing_cameras], cache
+        )
+        digests |= {f"{name}: {kind}" if len(data.names) > 1 else kind: digest for kind, digest in of_source.items()}
+    return digests
 
 
 def _digest(*parts: bytes) -> str:
@@ -518,8 +529,8 @@ _MOST = 1000  # longest texts by characters, among which the longest by tokens i
 
 def check_prompt_metadata(names: Iterable[str], training: Sequence[EpisodeDataset]) -> None:
     """Raise DatasetError for metadata of the prompts that no source has."""
-    known = {name for part in training for name in part.prompts.names or ()}
-    if lost := [name for name in names if name not in known]:
+    present = {name for part in training for name in part.prompts.names or ()}
+    if lost := [name for name in names if name not in present]:
         there = sorted({name for part in training for name in part.catalog.episode_metadata()})
         where = training[0].catalog.root if len(training) == 1 else "the sources"
         fix = f"metadata of their episodes: {', '.join(there) or 'none; `edit --metadata` adds some'}"

@@ -1,7 +1,7 @@
 """One source of a run: its dataset under standard keys, checked for a policy, and split into two parts."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,58 +58,67 @@ def open_source(
     Raises:
         DatasetError: keys, episodes, dimensions or videos are missing, or an action or state is not a vector.
     """
-    _check_cameras(config, catalog, cameras, recorded)
+    _raise_first(_lost_cameras(config, catalog, cameras, recorded), catalog)
     names = {ACTION: config.action} | ({STATE: config.state} if config.state else {}) | config.cameras
     # Keys that keep their names are listed, too: another standard key may be mapped to the same one.
-    there = catalog.features
-    catalog = rename_keys(catalog, {key: own for key, own in names.items() if key != own or own in there})
+    stored = catalog.features
+    catalog = rename_keys(catalog, {key: name for key, name in names.items() if key != name or name in stored})
     hidden = set(catalog.camera_keys) - set(config.cameras) if config.cameras else set()
     hidden |= {STATE} if not config.state else set()
-    if hidden:
-        catalog = replace(catalog, features={key: f for key, f in catalog.features.items() if key not in hidden})
-    vectors = {
-        key: replace(catalog.features[key], is_vector=True) for key in (ACTION, STATE) if key in catalog.features
+    features = {
+        key: replace(feature, is_vector=True) if key in (ACTION, STATE) else feature
+        for key, feature in catalog.features.items()
+        if key not in hidden
     }
-    catalog = replace(catalog, features={**catalog.features, **vectors})
-    for key in (ACTION, STATE):
-        feature = catalog.features.get(key)
-        if feature is None and key == STATE:
-            continue
+    catalog = replace(catalog, features=features)
+    _raise_first(_mistakes(config, catalog), catalog)
+    keys = tuple(key for key in (ACTION, STATE) if key in features)
+    return Source(config, catalog, keys, tuple(config.cameras) or tuple(_color_cameras(catalog)))
+
+
+Mistakes = Iterator[tuple[str, str]]
+"""Problems of a source, each with its remedy."""
+
+
+def _raise_first(mistakes: Mistakes, catalog: Catalog) -> None:
+    for problem, fix in mistakes:
+        raise DatasetError(problem, where=catalog.root, fix=fix)
+
+
+def _mistakes(config: SourceConfig, catalog: Catalog) -> Mistakes:
+    """Keys, episodes and dimensions that the settings name and the dataset lacks."""
+    features = catalog.features
+    for key in (ACTION, STATE) if STATE in features else (ACTION,):
+        feature = features.get(key)
         if feature is None or len(feature.value_shape) != 1 or feature.is_text or feature.is_camera:
-            what = "there is no such feature" if feature is None else f"it is {feature.dtype} of shape {feature.shape}"
+            kind = "there is no such feature" if feature is None else f"it is {feature.dtype} of shape {feature.shape}"
             flag = "--data.action" if key == ACTION else "--data.state"
             fix = f"name it with {flag} KEY, or several joined by +; `understudy check` lists the features"
-            raise DatasetError(f"a policy needs {key!r} as a vector: {what}", where=catalog.root, fix=fix)
-    keys = tuple(key for key in (ACTION, STATE) if key in catalog.features)
-    for camera, own in config.cameras.items():
+            yield f"a policy needs {key!r} as a vector: {kind}", fix
+    for camera, name in config.cameras.items():
         if camera not in catalog.camera_keys:
-            known = ", ".join(catalog.camera_keys) or "none"
-            raise DatasetError(f"{camera!r} is mapped to {own!r}, which is not a camera", where=catalog.root, fix=known)
+            yield f"{camera!r} is mapped to {name!r}, which is not a camera", ", ".join(catalog.camera_keys) or "none"
     ids = catalog.episodes.ids
-    for chosen, purpose in (
-        (config.episodes, "use"),
-        (config.exclude_episodes, "exclude"),
-        (config.val_episodes, "validate on"),
-    ):
+    uses = {"use": config.episodes, "exclude": config.exclude_episodes, "validate on": config.val_episodes}
+    for purpose, chosen in uses.items():
         if len(unknown := difference(np.array(chosen, np.int64), ids)):
-            what = f"there is no episode {unknown[0]} to {purpose}"
-            raise DatasetError(what, where=catalog.root, fix=f"there are {describe_ids(ids)}, see `check`")
-    for key in keys if config.delta_action_dims else ():
-        width = catalog.features[key].value_shape[0]
-        if max(config.delta_action_dims) >= width:
-            what = f"delta_action_dims: {max(config.delta_action_dims)}: {key!r} has {width} dimensions, counted from 0"
-            raise DatasetError(what, where=catalog.root, fix="list the dimensions that are differences from the state")
-    if config.delta_action_dims and STATE not in keys:
-        what = "delta_action_dims: differences from the state need a state, and there is none"
-        raise DatasetError(what, where=catalog.root, fix="set `state` to its key")
-    colors = tuple(key for key in catalog.camera_keys if not catalog.features[key].is_depth)
-    return Source(config, catalog, keys, tuple(config.cameras) or colors)
+            yield f"there is no episode {unknown[0]} to {purpose}", f"there are {describe_ids(ids)}, see `check`"
+    if not config.delta_action_dims:
+        return
+    last = max(config.delta_action_dims)
+    for key in (ACTION, STATE):
+        if key in features and last >= (width := features[key].value_shape[0]):
+            fix = "list the dimensions that are differences from the state"
+            yield f"delta_action_dims: {last}: {key!r} has {width} dimensions, counted from 0", fix
+    if STATE not in features:
+        problem = "delta_action_dims: differences from the state need a state, and there is none"
+        yield problem, "set `state` to its key"
 
 
-def _check_cameras(
+def _lost_cameras(
     config: SourceConfig, catalog: Catalog, cameras: Sequence[str], recorded: Mapping[str, Any] | None
-) -> None:
-    """Raise DatasetError for declared cameras without any video file, unless they are left out by name."""
+) -> Mistakes:
+    """Declared cameras without any video file, unless they are left out by name."""
 
     def used(camera: str) -> bool:
         if recorded is not None:  # the cameras were fixed when the run started
@@ -117,17 +126,14 @@ def _check_cameras(
         return not config.cameras and (not cameras or camera in cameras)
 
     if lost := [camera for camera in catalog.cameras_without_files if used(camera)]:
-        what = "; ".join(f"{camera} {catalog.skipped_features[camera]}" for camera in lost)
         others = " ".join(catalog.camera_keys) or NONE
         fix = f"restore the videos, set video_path to their place, or leave {'it' if len(lost) == 1 else 'them'} "
-        raise DatasetError(what, where=catalog.root, fix=fix + f"out by name: --data.cameras {others}")
+        problems = (f"{camera} {catalog.skipped_features[camera]}" for camera in lost)
+        yield "; ".join(problems), f"{fix}out by name: --data.cameras {others}"
 
 
-def _other_cameras(catalog: Catalog) -> str:
-    """Return the flag with the cameras that hold RGB."""
-    features = catalog.features
-    colors = [key for key in catalog.camera_keys if features[key].channels in (3, None) and not features[key].is_depth]
-    return f"list the cameras to use: --data.cameras {' '.join(colors) or NONE}"
+def _color_cameras(catalog: Catalog) -> list[str]:
+    return [key for key in catalog.camera_keys if not catalog.features[key].is_depth]
 
 
 @dataclass(frozen=True)
@@ -167,15 +173,14 @@ def split_source(
     """
     settings, catalog = source.config, source.catalog
     own_cameras = [camera for camera in cameras if camera in source.cameras]
-    _check_colors(catalog, own_cameras)
+    _raise_first(_unusable_features(config, source, own_cameras), catalog)
     options: dict[str, Any] = {
-        "delta_timestamps": _windows(source, config, cameras),
+        "delta_timestamps": _windows(config, source, cameras),
         "keys": [*source.keys, *own_cameras],
         "missing_cameras": {camera: sizes[camera] for camera in cameras if camera not in own_cameras},
         "name": name,
-        "response": settings.response if any(mixed.response for mixed in config.data.mixed()) else None,
+        "response": settings.response if any(other.response for other in config.data.mixed()) else None,
     }
-    _check_validation_episodes(settings, catalog)
     selection = Selection(
         episodes=settings.episodes or None,
         exclude_episodes=settings.exclude_episodes,
@@ -190,10 +195,10 @@ def split_source(
     skipped, notes = skip_incomplete(
         settings, catalog, ids, own_cameras, source.keys, config.data, recorded, check_files
     )
-    trained, validated = _split_ids(ids, np.array(skipped, np.int64), source, config)
+    trained, validated = _split_episodes(config, source, ids, np.array(skipped, np.int64))
     if config.data.prompt_metadata:  # of each source the metadata that it has
-        metadata = catalog.episode_metadata()
-        options["prompt_metadata"] = [field for field in config.data.prompt_metadata if field in metadata]
+        present = catalog.episode_metadata()
+        options["prompt_metadata"] = [field for field in config.data.prompt_metadata if field in present]
     selection = replace(
         selection,
         exclude_episodes=None,
@@ -202,68 +207,65 @@ def split_source(
         frame_weights_in=settings.frame_weights_in,
     )
     training = EpisodeDataset(catalog, select=replace(selection, episodes=trained), **options)
-    held_out = replace(selection, episodes=validated)
-    validation = EpisodeDataset(catalog, select=held_out, **options) if len(validated) else None
+    validation = None
+    if len(validated):
+        validation = EpisodeDataset(catalog, select=replace(selection, episodes=validated), **options)
     depth = [key for key in catalog.camera_keys if catalog.features[key].is_depth]
     left_out = [f"{catalog.root}: {key} is depth, which policies do not take: left out" for key in depth]
     return SourceSplit(training, validation, (*usable.notes, *left_out, *notes), skipped)
 
 
-def _check_colors(catalog: Catalog, cameras: Sequence[str]) -> None:
-    """Raise DatasetError for a camera whose images are not RGB."""
+def _unusable_features(config: TrainConfig, source: Source, cameras: Sequence[str]) -> Mistakes:
+    """Cameras without RGB, a state that dynamics need, and validation episodes outside of the condition `where`."""
+    settings, features = source.config, source.catalog.features
     for camera in cameras:
-        feature = catalog.features[camera]
+        feature = features[camera]
         if feature.is_depth or feature.channels not in (3, None):
-            problem = f"{camera!r} is depth" if feature.is_depth else f"{camera!r} has {feature.channels} channels"
-            raise DatasetError(f"{problem}, a policy takes RGB", where=catalog.root, fix=_other_cameras(catalog))
-
-
-def _windows(source: Source, config: TrainConfig, cameras: Sequence[str]) -> dict[str, list[float]]:
-    """Windows of the policy's inputs and targets: key -> seconds around the frame."""
-    fps, learns = source.catalog.fps, config.learns_dynamics()
-    if learns and STATE not in source.keys:
+            kind = "is depth" if feature.is_depth else f"has {feature.channels} channels"
+            colors = [key for key in _color_cameras(source.catalog) if features[key].channels in (3, None)]
+            fix = f"list the cameras to use: --data.cameras {' '.join(colors) or NONE}"
+            yield f"{camera!r} {kind}, a policy takes RGB", fix
+    if config.learns_dynamics() and STATE not in source.keys:
         problem = f"mode: future states are trained, which needs {STATE!r}, and there is none"
-        raise DatasetError(problem, where=source.catalog.root, fix="set `state` to its key, or mode to policy")
-    steps = [i / fps for i in range(config.data.actions_per_chunk + 1)]
-    before = [-i / fps for i in range(config.policy.past_actions, 0, -1)]
-    windows = {ACTION: [*before, *steps[:-1]]} | ({STATE: steps} if learns else {})
+        yield problem, "set `state` to its key, or mode to policy"
+    if settings.where and settings.val_episodes:
+        ids = source.catalog.episodes.ids[matching_rows(source.catalog, settings.where)]
+        if len(lost := difference(np.array(settings.val_episodes, np.int64), ids)):
+            problem = f"where is {settings.where!r}, which does not hold for episode {lost[0]} of val_episodes"
+            yield problem, "take it out of val_episodes"
+
+
+def _windows(config: TrainConfig, source: Source, cameras: Sequence[str]) -> dict[str, list[float]]:
+    """Times of the steps of a sample, in seconds from its frame, by key."""
+    fps, chunk = source.catalog.fps, config.data.actions_per_chunk
+    steps = [i / fps for i in range(chunk + 1)]
+    past = [-i / fps for i in range(config.policy.past_actions, 0, -1)]
+    windows = {ACTION: [*past, *steps[:-1]]} | ({STATE: steps} if config.learns_dynamics() else {})
     image_times, state_times = seen_times(config.policy, fps)
     windows |= {camera: list(image_times) for camera in cameras if image_times}
     windows |= {STATE: list(state_times)} if state_times and STATE in source.keys else {}
-    if learns and (ahead := config.policy.images_ahead(config.data.actions_per_chunk)):
+    if config.learns_dynamics() and (ahead := config.policy.images_ahead(chunk)):
         windows |= {camera: [0.0, *(steps[frames] for frames in ahead)] for camera in cameras}
     return windows
 
 
-def _split_ids(
-    ids: np.ndarray, skipped: np.ndarray, source: Source, config: TrainConfig
+def _split_episodes(
+    config: TrainConfig, source: Source, ids: np.ndarray, skipped: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of the training and of the validation episodes, without the skipped ones."""
-    settings, root = source.config, source.catalog.root
-    ids = difference(ids, skipped)
+    """Split the selected episodes without the skipped ones: ids to train on, and to validate on."""
+    settings, where, ids = source.config, source.catalog.root, difference(ids, skipped)
     if settings.val_episodes:
         validated = difference(np.array(settings.val_episodes, np.int64), skipped)
         trained = difference(ids, validated)
         if len(trained) == 0:
-            problem = "val_episodes contains all episodes that are used"
-            raise DatasetError(problem, where=root, fix="leave some to train on")
+            fix = "leave some to train on"
+            raise DatasetError("val_episodes contains all episodes that are used", where=where, fix=fix)
         return trained, validated
-    fraction = config.data.val_fraction if settings.val_fraction is None else settings.val_fraction
     try:
-        return split_episodes(ids, fraction)
+        return split_episodes(ids, config.data.val_fraction if settings.val_fraction is None else settings.val_fraction)
     except DatasetError as error:
         fix = "set val_fraction to 0 (--data.val-fraction 0, or in its source), or use more episodes"
-        raise DatasetError(error.what, where=root, fix=fix) from error
-
-
-def _check_validation_episodes(wanted: SourceConfig, catalog: Catalog) -> None:
-    """Raise DatasetError if the condition `where` does not hold for a validation episode."""
-    if not wanted.where or not wanted.val_episodes:
-        return
-    ids = catalog.episodes.ids[matching_rows(catalog, wanted.where)]
-    if len(lost := difference(np.array(wanted.val_episodes, np.int64), ids)):
-        what = f"where is {wanted.where!r}, which does not hold for episode {lost[0]} of val_episodes"
-        raise DatasetError(what, where=catalog.root, fix="take it out of val_episodes")
+        raise DatasetError(error.what, where=where, fix=fix) from error
 
 
 def check_disjoint(
@@ -282,9 +284,9 @@ def check_disjoint(
         trained, validated = (np.concatenate([episodes(of[n]) for n in numbers]) for of in (training, validation))
         if len(both := common(trained, validated)):
             i, j = (next(n for n in numbers if both[0] in episodes(of[n])) for of in (validation, training))
-            what = f"episode {both[0]} is a validation episode of source {names[i]} and trained on in {names[j]}"
+            overlap = f"episode {both[0]} is a validation episode of source {names[i]} and trained on in {names[j]}"
             fix = f"{len(both)} such episodes: set the same val_episodes in both, or other episodes in each"
-            raise DatasetError(what, where=training[i].catalog.root, fix=fix)
+            raise DatasetError(overlap, where=training[i].catalog.root, fix=fix)
 
 
 def recorded_sizes(sources: Sequence[Source], cameras: Sequence[str]) -> dict[str, set[tuple[int, int] | None]]:
@@ -316,18 +318,18 @@ def common_image_size(
     Raises:
         DatasetError: images that are not video would need resizing, which the loader does not do.
     """
-    if len(sources) > 1 and any(len(each) > 1 or None in each for each in sizes.values()):
+    if len(sources) > 1 and any(len(camera_sizes) > 1 or None in camera_sizes for camera_sizes in sizes.values()):
         for source in sources:
             for camera in source.cameras:
                 feature = source.catalog.features[camera]
                 if camera in sizes and not feature.is_video and feature.size != seen:
-                    what = f"{camera!r} is stored in the rows, where images are not resized, and images of other "
-                    what += "sources have another size"
+                    problem = f"{camera!r} is stored in the rows, where images are not resized, and images of other "
+                    problem += "sources have another size"
                     fix = "leave the camera out with data.cameras, or record it as video"
                     fix = fix if resize else "set policy.image_size to its size, or " + fix
-                    raise DatasetError(what, where=source.catalog.root, fix=fix)
+                    raise DatasetError(problem, where=source.catalog.root, fix=fix)
         return seen if resize is None else ImageSize(seen, resize), dict.fromkeys(sizes, seen)
-    return None, {camera: size for camera, each in sizes.items() for size in each if size is not None}
+    return None, {camera: size for camera, camera_sizes in sizes.items() for size in camera_sizes if size is not None}
 
 
 _MAX_LISTED = 2000
@@ -364,39 +366,37 @@ def skip_incomplete(
     Raises:
         DatasetError: episodes are incomplete and not to be skipped, or all of them are incomplete.
     """
-    before = None if recorded is None else recorded.get("skipped")
-    if recorded is not None and before is None:
+    if recorded is not None and "skipped" not in recorded:
         return (), ()  # the run has the source under another name
-    known = tuple(int(episode) for episode in before or ())
+    before = tuple(int(episode) for episode in (recorded or {}).get("skipped", ()))
     if not check_files:
-        return known, ()
+        return before, ()
     skips = (source.on_bad_episode or data.on_bad_episode) == "skip"
     gaps = catalog.missing_files(cameras)
     if gaps is None and not skips:
-        return known, ("files cannot be listed there: a missing one is an error when it is read",)
+        return before, ("files cannot be listed there: a missing one is an error when it is read",)
     selected = catalog.episodes.rows_of(ids)
     gaps = [gap for gap in gaps or [] if np.isin(selected, gap.rows).any()]
     if skips:  # a resumed run looks only whether the skipped ones are still broken
-        looked_at = selected if recorded is None else catalog.episodes.rows_of(np.array(known, np.int64))
+        looked_at = selected if recorded is None else catalog.episodes.rows_of(np.array(before, np.int64))
         videos = [camera for camera in cameras if camera in catalog.episodes.videos]
         gaps += broken_episodes(catalog, videos, keys, looked_at)
-    lack = np.unique(np.concatenate([np.empty(0, np.int64), *(gap.rows for gap in gaps)]).astype(np.int64))
-    found = [int(i) for i in catalog.episodes.ids[common(selected, lack)]]
+    lacking = np.unique(np.concatenate([np.empty(0, np.int64), *(gap.rows for gap in gaps)]).astype(np.int64))
+    bad = [int(i) for i in catalog.episodes.ids[common(selected, lacking)]]
     if recorded is not None:
-        if new := sorted(set(found) - set(known)):
-            what = f"{_are(new)} incomplete and was complete when the run started: {_list(new)} ({_why(gaps)})"
-            raise DatasetError(what, where=catalog.root, fix="restore the files")
-        back = sorted(set(known) - set(found))
-        return known, (f"skipped since the run started, although complete now: {_list(back)}",) if back else ()
-    if not found:
+        if new := sorted(set(bad) - set(before)):
+            problem = f"{_are(new)} incomplete and was complete when the run started: {_list(new)} ({_why(gaps)})"
+            raise DatasetError(problem, where=catalog.root, fix="restore the files")
+        back = sorted(set(before) - set(bad))
+        return before, (f"skipped since the run started, although complete now: {_list(back)}",) if back else ()
+    if not bad:
         return (), ()
-    state = "incomplete or broken" if skips else "incomplete"
-    what = f"{_are(found)} {state} of {len(ids)} ({_why(gaps)})"
-    if len(found) == len(ids):
-        raise DatasetError(what, where=catalog.root, fix="restore the files")
+    problem = f"{_are(bad)} {'incomplete or broken' if skips else 'incomplete'} of {len(ids)} ({_why(gaps)})"
+    if len(bad) == len(ids):
+        raise DatasetError(problem, where=catalog.root, fix="restore the files")
     if skips:
-        return tuple(found), (f"{what}: skipped {_list(found)}",)
-    raise DatasetError(f"{what}: {_list(found)}", where=catalog.root, fix=_fix(source, found, bool(data.sources)))
+        return tuple(bad), (f"{problem}: skipped {_list(bad)}",)
+    raise DatasetError(f"{problem}: {_list(bad)}", where=catalog.root, fix=_fix(source, bad, bool(data.sources)))
 
 
 def _are(ids: Sequence[int]) -> str:
@@ -415,22 +415,19 @@ def _why(gaps: Sequence[MissingFiles]) -> str:
     return "; ".join(gap.line for gap in gaps[:_MAX_REASONS]) + more
 
 
-def _fix(source: SourceConfig, found: Sequence[int], in_file: bool) -> str:
+def _fix(source: SourceConfig, episodes: Sequence[int], in_file: bool) -> str:
     """Settings that skip these episodes, ready to paste. An excluded id is removed from the other lists."""
-    gone = set(found)
-    prefix = "" if in_file else "data."
-    changed = {}
+    gone = set(episodes)
+    lists = {"exclude_episodes": sorted({*source.exclude_episodes, *gone})}
     if source.episodes:
-        changed["episodes"] = [i for i in source.episodes if i not in gone]
-    else:
-        changed["exclude_episodes"] = sorted({*source.exclude_episodes, *gone})
+        lists = {"episodes": [i for i in source.episodes if i not in gone]}
     if gone & set(source.val_episodes):
-        changed["val_episodes"] = [i for i in source.val_episodes if i not in gone]
-    if any(len(ids) > _MAX_LISTED for ids in changed.values()):
+        lists["val_episodes"] = [i for i in source.val_episodes if i not in gone]
+    if any(len(ids) > _MAX_LISTED for ids in lists.values()):
         ready = "too many to list"
     elif in_file:
-        ready = ", ".join(f"{name}: {ids}" for name, ids in changed.items())
+        ready = ", ".join(f"{name}: {ids}" for name, ids in lists.items())
     else:
-        ready = " ".join(f"--{prefix}{name.replace('_', '-')} {_list(ids)}" for name, ids in changed.items())
+        ready = " ".join(f"--data.{name.replace('_', '-')} {_list(ids)}" for name, ids in lists.items())
     skip = "on_bad_episode: skip" if in_file else "--data.on-bad-episode skip"
     return f"restore the files, or leave these episodes out: {ready}; or {skip}"

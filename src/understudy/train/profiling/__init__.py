@@ -1,13 +1,7 @@
-"""Time and memory of a training step.
+"""Time and memory of a step.
 
-profile       measure the step
-plan          predict its memory and arithmetic from shapes
-live_bytes    bytes of live tensors over time
-shape_cache   results of repeated operations on shapes
-stored_base   dtype of the frozen base of a run
-resident      bytes of the state between steps
-memory_check  state of a run against the memory of machine and GPU
-peak_check    predicted peak against the memory of the GPU, before a run
-timer         phases of the step
-flops         arithmetic of a step, and of a device
+plan          memory and arithmetic of a step, from shapes alone
+profile       measured time and memory of a step
+peak_check    warning of a peak beyond the memory of the GPU
+live_bytes    bytes of live tensors
 """

@@ -1,7 +1,7 @@
-"""Predicted peak of the steps of a run, against the free memory of its GPU, before the first step.
+"""Warning of a run whose steps are predicted to exceed the free memory of its GPU.
 
 A plan of several processes needs a process group of absent ranks, and a run has a group already. So another process
-makes the plan, while this one loads the weights. After `LIMIT` seconds it is stopped, and the run starts unchecked.
+makes the plan, while the run goes its way: a prediction neither delays nor refuses it.
 """
 
 import json
@@ -11,82 +11,98 @@ import pickle
 import signal
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Mapping
+from typing import Any
 
 from understudy.config.train import TrainConfig
-from understudy.errors import ConfigError, is_out_of_memory, summarize
+from understudy.distributed.mesh import Mesh
+from understudy.errors import is_out_of_memory, summarize
+from understudy.train.data.run_data import RunData
+from understudy.train.memory_check import free_memory
 
-if TYPE_CHECKING:
-    from understudy.distributed.mesh import Mesh
-    from understudy.train.data.run_data import RunData
-
-LIMIT = 180.0
-"""Seconds from the start of a prediction to its end."""
-MOST_SECONDS = 3600
+LIMIT = 180
 """Seconds after which the process of a prediction ends by itself."""
-TOLERANCE = 0.05
-"""Largest error of a predicted peak; a run is refused only where it exceeds the GPU with a peak as much lower."""
 COMMAND = (sys.executable, "-m", "understudy.train.profiling.peak_check")
 PARTS = ("parameters", "gradients", "optimizer state", "average", "activations")
-UNKNOWN = "memory: the peak of a step is not checked, since there is no prediction: %s"
+RESERVED = 0.06
+"""Share of a card's memory that is left unused."""
 
 logger = logging.getLogger(__name__)
 
 
-@contextmanager
-def forecast_peak(
-    config: TrainConfig,
-    data: "RunData",
-    normalization: Mapping[str, Any],
-    mesh: "Mesh",
-    free: int | None,
-    limit: float = LIMIT,
-) -> Iterator[Callable[[], None]]:
-    """Start a prediction and give the function that waits for it and checks it; all ranks call both.
+class PeakForecast:
+    """Prediction in another process, whose outcome a thread of rank 0 logs; `close` ends both."""
 
-    Args:
-        config: settings of the run.
-        data: its sources; a sample of them is read for its shapes.
-        normalization: of the policy.
-        mesh: the processes; rank 0 has the prediction made.
-        free: bytes of the GPU of this rank; None: there is no GPU, and nothing is predicted or checked.
-        limit: seconds from the start of the prediction to its end, but not beyond half of the mesh's timeout.
+    def __init__(self, config: TrainConfig, data: RunData, normalization: Mapping[str, Any], mesh: Mesh) -> None:
+        """Start the prediction where there is a GPU and `peak_check` is on; all ranks call this together.
 
-    Yields:
-        A function that raises ConfigError, on all ranks, where a step would exceed the GPU with the least memory. With
-        `peak_check: warn` it logs, with `off` it does nothing, and nothing is predicted.
-    """
-    if config.peak_check == "off":
-        yield lambda: None
-        return
-    least = min((each for each in mesh.gather(free) if each is not None), default=None)
-    if least is None:
-        yield lambda: None
-        return
-    with _Prediction() as prediction:
-        if mesh.rank == 0:
+        Args:
+            config: settings of the run.
+            data: its sources; a sample of them is read for its shapes.
+            normalization: normalization of the policy.
+            mesh: the processes; rank 0 has the prediction made for the GPU with the least free memory.
+        """
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        if config.peak_check == "off":
+            return
+        free = [size for size in mesh.gather(free_memory(mesh.device)) if size is not None]
+        if free and mesh.rank == 0:
             try:
-                prediction.start(config, data, normalization, mesh.world_size)
+                self._start(config, data, normalization, mesh.world_size, min(free))
             except Exception as error:  # of any kind, say a bad first sample: the run itself reports it
-                logger.warning(UNKNOWN, summarize(error))
+                _log_unknown(summarize(error))
 
-        def check() -> None:
-            found = prediction.wait(min(limit, mesh.timeout / 2))
-            if found is not None:
-                check_peak(found["memory"], found["size"], config, mesh.world_size, least)
+    def _start(
+        self, config: TrainConfig, data: RunData, normalization: Mapping[str, Any], world_size: int, free: int
+    ) -> None:
+        from understudy.train.profiling.plan import one_sample
 
-        yield lambda: mesh.first(check)
+        inputs = pickle.dumps((config, data, dict(normalization), one_sample(config, data), world_size))
+        process = self._process = subprocess.Popen(
+            COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # signals for the run are not for it
+        )
+
+        def log_outcome() -> None:
+            output, _ = process.communicate(inputs)
+            if process.returncode == -signal.SIGKILL:
+                return  # by `close`
+            try:
+                forecast = json.loads(output)
+            except ValueError:
+                forecast = {"error": f"exit code {process.returncode}, or not made within {LIMIT} seconds"}
+            if "error" in forecast:
+                _log_unknown(forecast["error"])
+            else:
+                warn_of_peak(forecast["memory"], forecast["size"], config, world_size, free)
+
+        self._thread = threading.Thread(target=log_outcome, name="understudy-forecast", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the outcome is logged."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """End the prediction if it is not made yet."""
+        if self._process is not None:
+            self._process.kill()
+            self.wait()
 
 
-def check_peak(memory: Mapping[str, int], size: int, config: TrainConfig, world_size: int, free: int) -> None:
-    """Raise ConfigError where the predicted peak of a step exceeds the free memory of a GPU; log a close one.
+def _log_unknown(reason: str) -> None:
+    logger.warning("memory: the peak of a step is not checked, since there is no prediction: %s", reason)
 
-    A compiled step may take less than its prediction, which is of the uncompiled one: it is never refused. Nor is any
-    with `peak_check: warn`.
+
+def warn_of_peak(memory: Mapping[str, int], size: int, config: TrainConfig, world_size: int, free: int) -> None:
+    """Log a predicted peak of a step that exceeds the free memory of a GPU, or is close to it.
 
     Args:
         memory: bytes of a rank by part, as of a `Plan`.
@@ -95,20 +111,17 @@ def check_peak(memory: Mapping[str, int], size: int, config: TrainConfig, world_
         world_size: its processes.
         free: bytes.
     """
-    from understudy.train.profiling.plan import RESERVED
-
-    peak = memory["peak"]
-    parts = ", ".join(f"{name} {memory[name] / 1e9:,.2f}" for name in PARTS if memory[name])
-    known = (
-        f"a step with micro-batches of {size} takes {peak / 1e9:,.2f} GB on each GPU at its peak ({parts} GB), and "
-        f"{free / 1e9:,.2f} GB are free"
-    )
-    fix = f"set {', '.join(smaller_settings(config, size, world_size))}; `understudy plan` shows the memory of each"
-    if (1 - TOLERANCE) * peak > free and not config.compile and config.peak_check == "error":
-        shorter = "peak_check warn starts the run anyway, which may fit where texts are shorter than the longest"
-        raise ConfigError(f"micro_batch_size: {known}: {fix}; {shorter}")
-    if peak > (1 - RESERVED) * free:
-        logger.warning("memory: %s, so the run may fail: %s", known, fix)
+    if memory["peak"] > (1 - RESERVED) * free:
+        parts = ", ".join(f"{name} {memory[name] / 1e9:,.2f}" for name in PARTS if memory[name])
+        logger.warning(
+            "memory: a step with micro-batches of %s is predicted to take %.2f GB on each GPU at its peak (%s GB), and "
+            "%.2f GB are free, so the run may fail: set %s; `understudy plan` shows the memory of each",
+            size,
+            memory["peak"] / 1e9,
+            parts,
+            free / 1e9,
+            ", ".join(smaller_settings(config, size, world_size)),
+        )
 
 
 def smaller_settings(config: TrainConfig, size: int, world_size: int) -> list[str]:
@@ -135,80 +148,25 @@ def smaller_settings(config: TrainConfig, size: int, world_size: int) -> list[st
     return [name for name, helps in choices.items() if helps]
 
 
-class _Prediction:
-    """A process that makes a prediction; it is stopped at the end of the context."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> "_Prediction":
-        self._given, self._found = tempfile.TemporaryFile(), tempfile.TemporaryFile()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        self._given.close()
-        self._found.close()
-
-    def start(self, config: TrainConfig, data: "RunData", normalization: Mapping[str, Any], world_size: int) -> None:
-        from understudy.train.profiling.plan import one_sample
-
-        pickle.dump((config, data, dict(normalization), one_sample(config, data), world_size), self._given)
-        self._given.seek(0)
-        self._start = time.monotonic()
-        hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            COMMAND,
-            stdin=self._given,
-            stdout=self._found,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | hidden,
-            start_new_session=True,  # signals for the run are not for it
-        )
-
-    def wait(self, limit: float) -> dict[str, Any] | None:
-        """Return the prediction; None where there is none, which is logged."""
-        if self._process is None:
-            return None
-        try:
-            code = self._process.wait(max(0.0, self._start + limit - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            logger.warning(UNKNOWN, f"not made within {limit:g} seconds")
-            return None
-        self._found.seek(0)
-        try:
-            found: dict[str, Any] = json.loads(self._found.read())
-        except ValueError:
-            found = {"error": f"exit code {code}"}
-        if "error" in found:
-            logger.warning(UNKNOWN, found["error"])
-            return None
-        return found
-
-
 def _predict() -> None:
     """Read settings and data from the standard input and write the memory of a step to the standard output."""
-    signal.alarm(MOST_SECONDS)  # it ends, too, where the run was killed
+    signal.alarm(LIMIT)
     from understudy.train.micro_batches import largest_part, largest_tokens
-    from understudy.train.profiling.plan import trace_step
-    from understudy.train.profiling.stored_base import with_known_base
+    from understudy.train.profiling.plan import trace_step, with_known_base
     from understudy.train.state import build_on_meta
 
     try:
         config, data, normalization, sample, world_size = pickle.load(sys.stdin.buffer)
-        config = with_known_base(config, data, normalization)
-        tokens = None
+        config, tokens = with_known_base(config, data, normalization), None
         if config.max_num_tokens is not None:
             policy = build_on_meta(config, data.policy_config(config), normalization)
             tokens = max(largest_tokens(policy, config, data) or [0])
         size = largest_part(config, world_size, tokens)
-        memory = trace_step(config, data, normalization, sample, world_size, "cuda", size).memory
-        found: dict[str, Any] = {"memory": memory, "size": size}
-    except Exception as error:  # of any kind: a run is refused for its memory alone
-        found = {"error": "out of memory" if is_out_of_memory(error) else summarize(error)}
-    sys.stdout.write(json.dumps(found))
+        shapes = trace_step(config, data, normalization, sample, world_size, "cuda", size)
+        forecast: dict[str, Any] = {"memory": shapes.memory, "size": size}
+    except Exception as error:  # of any kind: the run starts anyway
+        forecast = {"error": "out of memory" if is_out_of_memory(error) else summarize(error)}
+    sys.stdout.write(json.dumps(forecast))
 
 
 if __name__ == "__main__":

@@ -14,23 +14,26 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from math import floor
+from math import floor, prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.flop_counter import FlopCounterMode
 
 from understudy.batch_keys import ACTION, TASK
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
-from understudy.distributed.activation_checkpoint import CheckpointMode
+from understudy.distributed.activation_checkpoint import CheckpointMode, without_checkpointing
 from understudy.distributed.mesh import DIMENSIONS, Mesh, mesh_shape
 from understudy.errors import ConfigError
 from understudy.optim.state import local
+from understudy.optional_packages import MissingExtraError
 from understudy.policies.draws import make_draws
+from understudy.policies.weight_files import WeightFiles
 from understudy.progress import Progress
 from understudy.train.data.run_data import (
     RunData,
@@ -43,17 +46,12 @@ from understudy.train.data.run_data import (
 )
 from understudy.train.micro_batches import check_budget, largest_part
 from understudy.train.paths import with_local_files
-from understudy.train.profiling.flops import count_flops
 from understudy.train.profiling.live_bytes import LiveBytes, forget_values, without_values
-from understudy.train.profiling.resident import resident_memory, resident_tensors
-from understudy.train.profiling.shape_cache import ShapeCache
-from understudy.train.profiling.stored_base import with_known_base
+from understudy.train.profiling.peak_check import RESERVED
 from understudy.train.state import TrainState, assemble, build_on_meta
 
 logger = logging.getLogger(__name__)
 
-RESERVED = 0.06
-"""Share of a card's memory that a plan leaves unused."""
 MOST = 4096
 """Samples of a forward pass up to which a plan looks for the largest micro-batch."""
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
@@ -183,7 +181,7 @@ def plan_for(
 
         single = at(1, "none", flops=True)
         size = largest_part(config, world_size, single.tokens)
-        found = at(size)
+        shapes = at(size)
         by_mode = {}
         for mode in MODES:
             try:
@@ -193,38 +191,42 @@ def plan_for(
         usable = [floor(card * (1 - RESERVED)) for card in cards]
         largest = [largest_batch(lambda n: at(n).memory["peak"], limit, max(MOST, size), size) for limit in usable]
         progress.update(total - progress.n)
-    state = sum(found.memory[name] for name in ("parameters", "gradients", "optimizer state"))
+    state = sum(shapes.memory[name] for name in ("parameters", "gradients", "optimizer state"))
     return Plan(
-        memory=found.memory,
+        memory=shapes.memory,
         activations={mode: memory["activations"] for mode, memory in by_mode.items()},
         peaks={mode: memory["peak"] for mode, memory in by_mode.items()},
-        inputs=found.inputs,
-        average_if_kept=found.memory["average"] or found.trained_here * torch.float32.itemsize,
+        inputs=shapes.inputs,
+        average_if_kept=shapes.memory["average"] or shapes.trained_here * torch.float32.itemsize,
         micro_batch_size=size,
         cards=tuple(map(Card, usable, largest)),
-        parameters=found.parameters,
-        trained=found.trained,
-        bytes_per_parameter=state / max(1, found.trained_here),
+        parameters=shapes.parameters,
+        trained=shapes.trained,
+        bytes_per_parameter=state / max(1, shapes.trained_here),
         flops_per_sample=single.flops,
         tokens_per_sample=single.tokens,
         longest_prompt=network.prompt_room(longest_prompts(data.training, config.augment.task_separator)),
-        conditions={
-            "device": device,
-            "ranks": world_size,
-            "shards": config.parallel.dp_shard,
-            "precision": config.precision,
-            "activation_checkpoint": config.recomputation(),
-            "attention": config.attention,
-            "batch": config.batch_size,
-            "cameras": list(data.cameras),
-        },
+        conditions=_conditions(config, data, world_size, device),
     )
 
 
-def largest_batch(peak_of: Callable[[int], int], limit: int, most: int, known: int = 2) -> int:
+def _conditions(config: TrainConfig, data: RunData, world_size: int, device: str) -> dict[str, Any]:
+    return {
+        "device": device,
+        "ranks": world_size,
+        "shards": config.parallel.dp_shard,
+        "precision": config.precision,
+        "activation_checkpoint": config.recomputation(),
+        "attention": config.attention,
+        "batch": config.batch_size,
+        "cameras": list(data.cameras),
+    }
+
+
+def largest_batch(peak_of: Callable[[int], int], limit: int, most: int, first_guess: int = 2) -> int:
     """Return the largest number of samples n <= `most` with `peak_of(n)` <= `limit`; 0 where one sample exceeds it.
 
-    `known` is a number whose peak costs nothing.
+    `first_guess` is a number whose peak costs nothing.
 
     Memory is nearly a line over the samples, so a few evaluations suffice: of the line through two points, and then of
     the neighbours of its crossing.
@@ -233,7 +235,7 @@ def largest_batch(peak_of: Callable[[int], int], limit: int, most: int, known: i
     if low_peak > limit:
         return 0
     high: int | None = None
-    probe = min(max(2, known), most)
+    probe = min(max(2, first_guess), most)
     while low < most and (high is None or high - low > 1):
         peak = peak_of(probe)
         slope = max(1.0, (peak - low_peak) / (probe - low))
@@ -274,9 +276,9 @@ def trace_step(
         flops: whether to count operations, with the memory of a step that keeps all activations.
     """
     cut = config.accumulates()
-    wanted = -(-config.batch_size // (world_size * (config.micro_batch_size or size))) if cut else 1
-    count = min(2, wanted) * size
-    here = replace(
+    num_parts = -(-config.batch_size // (world_size * (config.micro_batch_size or size))) if cut else 1
+    count = min(2, num_parts) * size
+    traced = replace(
         config,
         batch_size=count * world_size,
         micro_batch_size=size if cut else None,
@@ -295,10 +297,10 @@ def trace_step(
         repeated[TASK] = [str(number % size % max(1, distinct)) for number in range(count)]
         return state.policy.largest_inputs(state.marked(repeated))
 
-    found = _trace(here, data, normalization, inputs, world_size, device, count if flops else None)
-    if wanted > 2:  # the inputs of the micro-batches that were left out, and their copies
-        found.memory["peak"] += 2 * found.inputs * (wanted - 2) // 2
-    return found
+    shapes = _trace(traced, data, normalization, inputs, world_size, device, count if flops else None)
+    if num_parts > 2:  # the inputs of the micro-batches that were left out, and their copies
+        shapes.memory["peak"] += 2 * shapes.inputs * (num_parts - 2) // 2
+    return shapes
 
 
 def trace_batch(
@@ -322,8 +324,8 @@ def trace_batch(
     Raises:
         NEEDS_VALUES: the step reads values of its tensors, say by `.item()`, `.nonzero()` or a mask as an index.
     """
-    here = replace(config, batch_size=len(batch[ACTION]) * world_size)
-    return _trace(here, data, normalization, lambda state: dict(batch), world_size, device).memory
+    traced = replace(config, batch_size=len(batch[ACTION]) * world_size)
+    return _trace(traced, data, normalization, lambda state: dict(batch), world_size, device).memory
 
 
 def _trace(
@@ -340,7 +342,7 @@ def _trace(
     policy = build_on_meta(config, data.policy_config(config), normalization)
     heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    live = LiveBytes(sums_copies=device == "cpu", run=ShapeCache(fake))
+    live = LiveBytes(sums_copies=device == "cpu")
     with _mesh(config, world_size, device) as mesh, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # by deepcopy
         with fake, live:
@@ -352,8 +354,10 @@ def _trace(
         drawn = make_draws(state.policy.random_spec("train"), config.seed, prepared["position"])
         with fake, live:
             before = live.now
-            batch, draws = ({key: without_values(value) for key, value in each.items()} for each in (prepared, drawn))
-            given = live.now - before
+            batch, draws = (
+                {key: without_values(value) for key, value in tensors.items()} for tensors in (prepared, drawn)
+            )
+            input_bytes = live.now - before
             if device == "cuda":
                 _skip_optimizer(state)
             # The second step has the buffers that the first one leaves.
@@ -368,7 +372,7 @@ def _trace(
                 trained_here=sum(local(p).numel() for p in trained),
                 flops=flops // (flops_of or 1),
                 tokens=max(state.policy.tokens(batch) or [0]) or None,
-                inputs=given,
+                inputs=input_bytes,
             )
 
 
@@ -411,3 +415,84 @@ class _Alone:
     """Device mesh of one process."""
 
     shape = (1, 1)
+
+
+def count_flops(step: Callable[[], object], policy: nn.Module) -> int:
+    """Run `step()`, uncompiled, and return its floating-point operations on this rank; a multiply-add counts as two."""
+    with (
+        without_checkpointing(policy),
+        torch.compiler.set_stance("force_eager"),
+        FlopCounterMode(display=False) as counter,
+    ):
+        step()
+    return int(counter.get_total_flops())
+
+
+def resident_memory(state: TrainState) -> dict[str, int]:
+    """Return the bytes on this rank just after a step: parameters, gradients, optimizer state, average.
+
+    Frozen parameters that the average shares with the policy count as parameters alone.
+    """
+
+    def size(tensors: Sequence[Tensor | None]) -> int:
+        parts = [local(tensor) for tensor in tensors if tensor is not None]
+        return sum(part.numel() * part.element_size() for part in parts)
+
+    parameters = list(state.policy.parameters())
+    held = {_storage(parameter) for parameter in parameters}
+    average = [] if state.average is None else [*state.average.parameters(), *state.average.buffers()]
+    return {
+        "parameters": size([*parameters, *state.policy.buffers()]),
+        "gradients": size([parameter.grad for parameter in parameters]),
+        "optimizer state": size([value for state in state.optimizer.state.values() for value in state.values()]),
+        "average": size([tensor for tensor in average if _storage(tensor) not in held]),
+    }
+
+
+def resident_tensors(state: TrainState) -> list[Tensor]:
+    """Return the tensors of `resident_memory` on this rank."""
+    modules = [state.policy] if state.average is None else [state.policy, state.average]
+    tensors: list[Tensor] = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    tensors += [parameter.grad for parameter in state.policy.parameters() if parameter.grad is not None]
+    tensors += [value for values in state.optimizer.state.values() for value in values.values()]
+    return [local(tensor) for tensor in tensors]
+
+
+def _storage(tensor: Tensor) -> int:
+    """Identity of the memory of a tensor, also of one without values."""
+    return local(tensor).untyped_storage()._cdata
+
+
+def with_known_base(config: TrainConfig, data: RunData, normalization: Mapping[str, Any]) -> TrainConfig:
+    """Replace the setting `lora.base: stored` by the dtype of most weights that the run starts from.
+
+    Only names, shapes and dtypes of the file are read, as the policy reads them. Without a file, or where it cannot be
+    read, which is logged, the dtype is float32.
+
+    Args:
+        config: settings of the run.
+        data: its sources.
+        normalization: of the policy.
+    """
+    if not config.lora.rank or config.lora.base != "stored":
+        return config
+    sizes: dict[torch.dtype, int] = {}
+    try:
+        for size, dtype in _stored(config, data, normalization):
+            sizes[dtype] = sizes.get(dtype, 0) + size
+    except (OSError, ValueError, MissingExtraError) as error:
+        logger.warning("lora.base: stored: taken as float32, since the weights cannot be read: %s", error)
+    narrow = sizes.get(torch.bfloat16, 0) > sum(sizes.values()) / 2
+    return replace(config, lora=replace(config.lora, base="bfloat16" if narrow else "float32"))
+
+
+def _stored(config: TrainConfig, data: RunData, normalization: Mapping[str, Any]) -> list[tuple[int, torch.dtype]]:
+    """Number of weights and dtype of each stored tensor; empty without a file."""
+    if config.init_from:
+        files = WeightFiles(config.init_from, floats_only=False)
+        return [(prod(shape), files.dtypes[key]) for key, shape in files.shapes.items()]
+    policy = build_on_meta(config, data.policy_config(config), normalization)
+    if not policy.fills_weights:
+        return []
+    dtypes = getattr(policy.first_weights(config.seed), "dtypes", {})
+    return [(p.numel(), dtypes[name]) for name, p in policy.named_parameters() if name in dtypes]

@@ -12,13 +12,15 @@ Nothing is written to a run directory: the weights that these steps train are dr
 
 import logging
 import platform
+import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -31,17 +33,47 @@ from understudy.load.loader import Loader
 from understudy.train.data.run_data import choose_normalization, make_loader, make_order, open_data
 from understudy.train.loop import StepRunner
 from understudy.train.micro_batches import PartCounts, add_counts
+from understudy.train.optimizer_step import NULL, Timer
 from understudy.train.paths import with_local_files
-from understudy.train.profiling.flops import count_flops, peak_flops
 from understudy.train.profiling.live_bytes import CudaBytes, LiveBytes
-from understudy.train.profiling.plan import NEEDS_VALUES, trace_batch
-from understudy.train.profiling.resident import resident_memory, resident_tensors
-from understudy.train.profiling.stored_base import with_known_base
-from understudy.train.profiling.timer import NULL, PHASES, PhaseTimer, Timer
+from understudy.train.profiling.plan import (
+    NEEDS_VALUES,
+    count_flops,
+    resident_memory,
+    resident_tensors,
+    trace_batch,
+    with_known_base,
+)
 from understudy.train.state import TrainState, init_train_state
 from understudy.train.track.trackers import MetricsLog
 
+PHASES: Final = (
+    "data wait",
+    "host to device",
+    "forward",
+    "backward",
+    "communication",
+    "clip",
+    "optimizer",
+    "logging",
+)
+"""The phases of a step, in their sequence. Communication has the collectives of the step itself; those of sharded
+modules inside forward and backward are measured separately, since they overlap with work."""
 OTHER = "everything else"
+
+# Dense (no sparsity) teraflops per second from NVIDIA's data sheets; the first matching name wins.
+PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
+    (r"\bB200\b", {"bfloat16": 2250.0}),
+    (r"\bH200\b", {"bfloat16": 989.5, "tf32": 494.7, "float32": 66.9}),
+    (r"\bH100 PCIe\b", {"bfloat16": 756.5, "tf32": 378.0, "float32": 51.2}),
+    (r"\bH100 NVL\b", {"bfloat16": 835.5, "tf32": 417.5, "float32": 60.0}),
+    (r"\bH100\b", {"bfloat16": 989.5, "tf32": 494.7, "float32": 66.9}),
+    (r"\bA100\b", {"bfloat16": 312.0, "tf32": 156.0, "float32": 19.5}),
+    (r"\bL40S\b", {"bfloat16": 362.0, "tf32": 183.0, "float32": 91.6}),
+    (r"\bL4\b", {"bfloat16": 121.0, "tf32": 60.0, "float32": 30.3}),
+    (r"\bA10\b", {"bfloat16": 125.0, "tf32": 62.5, "float32": 31.2}),
+    (r"\bRTX 4090\b", {"bfloat16": 165.2, "tf32": 82.6, "float32": 82.6}),
+)
 
 logger = logging.getLogger(__name__)
 
@@ -171,11 +203,11 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
     if mesh.rank:
         return None
     del state
-    found = combine(ranks, config.batch_size, peak_flops(conditions["device"], conditions["arithmetic"]), conditions)
-    found = replace(found, settings=step_settings(config))
+    measured = combine(ranks, config.batch_size, peak_flops(conditions["device"], conditions["arithmetic"]), conditions)
+    measured = replace(measured, settings=step_settings(config))
     if not mesh.ours:
         logger.warning("profile: no predicted memory: the process group is not of understudy; run `understudy profile`")
-        return found
+        return measured
     largest = max(ranks, key=lambda rank: rank.memory["peak"])
     try:
         predicted = trace_batch(config, data, scales, largest.inputs, mesh.world_size, mesh.device.type)
@@ -183,8 +215,8 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
         logger.warning(
             "profile: no predicted memory: the step reads values of tensors, and shapes have none (%s)", error
         )
-        return found
-    return replace(found, predicted=predicted)
+        return measured
+    return replace(measured, predicted=predicted)
 
 
 class RankProfile(NamedTuple):
@@ -242,25 +274,25 @@ def _measure(state: TrainState, runner: StepRunner, loader: Loader, warmup: int,
 
 def _measure_memory(state: TrainState, batch: dict[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:
     """Measure the memory of a step on this batch, uncompiled on a CPU; return it and the shapes of the batch."""
-    given, draws = state.device_inputs(batch)
+    inputs, draws = state.device_inputs(batch)
     if state.mesh.device.type == "cuda":
         read = CudaBytes()
-        state.device_step(given, draws, read)
-        found = {"activations": read.activations, "peak": read.peak}
+        state.device_step(inputs, draws, read)
+        peaks = {"activations": read.activations, "peak": read.peak}
     else:
         live = LiveBytes()
         with live, torch.compiler.set_stance("force_eager"):
-            live.watch(value for value in (*given.values(), *draws.values()) if isinstance(value, Tensor))
+            live.watch(value for value in (*inputs.values(), *draws.values()) if isinstance(value, Tensor))
             live.watch(resident_tensors(state))
             for _ in range(1 if state.mesh.world_size == 1 else 2):  # the first one shows the buffers of FSDP2
                 live.reset()
-                state.device_step(given, draws, live)
-        found = {"activations": live.activations, "peak": live.peak}
+                state.device_step(inputs, draws, live)
+        peaks = {"activations": live.activations, "peak": live.peak}
     shapes = {
         key: value.to("meta") if isinstance(value, Tensor) and key != "position" else value
-        for key, value in given.items()
+        for key, value in inputs.items()
     }
-    return resident_memory(state) | found, shapes
+    return resident_memory(state) | peaks, shapes
 
 
 def _trace(step: Callable[[], object]) -> tuple[int, float]:
@@ -272,7 +304,7 @@ def _trace(step: Callable[[], object]) -> tuple[int, float]:
         step()
     # Kernels on a GPU, threads of gloo on a CPU; their launches have other names.
     events = traced.profiler.kineto_results.events()
-    talks = [each.duration_ns() for each in events if each.name().startswith(("gloo:", "ncclDevKernel"))]
+    talks = [event.duration_ns() for event in events if event.name().startswith(("gloo:", "ncclDevKernel"))]
     return len(talks), sum(talks) / 1e9
 
 
@@ -334,3 +366,71 @@ def _conditions(state: TrainState) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+
+
+def peak_flops(device: str, arithmetic: str) -> float | None:
+    """Return the peak operations per second of a device; None if unknown.
+
+    Args:
+        device: its name (`torch.cuda.get_device_name`).
+        arithmetic: "bfloat16", "tf32" (float32 products on tensor cores) or "float32".
+    """
+    for pattern, speeds in PEAKS:
+        if re.search(pattern, device):
+            return speeds[arithmetic] * 1e12 if arithmetic in speeds else None
+    return None
+
+
+class PhaseTimer:
+    """Wall seconds per phase, excluding phases inside it, so that all phases together do not exceed the step.
+
+    Both ends of a phase wait for the device. Otherwise its work would be counted in the phase that happens to wait
+    next. This removes every overlap between host and device: a step under this timer is slower than one without.
+
+    Args:
+        wait: waits until the device is idle (`torch.cuda.synchronize`); on a CPU it does nothing.
+        clock: monotonic clock in seconds; replaceable in tests.
+
+    Raises:
+        ValueError: a phase is not in `PHASES`; a misspelt one would be missing from the table.
+    """
+
+    def __init__(
+        self, wait: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._wait, self._clock = wait, clock
+        self._seconds: dict[str, float] = {}
+        self._open: list[_Phase] = []
+
+    def __call__(self, phase: str) -> "_Phase":
+        """Return a context that adds its seconds to `phase`."""
+        if phase not in PHASES:
+            raise ValueError(f"phase {phase!r}: must be one of {', '.join(PHASES)}")
+        return _Phase(self, phase)
+
+    def taken(self) -> dict[str, float]:
+        """Return the seconds per phase since the last call, without phases that did not occur, and reset them."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
+
+class _Phase:
+    def __init__(self, timer: PhaseTimer, name: str) -> None:
+        self._timer, self._name = timer, name
+        self._inside = 0.0
+
+    def __enter__(self) -> None:
+        self._timer._wait()
+        self._timer._open.append(self)
+        self._start = self._timer._clock()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        timer = self._timer
+        timer._wait()
+        took = timer._clock() - self._start
+        timer._open.pop()
+        if timer._open:
+            timer._open[-1]._inside += took
+        timer._seconds[self._name] = timer._seconds.get(self._name, 0.0) + took - self._inside

@@ -78,8 +78,8 @@ class MetricsLog:
             return
         path = root / metrics_file.NAME
         metrics_file.truncate(path, step)
-        if known := metrics_file.read(path, "train") if step else []:
-            gap = f"ends at step {known[-1]['step']}" if known[-1]["step"] < step else ""
+        if records := metrics_file.read(path, "train") if step else []:
+            gap = f"ends at step {records[-1]['step']}" if records[-1]["step"] < step else ""
         else:
             gap = "is missing or empty" if step else ""
         if gap:
@@ -196,8 +196,8 @@ def flatten(record: Mapping[str, Any]) -> Values:
             values[prefix] = float(item)
 
     # Figures that a tracker gets with those of a later step include their own step.
-    own = ("kind", "at") if "at" in record else ("kind", "step")
-    walk(str(record["kind"]), {key: item for key, item in record.items() if key not in own})
+    hidden = ("kind", "at") if "at" in record else ("kind", "step")
+    walk(str(record["kind"]), {key: item for key, item in record.items() if key not in hidden})
     return values
 
 
@@ -275,8 +275,8 @@ class TensorBoard:
     def write(self, step: int, values: Values) -> None:
         """Add one row."""
         summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=v) for tag, v in values.items()])
-        at = self._times.get(step, time.time())
-        self._writer.add_event(self._event(wall_time=at, step=step, summary=summary))
+        wall_time = self._times.get(step, time.time())
+        self._writer.add_event(self._event(wall_time=wall_time, step=step, summary=summary))
 
     def flush(self) -> None:
         """Hand over the rows so far, then remove the replaced files."""

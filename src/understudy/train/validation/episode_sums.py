@@ -50,53 +50,53 @@ class EpisodeSums:
 
     @classmethod
     def from_samples(
-        cls, found: Mapping[str, "TermSums"], weights: Mapping[str, float], held: "ValidationData"
+        cls, sums: Mapping[str, "TermSums"], weights: Mapping[str, float], held: "ValidationData"
     ) -> "EpisodeSums":
         """Add up the sums of samples, as `group_losses` gets them, times their frame weights."""
         pairs = np.stack([held.source, held.episode])
-        episodes, which = np.unique(pairs, axis=1, return_inverse=True)
-        which = which.reshape(-1)
+        episodes, index = np.unique(pairs, axis=1, return_inverse=True)
+        index = index.reshape(-1)
 
-        weighted = {term: found[term].weighted(held.weight) for term in weights}
+        weighted = {term: sums[term].weighted(held.weight) for term in weights}
 
         def total(values: np.ndarray) -> np.ndarray:
-            return np.bincount(which, weights=values, minlength=episodes.shape[1])
+            return np.bincount(index, weights=values, minlength=episodes.shape[1])
 
-        samples = hashlib.sha256(json.dumps(held.names).encode())
-        samples.update(np.stack([held.source, held.episode, held.frame]).astype("<i8").tobytes())
-        samples.update(b"" if held.weight is None else held.weight.astype("<f8").tobytes())
+        sample_digest = hashlib.sha256(json.dumps(held.names).encode())
+        sample_digest.update(np.stack([held.source, held.episode, held.frame]).astype("<i8").tobytes())
+        sample_digest.update(b"" if held.weight is None else held.weight.astype("<f8").tobytes())
         return cls(
             names=held.names,
             source=episodes[0],
             episode=episodes[1],
-            samples=np.bincount(which, minlength=episodes.shape[1]),
+            samples=np.bincount(index, minlength=episodes.shape[1]),
             sums={term: total(weighted[term].sums) for term in weights},
             counts={term: total(weighted[term].counts) for term in weights},
             weights=dict(weights),
-            digest=samples.hexdigest()[:32],
+            digest=sample_digest.hexdigest()[:32],
         )
 
     def losses(self) -> np.ndarray:
         """Loss of each episode, float64 (E,): weighted sum of the terms' means; NaN without an element."""
-        total, known = np.zeros(len(self.episode)), np.zeros(len(self.episode), bool)
+        total, has_elements = np.zeros(len(self.episode)), np.zeros(len(self.episode), bool)
         for term, weight in self.weights.items():
-            here = self.counts[term] > 0
-            total[here] += weight * self.sums[term][here] / self.counts[term][here]
-            known |= here
-        return np.where(known, total, np.nan)
+            counted = self.counts[term] > 0
+            total[counted] += weight * self.sums[term][counted] / self.counts[term][counted]
+            has_elements |= counted
+        return np.where(has_elements, total, np.nan)
 
     def is_of(self, loss: float | None, source: str | None = None) -> bool:
         """Return whether these sums have the logged `loss` (None: not finite), that of all samples or of a source."""
-        own = self.loss(source)
-        return not math.isfinite(own) if loss is None else math.isclose(own, loss, rel_tol=1e-9)
+        mean = self.loss(source)
+        return not math.isfinite(mean) if loss is None else math.isclose(mean, loss, rel_tol=1e-9)
 
     def loss(self, source: str | None = None) -> float:
         """Return the loss of all samples, or of those of a source; NaN without an element."""
-        own = np.array([source is None or self.names[number] == source for number in self.source], bool)
+        rows = np.array([source is None or self.names[number] == source for number in self.source], bool)
         losses = []
         for term, weight in self.weights.items():
-            if total := math.fsum(self.counts[term][own]):
-                losses.append(weight * (math.fsum(self.sums[term][own]) / total))
+            if total := math.fsum(self.counts[term][rows]):
+                losses.append(weight * (math.fsum(self.sums[term][rows]) / total))
         return math.fsum(losses) if losses else math.nan
 
     def largest(self, count: int) -> np.ndarray:
@@ -105,12 +105,12 @@ class EpisodeSums:
         A loss that is not finite is the largest. Episodes without an element are left out.
         """
         losses = self.losses()
-        known = np.zeros(len(losses), bool)
+        has_elements = np.zeros(len(losses), bool)
         for counts in self.counts.values():
-            known |= counts > 0
+            has_elements |= counts > 0
         ranked = np.where(np.isfinite(losses), losses, np.inf)
         order = np.lexsort((self.episode, self.source, -ranked))
-        return order[known[order]][:count]
+        return order[has_elements[order]][:count]
 
     def write(self, path: Path) -> None:
         """Write a file, and its folder. A failure is only logged: the checkpoint of this step is still to be saved."""

@@ -107,15 +107,15 @@ def imagine_frames(policy: Policy, held: ValidationData, seed: int, mesh: Mesh) 
             with mesh.together():
                 batch = policy.preprocess(frames.read(part))
             unreadable = batch.pop(UNREADABLE)
-            here = batch_to_device(batch, mesh.device)
+            inputs = batch_to_device(batch, mesh.device)
             draws = draw_on_device(policy.random_spec("act"), seed, frames.identity(part), mesh.device, "imagined")
-            kept = [row for row in range(len(batch[TASK])) if row not in unreadable]
-            found = _compare(policy, here, draws)
-            parts.append({name: value.cpu()[kept] for name, value in found.items()})
-            numbers = [part.start + row for row in kept]
+            rows = [row for row in range(len(batch[TASK])) if row not in unreadable]
+            compared = _compare(policy, inputs, draws)
+            parts.append({name: value.cpu()[rows] for name, value in compared.items()})
+            numbers = [part.start + row for row in rows]
             captions += [
                 f"{batch[TASK][row]} · episode {frames.episode[number]}, frame {frames.frame[number]}"
-                for row, number in zip(kept, numbers)
+                for row, number in zip(rows, numbers)
             ]
     whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
     ahead = policy.config.images_ahead(policy.config.chunk) if "imagined" in whole else ()
@@ -159,17 +159,19 @@ def _compare(policy: Policy, batch: Mapping[str, Any], draws: Mapping[str, Tenso
         moving = moving & ~padded[:, None]
     counted = ~absent & moving.expand(len(real), -1, -1)
     errors = {"states": normalizer.states(batch, imagined.states), "copied": real[:, :1]}
-    found = {name: torch.where(counted, values - real[:, 1:], 0.0).double().square() for name, values in errors.items()}
-    found["counted"] = counted
+    figures = {
+        name: torch.where(counted, values - real[:, 1:], 0.0).double().square() for name, values in errors.items()
+    }
+    figures["counted"] = counted
     if imagined.images is None:
-        return found
+        return figures
     size, cameras = imagined.images.shape[-2:], policy.config.cameras
     frames = torch.stack([_resized(batch[camera], size) for camera in cameras], dim=2)  # [B, 1 + K, cameras, 3, H, W]
     lacking = [batch[f"{camera}_is_pad"][:, 1:] for camera in cameras]
     for number, camera in enumerate(cameras):
         if (lacks := batch.get(f"{camera}_is_missing")) is not None:
             lacking[number] = lacking[number] | lacks[:, None]
-    return found | {
+    return figures | {
         "now": frames[:, :1],
         "recorded": frames[:, 1:],
         "imagined": imagined.images,
@@ -181,15 +183,15 @@ def _resized(images: Tensor, size: torch.Size) -> Tensor:
     """Average images uint8 [B, T, 3, H, W] over areas to `size`, as a network does."""
     if images.shape[-2:] == size:
         return images
-    found = F.interpolate(images.flatten(0, 1).float(), size=tuple(size), mode="area").round().to(torch.uint8)
-    return found.unflatten(0, images.shape[:2])
+    resized = F.interpolate(images.flatten(0, 1).float(), size=tuple(size), mode="area").round().to(torch.uint8)
+    return resized.unflatten(0, images.shape[:2])
 
 
 def _figures(whole: Mapping[str, Tensor], ahead: tuple[int, ...], count: int) -> dict[str, Any]:
     """Return the figures of `Futures`."""
-    found: dict[str, Any] = {"frames": count, "states": None}
+    figures: dict[str, Any] = {"frames": count, "states": None}
     if count and (elements := whole["counted"].sum(dim=(0, 2))).any():
-        found["states"] = {
+        figures["states"] = {
             name: [
                 total / number if number else None
                 for total, number in zip(whole[key].sum(dim=(0, 2)).tolist(), elements.tolist())
@@ -207,8 +209,8 @@ def _figures(whole: Mapping[str, Tensor], ahead: tuple[int, ...], count: int) ->
                 mask = moved(now[:, number][shown], real)
                 table["psnr"][name].append(psnr(images[:, number][shown], real))
                 table["psnr_moved"][name].append(psnr(images[:, number][shown], real, mask))
-        found["images"] = table
-    return found
+        figures["images"] = table
+    return figures
 
 
 def _strips(whole: Mapping[str, Tensor], cameras: int) -> tuple[list[np.ndarray], list[int]]:

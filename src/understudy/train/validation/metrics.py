@@ -50,6 +50,11 @@ class TermSums:
     edges: tuple[float, ...] = ()
     """D + 1 flow times, ascending: the edges of these intervals; () for a term without a flow time."""
 
+    @classmethod
+    def from_rows(cls, rows: np.ndarray, edges: tuple[float, ...]) -> "TermSums":
+        """Take the sums, the counts and the draws from rows, float64 (2 + D, N)."""
+        return cls(rows[0], rows[1], rows[2:], edges)
+
     def weighted(self, weight: np.ndarray | None) -> "TermSums":
         """Return the sums and counts times the weight of each sample, float64 (N,)."""
         if weight is None:
@@ -58,12 +63,12 @@ class TermSums:
 
 
 def group_losses(
-    found: Mapping[str, TermSums], weights: Mapping[str, float], validation: ValidationData, tasks: Sequence[str]
+    term_sums: Mapping[str, TermSums], weights: Mapping[str, float], validation: ValidationData, tasks: Sequence[str]
 ) -> dict[str, Any]:
     """Compute the losses of a validation.
 
     Args:
-        found: sums by loss term.
+        term_sums: sums by loss term.
         weights: weight of each term in the loss.
         validation: the validation samples.
         tasks: task of each sample.
@@ -82,54 +87,50 @@ def group_losses(
     names = sorted(set(tasks))
     numbers = {name: number for number, name in enumerate(names)}
     task = np.fromiter((numbers[name] for name in tasks), np.int64, len(tasks))
-    head, clusters = validation.head_of[validation.source], (validation.source << 32) + validation.episode
+    source, clusters = validation.source, (validation.source << 32) + validation.episode
+    head = validation.head_of[source]
+    plain = term_sums if validation.weight is not None else None
+    sums = {term: of_term.weighted(validation.weight) for term, of_term in term_sums.items()}
 
-    raw, found = found, {term: sums.weighted(validation.weight) for term, sums in found.items()}
-    plain = raw if validation.weight is not None else None
+    def entries(labels: np.ndarray) -> list[tuple[int, dict[str, Any]]]:
+        """Figures of each group that has elements, with its first sample."""
+        groups = [(rows[0], _entry(sums, weights, rows, clusters, plain)) for _, rows in _split_by_label(labels)]
+        return [(first, entry) for first, entry in groups if entry is not None]
 
-    def entries(labels: np.ndarray, name: Callable[[int], str]) -> dict[str, dict[str, Any]]:
-        made = {name(label): _entry(found, weights, at, clusters, plain) for label, at in _split_by_label(labels)}
-        return {each: entry for each, entry in sorted(made.items()) if entry is not None}
-
-    overall = _entry(found, weights, np.arange(len(validation)), clusters, plain)
-    heads = entries(head, lambda h: validation.heads[h])
-    kinds: dict[str, dict[str, dict[str, Any]]] = {
-        "heads": heads,
-        "sources": entries(validation.source, lambda s: validation.names[s]),
-        "tasks": entries(task, lambda t: names[t]),
+    names_of: dict[str, Callable[[int], str]] = {
+        "head": lambda row: validation.heads[head[row]],
+        "source": lambda row: validation.names[source[row]],
+        "task": lambda row: names[task[row]],
+    }
+    kinds = {
+        f"{kind}s": dict(sorted((names_of[kind](row), entry) for row, entry in entries(labels)))
+        for kind, labels in (("head", head), ("source", source), ("task", task))
     }
     # The head of a sample follows from its source.
     groups = [
-        {
-            "head": validation.heads[head[at[0]]],
-            "source": validation.names[validation.source[at[0]]],
-            "task": names[task[at[0]]],
-        }
-        | e
-        for _, at in _split_by_label(validation.source * len(names) + task)
-        if (e := _entry(found, weights, at, clusters, plain)) is not None
+        {kind: name(row) for kind, name in names_of.items()} | entry
+        for row, entry in entries(source * len(names) + task)
     ]
-    groups.sort(key=lambda g: (g["head"], g["source"], g["task"]))
+    groups.sort(key=lambda group: (group["head"], group["source"], group["task"]))
     macros = {kind: _mean(list(of_kind.values()), weights) for kind, of_kind in kinds.items()}
     macros["groups"] = _mean(groups, weights)
-    result = {**(overall or EMPTY), "macro": macros["tasks"]}
+    overall = _entry(sums, weights, np.arange(len(validation)), clusters, plain) or EMPTY
+    result: dict[str, Any] = {**overall, "macro": macros["tasks"]}
     # A head of weight 0 is left out instead of multiplied: its loss may be NaN.
-    known = dict(zip(validation.heads, validation.head_weights))
-    if shares := {name: known[name] for name in heads if known[name] > 0}:
-        result["weighted"] = _mean([heads[name] for name in shares], weights, list(shares.values()))
-    return result | {"macros": macros, **kinds, "groups": groups, "time": _over_time(found, weights)}
+    head_weights = dict(zip(validation.heads, validation.head_weights))
+    if shares := {name: head_weights[name] for name in kinds["heads"] if head_weights[name] > 0}:
+        result["weighted"] = _mean([kinds["heads"][name] for name in shares], weights, list(shares.values()))
+    return result | {"macros": macros, **kinds, "groups": groups, "time": _over_time(sums, weights)}
 
 
-def one_group(
-    found: Mapping[str, TermSums], weights: Mapping[str, float], validation: ValidationData
-) -> dict[str, Any]:
+def one_group(sums: Mapping[str, TermSums], weights: Mapping[str, float], validation: ValidationData) -> dict[str, Any]:
     """Compute the losses of all samples, for a policy that returns one loss per batch (`scalar_losses`).
 
     Returns:
         As `group_losses`, with one group "all" of each kind and without standard errors; `scalar` is True.
     """
     clusters = (validation.source << 32) + validation.episode
-    entry = _entry(found, weights, np.arange(len(validation)), clusters, None) or EMPTY
+    entry = _entry(sums, weights, np.arange(len(validation)), clusters, None) or EMPTY
     entry, kinds = {**entry, "se": None}, ("heads", "sources", "tasks")
     macros = dict.fromkeys((*kinds, "groups"), entry["loss"])
     groups = {kind: {ALL: entry} for kind in kinds}
@@ -149,26 +150,26 @@ def loss_by_dimension(
         numbers: samples to include.
         names: names of the dimensions.
     """
-    found = {}
+    means = {}
     for name, of_sum, of_count in zip(names, sums[:, numbers], counts[:, numbers]):
         if count := math.fsum(of_count):
-            found[name] = math.fsum(of_sum) / count
-    return found
+            means[name] = math.fsum(of_sum) / count
+    return means
 
 
 def best_metrics(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the figures of a validation record that can choose the best checkpoint (`keep_best`), by name."""
-    found = {name: record.get(name) for name in PLAIN[:3]}
+    figures = {name: record.get(name) for name in PLAIN[:3]}
     for kind in KINDS:
-        found |= {f"{kind}:{name}": entry["loss"] for name, entry in record.get(f"{kind}s", {}).items()}
-    found["open_loop"] = record.get("open_loop", {}).get("normalised")
-    return {name: value for name, value in found.items() if value is not None}
+        figures |= {f"{kind}:{name}": entry["loss"] for name, entry in record.get(f"{kind}s", {}).items()}
+    figures["open_loop"] = record.get("open_loop", {}).get("normalised")
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def check_keep_best(config: TrainConfig, validation: ValidationData) -> None:
     """Raise ConfigError, with the available figures, unless a validation of these frames has that of `keep_best`."""
     name = config.checkpoint.keep_best
-    kind, colon, own = name.partition(":")
+    kind, colon, group = name.partition(":")
     if name in ("none", *PLAIN):
         if name == "open_loop" and FLOW not in TRAINS[config.val_mode()]:
             raise ConfigError("checkpoint.keep_best: open_loop: no actions are trained (mode), so none are compared")
@@ -177,19 +178,19 @@ def check_keep_best(config: TrainConfig, validation: ValidationData) -> None:
                 "checkpoint.keep_best: open_loop: it is not measured; set val.open_loop_every, to 10 for example"
             )
         return
-    known: dict[str, list[str]] = {
+    groups: dict[str, list[str]] = {
         "head": sorted({validation.heads[head] for head in validation.head_of}),
         "source": list(validation.names),
         "task": sorted(_tasks(validation)),
     }
-    if not colon or kind not in known:
-        kinds = ", ".join([*PLAIN, *(f"{each}:NAME" for each in known)])
+    if not colon or kind not in groups:
+        kinds = ", ".join([*PLAIN, *(f"{group_kind}:NAME" for group_kind in groups)])
         raise ConfigError(f"checkpoint.keep_best: {name}: {_suggest(name, PLAIN)}one of none, {kinds}")
-    if own not in known[kind]:
-        listed = ", ".join(known[kind][:8]) + (", …" if len(known[kind]) > 8 else "")
+    if group not in groups[kind]:
+        listed = ", ".join(groups[kind][:8]) + (", …" if len(groups[kind]) > 8 else "")
         raise ConfigError(
             f"checkpoint.keep_best: {name}: there is no validation data of this {kind}; "
-            f"{_suggest(own, known[kind])}available: {listed}"
+            f"{_suggest(group, groups[kind])}available: {listed}"
         )
 
 
@@ -207,44 +208,44 @@ def notes_on_groups(result: Mapping[str, Any]) -> list[str]:
 
 
 def _entry(
-    found: Mapping[str, TermSums],
+    sums: Mapping[str, TermSums],
     weights: Mapping[str, float],
-    at: np.ndarray,
+    rows: np.ndarray,
     clusters: np.ndarray,
     plain: Mapping[str, TermSums] | None,
 ) -> dict[str, Any] | None:
-    """Figures of the samples `at`; None if they have no element. `plain` has the sums without frame weights, if any."""
-    episodes, which = np.unique(clusters[at], return_inverse=True)
-    residual, terms = np.zeros(len(episodes)), {}
-    parts = []
+    """Figures of the samples `rows`; None if they have no element. `plain`: the sums without frame weights, if any."""
+    episodes, index = np.unique(clusters[rows], return_inverse=True)
+    residual, terms, parts = np.zeros(len(episodes)), {}, []
     for term, weight in weights.items():
-        sums, counts = found[term].sums[at], found[term].counts[at]
-        total, count = math.fsum(sums), math.fsum(counts)
+        losses, counts = sums[term].sums[rows], sums[term].counts[rows]
+        total, count = math.fsum(losses), math.fsum(counts)
         if count == 0:
             continue
         parts.append(weight * total / count)
-        elements = math.fsum((found if plain is None else plain)[term].counts[at])
+        elements = math.fsum((plain or sums)[term].counts[rows])
         terms[term] = {"loss": total / count, "elements": int(elements)}
         with np.errstate(invalid="ignore"):  # inf - inf: then the error is NaN, too
-            left = np.bincount(which, weights=sums) - total / count * np.bincount(which, weights=counts)
+            left = np.bincount(index, weights=losses) - total / count * np.bincount(index, weights=counts)
             residual += weight * left / count
     if not terms:
         return None
     m = len(episodes)
     se = math.sqrt(m / (m - 1) * math.fsum(residual * residual)) if m > 1 else None
-    entry: dict[str, Any] = {"loss": math.fsum(parts), "se": se, "samples": len(at), "episodes": m}
+    entry: dict[str, Any] = {"loss": math.fsum(parts), "se": se, "samples": len(rows), "episodes": m}
     entry["elements"] = sum(term["elements"] for term in terms.values())
     if plain is not None:
-        sums = {term: [math.fsum(part[at]) for part in (plain[term].sums, plain[term].counts)] for term in terms}
-        entry["equal_frames"] = math.fsum(weights[term] * total / count for term, (total, count) in sums.items())
+        entry["equal_frames"] = math.fsum(
+            weights[term] * math.fsum(plain[term].sums[rows]) / math.fsum(plain[term].counts[rows]) for term in terms
+        )
     return entry | {"terms": terms}
 
 
-def _over_time(found: Mapping[str, TermSums], weights: Mapping[str, float]) -> list[dict[str, Any]]:
+def _over_time(sums: Mapping[str, TermSums], weights: Mapping[str, float]) -> list[dict[str, Any]]:
     """Loss per interval of flow time, of the terms with the same intervals together."""
-    counts = {term: math.fsum(found[term].counts) for term in weights}
+    counts = {term: math.fsum(sums[term].counts) for term in weights}
     valid = [term for term in weights if counts[term]]
-    edges_of = {term: found[term].edges for term in sorted(valid, key=lambda term: not found[term].edges)}
+    edges_of = {term: sums[term].edges for term in sorted(valid, key=lambda term: not sums[term].edges)}
     first = next(iter(edges_of.values()), ())
     alike: dict[tuple[float, ...], list[str]] = {}
     for term, edges in edges_of.items():
@@ -254,9 +255,9 @@ def _over_time(found: Mapping[str, TermSums], weights: Mapping[str, float]) -> l
         losses = [0.0] * (len(edges) - 1)
         for term in terms:
             scale = weights[term] * len(losses) / counts[term]
-            losses = [old + scale * math.fsum(s) for old, s in zip(losses, found[term].draws, strict=bool(losses))]
-        own = {"terms": terms} if len(alike) > 1 else {}
-        bins += [{"from": low, "to": high, "loss": loss, **own} for low, high, loss in zip(edges, edges[1:], losses)]
+            losses = [old + scale * math.fsum(s) for old, s in zip(losses, sums[term].draws, strict=bool(losses))]
+        extra = {"terms": terms} if len(alike) > 1 else {}
+        bins += [{"from": low, "to": high, "loss": loss, **extra} for low, high, loss in zip(edges, edges[1:], losses)]
     return bins
 
 
@@ -282,15 +283,15 @@ def _mean(
 
 def _tasks(validation: ValidationData) -> set[str]:
     """Tasks of the validation episodes; all tasks of their datasets if the metadata names none for an episode."""
-    found: set[str] = set()
+    names: set[str] = set()
     for number, data in enumerate(validation.datasets):
         table, texts = data.catalog.episodes, data.catalog.tasks
         for row in table.rows_of(np.unique(validation.episode[validation.source == number])).tolist():
             named = [int(task) for task in table.tasks_of(row)]
-            found |= {texts[task] for task in named} if named and min(named) >= 0 else set(texts)
-    return {task for text in found for task in split_task(text, validation.task_separator)}
+            names |= {texts[task] for task in named} if named and min(named) >= 0 else set(texts)
+    return {task for text in names for task in split_task(text, validation.task_separator)}
 
 
-def _suggest(name: str, known: Sequence[str]) -> str:
-    close = get_close_matches(name, known, n=1)
+def _suggest(name: str, names: Sequence[str]) -> str:
+    close = get_close_matches(name, names, n=1)
     return f"did you mean {close[0]!r}? " if close else ""

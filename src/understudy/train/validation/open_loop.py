@@ -54,22 +54,22 @@ class OpenLoop:
         first, last = np.searchsorted(self._chosen, [part.start, part.stop])
         chosen = self._chosen[first:last] - part.start
         some = torch.from_numpy(chosen if len(chosen) else np.zeros(1, np.int64))
-        here = from_present({key: _rows(value, some) for key, value in batch.items()}, policy.config)
-        recorded = here[ACTION]
-        proposed = predict_actions(policy, here, self._held.identity(part)[some], self._seed, self._mode)
+        inputs = from_present({key: _rows(value, some) for key, value in batch.items()}, policy.config)
+        recorded = inputs[ACTION]
+        proposed = predict_actions(policy, inputs, self._held.identity(part)[some], self._seed, self._mode)
         if not len(chosen):
             return {}
-        absent = here[f"{ACTION}_is_pad"][..., None].expand(recorded.shape)  # [n, T, A]
-        if (padded := here.get(f"{ACTION}_dim_is_pad")) is not None:
+        absent = inputs[f"{ACTION}_is_pad"][..., None].expand(recorded.shape)  # [n, T, A]
+        if (padded := inputs.get(f"{ACTION}_dim_is_pad")) is not None:
             absent = absent | padded[:, None]
         difference = torch.where(absent, 0.0, proposed - recorded.float()).double()
-        normalizer, head = policy.normalizer, policy.normalizer.head(here)
+        normalizer, head = policy.normalizer, policy.normalizer.head(inputs)
         scaled = normalizer.action.normalize(proposed, head) - normalizer.action.normalize(recorded, head)
         scaled = torch.where(absent, 0.0, scaled).double()
         # A dimension that never changed in training has no scale to be measured by.
         moves = of_head(normalizer.action.spread, head)[:, None] != 0  # [n or 1, 1, A]
         elements = (~absent & moves).sum(dim=(1, 2))
-        found = {
+        figures = {
             "squared": difference.square().sum(dim=1).T,
             "absolute": difference.abs().sum(dim=1).T,
             "count": (~absent).sum(dim=1).T,
@@ -77,9 +77,9 @@ class OpenLoop:
             "elements": elements[None],
         }
         columns = torch.arange(int(first), int(last), device=recorded.device)
-        return {name: (columns, values) for name, values in found.items()}
+        return {name: (columns, values) for name, values in figures.items()}
 
-    def result(self, found: Mapping[str, np.ndarray], readable: np.ndarray) -> dict[str, Any]:
+    def result(self, figures: Mapping[str, np.ndarray], readable: np.ndarray) -> dict[str, Any]:
         """Average the figures, float64 arrays of `shapes` by name, over the samples that are `readable`, bool (N,).
 
         Returns:
@@ -89,26 +89,26 @@ class OpenLoop:
             error}}}}.
         """
         counted = readable[self._chosen]
-        found, source = (
-            {name: each[:, counted] for name, each in found.items()},
+        figures, source = (
+            {name: rows[:, counted] for name, rows in figures.items()},
             self._held.source[self._chosen[counted]],
         )
         sources = {}
         for number, name in enumerate(self._held.names):
             of_source = np.flatnonzero(source == number)
-            counts = [math.fsum(row) for row in found["count"][:, of_source]]
+            counts = [math.fsum(row) for row in figures["count"][:, of_source]]
             joints = self._held.action_names(number)
 
-            def mean(kind: str, own: np.ndarray = of_source, over: list[float] = counts) -> list[float]:
-                return [math.fsum(row) / max(1.0, count) for row, count in zip(found[kind][:, own], over)]
+            def mean(kind: str, columns: np.ndarray = of_source, over: list[float] = counts) -> list[float]:
+                return [math.fsum(row) / max(1.0, count) for row, count in zip(figures[kind][:, columns], over)]
 
             sources[name] = {
                 "samples": len(of_source),
-                "normalised": _ratio(found["normalised"][0, of_source], found["elements"][0, of_source]),
+                "normalised": _ratio(figures["normalised"][0, of_source], figures["elements"][0, of_source]),
                 "mse": dict(zip(joints, mean("squared"))),
                 "mae": dict(zip(joints, mean("absolute"))),
             }
-        normalized = _ratio(found["normalised"][0], found["elements"][0])
+        normalized = _ratio(figures["normalised"][0], figures["elements"][0])
         return {"every": self.every, "normalised": normalized, "sources": sources}
 
 
@@ -182,9 +182,9 @@ class EpisodeActions:
             DatasetError: a frame cannot be read.
         """
         held, state = self._held, self._state
-        own = np.flatnonzero((held.source == source) & (held.episode == episode))
+        rows_of_episode = np.flatnonzero((held.source == source) & (held.episode == episode))
         chunk = state.eval_policy.config.chunk
-        chosen = own[choose_starts(held.frame[own], chunk)]
+        chosen = rows_of_episode[choose_starts(held.frame[rows_of_episode], chunk)]
         names = held.action_names(source)
         actions, recorded = np.full((length, len(names)), np.nan), np.full((length, len(names)), np.nan)
         mask = np.zeros(len(held), bool)
@@ -199,20 +199,20 @@ class EpisodeActions:
                 unreadable = batch.pop(UNREADABLE)
                 if self._mode != POLICY:
                     batch[MODE] = torch.full((span.stop - span.start,), MODES.index(self._mode))
-                here = from_present(batch_to_device(batch, state.mesh.device), policy.config)
-                proposed = predict_actions(policy, here, part.identity(span), state.config.seed, self._mode)
+                inputs = from_present(batch_to_device(batch, state.mesh.device), policy.config)
+                proposed = predict_actions(policy, inputs, part.identity(span), state.config.seed, self._mode)
                 for row in range(span.stop - span.start):
                     if row in unreadable:
                         continue
                     first = int(part.frame[low + row])
                     last = min(first + chunk, length)
                     starts.append(first)
-                    for target, values in ((actions, proposed), (recorded, here[ACTION])):
+                    for target, values in ((actions, proposed), (recorded, inputs[ACTION])):
                         steps = values[row, : last - first, : len(names)].double().cpu().numpy()
                         target[first:last] = steps
-                    recorded[first:last][here[f"{ACTION}_is_pad"][row, : last - first].cpu().numpy()] = np.nan
-        known = ~np.isnan(actions + recorded).any(1) if len(names) else np.zeros(length, bool)
-        mae = np.abs(actions - recorded)[known].mean(0) if known.any() else np.full(len(names), np.nan)
+                    recorded[first:last][inputs[f"{ACTION}_is_pad"][row, : last - first].cpu().numpy()] = np.nan
+        predicted = ~np.isnan(actions + recorded).any(1) if len(names) else np.zeros(length, bool)
+        mae = np.abs(actions - recorded)[predicted].mean(0) if predicted.any() else np.full(len(names), np.nan)
         return {
             "chunk": chunk,
             "starts": starts,
@@ -226,8 +226,8 @@ class EpisodeActions:
 def choose_starts(frames: np.ndarray | Sequence[int], chunk: int) -> np.ndarray:
     """Return indexes of the first of `frames` (ascending) and of each next one that is `chunk` or more after it."""
     chosen: list[int] = []
-    at = 0
-    while at < len(frames):
-        chosen.append(at)
-        at = int(np.searchsorted(frames, frames[at] + chunk))
+    index = 0
+    while index < len(frames):
+        chosen.append(index)
+        index = int(np.searchsorted(frames, frames[index] + chunk))
     return np.asarray(chosen, np.int64)

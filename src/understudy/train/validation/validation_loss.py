@@ -60,8 +60,8 @@ FEW, CAP = 16, 0.01
 OF_MODE = ("loss", "equal_frames", "se", "samples", "episodes", "terms", "heads", "sources", "tasks", "open_loop")
 """Figures of a validation that are stored for each mode."""
 
-DIMS, OPEN_LOOP = "action dimensions", "open loop"
-"""Names of figures of samples, besides those of the loss terms."""
+DIMS = "action dimensions"
+"""Name of the figures of each dimension, besides those of the loss terms and of the open loop."""
 
 logger = logging.getLogger(__name__)
 
@@ -159,15 +159,14 @@ def evaluate(
         open_loop: also compare sampled actions with the recorded ones on every `open_loop`-th frame of a source; 0, or
             a mode in which actions are given, disables it.
         per_dim: also compute the loss of the actions by dimension, per source.
-        threads: number of prefetching threads; the result does not depend on it.
-        memory: bytes for prefetching; the result does not depend on it.
+        threads: number of prefetching threads; like `memory` (bytes for prefetching) without effect on the result.
+        memory: see `threads`.
         asked: returns whether this rank should stop; then all ranks stop after the current chunk.
         losses_file: file for the sums of each episode, written by rank 0; not with `Policy.scalar_losses`.
 
     Returns:
-        `metrics.group_losses`, with `held_out`, the number of validation frames before sampling. With `open_loop` it
-        has "open_loop" (`OpenLoop.result`), with `per_dim` each source has "dims": {joint: loss}. `unreadable` is the
-        number of samples that were left out, where there are any.
+        `metrics.group_losses`, with `held_out`, the number of validation frames before sampling, and `unreadable`, that
+        of left out samples, if any. `open_loop` adds "open_loop" (`OpenLoop.result`), `per_dim` "dims" of each source.
 
     Raises:
         ValidationStopped: on all ranks, one was asked to stop. ValidationFailed: on all ranks, one cannot read a frame.
@@ -177,43 +176,51 @@ def evaluate(
         sampler = OpenLoop(open_loop, seed, policy.config.action_dim, mode, held)
     table = SampleTable(policy, weights, len(held), mesh.device, per_dim, sampler)
     with evaluating(policy), closing(_read_chunks(policy, held, mesh, threads, memory, asked)) as chunks:
-        for part, batch, unreadable, counts in chunks:
-            if mode != POLICY:
-                batch[MODE] = torch.full((part.stop - part.start,), MODES.index(mode))
-            inputs = batch_to_device(batch, mesh.device)
-            draws = draw_on_device(policy.random_spec("validation"), seed, held.identity(part), mesh.device)
-            losses = policy.sample_losses(inputs, draws, list(weights), detail=True)
-            errors = sampler.errors(policy, inputs, part) if sampler else {}
-            if counts:
-                table.add(part, losses, errors, batch[TASK], unreadable)
+        for chunk in chunks:
+            _evaluate_chunk(policy, held, seed, mode, chunk, table, sampler, mesh.device)
     figures, tasks, unreadable = table.gather(mesh)
-    readable = np.ones(len(held), bool)
-    if unreadable:
-        _check_few(unreadable, len(held), first=mesh.rank == 0)
-        readable[list(unreadable)] = False
+    readable = _find_readable(unreadable, len(held), first=mesh.rank == 0)
     samples, tasks = held.select(readable), [task for task, good in zip(tasks, readable) if good]
-    rows = {term: figures[term][:, readable] for term in weights}
-    sums = {term: TermSums(own[0], own[1], own[2:], policy.time_edges(term)) for term, own in rows.items()}
-    if policy.scalar_losses:
-        result = one_group(sums, weights, samples)
-    else:
-        result = group_losses(sums, weights, samples, tasks)
-        if losses_file is not None and mesh.rank == 0:
-            EpisodeSums.from_samples(sums, weights, samples).write(losses_file)
-    result["held_out"] = held.total
-    if unreadable:
-        result["unreadable"] = len(unreadable)
+    sums = {term: TermSums.from_rows(figures[term][:, readable], policy.time_edges(term)) for term in weights}
+    scalar = policy.scalar_losses
+    result = one_group(sums, weights, samples) if scalar else group_losses(sums, weights, samples, tasks)
+    if losses_file is not None and mesh.rank == 0 and not scalar:
+        EpisodeSums.from_samples(sums, weights, samples).write(losses_file)
+    result |= {"held_out": held.total} | ({"unreadable": len(unreadable)} if unreadable else {})
     if table.has_dims:
-        losses, counts = figures[DIMS][:, :, readable] * (1.0 if samples.weight is None else samples.weight)
-        for name, entry in result["sources"].items():
-            number = samples.names.index(name)
-            of_source = np.flatnonzero(samples.source == number)
-            entry["dims"] = loss_by_dimension(losses, counts, of_source, samples.action_names(number))
+        _add_dims(result["sources"], figures[DIMS][:, :, readable], samples)
     if sampler:
-        result["open_loop"] = sampler.result(
-            {name: figures[f"{OPEN_LOOP}/{name}"] for name in sampler.shapes}, readable
-        )
+        result["open_loop"] = sampler.result({n: figures[f"open loop {n}"] for n in sampler.shapes}, readable)
     return result
+
+
+def _evaluate_chunk(
+    policy: Policy,
+    held: ValidationData,
+    seed: int,
+    mode: str,
+    chunk: "_Chunk",
+    table: "SampleTable",
+    sampler: OpenLoop | None,
+    device: torch.device,
+) -> None:
+    if mode != POLICY:
+        chunk.batch[MODE] = torch.full((chunk.part.stop - chunk.part.start,), MODES.index(mode))
+    inputs = batch_to_device(chunk.batch, device)
+    draws = draw_on_device(policy.random_spec("validation"), seed, held.identity(chunk.part), device)
+    losses = policy.sample_losses(inputs, draws, table.terms, detail=True)
+    errors = sampler.errors(policy, inputs, chunk.part) if sampler else {}
+    if chunk.counts:
+        table.add(chunk.part, losses, errors, chunk.batch[TASK], chunk.unreadable)
+
+
+def _add_dims(sources: dict[str, dict[str, Any]], dims: np.ndarray, samples: ValidationData) -> None:
+    """Add the loss of each action dimension to the figures of each source; dims: float64 (2, A, N), sums and counts."""
+    losses, counts = dims * (1.0 if samples.weight is None else samples.weight)
+    for name, entry in sources.items():
+        number = samples.names.index(name)
+        of_source = np.flatnonzero(samples.source == number)
+        entry["dims"] = loss_by_dimension(losses, counts, of_source, samples.action_names(number))
 
 
 class SampleTable:
@@ -228,13 +235,13 @@ class SampleTable:
         per_dim: bool,
         sampler: OpenLoop | None,
     ) -> None:
-        self._action_term = policy.loss_terms[0]
+        self._action_term, self.terms = policy.loss_terms[0], list(weights)
         self.has_dims = per_dim and self._action_term in weights and not policy.scalar_losses
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(weights, (2 + policy.validation_draws, count))
         if self.has_dims:
             shapes[DIMS] = (2, policy.config.action_dim, count)
         if sampler:
-            shapes |= {f"{OPEN_LOOP}/{name}": shape for name, shape in sampler.shapes.items()}
+            shapes |= {f"open loop {name}": shape for name, shape in sampler.shapes.items()}
         self._figures = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
         self._tasks: dict[int, list[str]] = {}  # first sample of a chunk -> tasks of its samples
         self._unreadable: dict[int, str] = {}  # sample -> error
@@ -251,7 +258,7 @@ class SampleTable:
         self._tasks[part.start] = [sys.intern(task) for task in tasks]  # each text once, for the way to other ranks
         self._unreadable |= {part.start + row: error for row, error in unreadable.items()}
         for name, (columns, values) in errors.items():
-            self._figures[f"{OPEN_LOOP}/{name}"][:, columns] = values.double()
+            self._figures[f"open loop {name}"][:, columns] = values.double()
         for term, loss in losses.items():
             rows = self._figures[term][:, part]
             rows[0], rows[1] = loss.sum, loss.count
@@ -329,15 +336,23 @@ def _failure(mesh: Mesh, error: Exception | None) -> Exception:
     return failure
 
 
-def _check_few(unreadable: Mapping[int, str], count: int, first: bool) -> None:
-    """Warn about unreadable samples, of `count`. Raises ValidationFailed where they are many, as in training."""
-    error, allowed = unreadable[min(unreadable)], max(FEW, int(CAP * count))
-    share = f"{len(unreadable)} of {count} validation frames cannot be read"
-    if len(unreadable) > allowed:
-        fix = "repair the dataset, or leave these episodes out"
-        raise ValidationFailed(f"{share}, {allowed} are allowed; the first: {error}", fix=fix)
-    if first:
-        tqdm.write(f"{share} and are left out of the validation; the first: {error}", file=sys.stderr)
+def _find_readable(unreadable: Mapping[int, str], count: int, first: bool) -> np.ndarray:
+    """Mark the samples that can be read, bool (count,), with a warning about others.
+
+    Raises:
+        ValidationFailed: many cannot be read, as in training.
+    """
+    readable = np.ones(count, bool)
+    if unreadable:
+        readable[list(unreadable)] = False
+        error, allowed = unreadable[min(unreadable)], max(FEW, int(CAP * count))
+        share = f"{len(unreadable)} of {count} validation frames cannot be read"
+        if len(unreadable) > allowed:
+            fix = "repair the dataset, or leave these episodes out"
+            raise ValidationFailed(f"{share}, {allowed} are allowed; the first: {error}", fix=fix)
+        if first:
+            tqdm.write(f"{share} and are left out of the validation; the first: {error}", file=sys.stderr)
+    return readable
 
 
 def describe_validation(step: int, result: Mapping[str, Any], lowest: tuple[float, int] | None) -> str:

@@ -37,12 +37,12 @@ def check_filled_weights(policy: Policy, mesh: Mesh, free: int | None = None) ->
 
 
 def _check_host(policy: Policy, mesh: Mesh, size: int, free: int | None) -> None:
-    needed, here = size * mesh.local_world_size, available_memory() if free is None else free
-    if needed > here:
+    needed, available = size * mesh.local_world_size, available_memory() if free is None else free
+    if needed > available:
         count = sum(weight.numel() for weight in policy.parameters())
         raise ConfigError(
             f"policy: {count:,} parameters take {needed / 1e9:,.1f} GB in {mesh.local_world_size} processes, and this "
-            f"machine has {here / 1e9:,.1f} GB: choose a smaller network (policy.*)"
+            f"machine has {available / 1e9:,.1f} GB: choose a smaller network (policy.*)"
         )
 
 
@@ -56,8 +56,8 @@ def check_gpu_memory(policy: Policy, config: TrainConfig, mesh: Mesh, free: int 
     if free is None:
         return
     trained = 14 if config.precision == "bf16-split" else 16
-    kept = 4 if config.optim.ema.decay else 0
-    needed = sum(p.numel() * (trained + kept if p.requires_grad else p.element_size()) for p in policy.parameters())
+    averaged = 4 if config.optim.ema.decay else 0
+    needed = sum(p.numel() * (trained + averaged if p.requires_grad else p.element_size()) for p in policy.parameters())
     needed //= mesh.shape[1]
     if needed > free:
         raise ConfigError(
