@@ -11,6 +11,7 @@ data                    the data of a run
 validation              validation
 checkpoint              checkpoints, the run directory, export
 track                   metrics.jsonl and trackers
+memory_check            memory of the state, against that of the machine
 profiling               time and memory of a step
 paths                   paths of the data and of the files that settings name
 run_record              order.json: decisions that hold for the whole run

@@ -19,14 +19,12 @@ from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.errors import is_out_of_memory, summarize
 from understudy.train.data.run_data import RunData
-from understudy.train.memory_check import free_memory
+from understudy.train.memory_check import RESERVED, free_memory
 
 LIMIT = 180
 """Seconds after which the process of a prediction ends by itself."""
 COMMAND = (sys.executable, "-m", "understudy.train.profiling.peak_check")
 PARTS = ("parameters", "gradients", "optimizer state", "average", "activations")
-RESERVED = 0.06
-"""Share of a card's memory that is left unused."""
 
 logger = logging.getLogger(__name__)
 

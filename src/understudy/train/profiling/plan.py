@@ -44,10 +44,10 @@ from understudy.train.data.run_data import (
     prompt_fields,
     read_first_batch,
 )
+from understudy.train.memory_check import RESERVED
 from understudy.train.micro_batches import check_budget, largest_part
 from understudy.train.paths import with_local_files
 from understudy.train.profiling.live_bytes import LiveBytes, forget_values, without_values
-from understudy.train.profiling.peak_check import RESERVED
 from understudy.train.state import TrainState, assemble, build_on_meta
 
 logger = logging.getLogger(__name__)
