@@ -77,17 +77,19 @@ def test_comparison_is_readable(comparison: Path, chromium: Any, width: int, sch
 def test_comparison_follows_legend_axis_and_pointer(comparison: Path, chromium: Any) -> None:
     tab = chromium.new_page(viewport={"width": 1200, "height": 900})
     tab.goto(comparison.as_uri())
-    chart = tab.locator(".curve").first
-    lines = "svg path[fill=none]"
+    chart = tab.locator(".curves").first
+    lines = "svg path.line"
     assert chart.locator(lines).count() == 2
-    chart.locator("svg").hover(position={"x": 500, "y": 90})
-    shown = chart.locator(".values").inner_text().splitlines()
-    assert [line.split()[0] for line in shown] == ["step", "A", "B"]
+    chart.locator(".area").hover(position={"x": 500, "y": 90})
+    assert chart.locator(".position").inner_text() == "step 6"
+    assert [float(text.split()[0].strip(",")) > 0 for text in chart.locator("output").all_inner_texts()[1:]] == [
+        True
+    ] * 2
     tab.get_by_label("samples", exact=True).check()
-    assert chart.locator("svg").get_attribute("aria-label") == "Training loss per samples"
-    tab.locator("button[data-run=A]").click()
+    assert chart.locator("svg").get_attribute("aria-label") == "Training loss by samples"
+    tab.locator("button[data-line=A]").click()
     assert chart.locator(lines).count() == 1
-    assert tab.locator("button[data-run=A]").get_attribute("aria-pressed") == "false"
+    assert tab.locator("button[data-line=A]").get_attribute("aria-pressed") == "false"
     tab.close()
 
 
@@ -96,7 +98,7 @@ def test_comparison_without_scripts_has_its_tables(comparison: Path, chromium: A
     context = chromium.new_context(java_script_enabled=False)
     tab = context.new_page()
     tab.goto(comparison.as_uri())
-    assert tab.get_by_text("The curves need JavaScript").is_visible()
+    assert tab.locator("noscript p").is_visible()
     assert not tab.locator(".panel").is_visible()
     assert tab.get_by_text("samples per second").first.is_visible()
     context.close()
@@ -142,23 +144,25 @@ def test_check_page_of_a_real_robot_is_readable(
 
 
 @pytest.mark.long
-def test_chart_views_change_without_a_script(report: Path, chromium: Any) -> None:
-    context = chromium.new_context(java_script_enabled=True, viewport={"width": 1200, "height": 900})
-    tab = context.new_page()
+def test_report_changes_scales_and_plays_films(report: Path, chromium: Any) -> None:
+    tab = chromium.new_page(viewport={"width": 1200, "height": 900})
     tab.goto(report.as_uri())
-    shown = ".views .view svg[aria-label='{}']"
-    linear, log = (shown.format(name) for name in ("loss per step", "loss per step, logarithmic"))
-    assert tab.locator(linear).first.is_visible()
-    assert not tab.locator(log).first.is_visible()
-    tab.get_by_label("logarithmic", exact=True).click()
-    assert tab.locator(log).first.is_visible()
-    assert not tab.locator(linear).first.is_visible()
-    assert tab.locator("script").count() == 0
+    loss = tab.locator(".curves", has=tab.locator("svg[aria-label='loss by step']")).first
+    assert "The axis ends at" in loss.locator(".note").inner_text()
+    linear = loss.locator("svg text[text-anchor=end]").all_text_contents()
+    loss.get_by_role("button", name="logarithmic").click()
+    assert loss.locator("svg text[text-anchor=end]").all_text_contents() != linear
+    assert not loss.locator(".note").is_visible()
+    steps = loss.locator("svg text[text-anchor=middle]").all_text_contents()
+    assert [step.isdigit() for step in steps[:-1]] == [True] * (len(steps) - 1)
+    assert steps[-1] == "step"
+    loss.get_by_role("button", name="validation").click()
+    assert loss.locator("svg path.line").count() == 1
     tab.get_by_text("play episode 0").click()
     film = tab.get_by_alt_text("episode 0, whole")
     assert film.is_visible()
     assert film.evaluate("image => image.complete && image.naturalWidth") == 64
-    context.close()
+    tab.close()
 
 
 PLANTED = {

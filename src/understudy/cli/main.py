@@ -98,7 +98,6 @@ COMMANDS = {
         "cli.report:report",
         "a run's report.html again, or several runs side by side",
         "RUN [RUN ...]",
-        extra="report",
     ),
     "check": Command(
         "cli.dataset.check:CheckConfig", "cli.dataset.check:check", "contents and faults of a dataset", "PATH"

@@ -49,12 +49,10 @@ def profile(config: ProfileConfig) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
     from understudy.atomic import refuse_existing, write_text
-    from understudy.optional_packages import require
-    from understudy.report.html import refuse_foreign, write_page
+    from understudy.report.page import refuse_foreign, write_page
     from understudy.report.step_profile import page
     from understudy.train.profiling import profile as measuring
 
-    require("report")
     _refuse_foreign_facts(Path(config.output_dir, "profile.json"))
     refuse_foreign(Path(config.output_dir, "profile.html"))
     for name in ("profile.json", "profile.html"):

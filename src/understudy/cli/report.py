@@ -41,7 +41,7 @@ def report(config: ReportConfig) -> None:
     """Write the page and print its path, or print the data."""
     from understudy.atomic import refuse_existing
     from understudy.report.compare.page import compare_runs, refuse_other_files, write_comparison
-    from understudy.report.html import refuse_foreign
+    from understudy.report.page import refuse_foreign
     from understudy.report.run.page import write_report
 
     roots = [Path(run) for run in config.runs]

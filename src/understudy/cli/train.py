@@ -27,12 +27,8 @@ def run_and_report(command: str, config: "TrainConfig") -> int:
         config: The settings of the run.
     """
     from understudy.distributed.signals import Stopped, stop_signals
-    from understudy.optional_packages import is_installed
 
     report = config.log.report and is_rank_0()
-    if report and not is_installed("report"):
-        print("note: matplotlib is not installed, so no report.html: pip install 'understudy[report]'", file=sys.stderr)
-        report = False
     try:
         with stop_signals(at_once=True):  # importing torch takes seconds
             from understudy.train import run

@@ -1,7 +1,8 @@
 """Pages and figures.
 
+page            the engine of all pages: blocks of plain data, one template
+curves          charts as plain data: curves over steps, time or another quantity
 html            a self-contained page
-charts          line charts of a run
 sparklines      small inline curves and histograms
 style           style of matplotlib figures
 run             the report of a run

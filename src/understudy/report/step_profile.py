@@ -1,13 +1,23 @@
-"""Time and memory of a training step as tables and charts, and as the page profile.html."""
+"""Time and memory of a training step: tables and bars, for profile.html and for the report of a run.
 
+The run itself records the time of a step and the waiting in it, since phases take a synchronised device. Those, and
+the memory, predicted and measured, are from `understudy profile` with the folder of the run as its `--output-dir`.
+"""
+
+import json
 import math
 from collections.abc import Mapping
-from html import escape
+from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+import numpy as np
 
+from understudy.report.curves import Records
+from understudy.report.page import Block, Blocks, card, interval_bar, render_page, section, table, text, tiles
+
+if TYPE_CHECKING:
+    from understudy.config.train import TrainConfig
     from understudy.train.profiling.profile import Profile
 
 GROUPS = {
@@ -20,13 +30,13 @@ GROUPS = {
 }
 
 
-def memory_table(found: "Profile") -> list[list[str]]:
+def memory_table(profile: "Profile") -> list[list[str]]:
     """Lines of the table of memory, the head first: part, predicted, measured, difference; two without a prediction."""
-    if found.predicted is None:
-        return [["memory per rank, MiB", "measured"], *([GROUPS[n], _mib(size)] for n, size in found.memory.items())]
+    if profile.predicted is None:
+        return [["memory per rank, MiB", "measured"], *([GROUPS[n], _mib(size)] for n, size in profile.memory.items())]
     lines = [["memory per rank, MiB", "predicted", "measured", "difference"]]
-    for name, size in found.memory.items():
-        planned = found.predicted[name]
+    for name, size in profile.memory.items():
+        planned = profile.predicted[name]
         difference = f"{planned / size - 1:+.1%}" if size else "0.0%" if planned == size else "-"
         lines.append([GROUPS[name], _mib(planned), _mib(size), difference])
     return lines
@@ -36,74 +46,139 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:,.2f}"
 
 
-def page(found: "Profile") -> str:
+def page(profile: "Profile") -> str:
     """Render the measurement as one HTML page that opens offline."""
-    from understudy.report.html import card, section, table, tiles
-    from understudy.report.html import page as whole
-
-    return whole(
-        "profile of a training step",
-        "<h1>Profile of a training step</h1>",
-        f'<p class="soft">{escape(describe(found.conditions))}</p>',
-        tiles(headlines(found)),
-        section("Time", *time_cards(found), note=explain_difference(found)),
-        section("Memory", memory_cards(found)),
-        section("Conditions", card(table(["condition", "value"], [[k, str(v)] for k, v in found.conditions.items()]))),
-    )
-
-
-def time_cards(found: "Profile") -> list[str]:
-    """Render the phases of a step: a chart and a table."""
-    from understudy.report.html import card, table
-
-    several = found.conditions["ranks"] > 1
-    rows = [
-        [name, milliseconds(phase.worst), *([f"rank {phase.rank}", milliseconds(phase.mean)] if several else [])]
-        for name, phase in found.phases.items()
+    conditions = table(["condition", "value"], [[key, str(value)] for key, value in profile.conditions.items()])
+    sections = [
+        section("Time", _time_card(profile), note=explain_difference(profile)),
+        section("Memory", _memory_card(profile)),
+        section("Conditions", card("", conditions)),
     ]
-    head = ["phase", "worst rank", *(["which", "mean of ranks"] if several else [])]
-    return [card(_time_chart(found)), card(table(head, rows))]
+    top = [text(describe(profile.conditions)), tiles(headlines(profile))]
+    return render_page("profile of a training step", "Profile of a training step", sections, top=top)
 
 
-def memory_cards(found: "Profile") -> str:
-    """Render the memory of a rank, predicted and measured: a chart and a table."""
-    from understudy.report.html import card, grid, table
+def render_step(config: "TrainConfig", speed: Records, root: Path) -> Blocks:
+    """Render the cards of one step; none for a run without logged steps and without a profile.
 
-    head, *rows = memory_table(found)
-    return grid([card(_memory_chart(found)), card(table(head, rows))], "two")
+    Args:
+        config: Settings of the run.
+        speed: Its records of speed.
+        root: Its folder, which may have a profile.json.
+    """
+    from understudy.train.profiling.profile import Profile, step_settings
+
+    recorded = card("As recorded during training", _recorded(config, speed)) if speed else None
+    command = (
+        f"understudy profile {root / 'config.yaml'} --output-dir {root} measures them, then understudy report {root} "
+        "shows them here"
+    )
+    try:
+        profile = Profile.from_plain(json.loads((root / "profile.json").read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return [recorded, card("", text(f"Phases and memory: {command}."))] if recorded else []
+    except (OSError, ValueError, RecursionError):
+        return [recorded, card("", text(f"profile.json is of another release, or not a profile: {command}."))]
+    settings = step_settings(config)
+    changed = [name for name in settings if settings[name] != profile.settings.get(name)]
+    warning = f"Measured with other settings than the run's: {', '.join(changed)}."
+    figures = card(
+        "Measured by profile",
+        text(warning, "bad") if changed else None,
+        text(explain_difference(profile)),
+        table(["figure", "value"], [[name, value] for value, name in headlines(profile)]),
+        note=describe(profile.conditions),
+    )
+    return [recorded, figures, _time_card(profile), _memory_card(profile)]
 
 
-def explain_difference(found: "Profile") -> str:
+def _recorded(config: "TrainConfig", speed: Records) -> Block:
+    """Render the median step, the waiting for data in it, and the rest."""
+    steps = np.array([config.batch_size / record["samples_per_s"] for record in speed])
+    step, wait = float(np.median(steps)), float(np.median(steps * np.array([record["wait"] for record in speed])))
+    parts = {"step": step, "of it waiting for data": wait, "everything else": step - wait}
+    rows = [[name, milliseconds(seconds)] for name, seconds in parts.items()]
+    return table([f"median of {len(speed)} logs", "per step"], rows)
+
+
+def render_sources(order: Mapping[str, Any], speed: Records) -> Block | None:
+    """Render the throughput of each source of a mixture: its exact share in the order, of the run's median.
+
+    Args:
+        order: The order, as order.json holds it; its last shares count.
+        speed: Records of speed.
+
+    Returns:
+        None for a single source, and for a run without logged steps.
+    """
+    sources, slots = order["sources"], order["schedule"][-1]["slots"]
+    if len(sources) < 2 or not speed:
+        return None
+    rate = float(np.median([record["samples_per_s"] for record in speed]))
+    rows = []
+    for index, source in enumerate(sources):  # an entry may list fewer sources; the others do not take part
+        share = slots[index] / sum(slots) if index < len(slots) else 0.0
+        seconds = source["frames"] / (share * rate) if share else None
+        epoch = "never" if seconds is None else str(timedelta(seconds=round(seconds)))
+        rows.append([source["name"], f"{share:.2%}", f"{share * rate:,.1f}", f"{source['frames']:,}", epoch])
+    head = ["source", "share of the samples", "samples per second", "frames of an epoch", "time of an epoch"]
+    return card("Throughput of each source", table(head, rows))
+
+
+def _time_card(profile: "Profile") -> Block:
+    """Render the phases of a step, one after the other, and the step as in training below them."""
+    several = profile.conditions["ranks"] > 1
+    whole = max(profile.step_s, sum(max(0.0, phase.worst) for phase in profile.phases.values()))
+    rows, end = [], 0.0
+    for name, phase in profile.phases.items():
+        start, end = end, end + max(0.0, phase.worst)
+        ranks = [f"rank {phase.rank}", milliseconds(phase.mean)] if several else []
+        rows.append([name, milliseconds(phase.worst), *ranks, interval_bar(start / whole, None, end / whole)])
+    rest = ["", ""] if several else []
+    rows.append(["as in training", milliseconds(profile.step_s), *rest, interval_bar(0, None, profile.step_s / whole)])
+    head = ["phase", "worst rank", *(["rank", "mean of ranks"] if several else []), "one step"]
+    return card("", table(head, rows))
+
+
+def _memory_card(profile: "Profile") -> Block:
+    """Render the memory of a rank by purpose, predicted and measured."""
+    head, *rows = memory_table(profile)
+    most = max(1, *profile.memory.values())
+    bars = [interval_bar(0, None, size / most) for size in profile.memory.values()]
+    return card("", table([*head, ""], [[*row, bar] for row, bar in zip(rows, bars)]))
+
+
+def explain_difference(profile: "Profile") -> str:
     """Explain the difference between the time of a step in training and the sum of its phases."""
-    timed, plain = found.timed_step_s, found.step_s
+    timed, plain = profile.timed_step_s, profile.step_s
     measured = "The phases were timed in other steps than those of the figures above"
     if plain <= timed:
         return f"{measured}, with the device synchronised at both ends of each, so nothing overlaps there."
-    wait = found.phases["data wait"].worst
-    rest = max(0.0, plain - timed - max(0.0, found.waiting_s - wait))
+    wait = profile.phases["data wait"].worst
+    rest = max(0.0, plain - timed - max(0.0, profile.waiting_s - wait))
     return (
-        f"{measured}. Those above waited {milliseconds(found.waiting_s)} a step for data, the timed ones "
+        f"{measured}. Those above waited {milliseconds(profile.waiting_s)} a step for data, the timed ones "
         f"{milliseconds(wait)}. Other work on this machine explains the remaining {milliseconds(rest)}."
     )
 
 
-def headlines(found: "Profile") -> list[tuple[str, str]]:
+def headlines(profile: "Profile") -> list[tuple[str, str]]:
     """Headline figures: (value, label)."""
     lines = [
-        (f"{found.samples_per_s:,.1f}", "samples per second"),
-        (milliseconds(found.step_s), "per step, as in training"),
-        (f"{found.waiting_s / found.step_s:.1%}", "of it waiting for data"),
-        (_operations(found.flops), "per step, over all ranks, without recomputation"),
-        (f"{_operations(found.flops_per_s)}/s", "per device"),
-        (f"{found.mfu:.1%}" if found.mfu is not None else "not known", "of the device's peak (MFU)"),
+        (f"{profile.samples_per_s:,.1f}", "samples per second"),
+        (milliseconds(profile.step_s), "per step, as in training"),
+        (f"{profile.waiting_s / profile.step_s:.1%}", "of it waiting for data"),
+        (_operations(profile.flops), "per step, over all ranks, without recomputation"),
+        (f"{_operations(profile.flops_per_s)}/s", "per device"),
+        (f"{profile.mfu:.1%}" if profile.mfu is not None else "not known", "of the device's peak (MFU)"),
     ]
-    if found.tokens_per_s is not None:
-        lines.append((f"{found.tokens_per_s:,.0f}", "tokens per second"))
-        lines.append((f"{found.valid_share:.1%}", "of the computed tokens are valid"))
-    if found.conditions["micro_batches"] > 1:
-        lines.append((f"{found.samples_per_part:,.1f}", "samples per micro-batch"))
-    if found.conditions["ranks"] > 1:
-        lines.append((f"{found.collectives} in {milliseconds(found.collectives_s)}", "collectives per step"))
+    if profile.tokens_per_s is not None:
+        lines.append((f"{profile.tokens_per_s:,.0f}", "tokens per second"))
+        lines.append((f"{profile.valid_share:.1%}", "of the computed tokens are valid"))
+    if profile.conditions["micro_batches"] > 1:
+        lines.append((f"{profile.samples_per_part:,.1f}", "samples per micro-batch"))
+    if profile.conditions["ranks"] > 1:
+        lines.append((f"{profile.collectives} in {milliseconds(profile.collectives_s)}", "collectives per step"))
     return lines
 
 
@@ -136,35 +211,3 @@ def _operations(count: float) -> str:
 def milliseconds(seconds: float) -> str:
     """Format seconds as milliseconds."""
     return f"{1e3 * seconds:,.2f} ms"
-
-
-def _time_chart(found: "Profile") -> str:
-    """Draw two bars: the phases one after the other, and the step as in training."""
-    from understudy.report import html
-
-    def draw(chart: "Axes") -> None:
-        left = 0.0
-        for (name, phase), color in zip(found.phases.items(), (*html.COLORS, "#7a8591")):  # the rest is grey
-            width = 1e3 * max(0.0, phase.worst)
-            chart.barh(1, width, left=left, color=color, label=name, height=0.55)
-            left += width
-        chart.barh(0, 1e3 * found.step_s, color="#7a8591", height=0.55)
-        chart.set_yticks([1, 0], ["phases, worst rank", "as in training"])
-        chart.set_xlabel("ms per step")
-        wide = chart.get_figure().get_figwidth() > 6  # type: ignore[union-attr]
-        columns, size = (5, 9) if wide else (3, 8)
-        chart.legend(fontsize=size, ncols=columns, loc="upper center", bbox_to_anchor=(0.4, -0.3))
-
-    return html.chart(draw, "time of each phase of a step, beside a step as in training", height=3.2, wide=True)
-
-
-def _memory_chart(found: "Profile") -> str:
-    from understudy.report import html
-
-    def draw(chart: "Axes") -> None:
-        sizes = [found.memory[name] / 2**20 for name in GROUPS]
-        chart.barh([text.split(",")[0] for text in GROUPS.values()], sizes, color=html.COLORS[0])
-        chart.invert_yaxis()
-        chart.set_xlabel("MiB per rank")
-
-    return html.chart(draw, "memory of a rank by purpose")

@@ -1,14 +1,15 @@
 """Thinned curves keep their peaks and stay small."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from understudy.report.compare import curves, runs
-from understudy.report.compare.curves import POINTS, render_curves, thin
+from support.pages import blocks_of, charts_of, html_of
+from understudy.report.compare import runs
+from understudy.report.compare.page import render_curves
+from understudy.report.curves import POINTS, thin
 
 
 def test_thin_keeps_extremes_and_leaves_out_what_is_not_finite() -> None:
@@ -49,10 +50,10 @@ def test_page_of_four_runs_of_a_million_steps_is_small(run: runs.Run) -> None:
         )
         for letter in "ABCD"
     ]
-    page = render_curves(many, dict.fromkeys("ABCD", "#123456"))
+    page = html_of(*render_curves(many, dict.fromkeys("ABCD", "#123456")))
     assert len(page) < 1_000_000
-    drawn = json.loads(page.partition('id="curve-data">')[2].partition("</script>")[0])
-    assert len(drawn["charts"][0]["series"]["D"]["step"]) == POINTS
+    line = charts_of(page)[0]["lines"][3]
+    assert (line["name"], len(line["value"]), [len(axis) for axis in line["x"]]) == ("D", POINTS, [POINTS] * 3)
 
 
 def test_time_adds_processes_and_samples_follow_the_checkpoints(run: runs.Run) -> None:
@@ -71,7 +72,9 @@ def test_time_adds_processes_and_samples_follow_the_checkpoints(run: runs.Run) -
 
 def test_curves_leave_out_a_run_without_values(run: runs.Run) -> None:
     empty = replace(run, letter="B", train={key: values[:0] for key, values in run.train.items()}, val=[])
-    drawn = curves.curves([run, empty])
-    titles = {chart["title"]: list(chart["series"]) for chart in drawn["charts"]}
-    assert titles["Training loss"] == ["A"]
-    assert "Success of rollouts during training, with 95 % intervals" not in titles
+    drawn = list(blocks_of("chart", render_curves([run, empty], {"A": "#123456", "B": "#654321"})))
+    lines = {chart["label"]: [line["name"] for line in chart["lines"]] for chart in drawn}
+    assert lines["Training loss"] == ["A"]
+    assert "Success of rollouts" not in lines
+    [hours] = [chart["lines"][0]["x"][2] for chart in drawn if chart["label"] == "Training loss"]
+    assert hours == pytest.approx(run.seconds_at(run.train["step"]) / 3600, rel=1e-4)

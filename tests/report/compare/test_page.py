@@ -203,7 +203,7 @@ def test_report_replaces_only_its_own_page(
     copy: Change, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two = copy("one"), copy("two")
-    (one / "report.html").write_text('<html><head><meta name="generator" content="understudy">')
+    (one / "report.html").write_text('<html><head><meta name="generator" content="understudy page">')
     (tmp_path / "notes.html").write_text("mine")
     before = snapshot(tmp_path)
     for flags in ([], ["--overwrite"]):

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from understudy.report.compare.intervals import paired_difference
 from understudy.report.compare.page import compare_runs
-from understudy.report.compare.paired import paired_difference
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
 from understudy.train.validation.episode_sums import EpisodeSums

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from understudy.report.compare.results import success_rates
 from understudy.report.compare.runs import read_runs
-from understudy.report.compare.success import success_rates
 from understudy.rollout.result import wilson_interval
 
 

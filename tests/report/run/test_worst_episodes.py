@@ -7,20 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from support.pages import blocks_of, charts_of, html_of
 from support.runs import series
 from understudy.cli.main import main
+from understudy.report.page import Block, Blocks
 from understudy.report.run import worst_episodes
-from understudy.report.run.worst_episodes import PREDICTED, RECORDED, render_worst_episodes
+from understudy.report.run.worst_episodes import render_worst_episodes
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.run import open_checkpoint
 from understudy.train.validation.episode_sums import EpisodeSums
 from understudy.train.validation.open_loop import EpisodeActions
 
 
-def cards(section: str) -> dict[int, str]:
-    """Episode -> the text from its title on."""
-    parts = re.split(r"<h3>episode (\d+): loss ", section)
-    return {int(episode): body for episode, body in zip(parts[1::2], parts[2::2])}
+def cards(section: Blocks) -> dict[int, Block]:
+    """Card of each episode."""
+    found = ((re.match(r"episode (\d+): loss ", card["title"]), card) for card in blocks_of("card", section))
+    return {int(title[1]): card for title, card in found if title}
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -47,16 +49,24 @@ def test_worst_episodes_have_frames_and_both_actions(compared: Path) -> None:
     expected = sorted(losses(compared).items(), key=lambda pair: -pair[1])[:2]
     found = cards(section)
     assert list(found) == [episode for episode, _ in expected]
+    [horizon] = blocks_of("chart", section[:1])
+    assert horizon["axes"] == ["actions after the observation"]
+    assert horizon["lines"][0]["x"] == [[1, 2, 3]]
     with open_checkpoint(compared) as (state, validation):
         actions = EpisodeActions(state, validation)
         for episode, loss in expected:
-            card, catalog = found[episode], validation.datasets[0].catalog
+            page, catalog = html_of(found[episode]), validation.datasets[0].catalog
             length = int(catalog.episodes.lengths[catalog.episodes.row_of(episode)])
-            assert card.startswith(f"{loss:.4f}")
-            assert card.count("<img") == min(8, length)
-            assert (card.count(f'stroke="{RECORDED}"'), card.count(f'stroke="{PREDICTED}"')) == (2, 2)
-            for mae in actions.predict(0, episode, length)["mae"]:
-                assert f"MAE {mae:.3g}" in card
+            assert found[episode]["title"].endswith(f"{loss:.4f}")
+            assert page.count("<img") == min(8, length)
+            assert f"understudy view {compared} --episodes {episode}" in page
+            predicted, charts = actions.predict(0, episode, length), charts_of(page)
+            assert len(charts) == 2
+            for joint, chart in enumerate(charts):
+                recorded, dashed = chart["lines"]
+                assert len(recorded["value"]) == len(dashed["value"]) == length
+                assert dashed["value"] == pytest.approx(predicted["actions"][:, joint], rel=1e-4)
+                assert dashed["name"] == f"predicted, MAE {predicted['mae'][joint]:.3g}"
 
 
 def test_worst_episodes_of_an_active_run_load_no_policy(
@@ -67,12 +77,13 @@ def test_worst_episodes_of_an_active_run_load_no_policy(
     lock = RunDir(tmp_path / "r").lock()
     section = render_worst_episodes(RunDir(tmp_path / "r"), series(compared, "val"), 1)
     lock.close()
-    assert "<img" in section
-    assert RECORDED in section
-    assert PREDICTED not in section
+    page = html_of(*section)
+    assert "<img" in page
+    assert [[line["name"] for line in chart["lines"]] for chart in charts_of(page)] == [["recorded"]] * 2
     quick = render_worst_episodes(RunDir(compared), series(compared, "val"), 1, predict=False)
-    assert f"understudy report {compared}" in quick
-    assert cards(quick) == cards(section)
+    assert f"understudy report {compared}" in html_of(*quick)
+    parts = [[card["blocks"][:-1] for card in cards(blocks).values()] for blocks in (quick, section)]
+    assert parts[0] == parts[1] != [[]]
 
 
 def test_worst_episodes_without_the_dataset_have_losses_alone(compared: Path, tmp_path: Path) -> None:
@@ -82,8 +93,9 @@ def test_worst_episodes_without_the_dataset_have_losses_alone(compared: Path, tm
     (tmp_path / "r/config.yaml").write_text(config.replace(root, str(tmp_path / "gone")))
     section = render_worst_episodes(RunDir(tmp_path / "r"), series(compared, "val"), 2)
     assert len(cards(section)) == 2
-    assert str(tmp_path / "gone") in section
-    assert ("<img" in section, "<svg" in section) == (False, False)
+    page = html_of(*section)
+    assert str(tmp_path / "gone") in page
+    assert ("<img" in page, charts_of(page)) == (False, [])
 
 
 def test_worst_episodes_name_a_camera_that_cannot_be_read(compared: Path, tmp_path: Path) -> None:
@@ -97,18 +109,19 @@ def test_worst_episodes_name_a_camera_that_cannot_be_read(compared: Path, tmp_pa
         video.write_bytes(video.read_bytes()[:100])
     section = render_worst_episodes(RunDir(tmp_path / "r"), series(compared, "val"), 1, predict=False)
     (card,) = cards(section).values()
-    assert "<img" not in card
-    assert "observation.images" in card
-    assert RECORDED in card
+    page = html_of(card)
+    assert "<img" not in page
+    assert "observation.images" in page
+    assert charts_of(page)
 
 
 def test_worst_episodes_without_sums_are_a_note(compared: Path, tmp_path: Path) -> None:
-    assert render_worst_episodes(RunDir(compared), [], 3) == ""
-    assert render_worst_episodes(RunDir(compared), series(compared, "val"), 0) == ""
+    assert render_worst_episodes(RunDir(compared), [], 3) == []
+    assert render_worst_episodes(RunDir(compared), series(compared, "val"), 0) == []
     shutil.copytree(compared, tmp_path / "r")
     shutil.rmtree(tmp_path / "r/validation")
     section = render_worst_episodes(RunDir(tmp_path / "r"), series(compared, "val"), 3)
-    assert str(tmp_path / "r/validation") in section
+    assert str(tmp_path / "r/validation") in html_of(*section)
     assert cards(section) == {}
 
 
@@ -125,4 +138,4 @@ def test_unexpected_errors_are_not_hidden(compared: Path, monkeypatch: pytest.Mo
 def test_report_takes_the_number_of_worst_episodes(compared: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     assert main(["report", str(compared), "--output", str(out), "--worst-episodes", "1"]) == 0
-    assert len(cards(out.read_text())) == 1
+    assert len(re.findall(r"<h3>episode \d+: loss ", out.read_text())) == 1

@@ -12,9 +12,8 @@ import pytest
 from support import browser
 from support.datasets import Spec, identity, write_dataset
 from understudy.data.format.catalog import Catalog
-from understudy.report.view.export import export_episodes
 from understudy.report.view.server import ViewServer
-from understudy.report.view.viewer import Source, Viewer
+from understudy.report.view.viewer import Source, Viewer, export_episodes
 
 CAMERAS = ("observation.images.top", "observation.images.side")
 PIXELS = """shown => {
@@ -84,7 +83,7 @@ def test_keys_step_and_play_all_cameras_to_the_exact_frame(chromium: Any, viewer
         for key, frame in [*steps, ("Home", 0), ("ArrowLeft", 0), ("Shift+ArrowRight", 10)]:
             tab.keyboard.press(key)
             assert shown(tab, frame) == [(0, 1, frame), (1, 1, frame)]
-            cursor = tab.locator(".plot .cursor:not(.hover)").first.evaluate("one => parseFloat(one.style.left)")
+            cursor = tab.locator(".area .cursor:not(.hover)").first.evaluate("one => parseFloat(one.style.left)")
             assert cursor == pytest.approx((frame + 0.5) / 70 * 100, abs=1e-3)
         values = tab.locator("[data-key='action'] .legend output")
         tab.locator("[data-key='action'] .predicted", has_text="every 8 frames; 1 ").wait_for()
@@ -108,20 +107,20 @@ def test_search_legend_check_and_a_lost_server(chromium: Any, viewer: Viewer) ->
         shown(tab, 0)
         tab.keyboard.press("/")
         tab.keyboard.type("1")
-        tab.locator("#count", has_text="1 episodes").wait_for()
+        tab.locator("#count", has_text="1 episode").wait_for()
         tab.keyboard.press("Enter")
         tab.locator("#episode", has_text="Episode 1").wait_for()
         state = tab.locator("[data-key='observation.state']")
         assert state.locator(".legend b").all_inner_texts() == ["a", "b", "c"]
-        tops = state.locator(".top")
-        before = tops.inner_text()
+        ticks = state.locator("svg text[text-anchor=end]")
+        before = ticks.all_text_contents()
         state.get_by_role("button", name="c", exact=False).last.click(modifiers=["Shift"])
         assert [b.get_attribute("aria-pressed") for b in state.locator(".legend button").all()] == [
             "false",
             "false",
             "true",
         ]
-        assert tops.inner_text() == "1.5" != before  # the constant 1, in the middle of the plot
+        assert ticks.all_text_contents()[:2] == ["0.5", "1"] != before[:2]  # the constant 1, in the middle of the plot
         tab.get_by_role("button", name="check the rows").click()
         tab.get_by_text("about this episode").or_(tab.locator("#findings li").first).first.wait_for()
         tab.get_by_role("searchbox").fill("")

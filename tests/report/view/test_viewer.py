@@ -14,10 +14,9 @@ from support.refusals import refused
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
 from understudy.errors import ConfigError
-from understudy.report.view.columns import curve
-from understudy.report.view.export import export_episodes
+from understudy.report.view.episodes import curve
 from understudy.report.view.sheets import Layout
-from understudy.report.view.viewer import Source, UnknownResource, Viewer
+from understudy.report.view.viewer import Source, UnknownResource, Viewer, export_episodes
 
 TOP = "observation.images.top"
 IDS = (2, 5, 6)
@@ -118,7 +117,7 @@ def test_viewer_has_pages_of_100_episodes(tmp_path: Path) -> None:
         "../meta/info.json",
         "view.html",
         "0/99999999999999999999/episode.json",
-        "main.js\n",
+        "view.js\n",
     ],
 )
 def test_viewer_has_no_other_resources(name: str, plain: Catalog) -> None:
@@ -172,7 +171,7 @@ def test_viewer_shows_the_rest_of_a_broken_episode(tmp_path: Path) -> None:
 
 
 def test_page_takes_names_as_text(plain: Catalog) -> None:
-    page = Viewer([Source("</script><b>{{SETUP}}", plain)], "<b>{{SETUP}}").page()
+    page = Viewer([Source("</script><b>{{ setup }}", plain)], "<b>{{ setup }}").page()
     assert page.count("<b>") == 0
     assert page.count('"sources"') == 1
 

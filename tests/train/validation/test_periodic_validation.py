@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from support.datasets import Spec, write_dataset
+from support.pages import html_of
 from support.ranks import in_ranks, outcomes_in_ranks
 from support.refusals import refused
 from support.runs import same_run, series, tiny_config
@@ -309,5 +310,5 @@ def test_validation_sample_is_evaluated_and_reported(data: Path, whole: Path, tm
         assert record["loss"] != of_all["loss"]
     judged = run.evaluate_checkpoint(tmp_path / "one")
     assert judged == {key: value for key, value in val[-1].items() if key != "kind"}
-    for text in (tables.format_validation(judged), validation.render_validation(val)):
+    for text in (tables.format_validation(judged), html_of(*validation.render_validation(val))):
         assert f"10 of {frames} validation frames" in text

@@ -72,7 +72,7 @@ def view(config: ViewConfig) -> None:
     """Serve the page until Ctrl-C or SIGTERM, or export it."""
     from understudy.data.format.catalog import INFO
     from understudy.errors import ConfigError
-    from understudy.report.view.export import check_folder
+    from understudy.report.view.viewer import check_folder
     from understudy.train.checkpoint.run_dir import RunDir
 
     if config.export:
@@ -155,7 +155,7 @@ def _show(viewer: "Viewer", config: ViewConfig) -> None:
 
 def _export(viewer: "Viewer", folder: Path) -> None:
     from understudy.progress import Progress
-    from understudy.report.view.export import export_episodes
+    from understudy.report.view.viewer import export_episodes
 
     episodes = viewer.list.all()
     with Progress(len(episodes), "export", "episode") as progress:

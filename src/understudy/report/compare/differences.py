@@ -19,13 +19,13 @@ def differing_settings(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     The output directory is left out. A setting in a list has the name of a settings file, since it has no flag.
     """
     first = runs[0]
-    found: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
     for run in runs[1:]:
-        for path, (one, other) in differences(first.config, run.config).items():
+        for path, (value, other) in differences(first.config, run.config).items():
             if path != "output_dir":
-                values = found.setdefault(path, {each.letter: one for each in runs})
+                values = settings.setdefault(path, dict.fromkeys((run.letter for run in runs), value))
                 values[run.letter] = other
-    return {_flag(path): values for path, values in found.items()}
+    return {_flag(path): values for path, values in settings.items()}
 
 
 def differing_versions(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
@@ -48,33 +48,36 @@ def losses_differ(runs: Sequence[Run]) -> list[dict[str, Any]]:
         [{"runs": [letter, letter], "sources": names of the datasets it concerns, "property", "why"}], empty if losses
         mean the same.
     """
-    found = []
-    for run in runs[1:]:
-        first = runs[0]
-        pair = [first.letter, run.letter]
-        names = sorted({*_sources(first), *_sources(run)})
-        for name in names:
-            one, other = (_validated(each).get(name) for each in (first, run))
-            if one is None or other is None:
-                absent = run.letter if other is None else first.letter
-                why = f"{absent} has no validation episodes of it"
-                found.append(_reason(pair, [name], "validation sets", why))
-            elif one != other:
-                parts = ", ".join(key for key in VALIDATED if one.get(key) != other.get(key))
-                found.append(_reason(pair, [name], "validation sets", f"other {parts}"))
-        for title, of in _MEANINGS.items():
-            one, other = of(first), of(run)
-            if one != other and None not in (one, other):
-                found.append(_reason(pair, names, title, _contrast(pair, one, other)))
-        both = [name for name in names if name in _sources(first) and name in _sources(run)]
-        scaled = [name for name in both if _normalization(first, name) != _normalization(run, name)]
-        if scaled:
-            found.append(_reason(pair, scaled, "normalization of actions", "a loss has the units of its run"))
-    return found
+    first, *others = runs
+    return [reason for run in others for reason in _reasons(first, run)]
+
+
+def _reasons(first: Run, run: Run) -> list[dict[str, Any]]:
+    def reason(sources: Sequence[str], name: str, why: str) -> dict[str, Any]:
+        return {"runs": [first.letter, run.letter], "sources": list(sources), "property": name, "why": why}
+
+    reasons = []
+    names = sorted({*_sources(first), *_sources(run)})
+    validated, others = _validated(first), _validated(run)
+    for name in names:
+        if name not in validated or name not in others:
+            absent = run.letter if name not in others else first.letter
+            reasons.append(reason([name], "validation sets", f"{absent} has no validation episodes of it"))
+        elif validated[name] != others[name]:
+            parts = ", ".join(key for key in VALIDATED if validated[name].get(key) != others[name].get(key))
+            reasons.append(reason([name], "validation sets", f"other {parts}"))
+    for title, meaning in _MEANINGS.items():
+        value, other = meaning(first), meaning(run)
+        if value != other and None not in (value, other):
+            reasons.append(reason(names, title, f"{first.letter}: {value}, {run.letter}: {other}"))
+    both = [name for name in names if name in _sources(first) and name in _sources(run)]
+    if scaled := [name for name in both if _normalization(first, name) != _normalization(run, name)]:
+        reasons.append(reason(scaled, "normalization of actions", "a loss has the units of its run"))
+    return reasons
 
 
 def comparable_sources(reasons: Sequence[Mapping[str, Any]], letter: str, names: Sequence[str]) -> list[str]:
-    """Return those of the datasets `names` of whose losses no reason of `losses_differ` concerns the run `letter`."""
+    """Return the datasets of `names` whose losses no reason of `losses_differ` concerns for the run `letter`."""
     concerned = {name for reason in reasons if letter in reason["runs"] for name in reason["sources"]}
     return [name for name in names if name not in concerned]
 
@@ -94,9 +97,9 @@ def _flag(path: str) -> str:
     return "--" + path.replace("_", "-")
 
 
-def _differing(known: Mapping[str, Mapping[str, Any]], show: Callable[[Any], str]) -> dict[str, dict[str, str]]:
-    keys = list(dict.fromkeys(key for own in known.values() for key in own))
-    rows = {key: {letter: show(own[key]) if key in own else "" for letter, own in known.items()} for key in keys}
+def _differing(facts: Mapping[str, Mapping[str, Any]], show: Callable[[Any], str]) -> dict[str, dict[str, str]]:
+    keys = list(dict.fromkeys(key for values in facts.values() for key in values))
+    rows = {key: {run: show(values[key]) if key in values else "" for run, values in facts.items()} for key in keys}
     return {key: row for key, row in rows.items() if len(set(row.values())) > 1}
 
 
@@ -118,24 +121,16 @@ def _properties(run: Run) -> dict[str, Any]:
     names = list(_sources(run))
     prefix = f"{names[0]}: " if len(names) == 1 else ""
     files = run.record.get("files") or {}
-    known = {**run.record["dataset"], **files}
-    return {f"{prefix}{key}": value for key, value in known.items() if "a sample of the " not in key}
+    facts = {**run.record["dataset"], **files}
+    return {f"{prefix}{key}": value for key, value in facts.items() if "a sample of the " not in key}
 
 
 def _validated(run: Run) -> dict[str, dict[str, Any]]:
     """Properties `VALIDATED` of each source with validation episodes."""
-    known = _properties(run)
-    found = {name: {key: known.get(f"{name}: {key}") for key in VALIDATED} for name in _sources(run)}
+    properties = _properties(run)
+    facts = {name: {key: properties.get(f"{name}: {key}") for key in VALIDATED} for name in _sources(run)}
     validated = {name for record in run.val for name in record.get("sources", {})}
-    return {name: own for name, own in found.items() if not run.val or name in validated}
-
-
-def _reason(pair: list[str], sources: Sequence[str], name: str, why: str) -> dict[str, Any]:
-    return {"runs": pair, "sources": list(sources), "property": name, "why": why}
-
-
-def _contrast(pair: Sequence[str], one: Any, other: Any) -> str:
-    return f"{pair[0]}: {one}, {pair[1]}: {other}"
+    return {name: values for name, values in facts.items() if not run.val or name in validated}
 
 
 def _sampled(run: Run) -> str | None:
@@ -161,7 +156,7 @@ _MEANINGS: dict[str, Callable[[Run], Any]] = {
     "--optim.loss-weights": lambda run: dict(run.config.optim.loss_weights),
     "sample of the validation frames": _sampled,
 }
-"""Properties, besides the samples, that a loss depends on; None where a run does not have it."""
+"""Properties, as well as the samples, that a loss depends on; None where a run does not have it."""
 
 
 def _normalization(run: Run, source: str) -> tuple[Any, ...]:

@@ -15,6 +15,10 @@ import math
 from functools import cache
 from statistics import NormalDist
 
+import numpy as np
+
+from understudy.train.validation.episode_sums import EpisodeSums
+
 
 @cache
 def t_quantile(degrees: int, probability: float = 0.975) -> float:
@@ -53,6 +57,44 @@ def success_difference(first: tuple[int, int], second: tuple[int, int]) -> tuple
     below = math.hypot(p - l1, u2 - q)
     above = math.hypot(u1 - p, q - l2)
     return p - q, [p - q - below, p - q + above]
+
+
+def paired_difference(
+    sums: EpisodeSums, other: EpisodeSums, source: str | None = None
+) -> tuple[float, list[float] | None] | None:
+    """Return the difference of two losses and its interval, from the residuals of each episode.
+
+    Args:
+        sums: Sums of the first run.
+        other: Sums of the second one.
+        source: Dataset to include; None: all.
+
+    Returns:
+        None where the samples or the loss terms are not the same. The interval is None for a single episode.
+    """
+    if sums.digest != other.digest or sums.weights != other.weights:
+        return None
+    loss, first = _residuals(sums, source)
+    base, second = _residuals(other, source)
+    difference, count = loss - base, len(first)
+    if not count or not math.isfinite(difference):
+        return None
+    left = first - second
+    se = math.sqrt(count / (count - 1) * math.fsum(left * left)) if count > 1 else None
+    return difference, loss_interval(difference, se, count)
+
+
+def _residuals(sums: EpisodeSums, source: str | None) -> tuple[float, np.ndarray]:
+    """Loss, and residual of each episode, float64 (E,)."""
+    chosen = np.array([source is None or sums.names[number] == source for number in sums.source], bool)
+    losses, residual = [], np.zeros(int(chosen.sum()))
+    for term, weight in sums.weights.items():
+        values, counts = sums.sums[term][chosen], sums.counts[term][chosen]
+        if total := math.fsum(counts):
+            mean = math.fsum(values) / total
+            losses.append(weight * mean)
+            residual += weight * (values - mean * counts) / total
+    return (math.fsum(losses) if losses else math.nan), residual
 
 
 def _t_cdf(t: float, degrees: int) -> float:

@@ -1,48 +1,58 @@
 """The page of several runs, and the same as data. It needs only the run directories, and opens offline."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from understudy.report import html
-from understudy.report.compare.curves import render_curves
+import numpy as np
+
 from understudy.report.compare.differences import (
     differing_datasets,
     differing_settings,
     differing_versions,
     losses_differ,
 )
-from understudy.report.compare.losses import WHICH, validation_losses
-from understudy.report.compare.runs import Run, read_runs
-from understudy.report.compare.speed import speeds
-from understudy.report.compare.success import success_rates
-from understudy.report.compare.worst import worst_episodes
+from understudy.report.compare.intervals import loss_interval
+from understudy.report.compare.results import VALIDATIONS, success_rates, validation_losses, worst_episodes
+from understudy.report.compare.runs import Run, read_runs, speeds
+from understudy.report.curves import POINTS, chart, line, thinned_line
+from understudy.report.page import (
+    COLORS,
+    Block,
+    Blocks,
+    card,
+    grid,
+    refuse_foreign,
+    render_page,
+    section,
+    swatch,
+    table,
+    text,
+)
+from understudy.report.run.page import format_setting
 from understudy.report.run.validation import number
 from understudy.train.track.metrics_file import finite
 
-MARK = '<meta name="understudy-page" content="comparison">'
-"""Text by which a page of several runs is recognized."""
-FOLDED = 40
-"""Most rows of a table that is not folded."""
+KIND = "comparison"
+"""Word by which a page of several runs is recognized."""
+AXES = ("step", "samples", "training time, hours")
 
 
 def compare_runs(roots: Sequence[Path], worst: int = 3) -> dict[str, Any]:
     """Compare one or more runs; the result has only types of JSON.
 
     Args:
-        roots: run directories.
-        worst: number of validation episodes of each run to list, those with the largest losses.
+        roots: Run directories.
+        worst: Number of validation episodes of each run to list, those with the largest losses.
 
     Returns:
         {"runs": [{"letter", "name", "path", "state", "step", "steps", "policy", "changed on resume"}], "settings",
-        "versions", "datasets": those that differ, "losses are not comparable": reasons, "validation": `losses.py`,
-        "worst episodes": `worst.py`,
-        "success": `success.py`, "speed": `speed.py`}.
+        "versions", "datasets": those that differ, "losses are not comparable": reasons, "validation", "worst episodes"
+        and "success": see `results.py`, "speed": see `runs.py`}.
 
     Raises:
-        ConfigError: a folder is no run, or is named twice.
+        ConfigError: A folder is not a run, or is named twice.
     """
     return _data(read_runs(roots), worst)
 
@@ -56,11 +66,10 @@ def write_comparison(roots: Sequence[Path], path: Path, worst: int = 3) -> None:
 
 
 def refuse_other_files(path: Path, runs: Sequence[Path]) -> None:
-    """Raise ConfigError if `path` exists and is no page of several runs, or lies in one of the folders `runs`."""
+    """Raise ConfigError if `path` exists and is not a page of several runs, or lies in one of the folders `runs`."""
     from understudy.errors import ConfigError
 
-    if path.exists() and not (path.is_file() and MARK.encode() in path.read_bytes()):
-        raise ConfigError(f"output: {path} exists and is no page of several runs; name another file, or move this one")
+    refuse_foreign(path, KIND)
     for run in runs:
         if path.resolve().is_relative_to(run.resolve()):
             raise ConfigError(f"output: {path} would lie in the run {run}; name a file by --output")
@@ -84,18 +93,20 @@ _SPEED_NOTE = "Medians over the logs of a run; memory is that of rank 0."
 
 
 def _page(runs: Sequence[Run], data: Mapping[str, Any]) -> str:
-    colors = {run.letter: html.COLORS[i % len(html.COLORS)] for i, run in enumerate(runs)}
+    colors = {run.letter: COLORS[index % len(COLORS)] for index, run in enumerate(runs)}
     names = ", ".join(run["name"] for run in data["runs"])
-    return html.page(
-        f"{names} · understudy",
-        f"{MARK}<h1>{len(runs)} runs side by side</h1>{_about(data, colors)}",
-        html.section("Differences", *_differences(data)),
-        html.section("Curves", render_curves(runs, colors), note=_CURVES_NOTE),
-        html.section("Validation", *_validation(data), note=_VALIDATION_NOTE),
-        html.section("Worst validation episodes", _worst(data), note=_WORST_NOTE),
-        html.section("Success of rollouts", *_success(data), note=_SUCCESS_NOTE),
-        html.section("Speed and memory", _speed(data), note=_SPEED_NOTE),
-    )
+    charts = render_curves(runs, colors)
+    controls = [{"line": run.letter, "name": f"{run.letter} · {run.name}", "color": colors[run.letter]} for run in runs]
+    sections = [
+        section("Differences", *_differences(data)),
+        section("Curves", *charts, note=_CURVES_NOTE),
+        section("Validation", *_validation(data), note=_VALIDATION_NOTE),
+        section("Worst validation episodes", _worst(data), note=_WORST_NOTE),
+        section("Success of rollouts", *_success(data), note=_SUCCESS_NOTE),
+        section("Speed and memory", _speed(data), note=_SPEED_NOTE),
+    ]
+    heading, panel = f"{len(runs)} runs side by side", {"section": "Curves", "runs": controls, "axes": AXES}
+    return render_page(f"{names} · understudy", heading, sections, top=[_about(data, colors)], kind=KIND, panel=panel)
 
 
 def _data(runs: Sequence[Run], worst: int) -> dict[str, Any]:
@@ -128,86 +139,162 @@ def _run(run: Run) -> dict[str, Any]:
     }
 
 
-def _about(data: Mapping[str, Any], colors: Mapping[str, str]) -> str:
+# -- curves -----------------------------------------------------------------------------------------------------------
+
+
+def render_curves(runs: Sequence[Run], colors: Mapping[str, str]) -> Blocks:
+    """Draw the curves of the runs over each other, by step, samples and training time; `colors` by letter."""
+
+    def values(table: str, key: str, smooth: bool = True) -> Iterable[Block]:
+        for run in runs:
+            logged = getattr(run, table)
+            yield _with_axes(
+                run, thinned_line(run.letter, logged["step"], logged[key], colors[run.letter], smooth=smooth)
+            )
+
+    def points(records: Iterable[tuple[Run, list[tuple[int, Any, Any, Any]]]]) -> Iterable[Block]:
+        for run, rows in records:
+            yield _with_axes(run, _interval_line(run.letter, rows, colors[run.letter]))
+
+    losses = points((run, [_loss_row(record) for record in run.val]) for run in runs)
+    errors = points((run, [_error_row(record) for record in run.val]) for run in runs)
+    successes = points((run, [_success_row(record) for record in run.rollout]) for run in runs)
+    success = "Success of rollouts during training, with 95 % intervals"
+    wide = {
+        "Training loss": chart("Training loss", AXES, "loss", values("train", "loss"), log=False, cut=True, height=280),
+        "Validation loss, with 95 % intervals": chart("Validation loss", AXES, "loss", losses, log=False, height=280),
+        success: chart("Success of rollouts", AXES, "success rate", successes, height=280),
+    }
+    norm = values("train", "grad_norm")
+    waiting = "Share of the time spent waiting for data"
+    half = {
+        "Open-loop error, normalized": chart("Open-loop error", AXES, "mean squared error", errors, log=False),
+        "Gradient norm, before clipping": chart("Gradient norm", AXES, "norm", norm, log=False, cut=True),
+        "Learning rate": chart("Learning rate", AXES, "learning rate", values("train", "lr", smooth=False), log=False),
+        "Samples per second": chart(
+            "Samples per second", AXES, "samples / s", values("speed", "samples_per_s"), log=False
+        ),
+        waiting: chart("Waiting for data", AXES, "share of the time", values("speed", "wait"), log=False),
+    }
+    cards = [card(title, drawn) for title, drawn in wide.items() if drawn]
+    rest = grid([card(title, drawn) for title, drawn in half.items() if drawn])
+    return [*cards, rest] if cards or rest else [card("", text("No step has been logged yet."))]
+
+
+def _with_axes(run: Run, line: Block) -> Block:
+    """Add samples and hours to a line over steps."""
+    steps = np.array(line["x"][0], np.float64)
+    hours = run.seconds_at(steps) / 3600
+    samples = [round(count) for count in run.samples_at(steps).tolist()]
+    return line | {
+        "x": [line["x"][0], samples, [float(f"{hour:.5g}") if np.isfinite(hour) else None for hour in hours]]
+    }
+
+
+def _interval_line(letter: str, rows: Sequence[tuple[int, Any, Any, Any]], color: str) -> Block:
+    """Make points with whiskers of rows (step, value, low, high), every n-th and the last; None leaves a row out."""
+    rows = [row for row in rows if row[1] is not None]
+    chosen = sorted({round(place) for place in np.linspace(0, len(rows) - 1, min(POINTS, len(rows)))}) if rows else []
+    steps, values, low, high = np.array([rows[index] for index in chosen], np.float64).reshape(-1, 4).T
+    return line(letter, steps, values, color, low=low, high=high, points=True)
+
+
+def _loss_row(record: Mapping[str, Any]) -> tuple[int, Any, Any, Any]:
+    loss = record["loss"]
+    low, high = loss_interval(loss, record.get("se"), record.get("episodes", 0)) or (loss, loss)
+    return record["step"], loss, low, high
+
+
+def _error_row(record: Mapping[str, Any]) -> tuple[int, Any, Any, Any]:
+    error = (record.get("open_loop") or {}).get("normalised")
+    return record["step"], error, error, error
+
+
+def _success_row(record: Mapping[str, Any]) -> tuple[int, Any, Any, Any]:
+    rate = record["success"]
+    return record["step"], rate["rate"], rate["low"], rate["high"]
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _about(data: Mapping[str, Any], colors: Mapping[str, str]) -> Block:
     rows = []
     for run in data["runs"]:
-        key = f'<span class="key" style="background:{colors[run["letter"]]}"></span>'
-        letter = html.Raw(f'<span style="white-space:nowrap">{key}{run["letter"]}</span>')
-        changed = ", ".join(f"{path} {one} → {other}" for path, (one, other) in run["changed on resume"].items())
+        changed = ", ".join(f"{path} {old} → {new}" for path, (old, new) in run["changed on resume"].items())
         progress = f"step {run['step']:,} of {run['steps']:,}, {run['state']}"
-        rows.append([letter, run["name"], run["policy"], progress, changed])
+        rows.append([swatch(run["letter"], colors[run["letter"]]), run["name"], run["policy"], progress, changed])
     head = ["", "run", "policy", "progress", "changed on resume"]
     if not any(row[-1] for row in rows):
         head, rows = head[:-1], [row[:-1] for row in rows]
-    return f'<div class="gap"></div>{html.card(html.table(head, rows))}'
+    return card("", table(head, rows))
 
 
-def _differences(data: Mapping[str, Any]) -> list[str]:
-    letters = [run["letter"] for run in data["runs"]]
-    cards = []
+def _letters(data: Mapping[str, Any]) -> list[str]:
+    return [run["letter"] for run in data["runs"]]
+
+
+def _differences(data: Mapping[str, Any]) -> Blocks:
+    letters, cards = _letters(data), Blocks()
     if reasons := data["losses are not comparable"]:
-        rows = [[" and ".join(r["runs"]), r["property"], r["why"], _joined(r["sources"])] for r in reasons]
-        title = '<h3 class="bad">Some validation losses are not comparable</h3>'
-        cards.append(html.card(title, html.table(["runs", "difference", "", "datasets"], rows)))
+        rows = [[" and ".join(r["runs"]), r["property"], r["why"], ", ".join(r["sources"])] for r in reasons]
+        reason_table = table(["runs", "difference", "", "datasets"], rows)
+        cards.append(card("Some validation losses are not comparable", reason_table, style="bad"))
     kinds = {"settings": "setting", "versions": "package", "datasets": "dataset"}
     for kind, name in kinds.items():
-        rows = [[key, *(_value(values.get(letter)) for letter in letters)] for key, values in data[kind].items()]
+        rows = [[key, *(format_setting(row.get(letter)) for letter in letters)] for key, row in data[kind].items()]
         if rows:
-            table = _folded(html.table([name, *letters], rows), len(rows))
-            cards.append(html.card(f"<h3>{kind.capitalize()} that differ</h3>", table))
+            cards.append(card(f"{kind.capitalize()} that differ", table([name, *letters], rows, "rows")))
     if equal := [kind for kind in kinds if not data[kind]]:
-        cards.append(html.card(f'<p class="soft">Equal in all runs: {_joined(equal)}.</p>'))
+        cards.append(card("", text(f"Equal in all runs: {', '.join(equal)}.")))
     return cards
 
 
-def _validation(data: Mapping[str, Any]) -> list[str]:
-    letters = [run["letter"] for run in data["runs"]]
+def _validation(data: Mapping[str, Any]) -> Blocks:
+    letters = _letters(data)
     without = [run["letter"] for run in data["runs"] if not run["validations"]]
-    cards = []
-    for which in WHICH:
+    head = ["dataset", "norm head", *letters, *(f"{letters[0]} − {letter}" for letter in letters[1:])]
+    cards = Blocks()
+    for kind, title in zip(VALIDATIONS, ("Last validation", "Lowest loss")):
         rows = []
         for group in data["validation"]:
-            cells = [_loss(group["losses"].get(letter, {}).get(which)) for letter in letters]
-            others = [_difference(group["differences"].get(letter, {}).get(which)) for letter in letters[1:]]
+            cells = [_loss(group["losses"].get(letter, {}).get(kind)) for letter in letters]
+            others = [_difference(group["differences"].get(letter, {}).get(kind)) for letter in letters[1:]]
             rows.append([group["group"], group["head"], *cells, *others])
-        head = ["dataset", "norm head", *letters, *(f"{letters[0]} − {letter}" for letter in letters[1:])]
-        title = {"last": "Last validation", "lowest": "Lowest loss"}[which]
         if rows:
-            cards.append(html.card(f"<h3>{title}</h3>", _folded(html.table(head, rows), len(rows))))
+            cards.append(card(title, table(head, rows, "rows")))
     if without:
-        cards.append(html.card(f'<p class="soft">No validation yet: {_joined(without)}.</p>'))
+        cards.append(card("", text(f"No validation yet: {', '.join(without)}.")))
     return cards
 
 
-def _worst(data: Mapping[str, Any]) -> str:
-    letters = [run["letter"] for run in data["runs"]]
-    rows = []
+def _worst(data: Mapping[str, Any]) -> Block | None:
+    letters, rows = _letters(data), []
     for entry in data["worst episodes"]:
         losses = entry["losses"]
-        shown = ["–" if one not in losses else number(losses[one]) for one in letters]
+        shown = [number(losses[letter]) if letter in losses else "–" for letter in letters]
         rows.append([entry["source"], entry["episode"], *shown])
-    return html.card(_folded(html.table(["dataset", "episode", *letters], rows), len(rows))) if rows else ""
+    return card("", table(["dataset", "episode", *letters], rows, "rows")) if rows else None
 
 
-def _success(data: Mapping[str, Any]) -> list[str]:
-    letters, cards = [run["letter"] for run in data["runs"]], []
+def _success(data: Mapping[str, Any]) -> Blocks:
+    letters, cards = _letters(data), Blocks()
+    head = ["task", *letters, *(f"difference to {letter}" for letter in letters[1:])]
     for entry in data["success"]:
         rows = []
-        for task, own in entry["tasks"].items():
-            cells = [_rate(own["rates"].get(letter)) for letter in letters]
-            differences = [_points(own["differences"].get(letter)) for letter in letters[1:]]
-            rows.append([task or "(no text)", *cells, *differences])
-        head = ["task", *letters, *(f"difference to {letter}" for letter in letters[1:])]
-        notes = f'<p class="soft">{escape("; ".join(entry["notes"]))}</p>' if entry["notes"] else ""
-        cards.append(html.card(f"<h3>{escape(entry['title'])}</h3>", notes, _folded(html.table(head, rows), len(rows))))
-    present = {letter for entry in data["success"] for own in entry["tasks"].values() for letter in own["rates"]}
+        for task, result in entry["tasks"].items():
+            rates = [_rate(result["rates"].get(letter)) for letter in letters]
+            differences = [_points(result["differences"].get(letter)) for letter in letters[1:]]
+            rows.append([task or "(no text)", *rates, *differences])
+        cards.append(card(entry["title"], table(head, rows, "rows"), note="; ".join(entry["notes"])))
+    present = {letter for entry in data["success"] for result in entry["tasks"].values() for letter in result["rates"]}
     if present and (absent := [letter for letter in letters if letter not in present]):
-        cards.append(html.card(f'<p class="soft">No rollouts: {_joined(absent)}.</p>'))
+        cards.append(card("", text(f"No rollouts: {', '.join(absent)}.")))
     return cards
 
 
-def _speed(data: Mapping[str, Any]) -> str:
-    shown = {
+def _speed(data: Mapping[str, Any]) -> Block:
+    names = {
         "samples_per_s": ("samples per second", "{:,.1f}"),
         "tokens_per_s": ("tokens per second", "{:,.0f}"),
         "valid_share": ("valid share of the computed tokens", "{:.1%}"),
@@ -219,12 +306,11 @@ def _speed(data: Mapping[str, Any]) -> str:
         "loss": ("training loss, mean of the last 100 steps", "{:.4f}"),
     }
     rows = []
-    for key, (name, form) in shown.items():
-        values = [own[key] for own in data["speed"].values()]
-        if all(value is None for value in values) and not key.endswith("host_bytes"):
-            continue
-        rows.append([name, *(_figure(key, value, form) for value in values)])
-    return html.card(html.table(["", *data["speed"]], rows))
+    for key, (name, form) in names.items():
+        values = [figures[key] for figures in data["speed"].values()]
+        if any(value is not None for value in values) or key == "host_bytes":
+            rows.append([name, *(_figure(key, value, form) for value in values)])
+    return card("", table(["", *data["speed"]], rows))
 
 
 # -- cells ------------------------------------------------------------------------------------------------------------
@@ -236,10 +322,6 @@ def _figure(key: str, value: float | None, form: str) -> str:
     if key == "seconds":
         return str(timedelta(seconds=round(value)))
     return f"{value / 2**30:.2f} GiB" if key.endswith("bytes") else form.format(value)
-
-
-def _value(value: Any) -> str:
-    return "–" if value is None else "(empty)" if value in ("", [], {}) else str(value)
 
 
 def _loss(figures: Mapping[str, Any] | None) -> str:
@@ -272,11 +354,3 @@ def _points(figures: Mapping[str, Any] | None) -> str:
         return "–"
     low, high = figures["interval"]
     return f"{100 * figures['difference']:+.0f} [{100 * low:+.0f}, {100 * high:+.0f}]"
-
-
-def _joined(names: Sequence[str]) -> str:
-    return escape(", ".join(names))
-
-
-def _folded(table: str, rows: int) -> str:
-    return table if rows <= FOLDED else f"<details><summary>{rows} rows</summary>{table}</details>"

@@ -1,4 +1,4 @@
-"""Files of a run, read for a comparison. Reads only: it takes no lock, and an active run does not notice."""
+"""Files of a run, read for a comparison, and its speed. Nothing is locked or written: an active run continues."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -61,9 +61,10 @@ class Run:
 
         Exact for a constant batch size. Otherwise linear between checkpoints, which are exact.
         """
-        known = np.concatenate([[[0, 0]], self.positions])
-        found = np.interp(steps, known[:, 0], known[:, 1])
-        return np.where(steps > known[-1, 0], known[-1, 1] + (steps - known[-1, 0]) * self.config.batch_size, found)
+        positions = np.concatenate([[[0, 0]], self.positions])
+        last_step, last_samples = positions[-1]
+        after = last_samples + (steps - last_step) * self.config.batch_size
+        return np.where(steps > last_step, after, np.interp(steps, positions[:, 0], positions[:, 1]))
 
     def seconds_at(self, steps: np.ndarray) -> np.ndarray:
         """Return the training time up to each step in seconds, float64 (N,); NaN without a log of the speed.
@@ -72,17 +73,17 @@ class Run:
         """
         if not len(self.speed["step"]):
             return np.full(len(steps), np.nan)
-        at, seconds = self.speed["step"], self.speed["seconds"]
+        logged, seconds = self.speed["step"], self.speed["seconds"]
         ends = np.flatnonzero(np.diff(seconds) < 0)  # the last log of each process but the last
         total = seconds + np.concatenate([[0.0], np.cumsum(np.isin(np.arange(len(seconds) - 1), ends) * seconds[:-1])])
-        return np.interp(steps, np.concatenate([[0], at]), np.concatenate([[0.0], total]))
+        return np.interp(steps, np.concatenate([[0], logged]), np.concatenate([[0.0], total]))
 
 
 def read_runs(roots: Sequence[Path]) -> list[Run]:
     """Read one or more runs.
 
     Raises:
-        ConfigError: a folder is no run, or is named twice.
+        ConfigError: A folder is not a run, or is named twice.
     """
     real = [root.resolve() for root in roots]
     for root, count in Counter(real).items():
@@ -139,14 +140,16 @@ def _array(key: str, values: Sequence[Any]) -> np.ndarray:
 
 def _checkpoints(folder: Path) -> list[Mapping[str, Any]]:
     """States of the complete checkpoints that can be read, by step."""
-    found = []
+    states = []
     for path in sorted(folder.glob("step-*")) if folder.is_dir() else []:
         if path.name.endswith(".tmp"):
             continue
         with suppress(CheckpointError, OSError, KeyError):  # a comparison is useful for a damaged run, too
             state = checkpoint.read_state(path)
-            found.append({name: state[name] for name in ("step", "position")} | {"versions": state.get("versions", {})})
-    return sorted(found, key=lambda state: state["step"])
+            states.append(
+                {name: state[name] for name in ("step", "position")} | {"versions": state.get("versions", {})}
+            )
+    return sorted(states, key=lambda state: state["step"])
 
 
 def _state(files: RunDir, complete: bool) -> str:
@@ -157,7 +160,7 @@ def _state(files: RunDir, complete: bool) -> str:
 
 def _letters() -> list[str]:
     capitals = [chr(ord("A") + i) for i in range(26)]
-    return capitals + [one + other for one in capitals for other in capitals]
+    return capitals + [first + second for first in capitals for second in capitals]
 
 
 def _names(roots: Sequence[Path]) -> list[str]:
@@ -167,3 +170,29 @@ def _names(roots: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             break
     return [name.replace("//", "/") for name in names]
+
+
+def speeds(runs: Sequence[Run]) -> dict[str, dict[str, float | None]]:
+    """Return figures by letter; None where a run has not logged one.
+
+    `samples_per_s`, `tokens_per_s`, `valid_share` and `wait` are medians over the logs, `seconds` the training time,
+    `gpu_bytes` and `host_bytes` the largest logged values (of rank 0), `skipped` the steps whose gradient was not
+    finite, `loss` the mean of the last 100 finite training losses.
+    """
+    return {run.letter: _figures(run) for run in runs}
+
+
+def _figures(run: Run) -> dict[str, float | None]:
+    medians = ("samples_per_s", "tokens_per_s", "valid_share", "wait")
+    figures: dict[str, float | None] = {name: _over(np.median, run.speed[name]) for name in medians}
+    figures |= {name: _over(np.max, run.speed[name]) for name in ("gpu_bytes", "host_bytes")}
+    last = run.speed["step"][-1:]
+    figures["seconds"] = float(run.seconds_at(last)[0]) if len(last) else None
+    losses = run.train["loss"]
+    figures["loss"] = _over(np.mean, losses[np.isfinite(losses)][-100:])
+    return figures | {"steps": run.step, "skipped": run.skipped}
+
+
+def _over(reduce: Any, values: np.ndarray) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(reduce(finite)) if len(finite) else None

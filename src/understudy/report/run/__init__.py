@@ -1,12 +1,8 @@
 """The report.html of a run.
 
-page          the page
-losses        its section on training losses
-validation    its section on validation
-heatmap       loss per group over the steps
-tables        a validation as text
-step          its section on one step: time by phases, memory
-rollouts      its section on rollouts
-imagined      its section on imagined futures
+page            the page: verdict, first batch, speed, settings
+validation      its sections on losses, validation and imagined futures
+tables          a validation as text
+rollouts        its section on rollouts
 worst_episodes  its section on the validation episodes with the largest losses
 """

@@ -1,4 +1,4 @@
-"""The report.html of a run: data, training, validation and rollouts in one file that opens offline.
+"""The report.html of a run: verdict, rollouts, validation, training and settings in one file that opens offline.
 
 It needs only the run directory, and the dataset for the images of a batch. So it can be written at any time, of an
 active, stopped or complete run.
@@ -14,8 +14,38 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from understudy.report.curves import Records, chart, line, record_line
+from understudy.report.page import (
+    Block,
+    Blocks,
+    card,
+    code,
+    fold,
+    grid,
+    image,
+    refuse_foreign,
+    render_page,
+    section,
+    table,
+    text,
+    tiles,
+)
+from understudy.report.run.rollouts import interval_text, read_results, render_rollouts
+from understudy.report.run.validation import number, render_imagined, render_losses, render_validation
+from understudy.report.run.worst_episodes import render_worst_episodes
+from understudy.report.step_profile import render_sources, render_step
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.track.metrics_file import FALL, Verdict, compare_losses
+
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig
+
+SAMPLES = 8
+"""Most samples of the first batch."""
+BATCH_NOTE = (
+    "Samples of step 0 as the policy received them, after augmentation: images, instruction and action chunk, one line "
+    "per dimension in the robot's units; steps after the end of the episode are faint."
+)
 
 
 def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 3, predict: bool = True) -> Path:
@@ -31,233 +61,231 @@ def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 
         ConfigError: There is no run, or another file at `path`.
     """
     from understudy.atomic import write_text
-    from understudy.config.schema import dump_yaml
-    from understudy.errors import CheckpointError
-    from understudy.report import charts, html
-    from understudy.report.run.imagined import render_imagined
-    from understudy.report.run.losses import render_losses
-    from understudy.report.run.rollouts import read_results, render_during_training, render_result
-    from understudy.report.run.step import render_sources, render_step
-    from understudy.report.run.validation import render_validation
-    from understudy.report.run.worst_episodes import render_worst_episodes
-    from understudy.train.checkpoint import checkpoint
-    from understudy.train.checkpoint.run_dir import RunDir
     from understudy.train.track import metrics_file
 
     run = RunDir(root)
     config = run.settings()
     if path is not None:
-        html.refuse_foreign(path)
+        refuse_foreign(path)
     records = metrics_file.read(run.metrics)
-    kinds = {kind: [r for r in records if r["kind"] == kind] for kind in ("train", "speed", "val", "rollout")}
-    latest = checkpoint.find_latest(run.checkpoints)
-    record, saved = run.read_record(), dict[str, Any]()
-    with suppress(CheckpointError):  # a report is useful for a damaged run, too
-        saved = checkpoint.read_state(latest) if latest is not None else {}
-    versions: dict[str, str] = saved.get("versions", {})
-    order = {**record["order"], **({"schedule": saved["schedule"]} if saved.get("schedule") else {})}
-    rollouts = read_results(run.rollouts)
-    worst = render_worst_episodes(run, kinds["val"], worst_episodes, predict=predict)
-    done = kinds["train"][-1]["step"] if kinds["train"] else 0
-    state = "complete" if done >= config.steps else "active or stopped"
-    name = "/".join(root.resolve().parts[-2:])  # with its parent: "run" alone is too short
-    page = html.page(
-        f"{name} · understudy",
-        f'<h1>{_text(name)}</h1><p class="soft">step {done:,} of {config.steps:,}, {state} · '
-        f"{_text(config.data.root or ', '.join(config.data.names()))}</p>",
-        html.tiles(_headlines(kinds, rollouts)),
-        html.section(
-            "Rollouts",
-            render_during_training(kinds["rollout"]),
-            html.card("<h3>Success over the steps</h3>", charts.success(kinds["rollout"])) if kinds["rollout"] else "",
-            *[render_result(result, run.rollouts) for result in rollouts],
-        ),
-        html.section("Worst validation episodes", worst),
-        html.section("Loss", render_losses(kinds["train"], kinds["val"])),
-        html.section("Validation", render_validation(kinds["val"])),
-        html.section("Imagined futures", render_imagined(kinds["val"], run.imagined)),
-        html.section("The first batch", _batch(config, record), note=_BATCH_NOTE),
-        html.section(
-            "Optimizer and speed",
-            html.tiles(_speed(kinds)),
-            _curves(kinds),
-            render_step(config, kinds["speed"], root),
-            render_sources(order, kinds["speed"]),
-        ),
-        html.section(
-            "Settings",
-            _changed_settings(config),
-            html.card(_details("config.yaml", dump_yaml(config)), *_order(run.order)),
-        ),
-        html.section("Versions", html.card(html.table(["package", "version"], list(versions.items()))))
-        if versions
-        else "",
+    train, speed, val, rollouts = (
+        [record for record in records if record["kind"] == kind] for kind in ("train", "speed", "val", "rollout")
     )
+    record, state = run.read_record(), _latest_state(run)
+    results = read_results(run.rollouts)
+    order = {**record["order"], **({"schedule": state["schedule"]} if state.get("schedule") else {})}
+    step = train[-1]["step"] if train else 0
+    progress = "complete" if step >= config.steps else "active or stopped"
+    versions = list(state.get("versions", {}).items())
+    name = "/".join(root.resolve().parts[-2:])  # with its parent: "run" alone is too short
+    sections = [
+        section("Rollouts", *render_rollouts(rollouts, results, run.rollouts)),
+        section("Worst validation episodes", *render_worst_episodes(run, val, worst_episodes, predict=predict)),
+        section("Loss", *render_losses(train, val)),
+        section("Validation", *render_validation(val)),
+        section("Imagined futures", *render_imagined(val, run.imagined)),
+        section("The first batch", *_first_batch(config, record), note=BATCH_NOTE),
+        section(
+            "Optimizer and speed",
+            _speed_tiles(train, speed),
+            _speed_charts(train, speed),
+            *render_step(config, speed, root),
+            render_sources(order, speed),
+        ),
+        section("Settings", _changed_settings(config), _recorded_settings(run, config)),
+        section("Versions", card("", table(["package", "version"], versions)) if versions else None),
+    ]
+    verdict = compare_losses(train, val)
+    top = [
+        text(f"step {step:,} of {config.steps:,}, {progress} · {config.data.root or ', '.join(config.data.names())}"),
+        text(summarize(verdict), "verdict") if verdict else None,
+        tiles([*_success_figures(rollouts, results), *_loss_figures(verdict, train, val)]),
+    ]
+    page = render_page(f"{name} · understudy", name, sections, top=[block for block in top if block])
     write_text(path or run.report, page)
     return path or run.report
 
 
-_BATCH_NOTE = (
-    "Samples of step 0 as the policy received them, after augmentation: images, instruction and action chunk, one line "
-    "per dimension in the robot's units; steps after the end of the episode are faint."
-)
+def summarize(verdict: Verdict) -> str:
+    """Describe the fit of a run in one line: over- or underfitting with its factor, and the best step."""
+    loss = f"{verdict.term} loss" if verdict.term else "loss"
+    factor = verdict.validation / verdict.lowest if verdict.lowest > 0 else 1.0
+    best = f"best step {verdict.lowest_step:,}, validation {loss} {verdict.lowest:.4g}"
+    ratio = "" if verdict.ratio is None else f"; the last is {verdict.ratio:.3g} × the training {loss}"
+    if verdict.validations < 2:
+        fit = "One validation"
+    elif verdict.falling:
+        fit = f"Underfitting: the validation {loss} is still falling"
+    elif factor >= 1 + FALL:
+        fit = f"Overfitting: the last validation {loss} is {factor:.3g} × the lowest"
+    else:
+        fit = f"Converged: the validation {loss} no longer falls"
+    return f"{fit}. {best[0].upper()}{best[1:]}{ratio}."
 
 
-def _text(text: str) -> str:
-    from html import escape
+def _latest_state(run: RunDir) -> dict[str, Any]:
+    """State of the latest checkpoint; empty without one, and for a damaged one: a report is still useful."""
+    from understudy.errors import CheckpointError
+    from understudy.train.checkpoint import checkpoint
 
-    return escape(text)
-
-
-def _details(title: str, text: str) -> str:
-    return f"<details><summary>{_text(title)}</summary><pre>{_text(text)}</pre></details>"
-
-
-def _changed_settings(config: "TrainConfig") -> str:
-    """Render the settings that differ from the defaults of a run with this type of policy."""
-    from understudy.config.schema import differences, validate_new
-    from understudy.config.train import TrainConfig
-    from understudy.optional_packages import MissingExtraError
-    from understudy.report import html
-
-    usual, steps = TrainConfig(steps=config.steps, policy=type(config.policy)()), TrainConfig().steps
-    with suppress(MissingExtraError):  # then the table has the defaults of every run
-        kind = {"policy": {"type": config.policy.type}}
-        usual, steps = validate_new(TrainConfig, {"steps": config.steps, **kind}), validate_new(TrainConfig, kind).steps
-    found = differences(replace(usual.resolved(), steps=steps), config)
-    rows = [[path, _shown(now), _shown(default)] for path, (default, now) in found.items()]
-    table = html.table(["setting", "this run", "default"], rows) if rows else '<p class="soft">None.</p>'
-    return html.card("<h3>Settings that differ from the defaults</h3>", table)
+    latest = checkpoint.find_latest(run.checkpoints)
+    with suppress(CheckpointError):
+        return checkpoint.read_state(latest) if latest is not None else {}
+    return {}
 
 
-def _shown(value: Any) -> str:
-    return "–" if value is None else "(empty)" if value in ("", [], {}) else str(value)
-
-
-def _headlines(kinds: dict[str, list[dict[str, Any]]], rollouts: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Figures of the result: success, then losses and their gap."""
-    from understudy.report.run.validation import number
-    from understudy.train.track.metrics_file import compare_losses
-
-    found = []
-    if kinds["rollout"]:
-        latest = max(kinds["rollout"], key=lambda record: record["step"])
-        rate = latest["success"]
-        found.append((f"{rate['successes']}/{rate['episodes']}", f"success of the weights of step {latest['step']:,}"))
-    for result in rollouts:
-        rate = result["success"]
+def _success_figures(rollouts: Records, results: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Success of the latest rollouts during training and of each result, with its interval."""
+    rates = []
+    if rollouts:
+        latest = max(rollouts, key=lambda record: record["step"])
+        rates.append((latest["success"], f"success of the weights of step {latest['step']:,}"))
+    for result in results:
         name = "success with swapped text" if result["swap_text"] else "success"
-        found.append((f"{rate['successes']}/{rate['episodes']}", f"{name}, {result['world']}"))
-    if verdict := compare_losses(kinds["train"], kinds["val"]):
+        rates.append((result["success"], f"{name}, {result['world']}"))
+    return [(f"{rate['successes']}/{rate['episodes']}", f"{name}; {interval_text(rate)}") for rate, name in rates]
+
+
+def _loss_figures(verdict: Verdict | None, train: Records, val: Records) -> list[tuple[str, str]]:
+    """Losses and their gap; without a verdict the losses that there are."""
+    if verdict:
         loss = f"{verdict.term} loss" if verdict.term else "loss"
+        figures = []
         if verdict.ratio is not None:
-            found.append((f"{verdict.ratio:.3g} ×", f"validation {loss} over training {loss}"))
-        found.append((number(verdict.validation, 3), f"validation {loss} at step {verdict.step:,}"))
-        found.append((number(verdict.training, 3), f"training {loss}, mean of the {verdict.steps} steps before"))
+            figures.append((f"{verdict.ratio:.3g} ×", f"validation {loss} over training {loss}"))
+        figures.append((number(verdict.validation, 3), f"validation {loss} at step {verdict.step:,}"))
+        figures.append((number(verdict.training, 3), f"training {loss}, mean of the {verdict.steps} steps before"))
         if verdict.validations > 1:
-            found.append((f"step {verdict.lowest_step:,}", verdict.trend))
-        return found
-    losses = [r["loss"] for r in kinds["train"] if r["loss"] is not None]
-    if losses:
-        found.append((f"{np.mean(losses[-100:]):.3f}", f"training loss, mean of the last {len(losses[-100:])} steps"))
-    if kinds["val"]:
-        found.append((number(kinds["val"][-1]["loss"], 3), "validation loss"))
-    return found
+            figures.append((f"step {verdict.lowest_step:,}", verdict.trend))
+        return figures
+    losses = [r["loss"] for r in train if r["loss"] is not None][-100:]
+    figures = [(f"{np.mean(losses):.3f}", f"training loss, mean of the last {len(losses)} steps")] if losses else []
+    return figures + ([(number(val[-1]["loss"], 3), "validation loss")] if val else [])
 
 
-def _speed(kinds: dict[str, list[dict[str, Any]]]) -> list[tuple[str, str]]:
-    """Figures of the speed of the run."""
-    found = []
-    if kinds["speed"]:
-        speed = [r["samples_per_s"] for r in kinds["speed"]]
-        found.append((f"{np.median(speed):,.0f}", "samples per second, median"))
-        found += _token_figures(kinds["speed"])
-        found.append((f"{100 * np.median([r['wait'] for r in kinds['speed']]):.1f} %", "of the time waiting for data"))
-        seconds = sum(b["seconds"] for a, b in zip(kinds["speed"], [*kinds["speed"][1:], None]) for b in _ends(a, b))
-        found.append((str(timedelta(seconds=round(seconds))), "training time"))
-    skipped = sum(r["skipped"] for r in kinds["train"])
-    if skipped:
-        found.append((str(skipped), "steps skipped, gradient not finite"))
-    return found
+# -- speed ------------------------------------------------------------------------------------------------------------
 
 
-def _token_figures(speed: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Figures of micro-batches and tokens, medians over the logs that have them."""
-    import numpy as np
-
-    shown = {
+def _speed_tiles(train: Records, speed: Records) -> Block | None:
+    figures = []
+    medians = {
+        "samples_per_s": ("{:,.0f}", "samples per second, median"),
         "tokens_per_s": ("{:,.0f}", "tokens per second, median"),
         "valid_share": ("{:.1%}", "of the computed tokens are valid"),
         "samples_per_part": ("{:,.1f}", "samples per micro-batch"),
+        "wait": ("{:.1%}", "of the time waiting for data"),
     }
-    values = {name: [record[name] for record in speed if name in record] for name in shown}
-    return [(shown[name][0].format(np.median(own)), shown[name][1]) for name, own in values.items() if own]
+    for name, (form, label) in medians.items():
+        if values := [record[name] for record in speed if name in record]:
+            figures.append((form.format(np.median(values)), label))
+    if speed:  # `seconds` counts within one process: the last record of each counts
+        seconds = [record["seconds"] for record in speed]
+        total = sum(now for now, after in zip(seconds, [*seconds[1:], 0.0]) if after < now)
+        figures.append((str(timedelta(seconds=round(total))), "training time"))
+    if skipped := sum(record["skipped"] for record in train):
+        figures.append((str(skipped), "steps skipped, gradient not finite"))
+    return tiles(figures) if figures else None
 
 
-def _ends(record: dict[str, Any], following: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The record if it is the last of its process, else nothing (`seconds` counts within one process)."""
-    return [record] if following is None or following["seconds"] < record["seconds"] else []
-
-
-def _curves(kinds: dict[str, list[dict[str, Any]]]) -> str:
-    from understudy.report import charts, html
-
-    if not kinds["train"]:
-        return ""
-    series = {
-        "Gradient norm, before clipping": charts.series(
-            kinds["train"], "grad_norm", 2, unit="norm", log=True, smooth=True
+def _speed_charts(train: Records, speed: Records) -> Block | None:
+    norm = [record_line("gradient norm", train, "grad_norm", 2, smooth=True)]
+    charts = {
+        "Gradient norm, before clipping": chart("gradient norm", "step", "norm", norm, log=True),
+        "Learning rate": chart(
+            "learning rate", "step", "learning rate", [record_line("learning rate", train, "lr", 3)]
         ),
-        "Learning rate": charts.series(kinds["train"], "lr", 3, unit="learning rate"),
-        "Samples per second": charts.series(kinds["speed"], "samples_per_s", 5, unit="samples / s"),
-        "Share of the time spent waiting for data": charts.series(kinds["speed"], "wait", 6, unit="share of the time"),
     }
-    return html.grid([html.card(f"<h3>{title}</h3>", chart) for title, chart in series.items()], "two")
+    for title, key, unit, color in (
+        ("Samples per second", "samples_per_s", "samples / s", 5),
+        ("Share of the time spent waiting for data", "wait", "share of the time", 6),
+    ):
+        charts[title] = chart(title.lower(), "step", unit, [record_line(title.lower(), speed, key, color)])
+    return grid([card(title, drawn) for title, drawn in charts.items() if drawn])
 
 
-def _first_and_last(images: Any) -> list[Any]:
-    """First and last frame of a window [T, 3, H, W]; the image itself where there is no window."""
-    return [images] if images.ndim == 3 else [images[0], images[-1]] if len(images) > 1 else [images[0]]
+# -- first batch ------------------------------------------------------------------------------------------------------
 
 
-def _batch(config: Any, record: Mapping[str, Any], count: int = 8) -> str:
+def _first_batch(config: Any, record: Mapping[str, Any]) -> Blocks:
     """Render the first samples of step 0, or the reason why they are unavailable."""
     from understudy.errors import DatasetError
-    from understudy.report import charts, html
     from understudy.train.data.run_data import first_batch
     from understudy.train.run_record import recorded_sources
 
     try:
         batch, cameras = first_batch(config, recorded_sources(record), record.get("order"))
     except (DatasetError, ValueError, OSError) as error:
-        return html.card(f'<p class="soft">The dataset cannot be opened: {_text(str(error))}</p>')
-    cards = []
-    for i in range(min(count, len(batch["task"]))):
-        images = [
-            html.image(frame.permute(1, 2, 0).numpy(), 84, camera)
-            for camera in cameras[:2]
-            for frame in _first_and_last(batch[camera][i])
+        return [card("", text(f"The dataset cannot be opened: {error}"))]
+    samples = [_sample(batch, index, cameras) for index in range(min(SAMPLES, len(batch["task"])))]
+    return [text(_sizes(config, batch, cameras)), grid(samples, "samples")]
+
+
+def _sample(batch: Mapping[str, Any], index: int, cameras: Sequence[str]) -> Block:
+    """Render a sample: first and last frame of two cameras, instruction and action chunk."""
+    images = []
+    for camera in cameras[:2]:
+        frames = batch[camera][index]
+        window = frames[None] if frames.ndim == 3 else frames[[0, -1]] if len(frames) > 1 else frames
+        images += [image(frame.permute(1, 2, 0).numpy(), camera, 84) for frame in window]
+    actions = batch["action"][index].double().numpy()
+    padded = batch["action_is_pad"][index].numpy()
+    lines = []
+    for joint, values in enumerate(actions.T):
+        lines += [
+            line("", range(len(values)), values, joint, faint=True),
+            line("", range(len(values)), np.where(padded, np.nan, values), joint),
         ]
-        chart = charts.chunk(batch["action"][i].double().numpy(), batch["action_is_pad"][i].numpy())
-        where = f"episode {int(batch['episode_index'][i])}, frame {int(batch['frame_index'][i])}"
-        title = f"<h3>{_text(batch['task'][i]) or '<span class=soft>(no text)</span>'}</h3><small>{where}</small>"
-        cards.append(html.card(title, f'<div class="row">{"".join(images)}</div>', chart))
-    return f'<p class="soft">{_text(_sizes(config, batch, cameras))}</p>{html.grid(cards, "samples")}'
+    place = f"episode {int(batch['episode_index'][index])}, frame {int(batch['frame_index'][index])}"
+    drawn = chart(
+        "action chunk, one line per dimension",
+        "action of the chunk",
+        "robot's units",
+        lines,
+        zero=False,
+        bare=True,
+        height=150,
+    )
+    return card(batch["task"][index] or "(no text)", grid(images, "row"), drawn, note=place)
 
 
 def _sizes(config: Any, batch: Mapping[str, Any], cameras: Sequence[str]) -> str:
-    """Describe the size of the images of each camera, and that of the network."""
-    seen = "{}x{}".format(*config.policy.network_size)
-    loaded = {camera: "{}x{}".format(*batch[camera].shape[-2:]) for camera in cameras}
-    change = {
-        camera: "" if size == seen else f" -> {seen} ({config.policy.RESIZED})" for camera, size in loaded.items()
-    }
-    return "; ".join(f"{camera} {size}{change[camera]}" for camera, size in loaded.items())
+    """Describe the size of the images of each camera, and the size in the network."""
+    network = "{}x{}".format(*config.policy.network_size)
+    sizes = {camera: "{}x{}".format(*batch[camera].shape[-2:]) for camera in cameras}
+    change = f" -> {network} ({config.policy.RESIZED})"
+    return "; ".join(f"{camera} {size}{'' if size == network else change}" for camera, size in sizes.items())
 
 
-def _order(path: Path) -> list[str]:
-    """Render order.json: the order, the data's fingerprint and the normalization; nothing if it is unreadable."""
-    try:
-        return [_details("order.json", json.dumps(json.loads(path.read_text(encoding="utf-8")), indent=2))]
-    except (OSError, ValueError):
-        return []
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+def _changed_settings(config: "TrainConfig") -> Block:
+    """Render the settings that differ from the defaults of a run with this type of policy."""
+    from understudy.config.schema import differences, validate_new
+    from understudy.config.train import TrainConfig
+    from understudy.optional_packages import MissingExtraError
+
+    usual, steps = TrainConfig(steps=config.steps, policy=type(config.policy)()), TrainConfig().steps
+    with suppress(MissingExtraError):  # then the table has the defaults of every run
+        kind = {"policy": {"type": config.policy.type}}
+        usual, steps = validate_new(TrainConfig, {"steps": config.steps, **kind}), validate_new(TrainConfig, kind).steps
+    changed = differences(replace(usual.resolved(), steps=steps), config)
+    rows = [[path, format_setting(now), format_setting(default)] for path, (default, now) in changed.items()]
+    settings = table(["setting", "this run", "default"], rows) if rows else text("None.")
+    return card("Settings that differ from the defaults", settings)
+
+
+def format_setting(value: Any) -> str:
+    """Format the value of a setting."""
+    return "–" if value is None else "(empty)" if value in ("", [], {}) else str(value)
+
+
+def _recorded_settings(run: RunDir, config: "TrainConfig") -> Block:
+    """Render all settings, and order.json: the order, the data's fingerprint and the normalization."""
+    from understudy.config.schema import dump_yaml
+
+    order = None
+    with suppress(OSError, ValueError):
+        content = json.dumps(json.loads(run.order.read_text(encoding="utf-8")), indent=2)
+        order = fold("order.json", code(content))
+    return card("", fold("config.yaml", code(dump_yaml(config))), order)

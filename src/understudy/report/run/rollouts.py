@@ -1,53 +1,39 @@
 """Section of the report on rollouts: those during training, and those of `understudy rollout`."""
 
-import base64
 import json
-from collections.abc import Sequence
-from html import escape as _text
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from understudy.report.curves import Records, chart, line, record_line
+from understudy.report.page import Block, Blocks, card, encoded_image, film, fold, interval_bar, table, text
+from understudy.report.run.tables import short
 
-def render_during_training(records: Sequence[dict[str, Any]]) -> str:
-    """Render success per task of the latest rollouts during training, beside the best so far."""
-    from understudy.report import html
-
-    if not records:
-        return ""
-    by_step = sorted(records, key=lambda record: record["step"])
-    last = by_step[-1]
-
-    def best(rates: list[dict[str, Any]]) -> str:
-        found = max(rates, key=lambda rate: rate["rate"])
-        return f"{found['successes']}/{found['episodes']}"
-
-    rows = [
-        [*_row(task, rate), best([record["tasks"][task] for record in by_step if task in record["tasks"]])]
-        for task, rate in last["tasks"].items()
-    ]
-    rows.append([*_row("all", last["success"]), best([record["success"] for record in by_step])])
-    table = html.table(["task", "success", "95 % interval", "", "best so far"], rows)
-    return html.card(f"<h3>{_text(last['world'])}, the weights of step {last['step']:,}</h3>", table)
+Rate = Mapping[str, Any]
+"""Successes, episodes and the 95 % interval `low` to `high`."""
 
 
-def _row(name: str, rate: dict[str, Any]) -> list[Any]:
-    from understudy.report import html
+def render_rollouts(records: Records, results: Sequence[Mapping[str, Any]], folder: Path) -> Blocks:
+    """Render success per task with its interval, and images and films of episodes.
 
-    share = rate["successes"] / max(1, rate["episodes"])
-    between = f"{100 * rate['low']:.0f} to {100 * rate['high']:.0f} %"
-    return [
-        name,
-        f"{rate['successes']}/{rate['episodes']}",
-        between,
-        html.interval_bar(rate["low"], share, rate["high"]),
-    ]
+    Args:
+        records: Rollouts during training, in any sequence.
+        results: Results of `understudy rollout` (`read_results`).
+        folder: Folder of their images.
+    """
+    return [*_during_training(records), *(_result_card(result, folder) for result in results)]
+
+
+def interval_text(rate: Rate) -> str:
+    """Format the 95 % interval of a success rate."""
+    return f"{100 * rate['low']:.0f} to {100 * rate['high']:.0f} %"
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
     """Read the results of `understudy rollout`, those with swapped text last; other files are ignored."""
-    found = []
+    results = []
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         if path.name.startswith("step-"):  # rollouts during training, which are also in metrics.jsonl
             continue
@@ -56,55 +42,89 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
             result["success"]["episodes"], result["swap_text"], result["world"], result["tasks"]
         except (ValueError, KeyError, TypeError, OSError):
             continue
-        found.append(result)
-    return sorted(found, key=lambda result: bool(result["swap_text"]))
+        results.append(result)
+    return sorted(results, key=lambda result: bool(result["swap_text"]))
 
 
-def render_result(result: dict[str, Any], folder: Path) -> str:
-    """Render success per task with its interval, and strips of images."""
-    from understudy.report import html
+def _during_training(records: Records) -> Blocks:
+    """Render the latest rollouts during training next to the best, and success over the steps."""
+    if not records:
+        return []
+    by_step = sorted(records, key=lambda record: record["step"])
+    last = by_step[-1]
 
+    def best(rates: Sequence[Rate]) -> str:
+        highest = max(rates, key=lambda rate: rate["rate"])
+        return f"{highest['successes']}/{highest['episodes']}"
+
+    rows = [
+        [*_row(task, rate), best([record["tasks"][task] for record in by_step if task in record["tasks"]])]
+        for task, rate in last["tasks"].items()
+    ]
+    rows.append([*_row("all", last["success"]), best([record["success"] for record in by_step])])
+    rates = table(["task", "success", "95 % interval", "", "best so far"], rows)
+    title = f"{last['world']}, the weights of step {last['step']:,}"
+    return [card(title, rates), card("Success over the steps", _success_chart(by_step))]
+
+
+def _success_chart(records: Records) -> Block | None:
+    """Draw the success rate with its 95 % interval, and faintly the rates of up to ten tasks."""
+    tasks = sorted({task for record in records for task in record["tasks"]})
+    total = {key: [record["success"][key] for record in records] for key in ("rate", "low", "high")}
+    steps = [record["step"] for record in records]
+    lines = [line("all", steps, total["rate"], 1, low=total["low"], high=total["high"], points=True)]
+    for index, task in enumerate(tasks if 1 < len(tasks) <= 10 else []):
+        rates = [{"step": r["step"], **r["tasks"][task]} for r in records if task in r["tasks"]]
+        lines.append(record_line(short(task), rates, "rate", index + 2, faint=True))
+    return chart("success", "step", "success rate, with the 95 % interval", lines)
+
+
+def _row(name: str, rate: Rate) -> list[Any]:
+    share = rate["successes"] / max(1, rate["episodes"])
+    bar = interval_bar(rate["low"], share, rate["high"])
+    return [name, f"{rate['successes']}/{rate['episodes']}", interval_text(rate), bar]
+
+
+def _result_card(result: Mapping[str, Any], folder: Path) -> Block:
     rows = [_row(task, rate) for task, rate in result["tasks"].items()]
     rows.append(_row("all", result["success"]))
     if result["swap_text"]:
         rows.append(_row("completed the scene's own task instead", result["took_scene"]))
-    table = html.table(["task", "success", "95 % interval", ""], rows)
+    rates = table(["task", "success", "95 % interval", ""], rows)
     title = f"{result['world']}, seed {result['seed']}" + (", another object named" if result["swap_text"] else "")
-    strips = [_strip(result, episode, name, folder) for episode, name in result.get("pictures", {}).items()]
-    strips = [strip for strip in strips if strip]
-    films = (
-        f"<details open><summary>images of {len(strips)} episodes</summary>{''.join(strips)}</details>"
-        if strips
-        else ""
-    )
-    return html.card(f"<h3>{_text(title)}</h3>", table, films)
+    pictured = [_episode(result, episode, name, folder) for episode, name in result.get("pictures", {}).items()]
+    films = [block for blocks in pictured for block in blocks]
+    shown = sum(map(bool, pictured))
+    return card(title, rates, fold(f"images of {shown} episodes", *films, is_open=True) if films else None)
 
 
-def _strip(result: dict[str, Any], episode: str, name: str, folder: Path) -> str:
+def _episode(result: Mapping[str, Any], episode: str, name: str, folder: Path) -> Blocks:
     """Render some images of an episode with their times, and the whole episode as a folded animation."""
     from PIL import Image
 
-    from understudy.report import html
     from understudy.rollout.files import STRIP
 
-    entry = next((e for e in result["episodes"] if str(e["episode"]) == episode), None)
+    entry = next((entry for entry in result["episodes"] if str(entry["episode"]) == episode), None)
     if entry is None or not (folder / name).is_file():
-        return ""
+        return []
     with Image.open(folder / name) as image:
         pixels = np.asarray(image.convert("RGB"))
-    outcome = '<span class="good">success</span>' if entry["success"] else '<span class="bad">failure</span>'
-    outcome += f": {_text(entry['error'])}" if entry.get("error") else ""
-    title = f"<p><small>{_text(entry['told'])}, {entry['steps']} steps: {outcome}</small></p>"
+    outcome = "success" if entry["success"] else "failure"
+    outcome += f": {entry['error']}" if entry.get("error") else ""
+    style = "good" if entry["success"] else "bad"
     times = np.linspace(0, entry["steps"], STRIP).round() / result.get("fps", 10)
     images = np.split(pixels, STRIP, axis=1) if pixels.shape[1] % STRIP == 0 else [pixels]
-    strip = html.film(images, [f"{time:.1f} s" for time in times[: len(images)]], f"episode {episode}")
-    return title + strip + _film(folder / result.get("films", {}).get(episode, ""), episode)
+    strip = film(images, [f"{time:.1f} s" for time in times[: len(images)]], f"episode {episode}")
+    return [
+        text(f"{entry['told']}, {entry['steps']} steps: {outcome}", style),
+        strip,
+        _animation(result, episode, folder),
+    ]
 
 
-def _film(path: Path, episode: str) -> str:
+def _animation(result: Mapping[str, Any], episode: str, folder: Path) -> Block | None:
+    path = folder / result.get("films", {}).get(episode, "")
     if not path.is_file():
-        return ""
-    data = base64.b64encode(path.read_bytes()).decode()
-    alt = f"episode {_text(episode)}, whole"
-    image = f'<img class="pixels" width="256" alt="{alt}" src="data:image/webp;base64,{data}">'
-    return f"<details><summary>play episode {_text(episode)}</summary>{image}</details>"
+        return None
+    animation = encoded_image(path.read_bytes(), "webp", f"episode {episode}, whole", 256, True)
+    return fold(f"play episode {episode}", animation)

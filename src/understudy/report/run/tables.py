@@ -17,7 +17,7 @@ def format_validation(result: Mapping[str, Any], mode: str = "policy") -> str:
     """Format a validation with its `step` for a terminal.
 
     Args:
-        result: The record.
+        result: The record of a validation.
         mode: Task mode of the validation (`TrainConfig.val_mode`).
     """
     terms = several_terms(result)
@@ -75,17 +75,17 @@ def mode_rows(modes: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
             of_kind = figures[kind]
             if kind == "sources" and len(of_kind) < 2:
                 continue
-            own = (figures.get("open_loop") or {}).get("sources", {}) if kind == "sources" else {}
-            groups += [(short(name), entry, own.get(name, {}).get("normalised")) for name, entry in of_kind.items()]
+            errors = (figures.get("open_loop") or {}).get("sources", {}) if kind == "sources" else {}
+            groups += [(short(name), entry, errors.get(name, {}).get("normalised")) for name, entry in of_kind.items()]
         for name, entry, error in groups:
-            found = entry.get("terms", {})
-            cells = [_number(found[term]["loss"]) if term in found else "" for term in terms]
+            losses = entry.get("terms", {})
+            cells = [_number(losses[term]["loss"]) if term in losses else "" for term in terms]
             rows.append((mode, name, *cells, "" if error is None else _number(error), str(entry["samples"])))
     return rows
 
 
 def _imagined(figures: Mapping[str, Any]) -> list[str]:
-    """Format errors of imagined states and images beside a copy of the present."""
+    """Format errors of imagined states and images, and of a copy of the present."""
     parts = []
     if states := figures.get("states"):
         rows = [
@@ -131,7 +131,7 @@ def _open_loop(result: Mapping[str, Any]) -> list[str]:
 
 
 def with_error(entry: Mapping[str, Any]) -> list[str]:
-    """Joints of a source (of `OpenLoop.result`) with any open-loop error; a joint that never moves has none."""
+    """Return the joints of a source (`OpenLoop.result`) with any open-loop error; a joint that never moves has none."""
     return [joint for joint, mse in entry["mse"].items() if mse != 0 or entry["mae"][joint] != 0]
 
 

@@ -1,52 +1,21 @@
-"""Section of the report on validation: heat-map of the groups, table with standard errors, flow time, open loop.
+"""Sections of the report on losses, validation and imagined futures, from the records of `metrics.jsonl`."""
 
-It reads only the records of `metrics.jsonl`.
-"""
-
+import json
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
-from math import floor, isfinite, log10
+from math import floor, inf, isfinite, log2, log10
+from pathlib import Path
 from typing import Any
 
-from understudy.report import charts, html
-from understudy.report.run import heatmap
-from understudy.report.run.tables import KINDS, STILL, mode_rows, several_terms, with_error
-from understudy.train.validation.metrics import notes_on_groups
+import numpy as np
 
-Records = Sequence[Mapping[str, Any]]
+from understudy.report.curves import Records, chart, line, record_line, step_line
+from understudy.report.page import Block, Blocks, card, film, grid, styled, table, text
+from understudy.report.run.tables import KINDS, STILL, mode_rows, several_terms, short, with_error
+from understudy.train.track.metrics_file import STEPS, mean_loss
+from understudy.train.validation.metrics import notes_on_groups
 
 LINES = 40
 """Most tasks with a line each in a chart; with more the chart is unreadable, and the heat-map shows which matter."""
-
-
-def render_validation(val: Records) -> str:
-    """Render the cards of a run's validations, oldest first; "" without any."""
-    if not val:
-        return ""
-    last, cards = val[-1], []
-    if len(val) > 1:
-        cards.append(html.card("<h3>Each group over the steps</h3>", heatmap.heatmap(val)))
-    cards.append(html.card(_table(val)))
-    if modes := last.get("modes"):
-        head, *rows = mode_rows(modes)
-        cards.append(html.card("<h3>Losses in each task mode</h3>", _folded(html.table(head, rows), len(rows), "rows")))
-    half_width = []
-    if len(val) > 1 and len(last["tasks"]) <= LINES:
-        cards.append(html.card("<h3>Per task</h3>", charts.per_task(val)))
-    if last.get("time"):
-        why = (
-            "Near 1 the policy chooses among motions, near 0 it refines one: a high end shows which of both is missing."
-        )
-        title = f"<h3>Over flow time (1 is noise)</h3><p class='soft'>{why}</p>"
-        half_width.append(html.card(title, charts.per_flow_time(val)))
-    if last.get("open_loop"):
-        records = [{"step": r["step"], **r["open_loop"]} for r in val if r.get("open_loop")]
-        if len(records) > 1:
-            chart = charts.series(records, "normalised", 4, unit="mean squared error")
-            half_width.append(html.card("<h3>Open-loop error, normalized</h3>", chart))
-        cards.append(html.card(_open_loop(last["open_loop"])))
-    cards.append(html.grid(half_width, "two"))
-    return "".join(card for card in cards if card)
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -55,72 +24,329 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def decimals(error: float | None) -> int:
-    """Number of decimals that a figure with this standard error deserves: two digits of the error; 4 without one."""
+    """Return the number of decimals that a figure with this standard error deserves: two digits of it; 4 without."""
     return 4 if not error or not isfinite(error) else min(6, max(0, 1 - floor(log10(error))))
 
 
-def _table(val: Records) -> str:
-    """Render the figures of the last validation, and the lowest so far."""
+# -- losses -----------------------------------------------------------------------------------------------------------
+
+
+def render_losses(train: Records, val: Records) -> Blocks:
+    """Render the cards of the losses of a run, records oldest first."""
+    if not train:
+        return [card("", text("No step has been logged yet."))]
+    bounds = [(r["loss"], 2 * (r.get("se") or 0.0)) for r in val if r.get("loss") is not None]
+    whiskers = {"low": [loss - half for loss, half in bounds], "high": [loss + half for loss, half in bounds]}
+    steps = [r["step"] for r in val if r.get("loss") is not None]
+    label = "validation, ± 2 standard errors" if any(half for _, half in bounds) else "validation"
+    lines = [
+        record_line("training", train, "loss", 0, smooth=True),
+        line(label, steps, [loss for loss, _ in bounds], 1, points=True, **whiskers),
+    ]
+    terms = several_terms({"terms": dict.fromkeys(name for r in train[-STEPS:] for name in r.get("terms", ()))})
+    return [
+        card("Loss", chart("loss", "step", "loss", lines, log=False, cut=True, height=300)),
+        grid([card(name, _term_chart(train, val, name)) for name in terms]),
+        _group_losses(train[-STEPS:], val[-1] if val else {}),
+    ]
+
+
+def _term_chart(train: Records, val: Records, name: str) -> Block | None:
+    """Draw a loss term: the moving mean in training, and the validations."""
+    of_term = [
+        [{"step": r["step"], **r["terms"][name]} for r in records if name in r.get("terms", {})]
+        for records in (train, val)
+    ]
+    lines = [
+        record_line("training", of_term[0], "loss", 0, smooth=True),
+        record_line("validation", of_term[1], "loss", 1, points=True),
+    ]
+    return chart(f"{name} loss", "step", f"{name} loss", lines, cut=True)
+
+
+def _group_losses(train: Records, last: Mapping[str, Any]) -> Block | None:
+    """Render the mean loss of each term per source and task mode, in training and in the latest validation."""
+    rows: list[list[str]] = []
+    terms = list(dict.fromkeys(name for record in train for name in record.get("terms", ())))
+    for kind, label in {"sources": "source", "modes": "task mode"}.items():
+        for name in dict.fromkeys(name for record in train for name in record.get(kind, ())):
+            steps = [record[kind][name] for record in train if name in record.get(kind, {})]
+            validation = last.get(kind, {}).get(name, {}).get("terms", {})
+            losses = [mean_loss(steps, term) for term in terms]
+            losses += [validation.get(term, {}).get("loss") for term in terms]
+            rows.append([label, name, *("" if loss is None else f"{loss:.4g}" for loss in losses)])
+    if not rows:
+        return None
+    head = ["group", "name", *(f"{term}, training" for term in terms), *(f"{term}, validation" for term in terms)]
+    note = f"Means over the last {len(train)} steps, without the weights of the terms."
+    return card("Loss terms per group", table(head, rows), note=note)
+
+
+# -- validation -------------------------------------------------------------------------------------------------------
+
+
+def render_validation(val: Records) -> Blocks:
+    """Render the cards of a run's validations, oldest first; none without any."""
+    if not val:
+        return []
     last = val[-1]
-    step = f"at step {last['step']:,}"
+    cards = [
+        heatmap(val) if len(val) > 1 else None,
+        card("", *map(text, notes_on_groups(last)), _overall_table(val), _group_table(val)),
+    ]
+    if modes := last.get("modes"):
+        head, *rows = mode_rows(modes)
+        cards.append(card("Losses in each task mode", table(head, rows, "rows")))
+    if len(val) > 1 and len(last["tasks"]) <= LINES:
+        cards.append(card("Per task", task_chart(val)))
+    halves: Blocks = []
+    if last.get("time"):
+        note = (
+            "Near 1 the policy chooses among motions, near 0 it refines one: a high end shows which of both is missing."
+        )
+        halves.append(card("Over flow time (1 is noise)", _flow_time_chart(val), note=note))
+    if errors := last.get("open_loop"):
+        records = [{"step": r["step"], **r["open_loop"]} for r in val if r.get("open_loop")]
+        lines = [record_line("open-loop error", records, "normalised", 4)]
+        drawn = chart("open-loop error", "step", "mean squared error, normalized", lines)
+        halves.append(card("Open-loop error, normalized", drawn) if len(records) > 1 else None)
+        cards.append(_open_loop(errors))
+    return [*cards, grid(halves)]
 
-    terms = several_terms(last)
 
-    def figures(entry: Mapping[str, Any], before: Sequence[tuple[float | None, int]]) -> list[Any]:
-        low, at = min(((x, step) for x, step in before if x is not None), default=(None, 0))
-        se, means = entry.get("se"), entry.get("terms", {})
-        digits = decimals(se)
-        return [
-            number(entry["loss"], digits),
-            "" if se is None else f"± {se:.{digits}f}",
-            *(number(means[term]["loss"], digits) if term in means else "" for term in terms),
-            number(low, digits),
-            "" if low is None else at,
-        ]
+def _overall_table(val: Records) -> Block:
+    """Render the last and the lowest loss of all samples, and the means of the tasks and heads."""
+    last = val[-1]
+    samples = sum(entry["samples"] for entry in last["tasks"].values())
+    frames = last.get("held_out", samples)
+    evaluated = f"all {samples:,} samples" if frames == samples else f"{samples:,} of {frames:,} validation frames"
+    rows = [[evaluated, *_figures(last, last, [(r["loss"], r["step"]) for r in val])]]
+    means: dict[str, Callable[[Mapping[str, Any]], float | None]] = {"mean of the tasks": lambda r: r["macro"]}
+    if len(last.get("heads", {})) > 1:
+        means["heads by their weights"] = lambda r: r.get("weighted")
+    rows += [
+        [name, *_figures(last, {"loss": mean(last)}, [(mean(r), r["step"]) for r in val])]
+        for name, mean in means.items()
+    ]
+    return table(["samples", *_figure_head(last)], rows)
 
-    head, rows = [step, "standard error", *terms, "lowest so far", "at step"], []
+
+def _group_table(val: Records) -> Block:
+    """Render the last and the lowest loss of each norm head, source and task."""
+    last, rows = val[-1], []
     for kind, name in KINDS.items():
         groups = last.get(kind, {})
         if kind != "tasks" and len(groups) < 2:
             continue  # a single head or source is all samples
         for group, entry in groups.items():
-            before = [(r[kind][group]["loss"], r["step"]) for r in val if group in r.get(kind, {})]
-            rows.append(
-                [name, group or "(no text)", entry["samples"], entry.get("episodes", ""), *figures(entry, before)]
-            )
-    samples = sum(entry["samples"] for entry in last["tasks"].values())
-    frames = last.get("held_out", samples)
-    evaluated = f"all {samples:,} samples" if frames == samples else f"{samples:,} of {frames:,} validation frames"
-    over_all = [[evaluated, *figures(last, [(r["loss"], r["step"]) for r in val])]]
-    means: dict[str, Callable[[Mapping[str, Any]], float | None]] = {"mean of the tasks": lambda r: r["macro"]}
-    if len(last.get("heads", {})) > 1:
-        means["heads by their weights"] = lambda r: r.get("weighted")
-    over_all += [[name, *figures({"loss": of(last)}, [(of(r), r["step"]) for r in val])] for name, of in means.items()]
-    per_group = html.table(["kind", "group", "samples", "episodes", *head], rows)
-    notes = "".join(f'<p class="soft">{escape(note)}</p>' for note in notes_on_groups(last))
-    return (
-        notes
-        + html.table(["samples", *head], over_all)
-        + '<div class="gap"></div>'
-        + _folded(per_group, len(rows), "groups")
-    )
+            history = [(r[kind][group]["loss"], r["step"]) for r in val if group in r.get(kind, {})]
+            counts = [entry["samples"], entry.get("episodes", "")]
+            rows.append([name, group or "(no text)", *counts, *_figures(last, entry, history)])
+    return table(["kind", "group", "samples", "episodes", *_figure_head(last)], rows, "groups")
 
 
-def _open_loop(result: Mapping[str, Any]) -> str:
+def _figure_head(last: Mapping[str, Any]) -> list[str]:
+    return [f"at step {last['step']:,}", "standard error", *several_terms(last), "lowest so far", "at step"]
+
+
+def _figures(
+    last: Mapping[str, Any], entry: Mapping[str, Any], history: Sequence[tuple[float | None, int]]
+) -> list[Any]:
+    """Loss of a group with its standard error and terms, and the lowest of its `history` with its step."""
+    lowest, step = min(((loss, step) for loss, step in history if loss is not None), default=(None, 0))
+    error, means = entry.get("se"), entry.get("terms", {})
+    digits = decimals(error)
+    return [
+        number(entry["loss"], digits),
+        "" if error is None else f"± {error:.{digits}f}",
+        *(number(means[term]["loss"], digits) if term in means else "" for term in several_terms(last)),
+        number(lowest, digits),
+        "" if lowest is None else step,
+    ]
+
+
+def task_chart(val: Records) -> Block | None:
+    """Draw the validation loss of each task over the steps."""
+    tasks = sorted({task for record in val for task in record["tasks"]})
+    lines = []
+    for index, task in enumerate(tasks):
+        losses = [{"step": r["step"], **r["tasks"][task]} for r in val if task in r["tasks"]]
+        lines.append(record_line(short(task), losses, "loss", index, points=True))
+    return chart("validation loss per task", "step", "validation loss", lines)
+
+
+def _flow_time_chart(val: Records) -> Block | None:
+    """Draw the validation loss per interval of flow time, in the first and the last validation.
+
+    Loss terms with other intervals have a line each.
+    """
+    lines = []
+    for record in [val[0], val[-1]] if len(val) > 1 else [val[-1]]:
+        intervals: dict[str, list[Mapping[str, Any]]] = {}
+        for interval in record.get("time", []):
+            if interval["loss"] is not None:
+                intervals.setdefault(" and ".join(interval.get("terms", ())), []).append(interval)
+        for index, (terms, bins) in enumerate(intervals.items()):
+            edges = [bins[0]["from"], *(bin["to"] for bin in bins)]
+            name = f"step {record['step']:,}" + (f", {terms}" if terms else "")
+            color = 1 if record is val[-1] else 0
+            lines.append(step_line(name, edges, [bin["loss"] for bin in bins], color, dashed=index % 2 == 1))
+    return chart("validation loss over flow time", "flow time", "validation loss", lines)
+
+
+def _open_loop(errors: Mapping[str, Any]) -> Block:
     rows = []
-    for source, entry in result["sources"].items():
-        off = with_error(entry)
-        rows += [[source, joint, number(entry["mse"][joint], 5), number(entry["mae"][joint], 5)] for joint in off]
-        if still := len(entry["mse"]) - len(off):
+    for source, entry in errors["sources"].items():
+        moved = with_error(entry)
+        rows += [[source, joint, number(entry["mse"][joint], 5), number(entry["mae"][joint], 5)] for joint in moved]
+        if still := len(entry["mse"]) - len(moved):
             rows.append([source, f"{still} {STILL}", "", ""])
     note = (
-        f"Predicted actions on one validation frame in {result['every']}, compared with the recorded ones, in the "
-        f"robot's units. Mean squared error in normalized units over all joints: {number(result['normalised'])}."
+        f"Predicted actions on one validation frame in {errors['every']}, compared with the recorded ones, in the "
+        f"robot's units. Mean squared error in normalized units over all joints: {number(errors['normalised'])}."
     )
-    table = html.table(["source", "joint", "mean squared error, units²", "mean absolute error, units"], rows)
-    return f'<h3>Open-loop error</h3><p class="soft">{note}</p>{_folded(table, len(rows), "joints")}'
+    head = ["source", "joint", "mean squared error, units²", "mean absolute error, units"]
+    return card("Open-loop error", table(head, rows, "joints"), note=note)
 
 
-def _folded(table: str, rows: int, unit: str) -> str:
-    """Fold a table of more than 40 rows."""
-    return table if rows <= 40 else f"<details><summary>{rows} {unit}</summary>{table}</details>"
+# -- heat-map ---------------------------------------------------------------------------------------------------------
+
+MISSING = object()
+COLUMNS, ROWS = 12, 40
+WORSE = 0.05
+"""Rise above a group's lowest loss that is marked."""
+DEEPEST = 4.0
+"""Factor above the lowest loss of the full color."""
+
+
+def heatmap(val: Records) -> Block | None:
+    """Render the loss of every group over the steps as colored cells; None if no record has groups.
+
+    Rows are sources and their tasks (tasks alone for a single source), those with a marked rise first, at most `ROWS`.
+    Columns are validations, thinned evenly to `COLUMNS`, the last one included. The color of a cell is the distance of
+    its loss to the lowest loss of its group, so that easy and hard groups are comparable.
+    """
+    losses = [{name: entry["loss"] for name, entry in _groups_of(record).items()} for record in val]
+    names = sorted({name for record in losses for name in record})
+    if not names:
+        return None
+    histories = {name: [record.get(name, MISSING) for record in losses] for name in names}
+    rises = {name: since_lowest(history)[0] for name, history in histories.items()}
+    ranked = sorted(names, key=lambda name: -rises[name] if rises[name] > WORSE else 0.0)
+    steps = [record["step"] for record in val]
+    columns = sorted({round(place) for place in np.linspace(0, len(val) - 1, min(COLUMNS, len(val)))})
+    rows = [_heat_row(name, histories[name], steps, columns) for name in ranked[:ROWS]]
+    worse = sum(rise > WORSE for rise in rises.values())
+    count = f"{worse} of {len(names)} groups {'are' if worse > 1 else 'is'}" if worse else "No group is"
+    note = (
+        f"{count} more than {100 * WORSE:.0f} % above the lowest loss of the group, which is framed. Deeper colors are "
+        f"further above it; the deepest is {DEEPEST:g} times it."
+    )
+    rest = text(f"and {len(names) - ROWS} more groups") if len(names) > ROWS else None
+    head = ["step", *(f"{steps[column]:,}" for column in columns), ""]
+    return card("Each group over the steps", table(head, rows), rest, note=note)
+
+
+def _groups_of(record: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Entries of the groups of one validation by name: tasks, with their sources if there are several."""
+    groups = record.get("groups", [])
+    if len({group["source"] for group in groups}) > 1:
+        return {f"{group['source']} · {group['task']}": group for group in groups}
+    return dict(record.get("tasks", {}))
+
+
+def since_lowest(history: Sequence[Any]) -> tuple[float, int]:
+    """Return the rise of a group's last loss above its lowest, as a share of the lowest, and the index of the lowest.
+
+    In `history`, None is a loss that was not finite, and MISSING an absent one. The rise is infinite if the last loss
+    is not finite and another one is.
+    """
+    finite = [(loss, index) for index, loss in enumerate(history) if loss is not None and loss is not MISSING]
+    if not finite:
+        return 0.0, -1
+    lowest, index = min(finite)
+    if history[-1] is MISSING:
+        return 0.0, index
+    if history[-1] is None:
+        return inf, index
+    return (history[-1] / lowest - 1 if lowest > 0 else 0.0), index
+
+
+def _heat_row(name: str, history: Sequence[Any], steps: Sequence[int], columns: Sequence[int]) -> list[Any]:
+    rise, best = since_lowest(history)
+    lowest = history[best] if best >= 0 else None
+    cells = [_heat_cell(history[column], lowest, column == best) for column in columns]
+    if rise > WORSE:
+        amount = "not finite, lowest at" if rise == inf else f"+{100 * rise:.0f} % since"
+        note = styled(f"▲ worse: {amount} step {steps[best]:,}", "bad")
+    elif rise > 0:
+        note = styled(f"+{100 * rise:.1f} % since step {steps[best]:,}", "soft")
+    else:
+        note = styled("at its lowest" if best == len(history) - 1 else "", "soft")
+    return [name or "(no text)", *cells, note]
+
+
+def _heat_cell(loss: Any, lowest: float | None, is_best: bool) -> Any:
+    if loss is MISSING:
+        return ""
+    if loss is None:
+        return styled("NaN", "cell bad", depth="0", hint="not finite")
+    above = log2(loss / lowest) / log2(DEEPEST) if lowest else 0.0
+    depth = 0.06 + 0.64 * min(1.0, max(0.0, above))
+    return styled(f"{loss:.3g}", "cell best" if is_best else "cell", depth=f"{depth:.2f}", hint="")
+
+
+# -- imagined futures -------------------------------------------------------------------------------------------------
+
+
+def render_imagined(val: Records, strips: Path) -> Blocks:
+    """Render the imagined futures of the latest validation; none if the run has none.
+
+    Args:
+        val: Validation records, oldest first.
+        strips: PNG file with images, which may be absent.
+    """
+    latest = next((record for record in reversed(val) if record.get("imagined")), None)
+    if latest is None:
+        return []
+    figures = latest["imagined"]
+    note = (
+        f"{figures['frames']} validation frames at step {latest['step']:,}: the policy gets the recorded observation "
+        "and the recorded actions. A copy of the present, nothing changes, is the reference."
+    )
+    cards = [card("", _imagined_images(images))] if (images := figures.get("images")) else []
+    if states := figures.get("states"):
+        lines = [
+            line(label, range(1, len(states[name]) + 1), np.array(states[name], np.float64), color, points=True)
+            for color, (name, label) in enumerate({"model": "imagined", "copy": "copy of the present"}.items())
+        ]
+        drawn = chart("error of imagined states", "actions ahead", "mean squared error, normalized", lines, log=True)
+        cards.append(card("Error of imagined states after each action", drawn))
+    if shown := _strips(strips):
+        cards.append(card("Recorded and imagined images", *shown))
+    return [text(note), *cards]
+
+
+def _imagined_images(images: Mapping[str, Any]) -> Block:
+    rows = []
+    for index, ahead in enumerate(images["ahead"]):
+        for kind, pixels in (("psnr", "all"), ("psnr_moved", "changing")):
+            ratios = [images[kind][name][index] for name in ("model", "copy")]
+            rows.append([ahead, pixels, *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)])
+    return table(["frames ahead", "pixels", "imagined, PSNR in dB", "copy"], rows)
+
+
+def _strips(path: Path) -> list[Block]:
+    """Render the rows of images; none if the file is absent or not an image of this kind."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            content = json.loads(image.text["understudy"])  # type: ignore[attr-defined]
+            pixels = np.asarray(image.convert("RGB"))
+        rows, columns = content["rows"], content["columns"]
+        bands = np.split(pixels, len(rows), axis=0)
+        cells = [np.split(band, len(columns), axis=1) for band in bands]
+    except (OSError, ValueError, KeyError, AttributeError, ZeroDivisionError):
+        return []
+    return [block for title, images in zip(rows, cells) for block in (text(title), film(images, columns, title))]

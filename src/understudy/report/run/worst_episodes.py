@@ -6,15 +6,15 @@ dataset, predicted actions a checkpoint, too. Where one of these is missing, the
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from understudy.batch_keys import ACTION
 from understudy.errors import DatasetError, UnderstudyError, is_out_of_memory, summarize
-from understudy.report import html, sparklines
-from understudy.report.view.columns import Columns
+from understudy.report.curves import Records, chart, line
+from understudy.report.page import Block, Blocks, card, film, fold, grid, text
+from understudy.report.view.episodes import Columns, ranges
 from understudy.report.view.sheets import Sheets
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
@@ -30,35 +30,41 @@ FRAMES = 8
 """Frames of a strip."""
 WIDEST = 160
 """Pixels of a frame's width; wider ones are reduced."""
+POINTS = 600
+"""Most points of a curve; longer ones have the least and the largest value of each bucket of frames."""
 CURVES = 12
 """Joints that are shown without a click."""
-RECORDED, PREDICTED = html.COLORS[0], html.COLORS[1]
+UNITS = (
+    "Actions in the robot's units; MAE is the mean absolute error. A prediction begins at a recorded observation, "
+    "after each chunk."
+)
 
 
-def render_worst_episodes(run: RunDir, val: Sequence[Mapping[str, Any]], count: int, *, predict: bool = True) -> str:
-    """Render the `count` episodes with the largest loss of the latest validation; "" where there are none.
+def render_worst_episodes(run: RunDir, val: Records, count: int, *, predict: bool = True) -> Blocks:
+    """Render the `count` episodes with the largest loss of the latest validation; none where there are none.
 
     Args:
-        run: the run.
-        val: its validation records, oldest first.
-        count: number of episodes.
-        predict: whether to load a checkpoint for predicted actions.
+        run: The run.
+        val: Its validation records, oldest first.
+        count: Number of episodes.
+        predict: Whether to load a checkpoint for predicted actions.
     """
     if not val or not count or val[-1].get("scalar"):
-        return ""
-    found = read_validated(run, val)
-    if found is None:
-        return _note(f"{run.validation} has no losses by episode of these validations.")
-    step, sums = found
+        return []
+    validated = read_validated(run, val)
+    if validated is None:
+        return [card("", text(f"{run.validation} has no losses by episode of these validations."))]
+    step, sums = validated
     chosen = sums.largest(count)
     with ExitStack() as stack:
         validation, predicted, notes = _open(stack, run, step, predict)
-        shown = _Shown(validation, predicted)
-        cards = [shown.render(sums, index) for index in chosen.tolist()]
+        cards = _Cards(run, validation, predicted)
+        episodes = [cards.render(sums, index) for index in chosen.tolist()]
     about = (
         f"{len(chosen)} of the {len(sums.episode):,} episodes of the validation at step {step:,}, largest loss first."
     )
-    return _note(" ".join([about, *notes]), legend=predicted is not None) + "".join(cards)
+    legend = text(UNITS) if predicted is not None else None
+    return [card("", text(" ".join([about, *notes])), legend, cards.horizon_chart()), *episodes]
 
 
 def _open(
@@ -75,11 +81,11 @@ def _open(
     if not predict:
         notes.append(f"Predicted actions are added by: understudy report {run.root}")
     elif run.is_active():
-        notes.append("The run is active, so no policy is loaded beside it: there are no predicted actions yet.")
+        notes.append("The run is active, so no policy is loaded: there are no predicted actions yet.")
     else:
         try:
-            which: int | str = step if step in checkpoint.list_steps(run.checkpoints) else "latest"
-            state, validation = stack.enter_context(open_checkpoint(run.root, which))
+            chosen: int | str = step if step in checkpoint.list_steps(run.checkpoints) else "latest"
+            state, validation = stack.enter_context(open_checkpoint(run.root, chosen))
             predicted = EpisodeActions(state, validation).predict
             return validation, predicted, [f"Actions are predicted by the checkpoint of step {state.step:,}."]
         except Exception as error:
@@ -100,77 +106,118 @@ def _is_expected(error: Exception) -> bool:
     return isinstance(error, UnderstudyError | OSError | ImportError) or is_out_of_memory(error)
 
 
-class _Shown:
+class _Cards:
     """Cards of episodes.
 
     Args:
-        validation: the datasets; None: they cannot be opened.
-        predict: returns the predicted actions of an episode (`EpisodeActions.predict`); None: there are none.
+        run: The run.
+        validation: The datasets; None: they cannot be opened.
+        predict: Predicted actions of an episode (`EpisodeActions.predict`); None: there are none.
     """
 
-    def __init__(self, validation: "ValidationData | None", predict: Predict | None) -> None:
-        self._validation, self._predict = validation, predict
+    def __init__(self, run: RunDir, validation: "ValidationData | None", predict: Predict | None) -> None:
+        self._run, self._validation, self._predict = run, validation, predict
+        self._errors: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def render(self, sums: EpisodeSums, index: int) -> str:
+    def render(self, sums: EpisodeSums, index: int) -> Block:
         """Render the episode at an index of `sums`."""
         name, episode, loss = sums.names[sums.source[index]], int(sums.episode[index]), float(sums.losses()[index])
         figure = f"{loss:.4f}" if np.isfinite(loss) else "not finite"
-        source = f"{escape(name)}, " if len(sums.names) > 1 else ""
-        title = f"<h3>{source}episode {episode}: loss {figure}</h3>"
+        title = f"{f'{name}, ' if len(sums.names) > 1 else ''}episode {episode}: loss {figure}"
         samples = f"{int(sums.samples[index]):,} samples"
         if self._validation is None:
-            return html.card(title, f"<small>{samples}</small>")
+            return card(title, note=samples)
         try:
             names = self._validation.names
-            number = 0 if len(names) == len(sums.names) == 1 else names.index(name)  # the only one may be renamed
-            catalog = self._validation.datasets[number].catalog
+            source = 0 if len(names) == len(sums.names) == 1 else names.index(name)  # the only one may be renamed
+            catalog = self._validation.datasets[source].catalog
             row = catalog.episodes.row_of(episode)
         except (ValueError, DatasetError):
-            return html.card(title, f"<small>{samples}; the dataset has no such episode</small>")
+            return card(title, note=f"{samples}; the dataset has no such episode")
         length = int(catalog.episodes.lengths[row])
         tasks = [catalog.tasks[task] for task in catalog.episodes.tasks_of(row) if 0 <= task < len(catalog.tasks)]
-        about = escape("; ".join([f"{samples} of {length:,} frames", *tasks]))
-        return html.card(
+        return card(
             title,
-            f"<p><small>{about}</small></p>",
             *_strips(catalog, self._validation.cameras, row, length),
-            self._actions(number, catalog, episode, row, length),
+            *self._action_charts(source, catalog, episode, row),
+            text(f"understudy view {self._run.root} --episodes {episode}", "code"),
+            note="; ".join([f"{samples} of {length:,} frames", *tasks]),
         )
 
-    def _actions(self, number: int, catalog: "Catalog", episode: int, row: int, length: int) -> str:
-        """Render recorded and predicted actions, a curve for each joint."""
+    def horizon_chart(self) -> Block | None:
+        """Draw the error of the predicted actions over the chunk, the mean of the joints; None without predictions."""
+        if not self._errors:
+            return None
+        offsets, errors = (np.concatenate(parts) for parts in zip(*self._errors))
+        counts = np.bincount(offsets)
+        means = np.bincount(offsets, errors)[counts > 0] / counts[counts > 0]
+        lines = [line("mean of these episodes", np.flatnonzero(counts) + 1, means, 1, points=True)]
+        label = "mean absolute error, share of the joint's range"
+        return chart("error over the horizon of a chunk", "actions after the observation", label, lines, height=200)
+
+    def _action_charts(self, source: int, catalog: "Catalog", episode: int, row: int) -> Blocks:
+        """Draw recorded and predicted actions, a chart for each joint."""
         assert self._validation is not None
+        length = int(catalog.episodes.lengths[row])
         values, errors = Columns(catalog).read(row)
         if ACTION not in values:
-            return _small(errors.get(ACTION) or errors.get("") or "there are no recorded actions")
+            return [text(errors.get(ACTION) or errors.get("") or "there are no recorded actions")]
         recorded = np.asarray(values[ACTION], np.float64).reshape(length, -1)
-        names = self._validation.action_names(number)
-        found, note = None, ""
+        predicted, note = None, None
         if self._predict is not None:
             try:
-                found = self._predict(number, episode, length)
+                predicted = self._predict(source, episode, length)
+                self._errors.append(_horizon_errors(recorded, predicted))
             except Exception as error:
                 if not _is_expected(error):
                     raise
-                note = _small(f"no predicted actions: {summarize(error)}")
-        cells = []
-        for joint, name in enumerate(names):
-            lines = [recorded[:, joint]]
-            extent = f" over {length / catalog.fps:.3g} s"
-            if found is not None:
-                lines.append(np.asarray(found["actions"])[:, joint])
-                extent += f", MAE {found['mae'][joint]:.3g}"
-            cells.append(sparklines.curves(name, lines, (RECORDED, PREDICTED), extent))
-        first, rest = html.grid(cells[:CURVES], "curves"), cells[CURVES:]
-        if not rest:
-            return note + first
-        folded = f"<details><summary>{len(rest)} more joints</summary>{html.grid(rest, 'curves')}</details>"
-        return f'{note}{first}<div class="gap"></div>{folded}'
+                note = text(f"no predicted actions: {summarize(error)}")
+        names = self._validation.action_names(source)
+        charts = [_joint_chart(name, joint, recorded, predicted, catalog.fps) for joint, name in enumerate(names)]
+        rest = grid(charts[CURVES:], "joints")
+        return [
+            note,
+            grid(charts[:CURVES], "joints"),
+            fold(f"{len(charts) - CURVES} more joints", rest) if rest else None,
+        ]
 
 
-def _strips(catalog: "Catalog", cameras: Sequence[str], row: int, length: int) -> list[str]:
+def _joint_chart(
+    name: str, joint: int, recorded: np.ndarray, predicted: Mapping[str, Any] | None, fps: float
+) -> Block | None:
+    lines = [_bucketed("recorded", recorded[:, joint], fps, 0)]
+    if predicted is not None:
+        label = f"predicted, MAE {predicted['mae'][joint]:.3g}"
+        starts = [start / fps for start in predicted["starts"]]
+        lines.append(_bucketed(label, np.asarray(predicted["actions"])[:, joint], fps, 1, starts=starts))
+    return chart(name, "time, s", f"{name} (robot's units)", lines, zero=False, height=180)
+
+
+def _bucketed(name: str, values: np.ndarray, fps: float, color: int, **style: Any) -> Block:
+    """Make a line over the time in s; a long episode has the range of each bucket of frames."""
+    bucket = -(-len(values) // POINTS)
+    low, high = ranges(values[:, None], bucket)
+    frames = np.arange(len(low)) * bucket + (bucket - 1) / 2
+    band: dict[str, Any] = {} if bucket == 1 else {"low": low[:, 0], "high": high[:, 0]}
+    return line(name, frames / fps, (low + high)[:, 0] / 2, color, **band, **style)
+
+
+def _horizon_errors(recorded: np.ndarray, predicted: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets int64 (N,) in a chunk, and absolute errors (N,) there, as shares of a joint's range in the episode."""
+    extent = np.ptp(recorded, axis=0)
+    errors = np.abs(np.asarray(predicted["actions"]) - recorded)[:, extent > 0] / extent[extent > 0]
+    frames = np.arange(len(errors))
+    starts = np.asarray(predicted["starts"], np.int64)
+    offsets = (
+        frames - starts[np.maximum(np.searchsorted(starts, frames, side="right") - 1, 0)] if len(starts) else frames
+    )
+    is_finite = np.isfinite(errors)
+    return np.broadcast_to(offsets[:, None], errors.shape)[is_finite], errors[is_finite]
+
+
+def _strips(catalog: "Catalog", cameras: Sequence[str], row: int, length: int) -> Blocks:
     """Render a strip of frames of each camera of the policy, or the reason why its frames cannot be read."""
-    sheets, strips = Sheets(catalog), []
+    sheets, strips = Sheets(catalog), Blocks()
     frames = np.unique(np.linspace(0, length - 1, min(FRAMES, length)).round().astype(np.int64))
     for camera in cameras:
         if camera not in catalog.camera_keys:
@@ -178,10 +225,10 @@ def _strips(catalog: "Catalog", cameras: Sequence[str], row: int, length: int) -
         try:
             images = [_reduced(image) for image in sheets.frames(camera, row, frames)]
         except DatasetError as error:
-            strips.append(_small(f"{camera}: {error}"))
+            strips.append(text(f"{camera}: {error}"))
             continue
-        title = f"<small>{escape(camera)}</small>" if len(cameras) > 1 else ""
-        strips.append(title + html.film(images, [f"frame {frame}" for frame in frames], camera))
+        title = text(camera) if len(cameras) > 1 else None
+        strips += [title, film(images, [f"frame {frame}" for frame in frames], camera)]
     return strips
 
 
@@ -194,19 +241,3 @@ def _reduced(image: np.ndarray) -> np.ndarray:
         return image
     size = WIDEST, max(1, round(height * WIDEST / width))
     return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0))
-
-
-def _small(text: str) -> str:
-    return f'<p class="soft"><small>{escape(text)}</small></p>'
-
-
-def _note(text: str, legend: bool = False) -> str:
-    keys = "".join(
-        f'<span class="key" style="background:{color}"></span>{name} '
-        for color, name in ((RECORDED, "recorded"), (PREDICTED, "predicted"))
-    )
-    units = "Actions in the robot's units, from the least to the greatest value; MAE is the mean absolute error."
-    shown = (
-        f"<p>{keys}<br><small>{units} Frame by frame: <code>understudy view RUN</code>.</small></p>" if legend else ""
-    )
-    return html.card(f'<p class="soft">{escape(text)}</p>{shown}')

@@ -10,8 +10,7 @@ from understudy.atomic import replace_file
 from understudy.data.format.catalog import Catalog
 from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
-from understudy.report.view.columns import Columns
-from understudy.report.view.lanes import text_lanes
+from understudy.report.view.episodes import Columns, text_lanes
 from understudy.report.view.sheets import Sheets
 
 if TYPE_CHECKING:
@@ -41,14 +40,14 @@ def write_recording(
     and `time`, seconds by the rate of the dataset. Images have their recorded size, as JPEG of quality 90.
 
     Args:
-        catalog: the dataset.
-        rows: table rows of the episodes.
-        path: the file, whose name ends in .rrd.
-        count: called with numbers of frames as they are done.
+        catalog: The dataset.
+        rows: Table rows of the episodes.
+        path: The file, whose name ends in .rrd.
+        count: Function called with numbers of frames as they are done.
 
     Raises:
-        ConfigError: the file exists or is no .rrd file.
-        DatasetError: the dataset cannot be read. No file is left.
+        ConfigError: The file exists, or its name does not end in .rrd.
+        DatasetError: The dataset cannot be read. No file is left.
     """
     check_recording(path)
     with optional_imports():

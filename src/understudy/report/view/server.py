@@ -33,11 +33,11 @@ class ViewServer(ThreadingHTTPServer):
     """A viewer at `url`, until `shutdown` or `server_close`.
 
     Args:
-        viewer: the content.
-        port: of loopback; 0 takes a free one.
+        viewer: The content.
+        port: Port of loopback; 0 takes a free one.
 
     Raises:
-        OSError: the port is taken.
+        OSError: The port is taken.
     """
 
     daemon_threads = True  # a slow client must not delay the end

@@ -18,7 +18,7 @@ from understudy.data.read.image_column import ImageColumns
 from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames
 from understudy.lru import LRUCache
-from understudy.report.html import as_gray
+from understudy.report.page import as_gray
 
 WIDEST = 640
 """Pixels of the longer side of a frame; larger ones are reduced."""
@@ -73,8 +73,8 @@ class Sheets:
     """Sheets of a dataset. Safe in threads.
 
     Args:
-        catalog: the dataset.
-        cache_bytes: memory for encoded sheets.
+        catalog: The dataset.
+        cache_bytes: Memory for encoded sheets.
     """
 
     def __init__(self, catalog: Catalog, cache_bytes: int = 256 << 20) -> None:

@@ -1,7 +1,8 @@
-"""`Viewer`: everything that the page of an episode shows, as named resources made on demand.
+"""`Viewer`: everything that the page of an episode shows, as named resources made on demand, and its export.
 
-The server answers requests with them, and an export writes them to files. Names are those of `ROUTES`; no name is ever
-a path of the file system.
+The server answers requests with them, and an export writes them to files. Names are the ones of `ROUTES`; a name is
+never a path of the file system. A page from a file may not read JSON, so each resource of JSON in an export is a script
+that hands its value over (`static/view.js`).
 """
 
 import json
@@ -9,29 +10,27 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from understudy.atomic import create_folder
 from understudy.batch_keys import ACTION
 from understudy.data.format.catalog import Catalog
 from understudy.data.selection.keep_ranges import KeepRanges
-from understudy.errors import DatasetError
-from understudy.report import html
-from understudy.report.view.columns import BLOCK, Columns, numbers
-from understudy.report.view.episode_list import EpisodeList
-from understudy.report.view.findings import Findings
-from understudy.report.view.lanes import Keep, metadata_of, text_lanes
+from understudy.errors import ConfigError, DatasetError
+from understudy.report.curves import numbers
+from understudy.report.page import COLORS, STATIC, render_file
+from understudy.report.view.episodes import BLOCK, Columns, EpisodeList, Findings, Keep, metadata_of, text_lanes
 from understudy.report.view.sheets import Sheets
 
-SCRIPTS = ("load.js", "film.js", "curves.js", "main.js")
+SCRIPTS = ("curves.js", "view.js")
 _TEXT = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "json": "application/json"}
 _NUMBER = r"(0|[1-9]\d{0,14})"
 ROUTES = {
     "page": r"(?:index\.html)?",
-    "asset": rf"({'|'.join(map(re.escape, SCRIPTS))}|view\.css)",
+    "asset": rf"({'|'.join(map(re.escape, SCRIPTS))}|page\.css|view\.css)",
     "episodes": r"episodes\.json",
     "episode": rf"{_NUMBER}/{_NUMBER}/episode\.json",
     "block": rf"{_NUMBER}/{_NUMBER}/rows-{_NUMBER}\.json",
@@ -61,11 +60,11 @@ class Source:
     """A dataset to show.
 
     Attributes:
-        name: of the dataset.
-        catalog: its metadata.
-        rows: int64 (n,), table rows of the episodes to show, ascending; None shows all.
-        keep_ranges: frame ranges to mark; None for none.
-        findings: file with the JSON of `understudy check`; "" for none.
+        name: Name of the dataset.
+        catalog: Its metadata.
+        rows: Table rows int64 (n,) of the episodes to show, ascending; None shows all.
+        keep_ranges: Frame ranges to mark; None for none.
+        findings: File with the JSON of `understudy check`; "" for none.
     """
 
     name: str
@@ -93,13 +92,13 @@ class Viewer:
     """Episodes of datasets as resources of a page. Safe in threads.
 
     Args:
-        sources: the datasets.
-        title: of the page.
-        predict: returns the actions that a policy predicts for an episode, given the source and the episode's id:
-            `EpisodeActions.predict`. None where there is no policy.
+        sources: The datasets.
+        title: Title of the page.
+        predict: `EpisodeActions.predict`, the actions that a policy predicts for an episode of a source; None without
+            a policy.
 
     Raises:
-        DatasetError: keep-ranges or findings are malformed or of another dataset.
+        DatasetError: Keep-ranges or findings are malformed, or describe another dataset.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class Viewer:
     ) -> None:
         self.title, self._predict = title, predict
         self._sources = [_Shown(source) for source in sources]
-        rows = [np.arange(len(each.catalog.episodes)) if each.rows is None else each.rows for each in sources]
+        rows = [np.arange(len(s.catalog.episodes)) if s.rows is None else s.rows for s in sources]
         self.list = EpisodeList([source.name for source in sources], [source.catalog for source in sources], rows)
         self._names = [source.name for source in sources]
 
@@ -118,17 +117,17 @@ class Viewer:
         """Return the resource `name` (see `ROUTES`).
 
         Args:
-            name: of the resource.
+            name: Name of the resource.
             query: "query" and "page" of the list of episodes.
 
         Raises:
-            UnknownResource: there is no such resource.
-            DatasetError: the dataset's part of it cannot be read.
+            UnknownResource: There is no such resource.
+            DatasetError: The dataset's part of it cannot be read.
         """
         for kind, pattern in _PATTERNS.items():
-            if found := pattern.fullmatch(name):
+            if match := pattern.fullmatch(name):
                 try:
-                    return self._make(kind, found.groups(), query or {})
+                    return self._make(kind, match.groups(), query or {})
                 except IndexError as error:
                     raise UnknownResource(name) from error
         raise UnknownResource(name)
@@ -185,14 +184,14 @@ class Viewer:
                 cameras.append({"key": camera, "layout": layout, "error": ""})
             except DatasetError as error:
                 cameras.append({"key": camera, "layout": None, "error": str(error)})
-        own = {name: texts[described["id"]] for name, texts in shown.metadata.items() if described["id"] in texts}
+        number = described["id"]
         return described | {
             "fps": catalog.fps,
             "cameras": cameras,
             "curves": shown.columns.curves(values),
             "block": BLOCK,
             "lanes": lanes,
-            "metadata": {name: str(value) for name, value in own.items()},
+            "metadata": {name: str(texts[number]) for name, texts in shown.metadata.items() if number in texts},
             "notes": [*shown.columns.notes, *shown.sheets.notes],
             "errors": errors,
         }
@@ -205,21 +204,21 @@ class Viewer:
     def _predicted(self, source: int, episode: int, length: int) -> dict[str, Any]:
         if self._predict is None:
             raise UnknownResource("no policy")
-        found = self._predict(source, episode, length)
+        predicted = self._predict(source, episode, length)
         return {
             "key": ACTION,
-            "chunk": found["chunk"],
-            "starts": found["starts"],
-            "values": numbers(np.asarray(found["actions"]).T),
-            "mae": numbers(np.asarray(found["mae"])),
-            "unreadable": found["unreadable"],
+            "chunk": predicted["chunk"],
+            "starts": predicted["starts"],
+            "values": numbers(np.asarray(predicted["actions"]).T, 7),
+            "mae": numbers(predicted["mae"], 7),
+            "unreadable": predicted["unreadable"],
         }
 
     def page(self, exported: Sequence[tuple[int, int]] | None = None) -> str:
         """Return the page.
 
         Args:
-            exported: (source, episode id) of the episodes of a page without a server.
+            exported: Pairs (source, episode id) to list in a page without a server.
         """
         listed = None
         if exported is not None:
@@ -231,23 +230,83 @@ class Viewer:
                 {"name": name, "version": catalog.version, "robot": catalog.robot_type or ""}
                 for name, catalog in zip(self._names, catalogs)
             ],
-            "colors": html.COLORS,
+            "colors": COLORS,
             "listed": listed,
             "predicts": self.predicts,
         }
-        text = asset("view.html").decode()
-        data = json.dumps(setup, ensure_ascii=False).replace("<", "\\u003c")  # a name must not end the script
-        scripts = "\n".join(f'<script src="{name}"></script>' for name in SCRIPTS)
-        parts = {"TITLE": escape(self.title), "SCRIPTS": scripts, "SETUP": data}
-        return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], text)
+        return render_file("view.html", title=self.title, setup=setup, scripts=SCRIPTS)
 
 
 def asset(name: str) -> bytes:
-    """Return a file of the page: a script, or the style sheet with that of all pages before it."""
-    data = (files("understudy.report.view") / "static" / name).read_bytes()
-    return html.STYLE.encode() + data if name == "view.css" else data
+    """Return a file of the page: a script or a style sheet."""
+    return (STATIC / name).read_bytes()
 
 
 def _json(value: Any) -> Resource:
     content = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Resource(content.encode("utf-8", "replace"), _TEXT["json"])
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ConfigError unless a folder is new or empty."""
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise ConfigError(f"{folder}: exists and is not an empty folder; name a new one, nothing is overwritten")
+
+
+def export_episodes(
+    viewer: Viewer,
+    episodes: Sequence[tuple[int, int]],
+    folder: Path,
+    count: Callable[[int], None] = lambda episodes: None,
+) -> None:
+    """Write episodes to a new or empty folder, in one step: a kill leaves nothing or all of it.
+
+    Args:
+        viewer: The content.
+        episodes: Pairs (source, episode id).
+        folder: The folder; index.html is the page.
+        count: Function called with 1 after each episode.
+
+    Raises:
+        ConfigError: The folder has content.
+        UnknownResource: There is no such episode.
+        DatasetError: An image cannot be read.
+        OSError: The folder cannot be written.
+    """
+    check_folder(folder)
+    page = viewer.page(episodes)
+    if folder.exists():
+        folder.rmdir()
+    with create_folder(folder) as new:
+        (new / "index.html").write_text(page, encoding="utf-8")
+        for name in (*SCRIPTS, "page.css", "view.css"):
+            (new / name).write_bytes(viewer.read(name).content)
+        for source, episode in episodes:
+            _write_episode(viewer, new, f"{source}/{episode}")
+            count(1)
+
+
+def _write_episode(viewer: Viewer, folder: Path, base: str) -> None:
+    (folder / base).mkdir(parents=True, exist_ok=True)
+    content = _write_script(viewer, folder, f"{base}/episode.json")
+    _write_script(viewer, folder, f"{base}/findings.json")
+    if viewer.predicts:
+        _write_script(viewer, folder, f"{base}/predicted.json")
+    if any(curve["bucket"] > 1 for curve in content["curves"]):
+        for number in range(-(-content["length"] // BLOCK)):
+            _write_script(viewer, folder, f"{base}/rows-{number}.json")
+    for camera, layout in enumerate(entry["layout"] for entry in content["cameras"]):
+        if layout:
+            for number in range(-(-content["length"] // (layout["columns"] * layout["rows"]))):
+                name = f"{base}/camera-{camera}-{number}.{layout['extension']}"
+                (folder / name).write_bytes(viewer.read(name).content)
+
+
+def _write_script(viewer: Viewer, folder: Path, name: str) -> dict[str, Any]:
+    text = viewer.read(name).content.decode()
+    (folder / f"{name}.js").write_text(f"receive({json.dumps(name)}, {text});\n", encoding="utf-8")
+    content: dict[str, Any] = json.loads(text)
+    return content

@@ -1,5 +1,151 @@
-// The page: list of episodes, one episode with all its parts on one clock, keys.
+// The page of `understudy view`: list of episodes, one episode with all its parts on one clock, keys. Curves: curves.js.
 "use strict";
+
+// ---- resources: JSON from the server, or from script files next to an exported page
+
+const setup = JSON.parse(document.getElementById("setup").textContent);
+const isExport = setup.listed !== null;
+const expected = new Map(); // name -> function that takes the value
+
+// Called by the script files of an export.
+function receive(name, value) {
+  const take = expected.get(name);
+  expected.delete(name);
+  if (take) take(value);
+}
+
+async function loadJson(name) {
+  if (isExport) {
+    return new Promise((resolve, reject) => {
+      const script = document.createElement("script");
+      expected.set(name, resolve);
+      script.src = `${name}.js`;
+      script.onload = () => script.remove();
+      script.onerror = () => reject(new Error(`${name}.js is not next to this page`));
+      document.head.append(script);
+    });
+  }
+  const answer = await fetch(name);
+  if (!answer.ok) throw new Error(await answer.text());
+  return answer.json();
+}
+
+// Text of the error behind an image that did not load.
+async function errorOf(name) {
+  if (isExport) return `${name} is not next to this page`;
+  try {
+    const answer = await fetch(name);
+    return answer.ok ? `${name} is not a readable image` : answer.text();
+  } catch (error) {
+    return "the server is gone";
+  }
+}
+
+function byId(id) {
+  return document.getElementById(id);
+}
+
+// ---- one camera of an episode; a frame is a part of a sheet (sheets.py)
+
+const SHEETS_KEPT = 8;
+
+class Film {
+  constructor(base, number, camera, length) {
+    this.base = `${base}/camera-${number}`;
+    this.layout = camera.layout;
+    this.length = length;
+    this.error = camera.error;
+    this.sheets = new Map(); // number -> {image, loaded}, the least recently used first
+    this.wanted = -1;
+    this.canvas = element("canvas");
+    this.note = element("p", { className: "bad", hidden: true });
+    const size = camera.layout ? ` ${camera.layout.recorded_width}x${camera.layout.recorded_height}` : "";
+    this.view = element("div", { className: "film" }, this.canvas,
+      element("p", { className: "soft", textContent: camera.key + size }), this.note);
+    this.canvas.setAttribute("role", "img");
+    this.canvas.setAttribute("aria-label", `images of ${camera.key}`);
+    this.canvas.dataset.frame = "-1";
+    if (this.layout) {
+      this.canvas.width = this.layout.width;
+      this.canvas.height = this.layout.height;
+      this.canvas.classList.toggle("pixels", this.layout.recorded_width <= 128);
+      if (this.layout.recorded_width <= 128) this.view.style.maxWidth = "320px";
+    } else {
+      this.canvas.hidden = true;
+      this.fail(camera.error || "there is no frame");
+    }
+  }
+
+  get perSheet() {
+    return this.layout.columns * this.layout.rows;
+  }
+
+  fail(text) {
+    this.error = text;
+    this.note.textContent = text;
+    this.note.hidden = false;
+  }
+
+  // Start to load the sheet of a frame; a later call with a frame of it marks it as used.
+  request(frame) {
+    const number = Math.floor(frame / this.perSheet);
+    if (!this.layout || frame < 0 || frame >= this.length) return null;
+    let sheet = this.sheets.get(number);
+    if (sheet) {
+      this.sheets.delete(number);
+    } else {
+      sheet = { image: new Image(), loaded: false, failed: false };
+      const name = `${this.base}-${number}.${this.layout.extension}`;
+      sheet.image.src = name;
+      sheet.image.decode().then(() => { sheet.loaded = true; this.draw(); }, async () => {
+        sheet.failed = true;
+        this.fail(await errorOf(name));
+        this.draw();
+      });
+    }
+    this.sheets.set(number, sheet);
+    while (this.sheets.size > SHEETS_KEPT) this.sheets.delete(this.sheets.keys().next().value);
+    return sheet;
+  }
+
+  // Whether a frame can be drawn at once; a camera that cannot be read holds up no other.
+  ready(frame) {
+    if (!this.layout) return true;
+    const sheet = this.request(frame);
+    return sheet.loaded || sheet.failed;
+  }
+
+  show(frame) {
+    this.wanted = frame;
+    this.request(frame);
+    this.draw();
+  }
+
+  prefetch(frame) {
+    this.request(frame + this.perSheet);
+    this.request(frame + 2 * this.perSheet);
+    this.request(frame);
+  }
+
+  draw() {
+    const sheet = this.layout && this.sheets.get(Math.floor(this.wanted / this.perSheet));
+    if (!sheet || (!sheet.loaded && !sheet.failed)) return;
+    const context = this.canvas.getContext("2d");
+    const { width, height, columns } = this.layout;
+    const place = this.wanted % this.perSheet;
+    context.clearRect(0, 0, width, height);
+    if (sheet.loaded) {
+      const x = (place % columns) * width, y = Math.floor(place / columns) * height;
+      context.drawImage(sheet.image, x, y, width, height, 0, 0, width, height);
+      this.note.hidden = true;
+    } else {
+      this.note.hidden = false;
+    }
+    this.canvas.dataset.frame = String(this.wanted);
+  }
+}
+
+// ---- the page
 
 const state = { episode: null, frame: 0, playing: false, page: 0, total: 0, listed: [], origin: null, last: 0 };
 const view = { films: [], charts: [], tracks: [] };
@@ -20,7 +166,7 @@ async function search(page = 0) {
   if (query !== byId("search").value.trim()) return; // typed on meanwhile
   Object.assign(state, { page: found.page, total: found.total, listed: found.episodes, size: found.size });
   const first = found.page * found.size, last = first + found.episodes.length;
-  byId("count").textContent = found.total > found.size ? `${first + 1} to ${last} of ${found.total}` : `${found.total} episodes`;
+  byId("count").textContent = found.total > found.size ? `${first + 1} to ${last} of ${found.total}` : `${found.total} episode${found.total === 1 ? "" : "s"}`;
   byId("earlier").disabled = found.page === 0;
   byId("later").disabled = last >= found.total;
   byId("list").replaceChildren(...found.episodes.map((episode) => {
@@ -82,29 +228,78 @@ async function openEpisode(listed, frame = 0) {
   byId("slider").max = Math.max(0, episode.length - 1);
   view.films = episode.cameras.map((camera, number) => new Film(base(episode), number, camera, episode.length));
   byId("films").replaceChildren(...view.films.map((film) => film.view));
-  const blocks = new Blocks(base(episode), episode.block, () => view.charts.forEach((chart) => chart.label()));
-  view.charts = episode.curves.map((curve) => new Chart(curve, episode.length, blocks, seekPaused));
-  byId("curves").replaceChildren(...view.charts.map((chart) => chart.view));
+  const blocks = new Blocks(base(episode), episode.block, () => view.charts.forEach(({ curves }) => curves.label()));
+  view.charts = [];
+  byId("curves").replaceChildren(...episode.curves.map((curve) => column(curve, episode, blocks)));
   view.tracks = [];
   byId("lanes").replaceChildren(...episode.lanes.map((lane) => track(lane)));
   facts(episode);
   byId("findings").replaceChildren();
-  redraw();
   mark();
   seek(Math.min(frame, episode.length - 1));
   if (setup.predicts) showPredicted(own).catch(trouble);
   return showFindings(own).catch(trouble);
 }
 
-// Actions of the policy, dashed beside the recorded ones, and their mean absolute error.
+// One column: curves over the frames, with exact values in the legend.
+function column(curve, episode, blocks) {
+  const count = curve.names.length, frames = curve.low[0].map((_, point) => (point + 0.5) * curve.bucket - 0.5);
+  const lines = curve.names.map((name, i) => {
+    const line = { name, color: setup.colors[i % setup.colors.length], x: [frames], value: curve.low[i] };
+    if (!curve.high) return line;
+    const middle = curve.low[i].map((low, point) => (low === null ? null : (low + curve.high[i][point]) / 2));
+    return { ...line, value: middle, low: curve.low[i], high: curve.high[i] };
+  });
+  const chart = { label: `${curve.key} over the frames, ${count} dimensions`, axes: ["frame"], unit: "", lines, zero: false, height: 220 };
+  const entry = { curve, lines, predicted: null };
+  const read = (line, x) => {
+    const frame = Math.round(x), i = lines.indexOf(line);
+    const values = curve.bucket === 1 ? curve.low.map((dimension) => dimension[frame]) : blocks.values(curve.key, frame);
+    const text = values ? digits(values[i]) : "…", predicted = entry.predicted;
+    return predicted ? `${text} → ${digits(predicted.values[i][frame])}, ${digits(predicted.mae[i])}` : text;
+  };
+  const box = element("div", { className: "curves" });
+  const more = curve.size > count ? ` (the first ${count} of ${curve.size})` : "";
+  entry.box = element("div", { className: "card chart" }, element("h3", { textContent: curve.key + more }), box);
+  entry.box.dataset.key = curve.key;
+  const range = [-0.5, episode.length - 0.5];
+  entry.curves = new Curves(box, chart, { range, read, seek: (x) => seekPaused(Math.round(x)) });
+  view.charts.push(entry);
+  return entry.box;
+}
+
+// Actions of the policy, dashed next to the recorded ones, and their mean absolute error.
 async function showPredicted(own) {
   const found = await loadJson(`${base(state.episode)}/predicted.json`);
-  const chart = view.charts.find((one) => one.curve.key === found.key);
-  if (own !== turn || !chart) return;
-  chart.predict(found);
+  const entry = view.charts.find(({ curve }) => curve.key === found.key);
+  if (own !== turn || !entry) return;
+  const frames = [...Array(state.episode.length).keys()];
+  entry.predicted = found;
+  entry.lines.forEach((line, i) => {
+    line.also = { color: line.color, x: [frames], value: found.values[i], dashed: true, starts: found.starts };
+  });
+  entry.curves.draw();
   const lost = found.unreadable ? `; ${found.unreadable} observations cannot be read` : "";
   const text = `Dashed: predicted from the recorded observation every ${found.chunk} frames${lost}. Values: recorded → predicted, mean absolute error.`;
-  chart.view.append(element("p", { className: "soft predicted", textContent: text }));
+  entry.box.append(element("p", { className: "soft predicted", textContent: text }));
+}
+
+// Exact values of a long episode, loaded around the frames that are looked at.
+class Blocks {
+  constructor(base, size, changed) {
+    Object.assign(this, { base, size, changed, loaded: new Map() });
+  }
+
+  values(key, frame) {
+    const number = Math.floor(frame / this.size);
+    if (!this.loaded.has(number)) {
+      this.loaded.set(number, null);
+      loadJson(`${this.base}/rows-${number}.json`).then(
+        (block) => { this.loaded.set(number, block); this.changed(); }, () => {});
+    }
+    const block = this.loaded.get(number);
+    return block && block[key] ? block[key].map((values) => values[frame % this.size]) : null;
+  }
 }
 
 function track(lane) {
@@ -193,7 +388,7 @@ function seek(frame) {
 }
 
 function cursors() {
-  view.charts.forEach((chart) => chart.move(state.frame));
+  view.charts.forEach(({ curves }) => curves.move(state.frame));
   for (const { lane, cursor, text } of view.tracks) {
     cursor.style.left = `${(state.frame + 0.5) / state.episode.length * 100}%`;
     const now = lane.entries.find(([start, end]) => start <= state.frame && state.frame < end);
@@ -248,10 +443,6 @@ function tick(now) {
   requestAnimationFrame(tick);
 }
 
-function redraw() {
-  view.charts.forEach((chart) => chart.draw());
-}
-
 // ---- keys and buttons
 
 const KEYS = {
@@ -295,8 +486,6 @@ function start() {
   byId("speed").onchange = () => { state.origin = null; };
   let typed = 0;
   byId("search").oninput = () => { clearTimeout(typed); typed = setTimeout(() => search().catch(trouble), 150); };
-  new ResizeObserver(redraw).observe(byId("curves"));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   const named = /^#(\d+)\/(\d+)(?:\/(\d+))?$/.exec(location.hash);
   search().then(() => {
     if (named) return openEpisode({ source: Number(named[1]), id: Number(named[2]) }, Number(named[3] || 0));

@@ -1,0 +1,230 @@
+"""Self-contained HTML pages from plain data. They open offline, follow a light or dark setting, and can be printed.
+
+A page is a list of sections, a section a list of blocks: cards, tables, films, charts. A block is a dictionary of JSON
+values. `static/page.html` (Jinja2) renders all of them and escapes every text; `static/curves.js` draws the charts.
+Images are data URIs. Without JavaScript, a page has everything but its curves.
+"""
+
+import base64
+import io
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+Block = dict[str, Any]
+"""Part of a page: a kind of `static/page.html` and its values."""
+Blocks = list[Block | None]
+"""Parts of a page; None is left out."""
+
+# Readable on white and on near-black (colors of Okabe & Ito, slightly lighter or darker).
+COLORS = ("#2f7fd8", "#e0762b", "#2aa36f", "#c0569f", "#b08a00", "#56a8d8", "#d04a4a", "#8a7fd0")
+FOLDED = 40
+"""Most rows of a table that is not folded."""
+STATIC = Path(__file__).with_name("static")
+
+_NUMBER = re.compile(r"(not finite|–|[±+−-]? ?[\d,]*\.?\d+(e[+-]?\d+)?( ?(%|ms|s|GB|GiB|MB|MiB))?)?")
+
+
+def render_page(
+    title: str, heading: str, sections: Sequence[Block], *, top: Sequence[Block] = (), kind: str = "page", **data: Any
+) -> str:
+    """Render a page.
+
+    Args:
+        title: Title of the window.
+        heading: First heading.
+        sections: Results of `section`; those without blocks are left out.
+        top: Blocks between the heading and the first section.
+        kind: Word by which `refuse_foreign` recognizes the page.
+        data: `panel`, controls of all charts (`compare`).
+    """
+    charts: list[Block] = []
+
+    def place(chart: Block) -> Markup:
+        charts.append(chart)
+        return Markup('<div class="curves" data-chart="{}"></div>').format(len(charts) - 1)
+
+    shown = [section for section in sections if section["blocks"]]
+    content = {"title": title, "heading": heading, "top": top, "sections": shown, "mark": _mark(kind), "panel": None}
+    return render_file("page.html", **content | data, charts=charts, place=place)
+
+
+def render_file(name: str, **content: Any) -> str:
+    """Render a template of `static` with escaped values."""
+    return _environment().get_template(name).render(content)
+
+
+def refuse_foreign(path: Path, kind: str = "page") -> None:
+    """Raise ConfigError if `path` exists and is not a page of `kind`."""
+    from understudy.errors import ConfigError
+
+    if path.exists() and not (path.is_file() and _mark(kind).encode() in path.read_bytes()[:2048]):
+        name = "a page of understudy" if kind == "page" else f"a {kind} page of understudy"
+        raise ConfigError(f"{path}: exists and is not {name}; name another file, or move this one")
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page, replacing an earlier one.
+
+    Raises:
+        ConfigError: Another file exists there.
+    """
+    from understudy.atomic import write_text
+
+    refuse_foreign(path)
+    write_text(path, text)
+
+
+# -- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def section(title: str, *blocks: Block | None, note: str = "") -> Block:
+    """Make a section with a heading that the page links to; empty blocks are left out."""
+    anchor = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    return {"title": title, "anchor": anchor, "note": note, "blocks": _filled(blocks)}
+
+
+def card(title: str, *blocks: Block | None, note: str = "", style: str = "") -> Block:
+    """Make a card with a title ("" for none), a note and blocks; `style` "bad" marks the title."""
+    return {"kind": "card", "title": title, "note": note, "style": style, "blocks": _filled(blocks)}
+
+
+def text(line: str, style: str = "soft") -> Block:
+    """Make a paragraph; `style` is "soft", "bad", "verdict" or "code"."""
+    return {"kind": "text", "text": line, "style": style}
+
+
+def listing(lines: Sequence[str], style: str = "") -> Block | None:
+    """Make a list of lines; None without any."""
+    return {"kind": "list", "lines": list(lines), "style": style} if lines else None
+
+
+def grid(blocks: Sequence[Block | None], style: str = "two") -> Block | None:
+    """Place blocks in a grid, or in a line with the style "row"; None without any.
+
+    `style` is "two" for the half of a page each, "joints", "samples" and "small" for less.
+    """
+    shown = _filled(blocks)
+    return {"kind": "grid", "style": style, "blocks": shown} if shown else None
+
+
+def fold(title: str, *blocks: Block | None, is_open: bool = False) -> Block:
+    """Fold blocks below a title."""
+    return {"kind": "fold", "title": title, "open": is_open, "blocks": _filled(blocks)}
+
+
+def code(content: str) -> Block:
+    """Make preformatted text."""
+    return {"kind": "code", "text": content}
+
+
+def tiles(figures: Sequence[tuple[str, str]]) -> Block:
+    """Make headline figures, (value, label) each."""
+    return {"kind": "tiles", "figures": [list(figure) for figure in figures]}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]], unit: str = "") -> Block:
+    """Make a table. Columns of numbers, also formatted ones, are aligned to the right.
+
+    Args:
+        head: Names of the columns; no head is shown if all are "".
+        rows: Cells: text, number, or a dictionary of `interval_bar`, `styled` or `swatch`.
+        unit: Name of the rows; more than `FOLDED` of them are folded below it. "" never folds.
+    """
+    columns = [_alignment([row[column] for row in rows]) for column in range(len(head))]
+    block = {"kind": "table", "head": list(head), "rows": [list(row) for row in rows], "columns": columns}
+    return fold(f"{len(rows)} {unit}", block) if unit and len(rows) > FOLDED else block
+
+
+def interval_bar(low: float, middle: float | None, high: float) -> Block:
+    """Make a cell with a bar from `low` to `high`, shares in [0, 1], and a mark at `middle`."""
+    return {"bar": [f"{100 * share:.1f}" for share in (low, high - low, middle or 0.0)], "mark": middle is not None}
+
+
+def styled(content: str, style: str, **extra: Any) -> Block:
+    """Make a cell of a class of the style sheet; `extra` has `hint`, and `depth` in [0, 1] for a colored ground."""
+    return {"text": content, "style": style, **extra}
+
+
+def swatch(content: str, color: str) -> Block:
+    """Make a cell with a line in a color before its text."""
+    return {"text": content, "color": color}
+
+
+# -- images -----------------------------------------------------------------------------------------------------------
+
+
+def image(pixels: np.ndarray, alt: str, width: int = 0) -> Block:
+    """Make an image of uint8 [H, W, 3], `width` CSS pixels wide (0: its own); small ones are magnified without blur."""
+    from PIL import Image
+
+    is_small = pixels.shape[1] <= 128
+    buffer = io.BytesIO()
+    options: dict[str, Any] = {"optimize": True} if is_small else {"quality": 85}
+    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG" if is_small else "JPEG", **options)
+    return encoded_image(buffer.getvalue(), "png" if is_small else "jpeg", alt, width or pixels.shape[1], is_small)
+
+
+def encoded_image(content: bytes, media: str, alt: str, width: int, is_small: bool) -> Block:
+    """Make an image of an encoded file of type `image/<media>`."""
+    source = f"data:image/{media};base64,{base64.b64encode(content).decode()}"
+    return {"kind": "image", "source": source, "alt": alt, "width": width, "small": is_small, "caption": ""}
+
+
+def film(images: Sequence[np.ndarray], captions: Sequence[str], alt: str) -> Block:
+    """Place images uint8 [H, W, 3] next to each other with captions; they wrap on narrow screens."""
+    frames = [
+        image(pixels, f"{alt}, {caption}") | {"caption": caption}
+        for pixels, caption in zip(images, captions, strict=True)
+    ]
+    return {"kind": "film", "frames": frames}
+
+
+def as_gray(depth: np.ndarray) -> np.ndarray:
+    """Convert depth images to uint8 of the same shape: near is dark, black is nothing measured."""
+    good = np.isfinite(depth) & (depth > 0)
+    low, high = (float(depth[good].min()), float(depth[good].max())) if good.any() else (0.0, 0.0)
+    scaled = np.where(good, depth, low).astype(np.float64) - low
+    return np.where(good, 40 + 215 * scaled / max(high - low, 1e-9), 0).astype(np.uint8)
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(STATIC),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
+    for name in ("page.css", "curves.js"):
+        environment.globals[name.replace(".", "_")] = Markup((STATIC / name).read_text(encoding="utf-8"))
+    return environment
+
+
+def _mark(kind: str) -> Markup:
+    """Element of the head that names the kind of a page."""
+    return Markup('<meta name="generator" content="understudy {}">').format(kind)
+
+
+def _filled(blocks: Sequence[Block | None]) -> list[Block]:
+    return [block for block in blocks if block]
+
+
+def _alignment(cells: Sequence[Any]) -> str:
+    """Class of a column: numbers, long text that wraps, or short text that does not."""
+    texts = [cell.get("text", "") if isinstance(cell, dict) else cell for cell in cells]
+    if any(texts) and all(_NUMBER.fullmatch(str(text)) for text in texts):
+        return "number"
+    longest = max((len(str(text)) for text in texts), default=0)
+    return "long" if longest > 24 else "short" if longest else ""
