@@ -151,7 +151,6 @@ def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Pa
     out = str(tmp_path / "out")
     asked = {
         "report": [
-            ["check", str(data), "--page", out + ".html"],
             ["bench", str(data), "--figure", out + ".png"],
             ["order", "explain", str(data), "--figure", out + ".png"],
         ],

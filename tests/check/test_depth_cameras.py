@@ -20,7 +20,7 @@ from understudy.check.examine import check_dataset
 from understudy.config.schema import override
 from understudy.data.format.catalog import Catalog
 from understudy.report.check_page import check_page
-from understudy.report.html import as_gray
+from understudy.report.page import as_gray
 from understudy.report.view.sheets import Sheets
 from understudy.train.data.run_data import open_data
 
@@ -75,7 +75,7 @@ def test_page_shows_depth(root: Path) -> None:
     assert shown[0, 0] == 0 < shown[0, 1] < shown[0, 2] == 255
     catalog = Catalog.open(root)
     text = check_page(check_dataset(catalog, "rows"), 1)
-    assert f"<small>{DEPTH}</small>" in text
+    assert f">{DEPTH}</p>" in text
     assert 'class="bad"' not in text
     data, kind = Sheets(catalog).read(DEPTH, 0, 0)
     assert kind == "image/png"

@@ -21,7 +21,7 @@ from understudy.config.help import groups
 from understudy.config.schema import dump_yaml, load
 from understudy.config.train import TrainConfig
 from understudy.errors import DatasetError, RunInUseError, SourceError
-from understudy.report.html import STYLE
+from understudy.report.page import render_page
 from understudy.train.checkpoint.run_dir import RunDir
 
 HEAVY = ("torch", "pyarrow", "av", "matplotlib", "mujoco", "PIL", "gymnasium", "scipy")
@@ -271,7 +271,11 @@ def test_outputs_are_replaced_only_on_request(
     command: list[str], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, text in {"page.html": STYLE, "bad.json": '{"bad_episodes": []}', "figure.png": "Matplotlib"}.items():
+    for name, text in {
+        "page.html": render_page("", "", []),
+        "bad.json": '{"bad_episodes": []}',
+        "figure.png": "Matplotlib",
+    }.items():
         Path(name).write_text(text)
     before = {path.name: path.read_text() for path in Path().iterdir()}
     words = [word.format(data) for word in command]

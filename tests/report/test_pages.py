@@ -15,9 +15,9 @@ from support.runs import tiny_config, tiny_dataset
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding
 from understudy.data.format.catalog import Catalog
-from understudy.report import html
 from understudy.report.check_page import check_page
 from understudy.report.compare.page import write_comparison
+from understudy.report.page import card, fold, render_page, section, table, text
 from understudy.report.run.page import write_report
 from understudy.rollout.files import write_result
 from understudy.rollout.result import Episode, RolloutResult
@@ -185,13 +185,15 @@ PLANTED = {
 def test_browser_finds_a_planted_fault(fault: str, chromium: Any, tmp_path: Path) -> None:
     """Negative control of the tests above."""
     path = tmp_path / "page.html"
-    path.write_text(html.page("planted", "<h1>planted</h1>", PLANTED[fault]), encoding="utf-8")
+    path.write_text(
+        render_page("planted", "planted", []).replace("</main>", f"{PLANTED[fault]}</main>"), encoding="utf-8"
+    )
     found = browser.faults(chromium, path, 1200, "light")
     assert any(line.startswith(fault) for line in found), found
 
 
 def test_browser_finds_no_fault_in_a_sound_page(chromium: Any, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    body = html.card(html.table(["a", "b"], [["one", 1]]) + "<details><summary>more</summary>text</details>")
-    path.write_text(html.page("sound", "<h1>sound</h1>", body), encoding="utf-8")
+    body = card("", table(["a", "b"], [["one", 1]]), fold("more", text("text")))
+    path.write_text(render_page("sound", "sound", [section("one", body)]), encoding="utf-8")
     assert browser.faults(chromium, path, 375, "dark") == []

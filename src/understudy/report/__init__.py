@@ -2,8 +2,6 @@
 
 page            the engine of all pages: blocks of plain data, one template
 curves          charts as plain data: curves over steps, time or another quantity
-html            a self-contained page
-sparklines      small inline curves and histograms
 style           style of matplotlib figures
 run             the report of a run
 compare         several runs side by side

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,21 @@ from understudy.data.format.episode_table import spread_evenly
 from understudy.data.selection.motion import IDLE, numeric_keys
 from understudy.errors import DatasetError
 from understudy.plural import plural
-from understudy.report import html
-from understudy.report.sparklines import curves, histogram
+from understudy.report.curves import bucketed_line, chart, histogram
+from understudy.report.page import (
+    Block,
+    Blocks,
+    as_gray,
+    card,
+    film,
+    grid,
+    listing,
+    render_page,
+    section,
+    table,
+    text,
+    tiles,
+)
 
 WORST = 6
 """Most episodes with findings, or unusual ones, that are shown."""
@@ -36,30 +48,28 @@ def check_page(report: Report, shown: int) -> str:
     """Render a report as one HTML page.
 
     Args:
-        report: result of `check_dataset`.
-        shown: episodes to show; 0 leaves out all images.
+        report: Result of `check_dataset`.
+        shown: Episodes to show; 0 leaves out all images.
     """
     counts, catalog, contents = report.counts, report.catalog, report.contents
     name = report.root.rstrip("/").rpartition("/")[2]
     faults = ", ".join(plural(counts[severity], severity) for severity in ("error", "warning") if counts[severity])
     read = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in report.read.items())
     about = f"LeRobot {report.version} · {contents.get('robot') or 'robot not named'} · {report.root} · read "
-    tiles = [(f"{counts[severity]:,}", f"{severity}s") for severity in SEVERITIES]
-    tiles += [(f"{report.episodes:,}", "episodes"), (f"{report.frames:,}", "frames"), *_tiles(report)]
-    tables = {
-        f"{severity.title()}s": [one for one in report.findings if one.severity == severity] for severity in SEVERITIES
+    figures = [(f"{counts[severity]:,}", f"{severity}s") for severity in SEVERITIES]
+    figures += [(f"{report.episodes:,}", "episodes"), (f"{report.frames:,}", "frames"), *_figures(report)]
+    findings = {
+        f"{severity.title()}s": [finding for finding in report.findings if finding.severity == severity]
+        for severity in SEVERITIES
     }
-    tables["Too little data"] = list(report.undecided)
-    return html.page(
-        f"{name} · understudy check",
-        f'<h1>{escape(name)}: {faults or "sound"}</h1><p class="soft">{escape(about + (read or "metadata"))}</p>'
-        + html.tiles(tiles),
-        *(html.section(title, *_findings(findings)) for title, findings in tables.items()),
-        *(_contents(report, catalog, shown) if catalog is not None else ()),
-    )
+    findings["Too little data"] = list(report.undecided)
+    sections = [section(title, _findings(group)) for title, group in findings.items()]
+    sections += _contents(report, catalog, shown) if catalog is not None else ()
+    top = [text(about + (read or "metadata")), tiles(figures)]
+    return render_page(f"{name} · understudy check", f"{name}: {faults or 'sound'}", sections, top=top)
 
 
-def _tiles(report: Report) -> Iterator[tuple[str, str]]:
+def _figures(report: Report) -> Iterator[tuple[str, str]]:
     if contents := report.contents:
         lengths = contents["lengths"]
         yield format_duration(contents["duration"]), "recorded, h:mm:ss"
@@ -69,8 +79,7 @@ def _tiles(report: Report) -> Iterator[tuple[str, str]]:
         yield f"{100 * report.idle_share:.1f} %", "idle frames"
 
 
-def _findings(findings: list[Finding]) -> list[str]:
-    head = ["rule", "place", "finding", "a sound dataset", "fix"]
+def _findings(findings: list[Finding]) -> Block | None:
     rows = [
         [
             finding.rule,
@@ -81,41 +90,42 @@ def _findings(findings: list[Finding]) -> list[str]:
         ]
         for finding in findings
     ]
-    return [html.card(html.table(head, rows))] if rows else []
+    return _table(["rule", "place", "finding", "a sound dataset", "fix"], rows)
 
 
-def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[str]:
+def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[Block]:
     """Render the sections about a dataset whose metadata can be read."""
     contents = report.contents
     worst = _worst(report) if shown else {}
     rows = {int(episode): row for row, episode in enumerate(catalog.episodes.ids)}
-    yield html.section("Worst episodes", *(_episode(catalog, rows[episode], why) for episode, why in worst.items()))
+    yield section("Worst episodes", *(_episode(catalog, rows[episode], why) for episode, why in worst.items()))
     ranking = [[entry["episode"], entry["score"], entry["why"]] for entry in report.ranking]
-    yield html.section("Most unusual episodes", _table(["episode", "robust z", "because"], ranking))
-    lines = "".join(f"<li>{escape(line)}</li>" for line in contents.get("keep_ranges", {}).get("lines", ()))
-    yield html.section("Keep-ranges", html.card(f"<ul>{lines}</ul>") if lines else "")
-    encodings = contents["videos"].items()
-    videos = [f"<h3>{escape(key)}</h3><p>{escape(format_encoding(entry))}</p>" for key, entry in encodings]
-    yield html.section("Encoding", html.card(*videos) if videos else "")
+    yield section("Most unusual episodes", _table(["episode", "robust z", "because"], ranking))
+    lines = listing(contents.get("keep_ranges", {}).get("lines", ()))
+    yield section("Keep-ranges", card("", lines) if lines else None)
+    videos = contents["videos"].items()
+    yield section("Encoding", *(card(key, text(format_encoding(entry), "")) for key, entry in videos))
     note = "" if report.idle_share is None else f"Idle frames: {IDLE}."
-    yield html.section("Episodes", *(_episode(catalog, row) for row in _spread(catalog, shown)), note=note)
-    yield html.section("First and last frames", *(_walls(catalog) if shown else ()))
+    yield section("Episodes", *(_episode(catalog, row) for row in _spread(catalog, shown)), note=note)
+    yield section("First and last frames", *(_walls(catalog) if shown else ()))
     yield _actions(catalog)
     tasks = [[task["task"], task["episodes"]] for task in contents["tasks"][:50]]
-    yield html.section("Tasks", _table(["task", "episodes"], tasks))
+    yield section("Tasks", _table(["task", "episodes"], tasks))
     metadata = [[key, format_metadata(entry)] for key, entry in contents["metadata"].items()]
-    yield html.section("Metadata of episodes", _table(["name", "values"], metadata))
+    yield section("Metadata of episodes", _table(["name", "values"], metadata))
     features = [
         [key, entry["dtype"] + (", a camera" if entry["camera"] else ""), " × ".join(map(str, entry["shape"]))]
         for key, entry in contents["features"].items()
     ]
     features += [[key, kind, "not declared"] for key, kind in contents["undeclared"].items()]
-    yield html.section("Features", _table(["key", "dtype", "shape"], features, *_dimensions(catalog)))
-    yield html.section("Episode lengths", html.card(_lengths(catalog.episodes.lengths)))
+    yield section("Features", _table(["key", "dtype", "shape"], features, *_dimensions(catalog)))
+    lengths = catalog.episodes.lengths
+    bars = histogram("episode lengths", lengths, "frames", "episodes", min(60, max(10, len(lengths) // 5)), 180)
+    yield section("Episode lengths", card("", bars))
 
 
-def _table(head: list[str], rows: list[list[Any]], *more: str) -> str:
-    return html.card(html.table(head, rows), *more) if rows else ""
+def _table(head: list[str], rows: list[list[Any]], *more: Block) -> Block | None:
+    return card("", table(head, rows), *more) if rows else None
 
 
 def _worst(report: Report) -> dict[int, str]:
@@ -154,11 +164,11 @@ def _read(catalog: Catalog, row: int, keys: list[str], frames: np.ndarray) -> di
     return data.batch(np.full(len(frames), episode), frames)
 
 
-def _episode(catalog: Catalog, row: int, why: str = "") -> str:
+def _episode(catalog: Catalog, row: int, why: str = "") -> Block:
     """Render an episode: images from first to last and curves of its rows, or the errors in their place."""
     episode, length = int(catalog.episodes.ids[row]), int(catalog.episodes.lengths[row])
     errors: list[str] = []
-    parts: list[str] = []
+    blocks = Blocks()
     task = ""
     frames = np.unique(np.linspace(0, length - 1, min(IMAGES, length)).round().astype(int))
     for camera in catalog.camera_keys:
@@ -166,19 +176,18 @@ def _episode(catalog: Catalog, row: int, why: str = "") -> str:
             batch = _read(catalog, row, [camera], frames)
             task = batch["task"][0]
             captions = [f"{frame / catalog.fps:.1f} s" for frame in frames]
-            parts += [f"<p><small>{escape(camera)}</small></p>"]
-            parts += [html.film(list(_small(batch[camera].numpy())), captions, f"{camera}, episode {episode}")]
+            images = list(_small(batch[camera].numpy()))
+            blocks += [text(camera), film(images, captions, f"{camera}, episode {episode}")]
     with _collect(errors):
         keys = [key for key in numeric_keys(catalog) if key.startswith(("action", "observation."))]
         batch = _read(catalog, row, keys, np.arange(length))
         task = task or batch["task"][0]
-        parts += _curves(catalog, {key: batch[key].double().numpy().reshape(length, -1) for key in keys})
-    title = f'<h3>episode {episode} <span class="soft">· {plural(length, "frame")} · {escape(task)}</span></h3>'
-    reason = f'<p class="soft">{escape(why)}</p>' if why else ""
-    return html.card(title + reason, _errors(errors), *parts)
+        blocks += _curves(catalog, {key: batch[key].double().numpy().reshape(length, -1) for key in keys})
+    title = f"episode {episode} · {plural(length, 'frame')} · {task}"
+    return card(title, *(text(line, "bad") for line in errors), *blocks, note=why)
 
 
-def _walls(catalog: Catalog) -> Iterator[str]:
+def _walls(catalog: Catalog) -> Iterator[Block]:
     """Render the first and last images of some episodes, a card per camera."""
     for camera in catalog.camera_keys:
         errors: list[str] = []
@@ -188,71 +197,58 @@ def _walls(catalog: Catalog) -> Iterator[str]:
                 ends = np.array([0, catalog.episodes.lengths[row] - 1])
                 images += list(_small(_read(catalog, row, [camera], ends)[camera].numpy()))
                 captions += [f"episode {int(catalog.episodes.ids[row])}, {end}" for end in ("first", "last")]
-        yield html.card(f"<h3>{escape(camera)}</h3>", _errors(errors), html.film(images, captions, camera))
-
-
-def _errors(lines: list[str]) -> str:
-    return "".join(f'<p class="bad">{escape(line)}</p>' for line in lines)
+        yield card(camera, *(text(line, "bad") for line in errors), film(images, captions, camera))
 
 
 def _small(images: np.ndarray, height: int = 160) -> np.ndarray:
     """Convert images [n, C, H, W] to uint8 [n, h, w, 3], thinned to about `height`, grey and depth as RGB."""
     step = max(1, images.shape[2] // height)
     thin = images[:, :3, ::step, ::step].transpose(0, 2, 3, 1)
-    thin = thin if thin.dtype == np.uint8 else html.as_gray(thin)
+    thin = thin if thin.dtype == np.uint8 else as_gray(thin)
     return np.repeat(thin, 3, axis=3) if thin.shape[3] == 1 else thin
 
 
-def _curves(catalog: Catalog, columns: dict[str, np.ndarray]) -> Iterator[str]:
-    """Render a small curve per dimension, with action and state of a joint on one scale if they have equal widths."""
+def _curves(catalog: Catalog, columns: dict[str, np.ndarray]) -> Iterator[Block | None]:
+    """Draw each dimension, with action and state of a joint on one scale if they have equal widths."""
     together = ACTION in columns and STATE in columns and columns[ACTION].shape == columns[STATE].shape
     groups = [[ACTION, STATE]] if together else []
     groups += [[key] for key in columns if not (together and key in (ACTION, STATE))]
     for keys in groups:
         names, width = catalog.features[keys[0]].dimension_names, columns[keys[0]].shape[1]
-        cells = [
-            curves(names[d], [columns[key][:, d] for key in keys], html.COLORS) for d in range(min(DIMENSIONS, width))
-        ]
-        swatches = "".join(
-            f'<span class="key" style="background:{color}"></span>{escape(key)}'
-            for key, color in zip(keys, html.COLORS)
-        )
-        yield f"<p><small>{swatches} · {plural(width, 'dimension')}, each on its own scale</small></p>"
-        yield html.grid(cells, "dims") + _left_out(width)
+        charts = []
+        for dimension in range(min(DIMENSIONS, width)):
+            lines = [
+                bucketed_line(key, columns[key][:, dimension], catalog.fps, color) for color, key in enumerate(keys)
+            ]
+            charts.append(chart(names[dimension], "time, s", names[dimension], lines, zero=False, height=140))
+        yield text(f"{' and '.join(keys)} · {plural(width, 'dimension')}, each on its own scale")
+        yield grid(charts, "small")
+        yield _left_out(width)
 
 
-def _left_out(width: int) -> str:
-    return f'<p class="soft">and {width - DIMENSIONS} more dimensions</p>' if width > DIMENSIONS else ""
+def _left_out(width: int) -> Block | None:
+    return text(f"and {width - DIMENSIONS} more dimensions") if width > DIMENSIONS else None
 
 
-def _actions(catalog: Catalog) -> str:
+def _actions(catalog: Catalog) -> Block:
     """Render the distribution of actions in some episodes, spread over the dataset."""
     parts: list[np.ndarray] = []
     for row in _spread(catalog, SAMPLED if ACTION in numeric_keys(catalog) else 0):
-        with _collect([]):  # findings name unreadable files
+        with _collect([]):  # findings name what cannot be read
             length = int(catalog.episodes.lengths[row])
             parts.append(_read(catalog, row, [ACTION], np.arange(length))[ACTION].double().numpy().reshape(length, -1))
     if not parts:
-        return ""
+        return section("Actions")
     names, values = catalog.features[ACTION].dimension_names, np.concatenate(parts)
-    cells = [histogram(names[d], values[:, d]) for d in range(min(DIMENSIONS, values.shape[1]))]
+    width = values.shape[1]
+    charts = [histogram(names[d], values[:, d], names[d], "frames") for d in range(min(DIMENSIONS, width))]
     note = f"Histograms over {len(parts)} of {plural(len(catalog.episodes), 'episode')}."
-    return html.section("Actions", html.card(html.grid(cells, "dims") + _left_out(values.shape[1])), note=note)
+    return section("Actions", card("", grid(charts, "small"), _left_out(width)), note=note)
 
 
-def _dimensions(catalog: Catalog) -> Iterator[str]:
+def _dimensions(catalog: Catalog) -> Iterator[Block]:
     """Render the names of the dimensions of each column of several numbers."""
     for key in numeric_keys(catalog):
         names = catalog.features[key].dimension_names
         if len(names) > 1:
-            text = ", ".join(names[:DIMENSIONS]) + (", …" if len(names) > DIMENSIONS else "")
-            yield f"<p><small><b>{escape(key)}</b>: {escape(text)}</small></p>"
-
-
-def _lengths(lengths: np.ndarray) -> str:
-    def draw(chart: Any) -> None:
-        chart.hist(lengths, bins=min(60, max(10, len(lengths) // 5)), color=html.COLORS[0], alpha=0.8)
-        chart.set_xlabel("frames")
-        chart.set_ylabel("episodes")
-
-    return html.chart(draw, "histogram of episode lengths", height=1.9, wide=True)
+            yield text(f"{key}: {', '.join(names[:DIMENSIONS])}{', …' if len(names) > DIMENSIONS else ''}")

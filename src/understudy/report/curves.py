@@ -13,7 +13,9 @@ import numpy as np
 from understudy.report.page import COLORS, Block
 
 POINTS = 400
-"""Most points of a curve."""
+"""Most points of a curve over steps."""
+FRAMES = 600
+"""Most points of a curve over the frames of an episode."""
 DIGITS = 5
 """Significant digits of a value on the page."""
 
@@ -124,6 +126,29 @@ def thinned_line(
     has_band = not (curve["low"] == curve["high"] == curve["value"])
     band = {"low": curve["low"], "high": curve["high"]} if has_band else {}
     return line(name, curve["step"], curve["value"], color, **band, **style)
+
+
+def bucketed_line(name: str, values: np.ndarray, fps: float, color: int | str = 0, **style: Any) -> Block:
+    """Make a line of values (frames,) over the time in s; above `FRAMES`, it has the range of each bucket of frames."""
+    bucket = -(-max(1, len(values)) // FRAMES)
+    low, high = ranges(values[:, None], bucket)
+    frames = np.arange(len(low)) * bucket + (bucket - 1) / 2
+    band: dict[str, Any] = {} if bucket == 1 else {"low": low[:, 0], "high": high[:, 0]}
+    return line(name, frames / fps, (low + high)[:, 0] / 2, color, **band, **style)
+
+
+def ranges(values: np.ndarray, bucket: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the least and the largest finite value of each bucket of rows: float64 (points, D); NaN without any.
+
+    Args:
+        values: Array (frames, D).
+        bucket: Rows of a bucket; the last one may have less.
+    """
+    values = np.where(np.isfinite(values), values, np.nan).astype(np.float64)
+    if bucket == 1:
+        return values, values
+    starts = np.arange(0, len(values), bucket)
+    return np.fmin.reduceat(values, starts, axis=0), np.fmax.reduceat(values, starts, axis=0)
 
 
 def thin(steps: np.ndarray, values: np.ndarray, points: int = POINTS, *, smooth: bool = True) -> dict[str, list[Any]]:

@@ -74,10 +74,8 @@ def check(config: CheckConfig) -> int:
         _refuse_other_files(Path(config.skip_bad))
         refuse_existing(config.skip_bad, "skip_bad", config.overwrite)
     if config.page:
-        from understudy.optional_packages import require
-        from understudy.report.html import refuse_foreign
+        from understudy.report.page import refuse_foreign
 
-        require("report")
         refuse_foreign(Path(config.page))
         refuse_existing(config.page, "page", config.overwrite)
     layout: dict[str, Any] = {name: getattr(config, name) or None for name in ("video_path", "data_path", "version")}
@@ -95,7 +93,7 @@ def check(config: CheckConfig) -> int:
         write_bad_episodes(report, Path(config.skip_bad))
     if config.page:
         from understudy.report.check_page import check_page
-        from understudy.report.html import write_page
+        from understudy.report.page import write_page
 
         write_page(Path(config.page), check_page(report, config.shown))
     print(json.dumps(report.to_json(), ensure_ascii=False) if config.json else format_report(report, config.limit))

@@ -12,9 +12,9 @@ import numpy as np
 
 from understudy.batch_keys import ACTION
 from understudy.errors import DatasetError, UnderstudyError, is_out_of_memory, summarize
-from understudy.report.curves import Records, chart, line
+from understudy.report.curves import Records, bucketed_line, chart, line
 from understudy.report.page import Block, Blocks, card, film, fold, grid, text
-from understudy.report.view.episodes import Columns, ranges
+from understudy.report.view.episodes import Columns
 from understudy.report.view.sheets import Sheets
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
@@ -30,8 +30,6 @@ FRAMES = 8
 """Frames of a strip."""
 WIDEST = 160
 """Pixels of a frame's width; wider ones are reduced."""
-POINTS = 600
-"""Most points of a curve; longer ones have the least and the largest value of each bucket of frames."""
 CURVES = 12
 """Joints that are shown without a click."""
 UNITS = (
@@ -185,21 +183,12 @@ class _Cards:
 def _joint_chart(
     name: str, joint: int, recorded: np.ndarray, predicted: Mapping[str, Any] | None, fps: float
 ) -> Block | None:
-    lines = [_bucketed("recorded", recorded[:, joint], fps, 0)]
+    lines = [bucketed_line("recorded", recorded[:, joint], fps, 0)]
     if predicted is not None:
         label = f"predicted, MAE {predicted['mae'][joint]:.3g}"
         starts = [start / fps for start in predicted["starts"]]
-        lines.append(_bucketed(label, np.asarray(predicted["actions"])[:, joint], fps, 1, starts=starts))
+        lines.append(bucketed_line(label, np.asarray(predicted["actions"])[:, joint], fps, 1, starts=starts))
     return chart(name, "time, s", f"{name} (robot's units)", lines, zero=False, height=180)
-
-
-def _bucketed(name: str, values: np.ndarray, fps: float, color: int, **style: Any) -> Block:
-    """Make a line over the time in s; a long episode has the range of each bucket of frames."""
-    bucket = -(-len(values) // POINTS)
-    low, high = ranges(values[:, None], bucket)
-    frames = np.arange(len(low)) * bucket + (bucket - 1) / 2
-    band: dict[str, Any] = {} if bucket == 1 else {"low": low[:, 0], "high": high[:, 0]}
-    return line(name, frames / fps, (low + high)[:, 0] / 2, color, **band, **style)
 
 
 def _horizon_errors(recorded: np.ndarray, predicted: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:

@@ -19,7 +19,7 @@ from understudy.data.read.rows import Rows
 from understudy.data.selection.keep_ranges import KeepRanges
 from understudy.data.selection.select import Selection
 from understudy.errors import DatasetError
-from understudy.report.curves import numbers
+from understudy.report.curves import numbers, ranges
 
 PAGE = 100
 """Episodes of a page."""
@@ -226,20 +226,6 @@ def curve(feature: Feature, values: np.ndarray) -> dict[str, Any]:
         "low": numbers(low.T, _DIGITS),
         "high": None if bucket == 1 else numbers(high.T, _DIGITS),
     }
-
-
-def ranges(values: np.ndarray, bucket: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least and the largest finite value of each bucket of rows: float64 (points, D); NaN without any.
-
-    Args:
-        values: Array (frames, D).
-        bucket: Rows of a bucket; the last one may have less.
-    """
-    values = np.where(np.isfinite(values), values, np.nan).astype(np.float64)
-    if bucket == 1:
-        return values, values
-    starts = np.arange(0, len(values), bucket)
-    return np.fmin.reduceat(values, starts, axis=0), np.fmax.reduceat(values, starts, axis=0)
 
 
 def _width(feature: Feature) -> int:
