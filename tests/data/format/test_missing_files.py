@@ -10,7 +10,7 @@ import pytest
 from support.datasets import Spec, edit_json, identity, write_dataset
 from support.refusals import refused
 from support.servers import RangeServer, folder
-from understudy.data.check_files import check_files
+from understudy.check.examine import check_dataset
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import EpisodeTable, FileTable, Videos, find_missing, has_any_file
@@ -213,7 +213,8 @@ def test_missing_files_git_lfs_pointers_are_called_that_and_counted(copy: Make, 
     files = [file for file in root.rglob(pattern) if "meta" not in file.parts]
     for file in files:
         file.write_bytes(POINTER)
-    lines = [line for line in check_files(Catalog.open(root)) if "are constant" not in line]
+    findings = check_dataset(str(root), "none", show_progress=False).findings
+    lines = [finding.message for finding in findings if finding.rule == "files.missing"]
     assert len(lines) == (1 if pattern == "*.parquet" else 2)  # two cameras
     assert all("git LFS pointers" in line and "git lfs pull" in line for line in lines)
     count = len(files) if pattern == "*.parquet" else len(files) // 2 if version == "v2.1" else None
@@ -279,8 +280,8 @@ def test_missing_files_the_gop_does_not_depend_on_which_video_is_absent(copy: Ma
 def test_missing_files_names_of_one_codec_are_one(tmp_path: Path, said: str, odd: bool) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(3,), codec="mpeg4", foreign=False))
     edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"][TOP]["info"].update({"video.codec": said}))
-    lines = list(check_files(Catalog.open(tmp_path / "d")))
-    assert any("codec" in line for line in lines) == odd
+    findings = check_dataset(str(tmp_path / "d"), "sample", show_progress=False).findings
+    assert any("codec" in finding.message for finding in findings) == odd
 
 
 @pytest.mark.parametrize(
