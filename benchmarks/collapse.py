@@ -49,7 +49,7 @@ from understudy.config.train import (
 )
 from understudy.distributed.mesh import join_mesh
 from understudy.envs.registry import open_env
-from understudy.load.validation.validation_data import ValidationData
+from understudy.load.validation_data import ValidationData
 from understudy.optim.param_groups import parameter_groups
 from understudy.order import Order
 from understudy.policies.flow.model import FlowPolicy

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from understudy.config.train import OptimConfig, ScheduleConfig, TrainConfig
 from understudy.distributed.mesh import Mesh
-from understudy.order.random.keys import make_key
+from understudy.order.random import make_key
 from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
 from understudy.policies.pi05.extents import EXTENTS, Extent
 from understudy.policies.pi05.network import Pi0Network

@@ -25,8 +25,7 @@ import numpy as np
 
 from order_rivals import RIVALS, cpu_seconds, peak_growth_mb
 from understudy.order import Order
-from understudy.order.random.keys import make_key
-from understudy.order.random.permute import permutation
+from understudy.order.random import make_key, permutation
 
 FRAMES = 27_000_000
 BULK = 65_536

@@ -17,6 +17,9 @@ from understudy.progress import show_log
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="understudy-tests-")  # never the user's own cache
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+if "SHARED_RUNS" not in os.environ:  # one folder for the workers of a session, see support/runs.py
+    os.environ["SHARED_RUNS"] = tempfile.mkdtemp(prefix="understudy-runs-")
+    atexit.register(shutil.rmtree, os.environ["SHARED_RUNS"], ignore_errors=True)
 _REFUSED = "processes need torch 2.8"
 for _profile, _examples in (("short", 25), ("long", 100)):  # --hypothesis-profile=long: as `make test-long`
     settings.register_profile(

@@ -23,8 +23,7 @@ from understudy.cancel import Cancelled, cancel_when
 from understudy.data.dataset import EpisodeDataset
 from understudy.load.images import buffer_pool as buffers_
 from understudy.load.images.buffer_pool import BufferPool
-from understudy.load.images.clip_reader import ClipReader, Timings
-from understudy.load.images.cursors import SampleImages
+from understudy.load.images.clip_reader import ClipReader, SampleImages, Timings
 from understudy.load.images.decoded_cache import DecodedImages, keep_decoded
 from understudy.load.loader import Loader
 from understudy.load.loader_threads import WorkerPool

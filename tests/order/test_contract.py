@@ -15,9 +15,8 @@ import numpy as np
 import understudy.order
 from support.order_sources import Source, episodes
 from understudy.order import Order, sample_normal, sample_rng, sample_uniform, sample_words
-from understudy.order.mixture.shares import make_period
-from understudy.order.random.keys import ORDER_VERSION, make_key
-from understudy.order.random.permute import permutation, permute_each
+from understudy.order.random import ORDER_VERSION, make_key, permutation, permute_each
+from understudy.order.shares import make_period
 
 GOLDEN = Path(__file__).parent / "golden" / f"order_v{ORDER_VERSION}.json"
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from support.order_sources import Source, episodes, sources
 from support.refusals import refused
 from understudy.order import Order
-from understudy.order.frame_numbering import check_segments, fingerprint, make_layout
-from understudy.order.prefix_sums import make_finder
+from understudy.order.frame_numbering import check_segments, fingerprint, make_finder, make_layout
 
 
 @given(sources(), st.integers(0, 20))

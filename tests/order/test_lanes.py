@@ -8,8 +8,7 @@ from scipy import stats
 
 from support.shuffle_battery import two_sided
 from understudy.order.lanes import Lanes
-from understudy.order.random.keys import make_key
-from understudy.order.random.permute import permutation
+from understudy.order.random import make_key, permutation
 
 
 def by_definition(lanes: Lanes, epoch: int) -> list[int]:

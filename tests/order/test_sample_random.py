@@ -8,7 +8,7 @@ from scipy import special, stats
 
 from support.refusals import refused
 from understudy.order import sample_normal, sample_rng, sample_uniform, sample_words
-from understudy.order.random.philox import philox
+from understudy.order.random import philox
 from understudy.order.sample_random import natural_log, normal_from_bits
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from support import browser
-from support.runs import tiny_config, tiny_dataset
+from support.runs import tiny_dataset, trained_run
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding
 from understudy.data.format.catalog import Catalog
@@ -21,7 +21,6 @@ from understudy.report.page import card, fold, render_page, section, table, text
 from understudy.report.run.page import write_report
 from understudy.rollout.files import write_result
 from understudy.rollout.result import Episode, RolloutResult
-from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 
 SCREENS = [
@@ -40,7 +39,7 @@ def chromium() -> Iterator[Any]:
 def report(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Path:
     """A run with all sections of a report: falling losses, groups, rollouts."""
     root = tmp_path_factory.mktemp("pages")
-    run.train(tiny_config(tiny_dataset(root / "dataset"), root / "run"))
+    trained_run(root / "run")
     tasks = ["pick up the red block and put it onto the green one", "open the drawer"]
     film = np.random.default_rng(0).integers(0, 255, (21, 64, 64, 3), np.uint8)
     episodes = tuple(Episode(i, i, tasks[i % 2], tasks[i % 2], tasks[i % 2] if i < 3 else None, 20) for i in range(4))

@@ -11,20 +11,16 @@ pytest.importorskip("websockets", reason="needs the extra serve")
 pytest.importorskip("msgpack", reason="needs the extra serve")
 
 from support.refusals import refused
-from support.runs import tiny_config, tiny_dataset
+from support.runs import trained_run
 from understudy.cli.main import main
 from understudy.cli.robot.replay import ReplayConfig, replay
 from understudy.errors import ConfigError
-from understudy.train import run
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("replay")
     short = {"steps": 2, "checkpoint": {"every": 2}, "val": {"every": 0}}
-    config = tiny_config(tiny_dataset(root / "dataset"), root / "run", **short)
-    assert run.train(config) == run.DONE
-    return root / "run"
+    return trained_run(tmp_path_factory.mktemp("replay") / "run", **short)
 
 
 def result(capsys: pytest.CaptureFixture[str], folder: Path, *words: str, code: int = 0) -> dict[str, object]:
@@ -85,7 +81,7 @@ def test_a_chunk_that_is_not_finite_is_placed(trained: Path) -> None:
 def test_a_folder_that_is_no_run_is_not_to_be_resumed(
     command: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for folder in (tmp_path / "nothing", trained.parent / "dataset"):
+    for folder in (tmp_path / "nothing", tmp_path):
         assert main([command, str(folder)]) == 2
         error = capsys.readouterr().err
         assert str(folder) in error

@@ -1,6 +1,10 @@
 """Training runs small enough for tests: a second or less, every part of the real one."""
 
+import fcntl
+import hashlib
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from understudy.config.train import (
     ValConfig,
 )
 from understudy.policies.flow.config import FlowSettings
+from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
@@ -52,6 +57,23 @@ def tiny_config(data: Path, out: Path, **changes: Any) -> TrainConfig:
         loader=LoaderConfig(num_threads=1),
     )
     return override(config, **changes)
+
+
+def trained_run(out: Path, **changes: Any) -> Path:
+    """A copy in `out` of a finished run with these settings, which one process trains for all tests of a session.
+
+    Its dataset is that of all such runs, so a test changes only the copy of the run.
+    """
+    shared = Path(os.environ["SHARED_RUNS"])
+    done = shared / hashlib.sha256(repr(sorted(changes.items())).encode()).hexdigest()[:16]
+    with open(shared / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "dataset").exists():
+            tiny_dataset(shared / "dataset")
+        if not RunDir(done).policy.exists():
+            assert run.train(tiny_config(shared / "dataset", done, **changes)) == run.DONE
+    shutil.copytree(done, out)
+    return out
 
 
 def series(root: Path, kind: str = "train") -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from understudy.config.train import TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError
-from understudy.load.validation.validation_data import ValidationData
+from understudy.load.validation_data import ValidationData
 from understudy.order import Order
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.model import FlowPolicy

@@ -37,16 +37,27 @@ def soak(*options: object) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
 
-def test_run_is_identical_after_six_kills() -> None:
-    """One process, and two that share the weights, of which one is killed; both save beside the training. An older
-    torch trains in one process only: there, one that saves in the training and one that saves beside it. Each is
-    killed once inside a save, once after a random time and once before a random change of the disk."""
-    kinds = (2, 3) if has_gradient_sum() else (1, 2)
-    code, told = soak("--kills", 6, "--per-run", 3, "--kinds", *kinds)
-    assert (code, told["wrong"], told["kills"]) == (0, [], 6)
-    assert told["finished"] >= 2
-    assert told["in_saves"] >= 1
-    assert told["looked_at"] >= 3
+@pytest.mark.parametrize(
+    "kind",
+    [
+        2,
+        pytest.param(
+            3,
+            marks=[
+                pytest.mark.long,
+                pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients"),
+            ],
+        ),
+    ],
+    ids=["one process", "two that share the weights"],
+)
+def test_run_is_identical_after_three_kills(kind: int) -> None:
+    """The run saves beside the training, and is killed once inside a save, once after a random time and once before a
+    random change of the disk; of two processes, one is killed."""
+    code, report = soak("--kills", 3, "--per-run", 3, "--kinds", kind)
+    assert (code, report["wrong"], report["kills"]) == (0, [], 3)
+    assert report["finished"] == 1
+    assert report["in_saves"] >= 1
 
 
 @pytest.mark.long

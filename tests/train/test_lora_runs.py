@@ -1,7 +1,6 @@
 """Runs with low-rank adapters: trained, killed, resumed, sharded, validated, exported and played."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -128,19 +127,6 @@ def test_bf16_export_rounds_the_merged_weights(trained: Path, tmp_path: Path) ->
 
 
 # -- resume -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16-split", marks=pytest.mark.long)])
-def test_resume_continues_with_every_bit(data: Path, base: Path, tmp_path: Path, precision: str) -> None:
-    config = settings(data, base, tmp_path / "whole", precision=precision)
-    assert run.train(config) == run.DONE
-    shutil.copytree(base, tmp_path / "base")
-    cut = replace(config, output_dir=str(tmp_path / "cut"), init_from=str(tmp_path / "base"))
-    with resumed.watched(tmp_path / "cut", {6: resumed.send(signal.SIGTERM)}):
-        assert run.train(cut) == run.STOPPED
-    shutil.rmtree(tmp_path / "base")  # a checkpoint needs no other file
-    assert run.resume(RunDir(tmp_path / "cut").settings()) == run.DONE
-    same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 @pytest.mark.parametrize(

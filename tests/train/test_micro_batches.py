@@ -233,6 +233,7 @@ def pi05_run(data: Path, out: Path, tokenizer: Path, **changes: Any) -> TrainCon
     return tiny_config(data, out, policy=network, **{"steps": 4, "val": {"every": 0}, "log": {"every": 2}} | changes)
 
 
+@pytest.mark.long
 def test_runs_with_a_budget_are_the_same_up_to_rounding(data: Path, tokenizer: Path, tmp_path: Path) -> None:
     """Two parts a step; a resumed run equals the whole to the bit."""
     assert run.train(pi05_run(data, tmp_path / "plain", tokenizer)) == run.DONE

@@ -21,7 +21,7 @@ from understudy.config.schema import override
 from understudy.distributed import mesh as parallel
 from understudy.errors import ConfigError
 from understudy.load.loader import Loader
-from understudy.load.validation.validation_data import ValidationData
+from understudy.load.validation_data import ValidationData
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
@@ -183,7 +183,6 @@ def test_train_leaves_the_global_generator_alone(whole: Path, data: Path, tmp_pa
         pytest.param(1, signal.SIGTERM, marks=pytest.mark.long),
         pytest.param(4, signal.SIGINT, marks=pytest.mark.long),
         (7, signal.SIGUSR1),
-        pytest.param(8, signal.SIGTERM, marks=pytest.mark.long),
     ],
 )
 def test_resume_continues_after_a_signal(

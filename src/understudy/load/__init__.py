@@ -1,6 +1,6 @@
 """Batches: made by threads from the samples of an order.
 
-The way of a batch: `loader` asks `workers`, which look up its samples and read its `row_batches`; each worker has its
+The way of a batch: `loader` asks `loader_threads`, which look up its samples and read its rows; each thread has its
 images made by a `batch_builder`, from the clip readers in `images`.
 
 loader                `Loader`: batches in the order's sequence
@@ -9,16 +9,14 @@ order_state           state dicts: a position, and its order
 dataloader            the same batches for torch's DataLoader
 loader_threads        the loader's threads
 batch_builder         one thread's part of a batch
-row_batches           rows for several batches at once
 images                images for batches: clip readers, cursors, decoded images, buffers
 instructions          one of several instructions in a task text, per sample
-mixed_batches         one set of keys, dtypes and shapes for several datasets
+mixed_batches         rows for several batches at once, with one set of keys, dtypes and shapes for several datasets
 memory_plan           memory needed before the first batch, and the decode policies that fit it
 choose_order          a new order, chosen by its cost and its mixing in a memory
-staggered_decoding    lengths of first runs, so that lanes decode in turns
 remote_prefetch       requests for the bytes of coming batches from remote storage
 bad_frames            substitution of samples that cannot be read
-device_copy           copies of batches to a device, beside the computation
+device_copy           copies of batches to a device, while it computes
 malloc                reuse of freed images' memory
-validation            reading of validation frames
+validation_data       reading of validation frames
 """

@@ -14,13 +14,20 @@ import torch
 from understudy.cancel import Cancelled
 from understudy.errors import DatasetError, SourceError
 from understudy.load.batch_request import Batch, BatchRequest
-from understudy.load.images.clip_reader import ClipReader, DecodePolicy, Timings
-from understudy.load.images.cursors import ConversionJobs, Cursors, SampleImages, write_all
+from understudy.load.images.clip_reader import (
+    ClipReader,
+    ConversionJobs,
+    Cursors,
+    DecodePolicy,
+    SampleImages,
+    Timings,
+    first_runs,
+    write_all,
+)
 from understudy.load.images.decoded_cache import DecodedImages
 from understudy.load.images.planes import PlanePacker
 from understudy.load.memory_plan import MemoryPlan
-from understudy.load.row_batches import RowBatches
-from understudy.load.staggered_decoding import first_runs
+from understudy.load.mixed_batches import RowBatches
 from understudy.order.sample_random import SampleRng
 from understudy.video.depth import AnyConverter
 

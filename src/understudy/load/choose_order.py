@@ -30,7 +30,7 @@ from understudy.order.make_spec import (
     resolve_order,
     resolve_weights,
 )
-from understudy.order.random.keys import check_seed
+from understudy.order.random import check_seed
 from understudy.order.spec import Entry, SourceSpec
 
 WINDOWS = (1, 8, 64)

@@ -23,7 +23,7 @@ from understudy.load.device_copy import DeviceCopy
 from understudy.load.images.buffer_pool import BufferPool
 from understudy.load.images.clip_reader import Timings
 from understudy.load.images.decoded_cache import keep_decoded
-from understudy.load.images.plane_delivery import PlaneDelivery
+from understudy.load.images.planes import PlaneDelivery
 from understudy.load.loader_threads import WorkerPool
 from understudy.load.memory_plan import plan_memory, read_facts
 from understudy.load.mixed_batches import image_shapes

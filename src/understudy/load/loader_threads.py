@@ -21,9 +21,8 @@ from understudy.load.images.buffer_pool import BufferPool
 from understudy.load.images.clip_reader import Timings
 from understudy.load.images.decoded_cache import DecodedImages
 from understudy.load.memory_plan import MemoryPlan
-from understudy.load.mixed_batches import Mixture, image_shapes, row_bytes
+from understudy.load.mixed_batches import Mixture, RowBatches, image_shapes, read_rows, row_bytes
 from understudy.load.remote_prefetch import Prefetcher
-from understudy.load.row_batches import RowBatches, read_rows
 
 _BLOCK = 512  # positions at once: their samples are located, their rows read
 _ROWS = 4 << 20  # bytes of rows that are read at once

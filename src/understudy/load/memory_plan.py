@@ -233,7 +233,7 @@ class _SourceNeeds:
         to. Each thread has two more decoders of finished clips: one with its place in a file and one to hand on. A
         twentieth is lost between them: they come and go with their clips, in heaps of the threads.
         Shared decoders, one a thread, keep the memory of the most frames that the readers ever held: half a run each,
-        for they take turns (`load/staggered_decoding.py`) and on the way to a key frame, and the frames that wait for
+        for they take turns (`load/images/clip_reader.py`) and on the way to a key frame, and the frames that wait for
         conversion, a batch's at most. Whole GOPs take turns by chance: three standard deviations of their number. So do
         runs as long as clips, which also end with their clip; their remainder is smaller in the mean.
         """

@@ -16,7 +16,7 @@ from understudy.cancel import cancel_when
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
 from understudy.load.batch_request import BatchRequest
-from understudy.load.staggered_decoding import first_round
+from understudy.load.images.clip_reader import first_round
 
 _RUN = 256  # samples of a clip per request: a request should be worth its latency and its work
 _FIRST_RUN = 16  # while every batch opens new clips

@@ -1,19 +1,17 @@
 """The order: the sample at each position, as one pure function, and the random draws of a position. numpy only.
 
 order              `Order`: positions to samples and back
-spec               the saved form of an order, and differences between two of them
-make_spec          from the arguments of `Order.from_datasets` to a spec
-reweigh            other weights from a position on
-describe           an order in words
+spec               the saved form of an order, an order in words, and differences between two of them
+make_spec          from the arguments of `Order.from_datasets` to a spec; other weights from a position on
 cost               CPU time and mixing of an order, from its numbers
 defaults           clip length and lanes, chosen and explained
 frame_numbering    the selected frames of a source as numbers 0..N-1
 lanes              clip lanes: the order of one source in closed form
-mixture            several sources in one order
+shares             several sources in one order, in whole slots
+shared_slots       slots that several sources share, for exact weights
 rank_positions     positions of each rank
 sample_random      random numbers of a sample
 random             keyed permutations and generators
-prefix_sums        fast search in prefix sums
 audit              shuffle quality and cost
 """
 

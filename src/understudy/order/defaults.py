@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from understudy.order.cost import bearable, clips_cost, lane_correlation, opens_quickly, uniform_cost
-from understudy.order.mixture.shares import share_slots
+from understudy.order.shares import share_slots
 
 _IN_FLIGHT = 100_000
 _IN_FLIGHT_EACH = 192  # per sample of the batch: three clips; more than the above for batches of over 520

@@ -17,9 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from understudy.order.random.keys import make_key
-from understudy.order.random.permute import Feistel, Sorted, permutation, permute_each, unpermute_each
-from understudy.order.random.philox import Words
+from understudy.order.random import Feistel, Sorted, Words, make_key, permutation, permute_each, unpermute_each
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 

@@ -1,19 +1,22 @@
-"""From the arguments of `Order.from_datasets` to the frozen settings of every source and the slots of the mixture."""
+"""From the arguments of `Order.from_datasets` to the frozen settings of every source and the slots of the mixture.
+
+Other weights of the sources from a position on: a new entry of the schedule.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from os import PathLike
 from typing import Any, Protocol
 
 import numpy as np
 
-from understudy.order.defaults import ClipChoice, choose_clips, choose_slots
+from understudy.order.defaults import ClipChoice, choose_clips, choose_slots, default_in_flight
 from understudy.order.frame_numbering import Layout, check_segments, fingerprint, make_layout
-from understudy.order.mixture.rounds import count_lanes
-from understudy.order.mixture.shares import check_weights, share_errors, share_slots
-from understudy.order.random.keys import ORDER_VERSION
-from understudy.order.spec import EXACT_VERSION, UNIT, SourceSpec
+from understudy.order.random import ORDER_VERSION
+from understudy.order.shared_slots import count_lanes
+from understudy.order.shares import check_weights, share_errors, share_slots
+from understudy.order.spec import EXACT_VERSION, UNIT, Entry, SourceSpec, Spec
 
 _EXACT = 1e-9  # relative error of a share up to which it counts as met
 
@@ -173,7 +176,7 @@ def resolve_order(
     """Resolve every source, its slots in a round of the mixture, and the version of the order.
 
     In a mixture a source of many lanes gets as many lanes as slots: a lane then always comes up in the same slot, hence
-    on the same rank. Slots are divided where whole ones cannot meet the shares (`order/mixture/shared_slots.py`).
+    on the same rank. Slots are divided where whole ones cannot meet the shares (`order/shared_slots.py`).
     """
     total = sum(weights)
     resolved = [resolve_source(source, weights[d] / total, request, number=d) for d, source in enumerate(sources)]
@@ -267,3 +270,36 @@ def resolve_weights(
             raise ValueError(f"weights name {sorted(weights)}, sources are {sorted(names)}: name each source once")
         weights = [weights[name] for name in names]
     return check_weights(weights, names)
+
+
+def reweigh(
+    spec: Spec, position: int, weights: Mapping[str, float], add: Sequence[Frames], frames_in_flight: int | None
+) -> tuple[Spec, list[ResolvedSource]]:
+    """Return the spec with the new entry, and the added sources. For the arguments see `Order.with_weights`.
+
+    Raises:
+        ValueError: `position` is not behind the last entry of the schedule, or a name is unknown.
+    """
+    position, last = as_int("position", position), spec.schedule[-1].position
+    if position <= last:
+        raise ValueError(f"position {position}: the schedule already has an entry at {last}; change after it")
+    names = [s.name for s in spec.sources] + [source.name for source in add]
+    for name in [*weights, *(source.name for source in add)]:
+        if name not in names or name not in weights:
+            raise ValueError(f"source {name!r}: weights must name each added source and only known ones: {names}")
+    named = [name for name in names if name in weights]
+    if not named:
+        raise ValueError(f"weights name no source: name at least one of {names}")
+    values = check_weights([weights[name] for name in named], named)
+    most = max(spec.round, 16 * spec.batch)
+    slots = choose_slots(values, spec.batch, most)
+    if spec.version == EXACT_VERSION:
+        slots = share_slots(values, -(-most // spec.batch) * spec.batch * UNIT)
+    by_name = dict(zip(named, slots))
+    entry = Entry(position, tuple(by_name.get(name, 0) for name in names))
+    in_flight = default_in_flight(spec.batch) if frames_in_flight is None else frames_in_flight
+    request, total = OrderRequest("clips", spec.batch, in_flight), sum(slots)
+    lanes = dict(zip(named, count_lanes(slots))) if spec.version == EXACT_VERSION else {}
+    added = [resolve_source(check_source(new), by_name[new.name] / total, request, lanes.get(new.name)) for new in add]
+    sources = (*spec.sources, *(part.spec for part in added))
+    return replace(spec, sources=sources, schedule=(*spec.schedule, entry)), added

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from understudy.order.defaults import default_in_flight
-from understudy.order.describe import in_words
-from understudy.order.frame_numbering import Layout, check_segments, fingerprint
+from understudy.order.frame_numbering import Ints, Layout, check_segments, fingerprint
 from understudy.order.make_spec import (
     CheckedSource,
     Frames,
@@ -26,17 +25,13 @@ from understudy.order.make_spec import (
     epoch_segments,
     resolve_order,
     resolve_weights,
+    reweigh,
     source_layout,
 )
-from understudy.order.mixture.shared_slots import SharedSlots
-from understudy.order.mixture.shares import share_errors
-from understudy.order.mixture.whole_slots import WholeSlots, group_by
-from understudy.order.prefix_sums import Ints
-from understudy.order.random.keys import check_seed
-from understudy.order.random.permute import CHUNK
-from understudy.order.random.philox import Words
-from understudy.order.reweigh import reweigh
-from understudy.order.spec import EXACT_VERSION, Entry, Spec, compare
+from understudy.order.random import INDICES_PER_PASS, Words, check_seed
+from understudy.order.shared_slots import SharedSlots
+from understudy.order.shares import WholeSlots, group_by, share_errors
+from understudy.order.spec import EXACT_VERSION, Entry, Spec, compare, in_words
 
 
 class Order:
@@ -160,8 +155,8 @@ class Order:
         """
         words = as_positions(positions)
         source, episode, frame = (np.empty(words.shape, np.int64) for _ in range(3))
-        for start in range(0, len(words), CHUNK):  # chunks stay in the processor's cache
-            part = slice(start, start + CHUNK)
+        for start in range(0, len(words), INDICES_PER_PASS):  # chunks stay in the processor's cache
+            part = slice(start, start + INDICES_PER_PASS)
             source[part], episode[part], frame[part] = self._locate(words[part])
         return source, episode, frame
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.order.random.keys import make_key
-from understudy.order.random.philox import CHUNK, Words, philox
+from understudy.order.random import COUNTERS_PER_PASS, Words, make_key, philox
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -150,8 +149,8 @@ def _blocks(key: int, numbers: Words, first: int, blocks: int) -> Iterator[tuple
     The slice gives their rows in the (len(at) * blocks, 2) result.
     """
     total = len(numbers) * blocks
-    for start in range(0, total, CHUNK):
-        part = slice(start, min(start + CHUNK, total))
+    for start in range(0, total, COUNTERS_PER_PASS):
+        part = slice(start, min(start + COUNTERS_PER_PASS, total))
         row = np.arange(part.start, part.stop, dtype=np.uint64)
         index = row // np.uint64(blocks)
         block = row - index * np.uint64(blocks) + np.uint64(first)

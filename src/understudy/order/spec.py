@@ -3,6 +3,8 @@
 A spec is frozen, versioned JSON, a few hundred bytes for any amount of data: per source a fingerprint of the selected
 segments and the chosen settings, and the schedule of the mixture. A checkpoint stores it with one integer, the
 position. On resume `compare` lists each difference before the first step.
+
+An order in words.
 """
 
 import hashlib
@@ -12,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
-from understudy.order.random.keys import ORDER_VERSION, check_seed
+from understudy.order.random import ORDER_VERSION, check_seed
 
 EXACT_VERSION = 2
 """Version of an order with divided slots, for exact shares (`mixture/shared_slots.py`); otherwise as version 1."""
@@ -261,3 +263,41 @@ def _check_names(names: Sequence[str]) -> None:
         if name in seen:
             raise ValueError(f"two sources are named {name!r}: give each its own name")
         seen.add(name)
+
+
+def in_words(spec: Spec, reasons: Sequence[Sequence[str]], off: Sequence[tuple[int, float, float]]) -> str:
+    """Describe an order, a line per fact.
+
+    Args:
+        spec: of the order.
+        reasons: for the settings of each source; empty for a saved order.
+        off: (source, its share, the requested share) of sources that miss it.
+    """
+    lines = [f"order {spec.fingerprint[:12]}, seed {spec.seed}, global batch {spec.batch}"]
+    for d, source in enumerate(spec.sources):
+        lines.append(f"{source.name}: {source.frames} frames in {source.segments} segments; {_source_in_words(source)}")
+        lines += [f"  - {reason}" for reason in (reasons[d] if d < len(reasons) else ())]
+    for entry in spec.schedule:
+        total = sum(entry.slots)
+        named = [(s.name, count) for s, count in zip(spec.sources, entry.slots) if count]
+        if len(spec.sources) > 1:
+            exact = spec.version == EXACT_VERSION
+            counts = [f" ({count} of {total})" if not exact else "" for _, count in named]
+            shares = ", ".join(f"{name} {n / total:.2%}{of}" for (name, n), of in zip(named[:20], counts))
+            more = f" and {len(named) - 20} more" if len(named) > 20 else ""
+            lines.append(f"from position {entry.position}: {shares}{more}")
+    if off:
+        d, share, target = off[0]
+        others = f", and {len(off) - 1} more are off by over 1 %" if len(off) > 1 else ""
+        met = f"shares are met to the nearest of {sum(spec.schedule[-1].slots)} slots"
+        lines.append(f"{met}: {spec.sources[d].name} has {share:.4%}, requested were {target:.4%}{others}")
+    return "\n".join(lines)
+
+
+def _source_in_words(source: SourceSpec) -> str:
+    if not source.shuffle:
+        return "read in storage order"
+    if source.clip == 1:
+        return "shuffled frame by frame" + (f" in {source.lanes} lanes" if source.lanes > 1 else "")
+    cut = ", cut at key frames" if source.cut == "keyframe" else ""
+    return f"{source.lanes} lanes of clips of {source.clip}{cut}, {source.inside} inside a clip"

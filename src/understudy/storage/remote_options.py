@@ -1,7 +1,9 @@
 """Options for reading remote datasets, and the default cache folder.
 
-Retries have backoff with jitter, deadlines, and `Retry-After`. A source that is slow, short or failing never changes
-the samples. It is asked again until a deadline without progress has passed; then the failure is raised.
+Retries: backoff with jitter, deadlines, and `Retry-After`.
+
+A source that is slow, short or failing never changes the samples. It is asked again until a deadline without progress
+has passed; then the failure is raised.
 """
 
 import itertools

@@ -21,7 +21,7 @@ from understudy.distributed.mesh import Mesh
 from understudy.distributed.signals import Stop
 from understudy.errors import UnderstudyError
 from understudy.load.loader import Loader
-from understudy.load.validation.validation_data import ValidationData
+from understudy.load.validation_data import ValidationData
 from understudy.optim.lora import merge_adapters
 from understudy.progress import Progress
 from understudy.train import precision

@@ -23,7 +23,7 @@ from understudy.distributed.compile import is_compile_error
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.signals import Stop, Stopped, stop_signals
 from understudy.errors import ConfigError, DatasetError, RankError, is_out_of_memory, is_wrong_input
-from understudy.load.validation.validation_data import ValidationData
+from understudy.load.validation_data import ValidationData
 from understudy.policies.companion_files import check_unchanged
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train import precision

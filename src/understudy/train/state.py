@@ -31,7 +31,7 @@ from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.moving_average import ema_decay, make_average, update_average
 from understudy.optim.param_groups import freeze
 from understudy.optim.state import local
-from understudy.order.random.keys import make_key
+from understudy.order.random import make_key
 from understudy.policies.common.task_modes import MODES
 from understudy.policies.meta_device import OnMeta
 from understudy.policies.policy import Policy

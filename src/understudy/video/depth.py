@@ -1,8 +1,11 @@
-"""Depth images: one channel of distances, without color conversion.
+"""Quantized depth: LeRobot stores distances as 12-bit codes in a video, on a logarithmic or a linear scale.
 
-LeRobot stores distances as 12-bit codes in a video, on a logarithmic or a linear scale. Images have values as stored,
-or the distances of their codes. Another size takes the nearest pixel: row i of h is row (2i + 1) * H // (2h) of H, and
-columns likewise. A mean over the edge of an object would be the distance of nothing.
+From decoded frames of one channel to depth images: values as stored, or the distances of their codes.
+
+Another size takes the nearest pixel: row i of h is row (2i + 1) * H // (2h) of H, and columns likewise. A mean over
+the edge of an object would be the distance of nothing.
+
+`Pixels`: channels and dtype of a camera's images, and the converter that makes them from decoded frames.
 """
 
 from __future__ import annotations

@@ -16,13 +16,11 @@ from support.datasets import Spec, write_dataset
 from understudy.data.dataset import EpisodeDataset
 from understudy.load.batch_request import BatchRequest
 from understudy.load.images.buffer_pool import BufferPool
-from understudy.load.images.clip_reader import ClipReader, DecodePolicy, Timings
-from understudy.load.images.cursors import Cursors
+from understudy.load.images.clip_reader import ClipReader, Cursors, DecodePolicy, Timings, first_runs
 from understudy.load.images.decoded_cache import decoded_bytes, keep_decoded
 from understudy.load.loader import Batch, Loader
 from understudy.load.loader_threads import WorkerPool
 from understudy.load.memory_plan import MemoryPlan, plan_memory, rank_policies, read_facts
-from understudy.load.staggered_decoding import first_runs
 from understudy.order import Order
 from understudy.video.color import Converter
 from understudy.video.decoder import FrameDecoder

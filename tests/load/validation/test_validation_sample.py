@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.load.validation.validation_sample import FEW, sample_frames, stratum_quotas
+from understudy.load.validation_data import FEW, sample_frames, stratum_quotas
 
 
 def line(lengths: list[int], first: int = 3) -> np.ndarray:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from understudy.load.staggered_decoding import first_round
+from understudy.load.images.clip_reader import first_round
 from understudy.order import Order
 
 

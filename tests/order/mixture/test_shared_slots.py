@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from support.order_sources import Source, episodes, sources
 from support.refusals import refused
 from understudy.order import Order
-from understudy.order.mixture.rounds import count_lanes, make_round
-from understudy.order.mixture.shares import share_slots
+from understudy.order.shared_slots import count_lanes, make_round
+from understudy.order.shares import share_slots
 from understudy.order.spec import EXACT_VERSION, UNIT, Spec
 
 weights = st.floats(0.01, 10)

@@ -9,7 +9,7 @@ from support.order_sources import Source, episodes, sources
 from support.refusals import refused
 from understudy.order import Order
 from understudy.order.defaults import choose_slots
-from understudy.order.mixture.shares import make_period, share_slots
+from understudy.order.shares import make_period, share_slots
 
 
 def worst_deviation(counts: tuple[int, ...]) -> float:

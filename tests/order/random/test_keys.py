@@ -3,7 +3,7 @@
 import pytest
 
 from support.refusals import refused
-from understudy.order.random.keys import make_key, mix64
+from understudy.order.random import make_key, mix64
 
 
 def test_no_two_of_many_keys_are_equal():

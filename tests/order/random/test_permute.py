@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.refusals import refused
-from understudy.order.random.permute import (
-    CHUNK,
+from understudy.order.random import (
+    INDICES_PER_PASS,
     Feistel,
     Sorted,
     feistel,
@@ -58,7 +58,7 @@ def test_no_two_of_many_indices_meet_at_the_largest_domain():
 
 def test_an_image_does_not_depend_on_what_is_asked_with_it():
     p = permutation(10**7, 3)
-    x = np.arange(CHUNK - 5, 2 * CHUNK + 7, dtype=np.uint64)  # over the edges of two passes
+    x = np.arange(INDICES_PER_PASS - 5, 2 * INDICES_PER_PASS + 7, dtype=np.uint64)  # over the edges of two passes
     together = p.forward(x)
     for i in range(0, len(x), 500):
         assert p.forward(x[i : i + 1]) == together[i]

@@ -5,8 +5,7 @@ import pytest
 from scipy import stats
 
 from support.shuffle_battery import battery, two_sided
-from understudy.order.random.keys import make_key
-from understudy.order.random.permute import feistel, permute_each, sorted_words
+from understudy.order.random import feistel, make_key, permute_each, sorted_words
 
 FAIL = 1e-4
 

@@ -16,16 +16,12 @@ from safetensors.torch import save_file
 from support.datasets import Spec, identity, write_dataset
 from support.pi05_policy import CAMERAS, batch, policy
 from support.refusals import refused
-from support.runs import series, tiny_config
+from support.runs import tiny_config
 from support.sentences import write_model
 from understudy.config.data import DataConfig, SourceConfig
 from understudy.config.train import (
     AugmentConfig,
-    CheckpointConfig,
-    OptimConfig,
-    ScheduleConfig,
     TrainConfig,
-    ValConfig,
 )
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
@@ -35,9 +31,7 @@ from understudy.policies.inference import RobotPolicy
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.weights.released_keys import WeightsError, released_key
-from understudy.train import run
 from understudy.train.augment_batch import shift_cameras
-from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import choose_normalization, open_data
 from understudy.train.profiling.plan import one_sample, trace_step
 
@@ -342,25 +336,6 @@ def config(files: Path, out: Path, **changes: Any) -> TrainConfig:
     settings: dict[str, Any] = {"size": "tiny", "tokenizer": str(files / "tok"), "prompt_tokens": 64}
     settings |= {"history": (0.2, 0.4), "state_history": True} | changes.pop("policy", {})
     return tiny_config(files / "ten", out, policy=Pi05Settings(**settings), **changes)
-
-
-@pytest.mark.long
-def test_runs_with_history_resume_and_recompute_to_the_bit(
-    files: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    few: dict[str, Any] = {"optim": OptimConfig(lr=3e-3), "checkpoint": CheckpointConfig(every=100)}
-    few["schedule"] = ScheduleConfig(warmup_steps=1, decay_steps=4)
-    assert run.train(config(files, tmp_path / "whole", steps=4, **few)) == run.DONE
-    printed = capfd.readouterr()
-    assert "0.2, 0.4 s" in printed.out + printed.err
-    few["val"] = ValConfig(every=0)
-    half = config(files, tmp_path / "half", steps=2, activation_checkpoint="full", **few)
-    assert run.train(half) == run.DONE
-    assert run.resume(replace(RunDir(tmp_path / "half").settings(), steps=4)) == run.DONE
-    assert series(tmp_path / "half") == series(tmp_path / "whole")
-    assert run.train(config(files, tmp_path / "parts", micro_batch_size=2, steps=2, **few)) == run.DONE
-    for one, two in zip(series(tmp_path / "parts"), series(tmp_path / "whole")):
-        assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
 
 
 def mixture(files: Path, out: Path, ages: tuple[float, ...]) -> TrainConfig:

@@ -189,21 +189,6 @@ def test_masked_values_reach_neither_loss_nor_gradients(adaptive: bool) -> None:
     assert torch.isnan(shown).any()
 
 
-@BOTH
-def test_a_sample_does_not_depend_on_its_batch(adaptive: bool) -> None:
-    net, given = small(adaptive), inputs()
-    together = net.flow_loss(**given)
-    for number in range(3):
-        assert close(
-            net.flow_loss(**{k: v[number : number + 1] for k, v in given.items()}), together[number : number + 1]
-        )
-    spoilt = {k: v.clone() for k, v in given.items()}
-    spoilt["images"][1] = spoilt["state"][1] = spoilt["actions"][1] = torch.nan
-    found = net.flow_loss(**spoilt)
-    assert torch.equal(found[[0, 2]], together[[0, 2]])
-    assert torch.isnan(found[1]).all()
-
-
 def test_a_batch_without_images_uses_every_weight() -> None:
     """All ranks of a sharded run must use the same weights in each step."""
     net, given = small(), inputs()
@@ -295,16 +280,6 @@ def test_insulation_stops_the_flow_loss_at_the_tower(adaptive: bool) -> None:
     assert sum(open_[name] is not None and bool(open_[name].any()) for name in tower) > 20  # type: ignore[union-attr]
     for name in set(open_) - set(tower):
         assert torch.equal(open_[name], stopped[name]), name  # type: ignore[arg-type]
-
-
-def test_the_expert_sees_the_response_and_no_action_tokens() -> None:
-    net, given, text = small(), inputs(), tail()
-    plain = flow_of(net, given, False, text)
-    fast = text._replace(tokens=torch.cat([text.tokens[:, :4], (text.tokens[:, 4:] + 7) % 64], dim=1))
-    assert torch.equal(flow_of(net, given, False, fast), plain)
-    response = text._replace(tokens=torch.cat([(text.tokens[:, :4] + 7) % 64, text.tokens[:, 4:]], dim=1))
-    assert not close(flow_of(net, given, False, response), plain, 1e-3)
-    assert close(flow_of(net, given, False, Tail(text.tokens[:, :4], text.masks[:, :4], 4)), plain)
 
 
 def test_a_token_of_the_tail_is_blind_to_later_ones_and_to_actions() -> None:

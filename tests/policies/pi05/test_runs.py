@@ -16,16 +16,15 @@ pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
 from support.refusals import refused
 from support.released import released_shapes
-from support.runs import same_run, series, tiny_config, tiny_dataset
+from support.runs import series, tiny_config, tiny_dataset
 from support.sentences import write_model
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.inference import load_policy
-from understudy.policies.pi05.config import Pi0Settings, Pi05Settings
+from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.pi05.sizes import Sizes
 from understudy.train import run
-from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.profiling.plan import plan
 
 
@@ -47,24 +46,6 @@ def config(files: Path, out: Path, kind: type[Pi05Settings], **changes: Any) -> 
     if kind is Pi05Settings:
         made |= {"fast": str(files / "fast"), "action_tokens": 48}
     return tiny_config(files / "data", out, policy=kind(**made), **changes)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", [Pi05Settings, Pi0Settings], ids=["pi05", "pi0"])
-def test_resumed_run_equals_the_whole(
-    files: Path, tmp_path: Path, kind: type[Pi05Settings], capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert run.train(config(files, tmp_path / "whole", kind)) == run.DONE
-    printed = capfd.readouterr()
-    assert ("expert alone" in printed.out + printed.err) == (kind is Pi05Settings)
-    half = config(files, tmp_path / "half", kind, steps=7)
-    half = replace(half, schedule=replace(half.schedule, decay_steps=12))
-    assert run.train(half) == run.DONE
-    assert run.resume(replace(RunDir(tmp_path / "half").settings(), steps=12)) == run.DONE
-    assert series(tmp_path / "half") == series(tmp_path / "whole")
-    whole = config(files, tmp_path / "again", kind)
-    assert run.train(whole) == run.DONE
-    same_run(tmp_path / "whole", tmp_path / "again")
 
 
 @pytest.mark.long

@@ -132,36 +132,6 @@ def test_velocity_text_and_gradients_beside_a_tail(family: str, insulate: bool) 
 
 
 @BOTH
-def test_insulation_stops_the_flow_loss_at_the_tower(family: str) -> None:
-    network, _, inputs, _ = networks(family)
-    gradients = {}
-    for insulate in (False, True):
-        network.zero_grad()
-        compute(network, inputs, tail(), insulate)[0].square().mean().backward()
-        gradients[insulate] = {name: parameter.grad for name, parameter in network.named_parameters()}
-    tower = [name for name in gradients[True] if name.startswith(("vision.", "projector", "embedding"))]
-    tower += [name for name in gradients[True] if ".vlm." in name]
-    for name, value in gradients[True].items():
-        if name in tower:
-            assert value is None or not value.any(), name
-        elif value is not None:
-            assert torch.equal(value, gradients[False][name]), name
-    reached = [name for name in tower if gradients[False][name] is not None and gradients[False][name].any()]
-    assert len(reached) > len(tower) / 2
-
-
-@BOTH
-def test_expert_sees_the_response_and_no_fast_token(family: str) -> None:
-    network, _, inputs, _ = networks(family)
-    plain, _ = compute(network, inputs, tail())
-    other_fast, _ = compute(network, inputs, tail(fast=[[t + 30 for t in row] for row in FAST]))
-    assert torch.equal(plain, other_fast)
-    other_text, _ = compute(network, inputs, tail(response=[[t + 30 for t in row] for row in RESPONSE]))
-    changed = (plain - other_text).flatten(1).abs().amax(dim=1) > 1e-3
-    assert changed.tolist() == [True, True, False]  # the third sample has no response
-
-
-@BOTH
 @pytest.mark.parametrize("seed", range(3))
 def test_tokens_reach_each_other_as_in_the_table(family: str, seed: int) -> None:
     """In one layer, a token's result depends on the inputs that it sees and on its own: all pairs, random padding."""

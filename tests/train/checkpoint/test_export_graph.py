@@ -9,21 +9,17 @@ import torch
 
 import understudy as us
 from support.refusals import refused
-from support.runs import tiny_config, tiny_dataset
+from support.runs import trained_run
 from understudy.cli.main import WRONG_INPUT, main
 from understudy.errors import ConfigError
 from understudy.policies.common.encoders.text import byte_tokens
 from understudy.policies.graph.files import check_type
-from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export_graph
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("graph")
-    config = tiny_config(tiny_dataset(root / "data"), root / "run", steps=2, val={"every": 0})
-    assert run.train(config) == run.DONE
-    return root / "run"
+    return trained_run(tmp_path_factory.mktemp("graph") / "run", steps=2, checkpoint={"every": 2}, val={"every": 0})
 
 
 @pytest.mark.long

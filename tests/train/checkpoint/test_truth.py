@@ -19,10 +19,9 @@ from torch.distributed.checkpoint import metadata
 from support import checkpoint_ranks
 from support.ranks import in_ranks
 from support.refusals import refused
-from support.runs import same_run, tiny_config, tiny_dataset
+from support.runs import same_run, trained_run
 from understudy.cli.main import main
 from understudy.errors import CheckpointError
-from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.checksums import FILES, SEAL, add_seal
 from understudy.train.checkpoint.tensor_files import read_index
@@ -151,10 +150,7 @@ def payloads(trace: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("truth")
-    config = tiny_config(tiny_dataset(root / "d"), root / "run", steps=4, checkpoint={"every": 2}, val={"every": 4})
-    assert run.train(config) == run.DONE
-    return root / "run"
+    return trained_run(tmp_path_factory.mktemp("truth") / "run", steps=4, checkpoint={"every": 2}, val={"every": 4})
 
 
 @pytest.mark.parametrize(

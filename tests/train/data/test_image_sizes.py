@@ -16,7 +16,7 @@ from understudy.config.train import TrainConfig
 from understudy.data.write.writer import EpisodeWriter
 from understudy.errors import DatasetError
 from understudy.load.loader import Loader
-from understudy.load.validation.validation_data import ValidationData
+from understudy.load.validation_data import ValidationData
 from understudy.policies.common.letterbox import letterbox, write_letterbox
 from understudy.policies.flow.config import FlowSettings
 from understudy.policies.pi05.config import Pi05Settings

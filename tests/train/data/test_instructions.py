@@ -10,7 +10,7 @@ from support.ranks import in_ranks
 from support.runs import same_run, tiny_config, tiny_dataset
 from understudy.config.train import TrainConfig
 from understudy.contract.facts import read_contract
-from understudy.load.validation.validation_data import ValidationData
+from understudy.load.validation_data import ValidationData
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import instructions, longest_prompts, open_data

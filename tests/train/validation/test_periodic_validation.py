@@ -22,7 +22,7 @@ from support.runs import same_run, series, tiny_config
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.distributed import mesh as parallel
-from understudy.load.validation.validation_data import ValidationData
+from understudy.load.validation_data import ValidationData
 from understudy.policies.flow.model import FlowPolicy
 from understudy.report.run import tables, validation
 from understudy.train import run

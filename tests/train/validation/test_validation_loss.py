@@ -23,7 +23,7 @@ from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.data.format.features import Feature
 from understudy.distributed import mesh as parallel
 from understudy.distributed.mesh import Mesh
-from understudy.load.validation.validation_data import (
+from understudy.load.validation_data import (
     ValidationData,
     prefetch_chunks,
     sample_identity,

@@ -17,7 +17,7 @@ from understudy.config.declare import Ge, Interval, Positional
 from understudy.plural import plural
 
 if TYPE_CHECKING:
-    from understudy.load.validation.validation_data import ValidationData
+    from understudy.load.validation_data import ValidationData
     from understudy.report.view.viewer import Viewer
     from understudy.train.state import TrainState
 

@@ -17,7 +17,7 @@ from understudy.config.declare import Ge, Positional
 if TYPE_CHECKING:
     import numpy as np
 
-    from understudy.load.validation.validation_data import ValidationData
+    from understudy.load.validation_data import ValidationData
     from understudy.policies.inference import RobotPolicy
     from understudy.train.state import TrainState
 
@@ -165,7 +165,7 @@ def _open_loop(
 
     from understudy.batch_keys import TASK
     from understudy.errors import ConfigError
-    from understudy.load.validation.validation_data import UNREADABLE
+    from understudy.load.validation_data import UNREADABLE
     from understudy.policies.common.task_modes import POLICY
     from understudy.train.augment_batch import batch_to_device
     from understudy.train.validation.open_loop import choose_starts, predict_actions

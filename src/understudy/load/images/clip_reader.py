@@ -11,20 +11,171 @@ skips to a key frame where that is less), and overlapping windows share their fr
 - decoded frames, in the decoder's own format (4:2:0, half the bytes of RGB): up to `run_length`, decoded in one go,
   because a decoder that continues is faster than one that is woken for each frame; and
 - with `keep_decoder`, its decoder. Otherwise decoders are shared, and each run of frames starts at a key frame.
+
+Cursors over open videos, per thread: taken where they continue best, returned to be used again.
+
+A video is opened once for all threads (`VideoFrames.reader`). Each cursor has a decoder of its own over it. A clip that
+continues at a cursor's position decodes nothing twice. Any other position starts over at a key frame, with the same
+decoder where the video is the same.
+
+Lengths of the first runs of clip readers, chosen so that the lanes of a source decode in turns.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from time import perf_counter
+from typing import TypeAlias
 
+import av
 import numpy as np
 
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
-from understudy.load.images.cursors import Cursor, Cursors, SampleImages, write
 from understudy.load.images.planes import PlanePacker
+from understudy.order import Order
 from understudy.video.depth import AnyConverter
-from understudy.video.reader import DecodedImage
+from understudy.video.reader import DecodedImage, VideoReader
+
+
+class Cursor:
+    """Cursor over one video of a dataset, with errors that name the episode.
+
+    Attributes:
+        key: dataset, camera and file.
+        row: table row of the episode that it was taken for; the file may hold many.
+    """
+
+    row = 0
+
+    def __init__(self, key: tuple[int, str, int], reader: VideoReader, where: Callable[[str, int], str]) -> None:
+        self.key, self._where, self._cursor = key, where, reader.cursor()
+
+    def runs(self, positions: np.ndarray, run_length: int = 1) -> Iterator[Sequence[DecodedImage]]:
+        """See `VideoCursor.runs`."""
+        try:
+            yield from self._cursor.runs(positions, run_length)
+        except DatasetError as error:
+            raise error.replaced(where=self._where(self.key[1], self.row)) from error
+
+    @property
+    def position(self) -> int:
+        """See `VideoCursor.position`."""
+        return self._cursor.position
+
+    @property
+    def wait_seconds(self) -> float:
+        """See `VideoCursor.wait_seconds`."""
+        return self._cursor.wait_seconds
+
+    def park(self) -> None:
+        """See `VideoCursor.park`."""
+        self._cursor.park()
+
+
+class Cursors:
+    """Idle cursors of one thread. Beyond `most`, the least recently used ones are dropped."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._idle: list[Cursor] = []  # the least recently used first
+
+    def reader(self, dataset: EpisodeDataset, camera: str, row: int) -> VideoReader:
+        """Open the video of an episode, or return it where it is open."""
+        return dataset.video_frames.reader(camera, row)
+
+    def take(self, dataset: EpisodeDataset, camera: str, row: int, position: int, held: Cursor | None = None) -> Cursor:
+        """Take a cursor over the video of an episode, preferably one that is at `position` or shortly before it.
+
+        Args:
+            dataset: source of the episode.
+            camera: key of the camera.
+            row: table row of the episode.
+            position: display position of the first frame to decode.
+            own: the cursor that the caller already holds. It is taken if it is over this video, and returned if not.
+        """
+        key = (id(dataset), camera, int(dataset.catalog.videos(camera).file[row]))
+        cursor = held if held is not None and held.key == key else None
+        if held is not None and cursor is None:
+            self.give(held)
+        if cursor is None:
+            near = [
+                (position - idle.position >= 0, -abs(position - idle.position), i)
+                for i, idle in enumerate(self._idle)
+                if idle.key == key
+            ]
+            cursor = self._idle.pop(max(near)[2]) if near else None
+        if cursor is None:
+            while len(self._idle) >= self._most:  # before the new one needs a codec context, so that it reuses theirs
+                self._idle.pop(0).park()
+            cursor = Cursor(key, self.reader(dataset, camera, row), dataset.video_frames.where)
+        cursor.row = row
+        return cursor
+
+    def give(self, cursor: Cursor) -> None:
+        """Return a cursor."""
+        self._idle.append(cursor)
+        if len(self._idle) > self._most:
+            self._idle.pop(0).park()
+
+
+SampleImages: TypeAlias = DecodedImage | list[DecodedImage]
+"""Images of one sample. Many samples wait; a list of one image would cost the garbage collector twice as much."""
+
+
+@dataclass(frozen=True)
+class ConversionJobs:
+    """Images to be converted, and the place of each in a batch."""
+
+    images: list[DecodedImage] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+
+    def add(self, images: SampleImages, sample: int) -> None:
+        """Add the images of one sample of a batch. All samples have the same number of images."""
+        if isinstance(images, list):
+            count, first = len(images), sample * len(images)
+            self.images.extend(images)
+            self.places.extend(range(first, first + count))
+        else:
+            self.images.append(images)
+            self.places.append(sample)
+
+
+def write_all(jobs: ConversionJobs, out: np.ndarray, converter: AnyConverter | PlanePacker) -> None:
+    """Convert all jobs into their places in `out`, (n, C, H, W) of the converter's dtype, and clear the jobs.
+
+    An image that directly follows itself is converted once.
+    """
+    frames, places, copies = _split(jobs, out)
+    jobs.images.clear()  # the converter recycles frames that nothing else refers to
+    jobs.places.clear()
+    converter.write_all(frames, places, out)
+    for place, source in copies:
+        out[place] = out[source]
+
+
+def _split(jobs: ConversionJobs, out: np.ndarray) -> tuple[list[av.VideoFrame], list[int], list[tuple[int, int]]]:
+    """Write RGB images at once; returns (frames to convert, their places, (place, source) of repeated images)."""
+    last, source = None, 0
+    frames, places, copies = [], [], []
+    for image, place in zip(jobs.images, jobs.places, strict=True):
+        if image is last:
+            copies.append((place, source))
+        elif isinstance(image, np.ndarray):
+            out[place] = image.transpose(2, 0, 1)
+        else:
+            frames.append(image)
+            places.append(place)
+        last, source = image, place
+    return frames, places, copies
+
+
+def write(image: DecodedImage, converter: AnyConverter | PlanePacker, out: np.ndarray) -> None:
+    """Write a cursor's image into `out`, (C, H, W) of the converter's dtype."""
+    if isinstance(image, np.ndarray):
+        out[...] = image.transpose(2, 0, 1)
+    else:
+        converter.write(image, out)
+
 
 _FRAME_BITS = 40  # of a frame key; the bits above number the files of the reader
 
@@ -73,7 +224,7 @@ class ClipReader:
         positions: of the n samples, in their sequence.
         rows: int64 (n,), table rows of their episodes.
         frames: int64 (n,) or (n, T), frames of their windows, clamped to the episode.
-        first_runs: lengths of the first runs, before those of `policy.run_length` (`load/staggered_decoding.py`); a run
+        first_runs: lengths of the first runs, before those of `policy.run_length` (`load/images/clip_reader.py`); a run
             of 0 decodes the frames of its sample and none ahead.
     """
 
@@ -211,3 +362,46 @@ class ClipReader:
         if self._cursor is not None:
             self._cursors.give(self._cursor)
             self._cursor = None
+
+
+_GOLDEN = 0.618034  # its multiples spread evenly, for any number of them
+
+
+def first_round(order: Order, source: int) -> int:
+    """Positions in which each lane of a source comes up once (or, in a shared slot, may)."""
+    if order.lane_slots(source) is not None:
+        return order.spec.round
+    slots = order.spec.schedule[-1].slots
+    return -(-order.spec.sources[source].lanes * sum(slots) // max(1, slots[source]))
+
+
+def first_runs(order: Order, source: int, policy: DecodePolicy, position: int, start: int, gop: int) -> list[int]:
+    """Lengths of the first runs of a clip reader that opens at `position`, in a loader that began at `start`.
+
+    The runs behind them have `policy.run_length` frames. Runs end at their lane's turn: once every `run_length` rounds,
+    at a phase of its own that never changes. Otherwise lanes whose clips begin together (as all do at the start and at
+    the turn of an epoch) would decode in the same batch, and hold the most frames at the same time, from there on.
+    Runs of whole GOPs are staggered by where their clips begin: the first run extends to the next key frame.
+    A reader of the first batch, which the consumer waits for, first decodes only the frames of its first sample.
+
+    While the lanes open, the consumer would also wait for the frames ahead of all of them. So a reader with a decoder
+    of its own begins as in the first batch. One with shared decoders takes one GOP at a time (a run of 1 extends to its
+    end) until its first turn. Hardly anything is decoded twice, because it starts at key frames anyway.
+
+    Args:
+        gop: frames from key frame to key frame.
+    """
+    if policy.run_length <= 1:
+        return []
+    first = position < start + order.batch_size
+    if policy.whole_gops:
+        return [0, 1] if first else [1]
+    lane, turns = order.lane(position), first_round(order, source)
+    length = policy.run_length
+    run = length - (position // turns + int(length * (lane * _GOLDEN % 1))) % length
+    opens = position < start + turns
+    alone = first or (opens and policy.keep_decoder)
+    rest = run - alone
+    by_gop = opens and not policy.keep_decoder and gop <= length
+    behind = [1] * -(-rest // gop) if by_gop else [rest] if rest else []
+    return [0, *behind] if alone else behind

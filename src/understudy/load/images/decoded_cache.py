@@ -20,8 +20,7 @@ import numpy as np
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.read.video_frames import VideoFrames
 from understudy.errors import DatasetError
-from understudy.load.images.clip_reader import Timings
-from understudy.load.images.cursors import Cursors, write
+from understudy.load.images.clip_reader import Cursors, Timings, write
 from understudy.load.images.disk_cache import ImageFiles, StoredImages
 from understudy.video.depth import AnyConverter
 from understudy.video.reader import DecodedImage, VideoReader

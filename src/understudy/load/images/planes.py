@@ -5,19 +5,24 @@ A packed image is uint8 [1, 3 H / 2 + 1, W]: Y (H rows), U and V (H / 4 rows eac
 
 `planes_to_rgb` has the integer arithmetic of swscale's x86 code, so on such a processor its colors are those of
 `video/color.py` to the bit. Elsewhere swscale rounds differently; `check_conversion` compares the two.
+
+RGB images from batches of 4:2:0 planes, on the device of the batch.
 """
 
 import ctypes
 from collections.abc import Sequence
+from copy import copy
 from functools import lru_cache
+from typing import Any
 
 import av
 import numpy as np
 import torch
 from torch import Tensor
 
+from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
-from understudy.video.color import Converter
+from understudy.video.color import Converter, ImageSize
 from understudy.video.native.swscale import make_noise
 
 _FORMATS = ("yuv420p", "yuvj420p")
@@ -168,3 +173,36 @@ def _lines(plane: av.video.plane.VideoPlane, height: int) -> np.ndarray:
         raise DatasetError(f"a plane has lines of {line} bytes", fix="load them with colors='rgb'")
     memory = (ctypes.c_uint8 * (line * height)).from_address(plane.buffer_ptr)
     return np.ctypeslib.as_array(memory).reshape(height, line)
+
+
+class PlaneDelivery:
+    """Converts the video images of batches from planes to RGB of a size."""
+
+    def __init__(self, datasets: Sequence[EpisodeDataset], size: tuple[int, int] | None) -> None:
+        """Choose the cameras.
+
+        Args:
+            datasets: of the batches.
+            size: (height, width) of the images; None keeps the recorded size.
+
+        Raises:
+            ValueError: a policy resizes images in its own way, another decoder than pyav delivers them as RGB, or this
+                processor converts colors in another way.
+        """
+        if isinstance(size, ImageSize):
+            raise ValueError(
+                "colors='yuv': this policy resizes images in its own way on the host; load with colors='rgb'"
+            )
+        for data in datasets:
+            if data.video_frames.backend != "pyav":
+                raise ValueError(f"colors='yuv': {data.name} is decoded by {data.video_frames.backend}; give pyav")
+        check_conversion()
+        cameras = dict.fromkeys(camera for data in datasets for camera in (*data.video_keys, *data.missing_cameras))
+        self._cameras = [camera for camera in cameras if not datasets[0].pixels(camera).is_depth]
+        self._size = None if size is None else (int(size[0]), int(size[1]))
+
+    def convert(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return the batch with uint8 [B, (T,) 3, H, W] in place of its planes. Its type is kept."""
+        converted = copy(batch)
+        converted.update((key, planes_to_rgb(batch[key], self._size)) for key in self._cameras if key in batch)
+        return converted

@@ -21,9 +21,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from understudy.order.random.keys import make_key
-from understudy.order.random.permute import permutation, permute_each
-from understudy.order.random.philox import philox
+from understudy.order.random import make_key, permutation, permute_each, philox
 
 __all__ = ["Read", "block", "droid_like", "episode_lanes", "episode_stream", "worker_pool"]
 

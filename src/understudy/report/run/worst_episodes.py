@@ -22,7 +22,7 @@ from understudy.train.validation.episode_sums import EpisodeSums, read_validated
 
 if TYPE_CHECKING:
     from understudy.data.format.catalog import Catalog
-    from understudy.load.validation.validation_data import ValidationData
+    from understudy.load.validation_data import ValidationData
 
 Predict = Callable[[int, int, int], Mapping[str, Any]]
 

@@ -20,7 +20,7 @@ import numpy as np
 from understudy.atomic import write_bytes
 
 if TYPE_CHECKING:
-    from understudy.load.validation.validation_data import ValidationData
+    from understudy.load.validation_data import ValidationData
     from understudy.train.checkpoint.run_dir import RunDir
     from understudy.train.validation.metrics import TermSums
 

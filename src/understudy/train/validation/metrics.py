@@ -24,7 +24,7 @@ import numpy as np
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.load.instructions import split_task
-from understudy.load.validation.validation_data import ValidationData
+from understudy.load.validation_data import ValidationData
 from understudy.policies.common.task_modes import FLOW, TRAINS
 
 KINDS = ("head", "source", "task")

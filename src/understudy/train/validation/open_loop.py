@@ -16,7 +16,7 @@ from torch import Tensor
 
 from understudy.batch_keys import ACTION, MODE
 from understudy.errors import ConfigError
-from understudy.load.validation.validation_data import UNREADABLE, ValidationData
+from understudy.load.validation_data import UNREADABLE, ValidationData
 from understudy.policies.batch import from_present
 from understudy.policies.common.affine import of_head
 from understudy.policies.common.task_modes import FLOW, MODES, POLICY, TRAINS

@@ -2,7 +2,7 @@
 
 Random numbers belong to the *sample* (its source, episode and frame), and the flow times of a sample are stratified. So
 two evaluations differ only if the weights do. Chunks are cut from the whole list of samples
-(`load/validation/validation_data.py`), independent of ranks, and the sums of all samples are gathered before they
+(`load/validation_data.py`), independent of ranks, and the sums of all samples are gathered before they
 are added. So any number of ranks and threads gives the same bits. Nothing here reads or advances a generator, so
 validation does not affect training.
 
@@ -29,7 +29,7 @@ from understudy.distributed.attention import attention_kernels
 from understudy.distributed.mesh import Mesh, reshard_weights
 from understudy.distributed.signals import Stop
 from understudy.errors import DatasetError, RankError, is_wrong_input
-from understudy.load.validation.validation_data import UNREADABLE, ValidationData, prefetch_chunks, share_chunks
+from understudy.load.validation_data import UNREADABLE, ValidationData, prefetch_chunks, share_chunks
 from understudy.policies.common.task_modes import FLOW, FORWARD, MODES, POLICY, TRAINS
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from understudy.order.random.keys import make_key
+from understudy.order.random import make_key
 from understudy.policies.pi05.weights.jax_tree import open_weights
 from understudy.policies.pi05.weights.released_keys import NEW, Match, Shapes, match
 from understudy.policies.weight_files import stored_dtypes, stored_shapes

@@ -1,4 +1,20 @@
-"""Keyed permutations of [0, n): the image of one index without the images of the others, and the inverse.
+"""Keyed pseudo-random functions in numpy, the same on every platform: keys, random bits, and permutations.
+
+Keys: 64 bits from (seed, purpose, numbers), different for each purpose.
+
+Every random decision of the order and of the draws inside a sample starts from such a key. A key absorbs its parts one
+after the other, so that seed 0, epoch 1 and seed 1, epoch 0 have nothing in common (their sums would be equal). The
+finaliser is that of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
+generators", OOPSLA 2014; constants of Stafford's variant 13).
+
+Philox4x32-10 in numpy: 128 random bits for each value of a counter, in any order, on any platform.
+
+Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The generator is a function of
+(key, counter) without state, so sample p can be drawn without samples 0..p-1. It is implemented here because the bits
+are part of the project's contract, and no library promises to keep its own. The tests check it against the authors'
+published vectors.
+
+Keyed permutations of [0, n): the image of one index without the images of the others, and the inverse.
 
     permutation(n, key).forward(x)  ->  y,  permutation(n, key).inverse(y)  ->  x        n from 1 to 2^63
 
@@ -17,22 +33,109 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isqrt
+from operator import index
+from typing import Any
 
 import numpy as np
 
-from understudy.order.random.keys import check_seed, mix64
-from understudy.order.random.philox import Words, philox
+ORDER_VERSION = 1
+"""Version of every rule that determines the sample of a position; part of every key and of every saved spec."""
+
+_MASK = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+
+
+def mix64(value: int) -> int:
+    """SplitMix64 finaliser: a bijection of 64-bit integers in which every input bit reaches every output bit."""
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def make_key(seed: int, purpose: str, *numbers: int) -> int:
+    """Make a 64-bit key for `purpose`, e.g. `make_key(seed, "clip", source, epoch)`.
+
+    `seed` and `numbers` are integers in [0, 2^64). The purpose is absorbed as UTF-8, eight bytes at a time, behind its
+    length, so that no two different (purpose, numbers) are the same sequence of words.
+
+    Raises:
+        ValueError: a seed or number outside that range.
+    """
+    text = purpose.encode()
+    words = [ORDER_VERSION, check_seed(seed), len(text)]
+    words += [int.from_bytes(text[i : i + 8], "little") for i in range(0, len(text), 8)]
+    words.append(len(numbers))
+    words += [check_seed(number) for number in numbers]
+    state = 0
+    for word in words:
+        state = mix64((state + _GAMMA) ^ mix64(word + _GAMMA))
+    return state
+
+
+def check_seed(seed: int) -> int:
+    """Seed as a plain int.
+
+    Raises:
+        ValueError: no integer in [0, 2^64).
+    """
+    try:
+        value = index(seed)
+    except TypeError:
+        raise ValueError(f"seed {seed!r} is not an integer: give an int in [0, 2**64)") from None
+    if not 0 <= value <= _MASK:
+        raise ValueError(f"seed {value} is outside [0, 2**64): give a non-negative 64-bit integer")
+    return value
+
+
+Words = np.ndarray[Any, np.dtype[np.uint64]]
+
+COUNTERS_PER_PASS = 16384
+"""Counters per pass: few enough for the temporaries of a pass to stay in the second-level cache."""
+
+_LOW = np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
+_MULTIPLY_0, _MULTIPLY_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
+_ROUNDS = 10
+
+
+def philox(key: int, low: Words, high: Words) -> tuple[Words, Words]:
+    """Random bits, 128 per counter, as two uint64 arrays.
+
+    `key` is a 64-bit int; the counter is (`low`, `high`), two uint64 arrays of one shape, its 32-bit words being low's
+    two halves and then high's, least significant first. With output words o0..o3 the result is
+    (o0 + 2^32 o1, o2 + 2^32 o3).
+    """
+    c0, c1, c2, c3 = low & _LOW, low >> _32, high & _LOW, high >> _32
+    k0, k1 = key & 0xFFFFFFFF, (key >> 32) & 0xFFFFFFFF
+    for _ in range(_ROUNDS):
+        product_0 = c0 * _MULTIPLY_0
+        product_1 = c2 * _MULTIPLY_1
+        c1 ^= np.uint64(k0)
+        c3 ^= np.uint64(k1)
+        np.right_shift(product_1, _32, out=c0)
+        np.right_shift(product_0, _32, out=c2)
+        c0 ^= c1
+        c2 ^= c3
+        np.bitwise_and(product_1, _LOW, out=c1)
+        np.bitwise_and(product_0, _LOW, out=c3)
+        k0, k1 = (k0 + _WEYL_0) & 0xFFFFFFFF, (k1 + _WEYL_1) & 0xFFFFFFFF
+    c1 <<= _32
+    c3 <<= _32
+    c0 |= c1
+    c2 |= c3
+    return c0, c2
+
 
 ROUNDS = 8
 SORTED_UP_TO = 4096
 LARGEST = 1 << 63
-CHUNK = 32768
+INDICES_PER_PASS = 32768
 """Indices per pass: few enough for the second-level cache, and enough to spread numpy's cost per call."""
 
 _own = threading.local()
-_32 = np.uint64(32)
 _HASH_1, _HASH_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
-_GAMMA = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
@@ -73,9 +176,9 @@ class Feistel:
         flat = x.reshape(-1)
         out = np.empty(flat.shape, np.uint64)
         spare = _working_space()
-        for start in range(0, len(flat), CHUNK):
-            y = out[start : start + CHUNK]
-            network(flat[start : start + CHUNK], y, *spare[:, : len(y)])
+        for start in range(0, len(flat), INDICES_PER_PASS):
+            y = out[start : start + INDICES_PER_PASS]
+            network(flat[start : start + INDICES_PER_PASS], y, *spare[:, : len(y)])
             outside = np.flatnonzero(y >= np.uint64(self.n))
             while len(outside):
                 again = y[outside]
@@ -119,9 +222,9 @@ class Feistel:
 
 
 def _working_space() -> Words:
-    """Working space uint64 (3, CHUNK) of this thread: fresh memory for each call would cost a tenth of the time."""
+    """Working space of this thread, uint64 (3, INDICES_PER_PASS), since fresh memory costs time."""
     if not hasattr(_own, "space"):
-        _own.space = np.empty((3, CHUNK), np.uint64)
+        _own.space = np.empty((3, INDICES_PER_PASS), np.uint64)
     space: Words = _own.space
     return space
 
