@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.data.format.features import Feature
+from support.videos import encode_video
+from understudy.data.format.features import DEFAULTS, Feature
 from understudy.data.write.dataset_files import (
     DATA_PATH,
-    DEFAULTS,
     EPISODES_PATH,
     VIDEO_PATH,
     data_schema,
@@ -29,7 +29,7 @@ from understudy.data.write.dataset_files import (
     info_json,
     tasks_table,
 )
-from understudy.video.encode import concat_videos, encode_video
+from understudy.video.encode import concat_videos
 from understudy.video.reader import open_video
 
 CAMERAS = tuple(f"observation.images.{n}" for n in ("one", "two", "three", "four"))

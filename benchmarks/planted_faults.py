@@ -30,10 +30,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from planted_images import CAMERA_FAULTS, CameraFault
+from support.videos import encode_video
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding, Report
 from understudy.data.write.writer import EpisodeWriter
-from understudy.video.encode import encode_video
 from understudy.video.reader import open_video
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"

@@ -1,13 +1,14 @@
 """Short videos of every supported kind, and a plain container decode as the reference."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
 from pathlib import Path
 
 import av
 import numpy as np
 
-from understudy.video.encode import preserve_scheduling
+from understudy.video.encode import VideoEncoder, preserve_scheduling
 
 os.environ.setdefault("SVT_LOG", "1")
 av.logging.set_level(av.logging.PANIC)  # damaged files are read on purpose
@@ -80,3 +81,28 @@ def container_decode(path: Path | str) -> np.ndarray:
         stream = file.streams.video[0]
         stream.thread_count = 1
         return np.stack([rgb(frame) for frame in file.decode(stream)])
+
+
+def encode_video(
+    path: str | os.PathLike[str],
+    frames: Iterable[np.ndarray],
+    fps: float | Fraction,
+    codec: str = "libsvtav1",
+    gop: int = 2,
+    crf: int | None = None,
+    options: Mapping[str, str] | None = None,
+) -> int:
+    """Encode `frames` (uint8 (height, width, 3) RGB each) into `path`; returns their number."""
+    encoder: VideoEncoder | None = None
+    try:
+        for frame in frames:
+            if encoder is None:
+                encoder = VideoEncoder(path, fps, frame.shape[0], frame.shape[1], codec, gop, crf, options)
+            encoder.add(frame)
+    except BaseException:
+        if encoder is not None:
+            encoder.abandon()
+        raise
+    if encoder is None:
+        raise ValueError(f"{path}: a video needs at least one image")
+    return encoder.close()

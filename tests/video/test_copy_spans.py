@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.videos import encode_video
 from understudy.storage.byte_source import LocalSource
-from understudy.video.encode import copy_spans, encode_video, find_span
+from understudy.video.encode import copy_spans, find_span
 from understudy.video.packets import open_packets
 from understudy.video.reader import open_video
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.refusals import refused
-from support.videos import container_decode, moving_pictures
-from understudy.video.encode import VideoEncoder, concat_videos, encode_video
+from support.videos import container_decode, encode_video, moving_pictures
+from understudy.video.encode import VideoEncoder, concat_videos
 from understudy.video.native.ffmpeg import PYAV_MAJOR
 from understudy.video.reader import open_video
 

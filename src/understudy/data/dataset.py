@@ -2,8 +2,6 @@
 
 A sample is a batch of one. Keys, dtypes and `<key>_is_pad` are LeRobot's. A key in `delta_timestamps` has a leading
 dimension T (also when T is 1); other keys do not.
-
-Features that a dataset delivers, the checks of their names, and the unit of depth.
 """
 
 import os
@@ -362,20 +360,15 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         window = [len(self.offsets[camera])] if camera in self.offsets else []
         return torch.zeros((count, *window, 3, *self.missing_cameras[camera]), dtype=torch.uint8)
 
-    def _missing_flags(self, camera: str, count: int) -> dict[str, torch.Tensor]:
-        """`<camera>_is_missing` and `<camera>_is_pad` of a missing camera."""
-        flags = {f"{camera}_is_missing": torch.ones(count, dtype=torch.bool)}
-        if camera in self.offsets:
-            flags[f"{camera}_is_pad"] = torch.ones((count, len(self.offsets[camera])), dtype=torch.bool)
-        return flags
-
     def row_batch(self, episodes: np.ndarray, frames: np.ndarray) -> dict[str, Any]:
         """Return `batch` without the frames decoded from video (but with their `<key>_is_pad`), untransformed."""
         rows, frames, stop = self._locate_rows(episodes, frames)
         frames_of: dict[str, np.ndarray] = {}
         out: dict[str, Any] = {}
         for camera in self.missing_cameras:
-            out |= self._missing_flags(camera, len(rows))
+            out[f"{camera}_is_missing"] = torch.ones(len(rows), dtype=torch.bool)
+            if camera in self.offsets:
+                out[f"{camera}_is_pad"] = torch.ones((len(rows), len(self.offsets[camera])), dtype=torch.bool)
         for key in (*self._columns, *self.video_keys, *self.image_keys):
             frames_of[key] = frames
             if key in self.offsets:

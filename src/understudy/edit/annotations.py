@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
+from understudy.data.format.lerobot_v3 import OF_FORMAT
 from understudy.data.read.rows import Rows
 from understudy.data.read.texts import Responses
 from understudy.data.selection.keep_ranges import read_object
@@ -23,7 +24,6 @@ _TEXTS = ("subtask", "response", "text", "content", "label")
 _SUBTASKS = 'key of an episode -> [{"start": 0, "end": 1.5, "subtask": "reach"}, ...]; "end" may be missing'
 _WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]*)")
 _DECIMAL = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_RESERVED = re.compile(r"(data|videos|stats|meta)/|(episode_index|tasks|length|dataset_(from|to)_index)$")
 
 
 def read_subtasks(catalog: Catalog, path: str, unit: Unit) -> TextColumn:
@@ -153,7 +153,7 @@ def read_metadata(catalog: Catalog, path: str) -> dict[str, dict[int, Any]]:
         if not isinstance(entries[key], dict):
             raise DatasetError(f"{key!r} is {str(entries[key])[:60]}", where=path, fix=f"give {form}")
         for name, value in entries[key].items():
-            if _RESERVED.match(name) or not name:
+            if OF_FORMAT.match(name) or not name:
                 raise DatasetError(f"{name!r} is a name of the format itself", where=path, fix="name it otherwise")
             if not (value is None or isinstance(value, (bool, int, float, str))):
                 raise DatasetError(f"{key!r}: {name!r} is {str(value)[:60]}", where=path, fix=f"give {form}")
@@ -169,7 +169,7 @@ def piece_metadata(
     of_source = [catalog.episode_metadata() for catalog in catalogs]
     if attached:
         of_source[0] = of_source[0] | {name: dict(values) for name, values in attached.items()}
-    names = dict.fromkeys(name for metadata in of_source for name in metadata if not _RESERVED.match(name))
+    names = dict.fromkeys(name for metadata in of_source for name in metadata if not OF_FORMAT.match(name))
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for piece in pieces:
         episode = int(catalogs[piece.source].episodes.ids[piece.row])

@@ -2,7 +2,7 @@
 
 The changes are made to a source's `Catalog`, so its readers deliver rows under the new keys and dtypes.
 
-Sizes of encoded images: `224` for the longer side, `WIDTHxHEIGHT` for both.
+A size of encoded images is `224` for the longer side, or `WIDTHxHEIGHT`.
 """
 
 import re
@@ -13,11 +13,9 @@ from math import prod
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.features import INDEX_KEYS, Feature
+from understudy.data.format.features import INDEX_KEYS, NUMBERS, Feature
 from understudy.data.format.standard_keys import rename_keys, suggest_key
 from understudy.errors import DatasetError
-
-_NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float32", "float64")
 
 
 def edit_features(
@@ -75,8 +73,8 @@ def _edit(catalog: Catalog, rename: Mapping[str, str], drop: Sequence[str], cast
 
 
 def _cast(feature: Feature, dtype: str, catalog: Catalog) -> Feature:
-    if dtype not in _NUMBERS:
-        raise DatasetError(f"cast gives {feature.key!r} the dtype {dtype!r}", fix=f"give one of {', '.join(_NUMBERS)}")
+    if dtype not in NUMBERS:
+        raise DatasetError(f"cast gives {feature.key!r} the dtype {dtype!r}", fix=f"give one of {', '.join(NUMBERS)}")
     if feature.is_encoded or feature.is_text:
         problem = f"cast names {feature.key!r}, which is {feature.dtype}, not numbers"
         raise DatasetError(problem, where=catalog.root, fix="cast numeric features only")

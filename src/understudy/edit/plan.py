@@ -1,8 +1,7 @@
 """Description of the dataset to write: its episodes as pieces of source episodes, its features, tasks and videos.
 
-Selection of the pieces to keep: episodes by id, condition or finding, and ranges of frames.
-
-Cuts of episodes into segments: at given times, where a text column changes, or at idle gaps.
+Pieces are selected by id, condition, finding and ranges of frames, or cut at given times, where a text column changes,
+or at idle gaps.
 """
 
 import hashlib

@@ -4,11 +4,10 @@ Some stretches of each camera are encoded with each candidate at the policy's si
 is more than 0.02 below the best are out. Recommended is the one with the least CPU time, the sum of an image in a row
 and one at a random place; of those within a tenth of it, the one with the fewest bytes.
 
-Cost of decoding a camera before and after an edit, measured in turns in the same run.
-
-Both are read by `video.reader.open_video`, one decoder and one thread, into RGB. Two figures count, in CPU milliseconds
-per image: `stretch`, images of consecutive frames (a clip of the training order), and `single`, one image at a random
-place (validation, or a list of frames), which decodes from the key frame before it.
+The cost of decoding before and after is measured in turns in the same run, with one decoder and one thread, into RGB.
+Two figures count, in CPU milliseconds per image: `stretch`, images of consecutive frames (a clip of the training
+order), and `single`, one image at a random place (validation, or a list of frames), which decodes from the key frame
+before it.
 """
 
 import tempfile
@@ -28,7 +27,7 @@ from understudy.errors import DatasetError
 from understudy.video.encode import default_crf
 from understudy.video.reader import VideoReader, open_video
 
-_STRETCH, _SINGLE_READS = 64, 16  # images per round
+_STRETCH, _SINGLE_READS, _COST_ROUNDS = 64, 16, 7  # images per round, and rounds
 
 
 @dataclass(frozen=True)
@@ -45,42 +44,35 @@ class DecodeCost:
 
 
 def measure_cost(
-    before: Sequence[Catalog], pieces: Sequence[Piece], after: Catalog, camera: str, rounds: int = 7
+    before: Sequence[Catalog], pieces: Sequence[Piece], after: Catalog, camera: str
 ) -> tuple[DecodeCost, DecodeCost]:
-    """Measure a camera's cost in the sources and in the output, on the same frames.
+    """Measure a camera's cost in the sources and in the output, on the same frames; every round takes another episode.
 
     Args:
         before: the sources.
         pieces: the output's episodes, by their place in the sources.
         after: the output.
         camera: its key.
-        rounds: rounds of each; every round takes another episode.
     """
-    random = np.random.default_rng(0)
-    times: dict[str, list[float]] = {"before stretch": [], "before single": [], "after stretch": [], "after single": []}
-    for number in random.integers(0, len(pieces), rounds).tolist():
+    random, sources, outputs = np.random.default_rng(0), list[DecodeCost](), list[DecodeCost]()
+    for number in random.integers(0, len(pieces), _COST_ROUNDS).tolist():
         piece = pieces[number]
         first = int(random.integers(0, max(1, piece.length - _STRETCH)))
         stretch = np.arange(first, min(first + _STRETCH, piece.length))
         singles = random.integers(0, piece.length, _SINGLE_READS)
-        for name, catalog, row, start in (
-            ("before", before[piece.source], piece.row, piece.start),
-            ("after", after, number, 0),
-        ):
-            videos = catalog.videos(camera)
-            base = int(videos.first[row]) + start
+        source = sources, before[piece.source], piece.row, piece.start
+        for costs, catalog, row, start in (source, (outputs, after, number, 0)):
+            base = int(catalog.videos(camera).first[row]) + start
             reader = open_video(catalog.files.source(catalog.video_path(camera, row)))
             try:
-                cost = time_reader(reader, stretch + base, singles + base)
-                times[f"{name} stretch"].append(cost.stretch)
-                times[f"{name} single"].append(cost.single)
+                costs.append(time_reader(reader, stretch + base, singles + base))
             finally:
                 reader.close()
-    medians = {name: median(costs) for name, costs in times.items()}
-    return (
-        DecodeCost(medians["before stretch"], medians["before single"]),
-        DecodeCost(medians["after stretch"], medians["after single"]),
-    )
+    return _median(sources), _median(outputs)
+
+
+def _median(costs: Sequence[DecodeCost]) -> DecodeCost:
+    return DecodeCost(median(cost.stretch for cost in costs), median(cost.single for cost in costs))
 
 
 def time_reader(reader: VideoReader, stretch: np.ndarray, singles: np.ndarray) -> DecodeCost:
@@ -198,4 +190,4 @@ def _cost(runs: list[tuple[VideoReader, int, int]]) -> DecodeCost:
             costs.append(time_reader(reader, np.arange(first, stop), random.integers(first, stop, _SINGLES)))
     for reader, _, _ in runs:
         reader.close()
-    return DecodeCost(median(cost.stretch for cost in costs), median(cost.single for cost in costs))
+    return _median(costs)

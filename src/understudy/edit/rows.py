@@ -1,10 +1,9 @@
 """Rows of the output: read from the sources, numbered anew, and written as data files with their statistics.
 
-Records of language columns in a piece of an episode: their times count from its first frame.
-
-A record has a `timestamp` in seconds of its episode, and is active from there on until the next one of its kind. Its
-kind are all its other fields but the `content`. In a piece, records that began before it start at 0, and only the
-latest of each kind stays; those after its end go.
+Times of records in language columns count from the first frame of a piece. A record has a `timestamp` in seconds of its
+episode, and is active from there on until the next one of its kind. Its kind are all its other fields but the
+`content`. In a piece, records that began before it start at 0, and only the latest of each kind stays; those after its
+end go.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.features import Feature
-from understudy.data.read.image_column import decode_image
+from understudy.data.format.features import DEFAULTS, Feature
+from understudy.data.read.image_column import ImageColumns, decode_image, image_bytes
 from understudy.data.read.rows import Rows
 from understudy.data.stats.running import ImageStatistics, image_step
-from understudy.data.write.dataset_files import DEFAULTS, data_schema, replace_parquet, to_column
+from understudy.data.write.dataset_files import data_schema, replace_parquet, to_column
 from understudy.edit.features import bytes_per_frame, cast_values, with_declared_dtypes
 from understudy.edit.plan import Piece, Plan
 from understudy.errors import DatasetError
@@ -99,6 +98,8 @@ class SourceRows:
         keys = [key for key, f in plan.features.items() if not f.is_encoded and key not in plan.texts]
         self._rows = [Rows(with_declared_dtypes(source), keys, _CACHE) for source in plan.sources]
         self._tasks = [Rows(source, [], 0) for source in plan.sources]
+        images = [key for key, feature in plan.features.items() if feature.dtype == "image"]
+        self._images = [ImageColumns(source, images, 0) for source in plan.sources]
         self._keys = keys
         self.undeclared = sorted({name for source in plan.sources for name in _undeclared(source)})
 
@@ -142,36 +143,10 @@ class SourceRows:
 
     def _encoded(self, piece: Piece, key: str) -> list[bytes]:
         """Encoded images of an image column, as stored."""
-        source = self.plan.sources[piece.source]
-        rows, row = self._rows[piece.source], piece.row
-        places = rows.file_rows(np.full(piece.length, row), piece.frames)
-        name, path = source.stored_names.get(key, key), source.data_path(row)
-        images: list[bytes] = []
-        with source.files.parquet(path) as file:
-            if name not in file.schema_arrow.names:
-                problem = f"there is no column {name!r}"
-                raise DatasetError(problem, where=source.files.where(path), fix="restore the file, or drop the feature")
-            before = 0
-            for group in range(file.metadata.num_row_groups):
-                count = file.metadata.row_group(group).num_rows
-                inside = places[(places >= before) & (places < before + count)] - before
-                if len(inside):
-                    column = file.read_row_group(group, columns=[name], use_threads=False).column(name)
-                    images += [_image_bytes(column[place].as_py(), source, path) for place in inside.tolist()]
-                before += count
-        return images
-
-
-def _image_bytes(value: Any, source: Catalog, path: str) -> bytes:
-    data = value.get("bytes") if isinstance(value, dict) else value
-    if data is None and isinstance(value, dict) and isinstance(value.get("path"), str):
-        if ".." in value["path"].split("/"):
-            problem = f"an image lies outside the dataset: {value['path']!r}"
-            raise DatasetError(problem, where=source.files.where(path), fix="repair the row")
-        data = source.files.read(value["path"])
-    if not isinstance(data, bytes):
-        raise DatasetError("a row holds no image bytes", where=source.files.where(path), fix="repair the row")
-    return data
+        source, row = self.plan.sources[piece.source], piece.row
+        places = self._rows[piece.source].file_rows(np.full(piece.length, row), piece.frames)
+        values = self._images[piece.source].stored(key, row, places)
+        return [image_bytes(value, key, source, source.data_place(row)) for value in values]
 
 
 def _undeclared(source: Catalog) -> list[str]:

@@ -4,11 +4,9 @@ A piece is copied when it begins at a key frame and its packets depend on no oth
 Otherwise all frames of the piece, of this camera, are decoded and encoded again. Copied and encoded pieces with unequal
 stream settings lie in different files, so each file is one stream that every reader decodes.
 
-PSNR and SSIM of encoded images against the images that were encoded.
-
-PSNR = 10 log10(255^2 / MSE) in dB, over all three channels and images together. SSIM is the mean of Wang, Bovik, Sheikh
-& Simoncelli (2004) on luma (BT.601), over uniform windows of 8x8 pixels at every second pixel, with K1 = 0.01 and
-K2 = 0.03.
+Some encoded images are compared with the images that were encoded. PSNR = 10 log10(255^2 / MSE) in dB, over all three
+channels and images together. SSIM is the mean of Wang, Bovik, Sheikh & Simoncelli (2004) on luma (BT.601), over uniform
+windows of 8x8 pixels at every second pixel, with K1 = 0.01 and K2 = 0.03.
 """
 
 import tempfile

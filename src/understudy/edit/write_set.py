@@ -3,9 +3,8 @@
 Statistics are computed from the written rows and images, by the rules of `data.write.EpisodeWriter`: an edited
 recording has the figures of a recording of the same episodes.
 
-Origin of an edited dataset, in its meta/edit.json: command, versions, sources, and the origin of each episode.
-
-Write plans to a folder that appears in one step, complete.
+meta/edit.json has the origin of the dataset: command, versions, sources, and the origin of each episode. The folder
+appears in one step, complete.
 """
 
 import hashlib
@@ -26,12 +25,11 @@ from understudy._version import __version__
 from understudy.atomic import BeingWritten, create_folder, is_taken
 from understudy.credentials import strip_credentials
 from understudy.data.format.catalog import INFO, Catalog
-from understudy.data.format.features import Feature
+from understudy.data.format.features import DEFAULTS, Feature
 from understudy.data.format.meta_files import read_json
 from understudy.data.stats.running import ImageStatistics, RunningStatistics
 from understudy.data.write.dataset_files import (
     DATA_PATH,
-    DEFAULTS,
     EPISODES_PATH,
     PLAIN_VIDEO,
     episode_columns,

@@ -4,10 +4,9 @@
 bytes, because a full `requests` call costs twice the CPU. There are no cookies. HTTP clients do not verify that they
 got the right bytes. This module checks the range, total size, etag, length and absence of compression.
 
-Deadlines of HTTP requests that include connecting, the response header and the body.
-
-A socket's own timeout restarts with each byte, so a server that sends a byte now and then never exceeds it. A name
-look-up cannot be interrupted at all; look-ups, connections, TLS and proxies therefore run in their own thread.
+Deadlines include connecting, the response header and the body. A socket's own timeout restarts with each byte, so a
+server that sends a byte now and then never exceeds it. A name look-up cannot be interrupted at all; look-ups,
+connections, TLS and proxies therefore run in their own thread.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Options for reading remote datasets, and the default cache folder.
 
-Retries: backoff with jitter, deadlines, and `Retry-After`.
-
-A source that is slow, short or failing never changes the samples. It is asked again until a deadline without progress
-has passed; then the failure is raised.
+Retries have backoff with jitter, deadlines, and `Retry-After`. A source that is slow, short or failing never changes
+the samples. It is asked again until a deadline without progress has passed; then the failure is raised.
 """
 
 import itertools

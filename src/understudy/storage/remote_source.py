@@ -3,10 +3,9 @@
 A read uses the cached bytes, then claims, fetches and stores the others. It waits for bytes that another thread or
 process has claimed; the claim of a dead process is free again.
 
-Threads that fetch spans before they are read, and a measure of transfer latency.
-
-Threads start when there is work and end shortly after the last of it, or at once on `close`. So a reader that is
-dropped, a Ctrl-C or a fork needs no cleanup. Errors are discarded: the reader of the span fetches it again and raises.
+Threads fetch spans before they are read. They start when there is work and end shortly after the last of it, or at once
+on `close`. So a reader that is dropped, a Ctrl-C or a fork needs no cleanup. Errors are discarded: the reader of the
+span fetches it again and raises.
 """
 
 from __future__ import annotations

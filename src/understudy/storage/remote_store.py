@@ -1,12 +1,10 @@
-"""The interface `Store` to remote files, and its implementation for any fsspec file system.
+"""The interface `Store` to remote files, and its implementations for the web and for any fsspec file system.
 
 A store tries once and raises TransientError if another attempt may succeed. It does not retry, caches nothing and knows
 no other process.
 
-Files over HTTP: https://, s3:// by signed URLs, and the Hugging Face hub at one commit.
-
-All three read through the client of `http_client.py`, so the same checks apply. Their drivers handle access: s3fs signs
-URLs, huggingface_hub supplies the token.
+https://, s3:// (by signed URLs) and the Hugging Face hub (at one commit) read through the client of `http_client.py`,
+so the same checks apply. Their drivers handle access: s3fs signs URLs, huggingface_hub supplies the token.
 """
 
 from __future__ import annotations

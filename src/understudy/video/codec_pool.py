@@ -3,7 +3,7 @@
 Making and freeing a context costs as much as decoding one to two small frames, so a short read should not need its own.
 A returned context forgets all frames and keeps its working memory.
 
-Bytes of a decoded pixel, read from the decoder configuration of a video before anything is decoded.
+The size of decoded pixels is read from a video's decoder configuration, before anything is decoded.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ class CodecKey(NamedTuple):
     size: tuple[int, int] = (0, 0)
 
     @staticmethod
-    def from_index(index: VideoIndex, strict: bool = True) -> CodecKey:
+    def from_index(index: VideoIndex) -> CodecKey:
         """Key of a video."""
         size = (index.height, index.width) if index.codec in _SIZED_BY_CONTAINER else (0, 0)
         pixels = index.height * index.width
-        return CodecKey(index.codec, index.extradata, min(index.reorder, 16), strict, pixels, size)
+        return CodecKey(index.codec, index.extradata, min(index.reorder, 16), True, pixels, size)
 
 
 class PooledContext(NamedTuple):

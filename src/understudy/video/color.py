@@ -15,13 +15,12 @@ So images are contiguous (C, H, W) everywhere, which here is also the cheapest l
 one pass in a quarter of the time, but differs: on camera images by 2 steps of 255 in the mean, at hard edges by up to
 50. Scaling while decoding is impossible: neither FFmpeg's H.264 and HEVC decoders nor dav1d can do it.
 
-Resizing of images, by area averaging in integer arithmetic: `AreaResize(480, 640, (224, 224))(planes, out)`.
-
-Each output pixel is the mean over the input pixels that its window meets, from floor(i * H / h) to
-ceil((i + 1) * H / h) in each direction. `torch.nn.functional.interpolate(mode="area")` computes the same, and policies
-apply it to images of another size. Sums are exact and rounded once, so an image resized here equals one that the policy
-resizes within half a step of brightness. It takes half the time of the float computation: 0.3 ms from 640x480 to 64x64,
-0.9 ms to 224x224. An `ImageSize` brings another way of resizing, for a policy that resizes differently.
+`AreaResize(480, 640, (224, 224))(planes, out)` averages areas in integer arithmetic. Each output pixel is the mean over
+the input pixels that its window meets, from floor(i * H / h) to ceil((i + 1) * H / h) in each direction.
+`torch.nn.functional.interpolate(mode="area")` computes the same, and policies apply it to images of another size. Sums
+are exact and rounded once, so an image resized here equals one that the policy resizes within half a step of
+brightness. It takes half the time of the float computation: 0.3 ms from 640x480 to 64x64, 0.9 ms to 224x224. An
+`ImageSize` brings another way of resizing, for a policy that resizes differently.
 """
 
 from __future__ import annotations

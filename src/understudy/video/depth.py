@@ -1,11 +1,8 @@
-"""Quantized depth: LeRobot stores distances as 12-bit codes in a video, on a logarithmic or a linear scale.
+"""Depth images: one channel of distances, without color conversion.
 
-From decoded frames of one channel to depth images: values as stored, or the distances of their codes.
-
-Another size takes the nearest pixel: row i of h is row (2i + 1) * H // (2h) of H, and columns likewise. A mean over
-the edge of an object would be the distance of nothing.
-
-`Pixels`: channels and dtype of a camera's images, and the converter that makes them from decoded frames.
+LeRobot stores distances as 12-bit codes in a video, on a logarithmic or a linear scale. Images have values as stored,
+or the distances of their codes. Another size takes the nearest pixel: row i of h is row (2i + 1) * H // (2h) of H, and
+columns likewise. A mean over the edge of an object would be the distance of nothing.
 """
 
 from __future__ import annotations

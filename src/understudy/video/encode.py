@@ -1,11 +1,9 @@
 """Encode images into mp4 files, and concatenate mp4 files without re-encoding.
 
-`encode_video` writes AV1 (SVT-AV1), H.264 (x264) or HEVC (x265), yuv420p, with a key frame every `gop` frames. The
+`VideoEncoder` writes AV1 (SVT-AV1), H.264 (x264) or HEVC (x265), yuv420p, with a key frame every `gop` frames. The
 default is 2, so that reading a random frame decodes at most two. `concat_videos` re-muxes packets (stream copy) with
 times counted in frames, so the joined file decodes to exactly the frames of its parts, in order. Both put the index in
 front (faststart), write under a temporary name and rename, so a file with its final name is complete.
-
-Protection from encoders that make this process a real-time process.
 
 SVT-AV1, run as root, sets the policy SCHED_FIFO at priority 99 for the calling thread and its own threads each time an
 encoder is opened. Every thread and process started afterwards inherits it, and a machine of few cores then runs nothing
@@ -16,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
@@ -206,37 +204,6 @@ class VideoEncoder:
             self.close()
         else:
             self.abandon()
-
-
-def encode_video(
-    path: str | os.PathLike[str],
-    frames: Iterable[np.ndarray],
-    fps: float | Fraction,
-    codec: str = "libsvtav1",
-    gop: int = 2,
-    crf: int | None = None,
-    options: Mapping[str, str] | None = None,
-) -> int:
-    """Encode `frames` (uint8 (height, width, 3) RGB each) into `path`; returns their number.
-
-    The other arguments are the same as for `VideoEncoder`. After an error no file is left behind.
-
-    Raises:
-        ValueError: an unknown codec, an odd size, a size that changes, or no frame at all.
-    """
-    encoder: VideoEncoder | None = None
-    try:
-        for frame in frames:
-            if encoder is None:
-                encoder = VideoEncoder(path, fps, frame.shape[0], frame.shape[1], codec, gop, crf, options)
-            encoder.add(frame)
-    except BaseException:
-        if encoder is not None:
-            encoder.abandon()
-        raise
-    if encoder is None:
-        raise ValueError(f"{path}: a video needs at least one image")
-    return encoder.close()
 
 
 @dataclass(frozen=True)

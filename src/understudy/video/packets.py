@@ -57,12 +57,12 @@ def open_packets(source: ByteSource | str) -> Packets:
     return packets
 
 
-def coalesce(offset: np.ndarray, size: np.ndarray, gap: int = 0) -> np.ndarray:
-    """Merge pieces (n,) of a file that are at most `gap` bytes apart: int64 (k, 2) of (offset, size), in file order."""
+def coalesce(offset: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Merge pieces (n,) of a file that touch or overlap: int64 (k, 2) of (offset, size), in file order."""
     order = np.argsort(offset, kind="stable")
     begin = offset[order].astype(np.int64)
     end = np.maximum.accumulate(begin + size[order]) if len(begin) else begin
-    fresh = np.flatnonzero(np.append(True, begin[1:] > end[:-1] + gap)) if len(begin) else np.zeros(0, np.int64)
+    fresh = np.flatnonzero(np.append(True, begin[1:] > end[:-1])) if len(begin) else np.zeros(0, np.int64)
     last = np.append(fresh[1:], len(begin)) - 1 if len(begin) else fresh
     return np.stack([begin[fresh], end[last] - begin[fresh]], axis=1)
 

@@ -35,7 +35,9 @@ def made(
 ) -> dict[str, Any]:
     chunk, delta, names = choice.get("chunk", 4), choice.get("delta", (0,)), choice.get("names")
     windows = {ACTION: [i / 10 for i in range(chunk)]}
-    data = EpisodeDataset(root, windows, episodes, keys=[ACTION, STATE], names=names, **choice.get("select", {}))
+    data = EpisodeDataset(
+        root, windows, episodes=episodes, keys=[ACTION, STATE], names=names, **choice.get("select", {})
+    )
     return compute_normalization([Member(data, "x", delta)], "quantile", chunk, cache)
 
 

@@ -2,15 +2,11 @@
 
 The readers of both formats fill these tables. Other modules do not know the format.
 
-Episode tables of large datasets: parsed by one process of the host, memory-mapped by the others.
+The table of a large dataset is parsed by one process of the host, and memory-mapped by the others. Its key covers the
+metadata files, their versions and everything else that parsing depends on.
 
-The key of a stored table covers the metadata files, their versions and everything else that parsing depends on. Small
-datasets are parsed by each process.
-
-Data and video files that the metadata names and that are missing, or git LFS pointers.
-
-Reads folder listings, and the first bytes of some files to detect git LFS pointers. Where folders cannot be listed
-(plain HTTP), checks a few names only.
+`find_missing` reads folder listings, and the first bytes of some files to detect git LFS pointers. Where folders cannot
+be listed (plain HTTP), it checks a few names only.
 """
 
 from __future__ import annotations

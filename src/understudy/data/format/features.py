@@ -1,6 +1,6 @@
 """Declared columns and cameras of a dataset (`features` in meta/info.json), checked. Reads no file.
 
-Depth features as info.json declares them: which dtype and unit they have, or why they cannot be read exactly.
+Depth has one of these forms; `Feature.unreadable` says why another one cannot be read exactly:
 
 stored as                                             delivered as
 video of 12-bit codes, with `video.depth_min` etc.    float32, meters
@@ -11,9 +11,8 @@ ordinary 8-bit video, or images of three channels     uint8 color: their pixels 
 
 With a requested unit, all of them but color are float32 in that unit, as LeRobot delivers them.
 
-Vectors of several columns under one key: `action.joint_velocity + action.gripper_position`.
-
-The values of the columns follow each other in each frame. A column of one number is a vector of one.
+A key may name several columns, `action.joint_velocity + action.gripper_position`. The values of the columns follow each
+other in each frame. A column of one number is a vector of one.
 """
 
 import math
@@ -122,6 +121,9 @@ def _number(name: str, value: object) -> float:
 
 INDEX_KEYS = ("index", "episode_index", "frame_index", "timestamp", "task_index")
 """Keys of every sample; the reader computes those that the rows lack."""
+
+NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float32", "float64")
+"""Numeric dtypes that can be written."""
 
 _IMAGES = ("video", "image")
 _TEXTS = ("string", "language")
@@ -273,6 +275,13 @@ class Feature:
         if isinstance(self.names, (list, tuple)) and len(self.names) == 3:
             return str(self.names[0]).lower().startswith("c")
         return self.shape[2] not in (1, 3, 4)
+
+
+DEFAULTS = {
+    key: Feature(key, "float32" if key == "timestamp" else "int64", (1,))
+    for key in ("timestamp", "frame_index", "episode_index", "index", "task_index")
+}
+"""The five columns of every dataset, filled by its writer."""
 
 
 def parse_features(entries: Any, where: str) -> dict[str, Feature]:

@@ -126,7 +126,6 @@ def task_lists(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Convert per-episode task texts to (offsets int64 (N+1,), task indices int32); -1 for texts not in `tasks`."""
     lists = column.combine_chunks()
-    lists = lists.chunk(0) if isinstance(lists, pa.ChunkedArray) and lists.num_chunks else lists
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     texts = lists.flatten()

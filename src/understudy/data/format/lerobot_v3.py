@@ -27,7 +27,8 @@ _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 FIELDS = {"chunk_index", "file_index"}
 _EXACT = 0.02  # frames by which a recorded time may be off: seconds have four digits or more
-_OF_FORMAT = re.compile(r"(data|videos|stats|meta)/|(episode_index|tasks|length|dataset_(from|to)_index)$")
+OF_FORMAT = re.compile(r"(data|videos|stats|meta)/|(episode_index|tasks|length|dataset_(from|to)_index)$")
+"""Names of columns that belong to the format."""
 _CHUNK, _FILE = re.compile(r"chunk-\d+"), re.compile(r"file-\d+\.parquet")
 
 
@@ -119,7 +120,7 @@ def read_metadata(files: Files) -> dict[str, dict[int, Any]]:
     columns: dict[str, dict[int, Any]] = {}
     for path in episode_files(files):
         with files.parquet(path) as file:
-            names = [name for name in file.schema_arrow.names if not _OF_FORMAT.match(name)]
+            names = [name for name in file.schema_arrow.names if not OF_FORMAT.match(name)]
         table = files.table(path, [*names, "episode_index"])
         ids = table.column("episode_index").to_pylist()
         for name in names:

@@ -1,8 +1,7 @@
 """JSON files of `meta/`, checked value by value: an error names the file and the line.
 
-Path templates of info.json, checked so that every path stays under the dataset's folder.
-
-info.json is untrusted input. A template is not a general format string: it may hold plain names, `{field}` and
+info.json is untrusted input: its path templates are checked so that every path stays under the dataset's folder. A
+template is not a general format string: it may hold plain names, `{field}` and
 `{field:03d}` only.
 """
 

@@ -8,6 +8,7 @@ import io
 import os
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -88,15 +89,27 @@ class ImageColumns(ProcessLocal):
                     if self.catalog.features[key].is_array:
                         self._arrays(key, table, row)
 
+    def stored(self, key: str, row: int, places: np.ndarray) -> list[Any]:
+        """Return values of a column as stored, at ascending rows `places` of the data file of a table row."""
+        file = int(self.catalog.episodes.data_file[row])
+        ends, name = self._group_ends(file, row), self.catalog.stored_names.get(key, key)
+        groups = np.searchsorted(ends, places, side="right")
+        values: list[Any] = []
+        for group in np.unique(groups).tolist():
+            column = self._group(file, group, row).column(name)
+            first = int(ends[group - 1]) if group else 0
+            values += [column[place - first].as_py() for place in places[groups == group].tolist()]
+        return values
+
     def _image(self, key: str, file: int, row: int, place: int) -> np.ndarray:
+        feature = self.catalog.features[key]
+        if not feature.is_array:
+            value = self.stored(key, row, np.array([place]))[0]
+            return decode_image(value, feature, self.catalog, self.catalog.data_place(row))
         ends = self._group_ends(file, row)
         group = int(np.searchsorted(ends, place, side="right"))
         first = int(ends[group - 1]) if group else 0
-        feature, table = self.catalog.features[key], self._group(file, group, row).slice(place - first, 1)
-        if feature.is_array:
-            return self._arrays(key, table, row)[0]
-        value = table.column(self.catalog.stored_names.get(key, key))[0].as_py()
-        return decode_image(value, feature, self.catalog, self.catalog.data_place(row))
+        return self._arrays(key, self._group(file, group, row).slice(place - first, 1), row)[0]
 
     def _arrays(self, key: str, table: pa.Table, row: int) -> np.ndarray:
         """Images stored as arrays, of all rows of `table`: uint8 (n, 3, H, W)."""
@@ -132,6 +145,23 @@ class ImageColumns(ProcessLocal):
         return table
 
 
+def image_bytes(value: object, key: str, catalog: Catalog, where: str) -> bytes:
+    """Return the encoded image of a stored value: its bytes, or those of the file that it names.
+
+    Raises:
+        DatasetError: there are no bytes, or the file lies outside the dataset.
+    """
+    data = value.get("bytes") if isinstance(value, dict) else value
+    if data is None and isinstance(value, dict) and isinstance(value.get("path"), str):
+        path = value["path"]
+        if ".." in path.split("/"):
+            raise DatasetError(f"{key!r} lies outside the dataset: {path!r}", where=where, fix=_REPAIR)
+        data = catalog.files.read(path)
+    if not isinstance(data, bytes):
+        raise DatasetError(f"{key!r} holds no image bytes", where=where, fix=_REPAIR)
+    return data
+
+
 def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) -> np.ndarray:
     """Decode an image of an `image` column to uint8 (C, H, W), C as declared; depth to uint16 or float32 (1, H, W).
 
@@ -147,14 +177,7 @@ def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) 
         DatasetError: no bytes, bytes that are not an image, far more pixels than declared, transparency, more than
             8 bits per channel, or depth of another type than info.json declares.
     """
-    data = value.get("bytes") if isinstance(value, dict) else value
-    if data is None and isinstance(value, dict) and isinstance(value.get("path"), str):
-        path = value["path"]
-        if ".." in path.split("/"):
-            raise DatasetError(f"{feature.key!r} lies outside the dataset: {path!r}", where=where, fix=_REPAIR)
-        data = catalog.files.read(path)
-    if not isinstance(data, bytes):
-        raise DatasetError(f"{feature.key!r} holds no image bytes", where=where, fix=_REPAIR)
+    data = image_bytes(value, feature.key, catalog, where)
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             _check_size(image, feature, where)  # before memory is allocated

@@ -3,8 +3,6 @@
 The file's own `episode_index` column assigns rows to episodes. Without it, the lengths of the preceding episodes in the
 file do. No copy of the data is written to disk.
 
-One parquet column as a numpy array of the declared dtype and shape.
-
 Storage varies between writers: list or fixed-size list, nested lists for arrays of two dimensions and more, double
 where float32 is declared. The declaration in info.json decides; values that the declared type cannot hold are refused.
 """
@@ -21,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.features import INDEX_KEYS, Feature
+from understudy.data.format.features import DEFAULTS, INDEX_KEYS, Feature
 from understudy.errors import DatasetError
 from understudy.lru import LRUCache
 from understudy.plural import plural
@@ -42,7 +40,8 @@ def to_numpy(column: pa.ChunkedArray, feature: Feature | None, where: str, key: 
     Raises:
         DatasetError: nulls, rows of different sizes, another shape than declared, or values that are not numbers.
     """
-    array = _one_chunk(column)
+    array = column.combine_chunks()
+    array = array.storage if isinstance(array, pa.ExtensionArray) else array
     rows, sizes = len(array), [len(array)]
     kind = array.type
     while _is_list(kind):
@@ -51,7 +50,7 @@ def to_numpy(column: pa.ChunkedArray, feature: Feature | None, where: str, key: 
         array = array.flatten()
         kind = array.type
     _refuse_nulls(array, where, key, rows)
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+    if not is_numeric(kind):
         raise DatasetError(f"column {key!r} holds {column.type} instead of numbers", where=where, fix=_REPAIR)
     values = array.to_numpy(zero_copy_only=False)
     stored = tuple(sizes[1:])
@@ -74,13 +73,6 @@ def is_numeric(kind: pa.DataType) -> bool:
     while _is_list(kind):
         kind = kind.value_type
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
-
-
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # older versions of pyarrow
-        array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
-    return array.storage if isinstance(array, pa.ExtensionArray) else array
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -123,8 +115,6 @@ def _cast(values: np.ndarray, dtype: np.dtype, where: str, key: str) -> np.ndarr
 
 Column: TypeAlias = np.ndarray | pa.ChunkedArray
 """Numbers as an array (rows, ...); strings and records as Arrow data."""
-
-_INDEX_FEATURES = {key: Feature(key, "float32" if key == "timestamp" else "int64", (1,)) for key in INDEX_KEYS}
 
 
 class ProcessLocal:
@@ -318,7 +308,7 @@ class Rows(ProcessLocal):
         return np.concatenate([array.reshape(len(table), -1) for array in arrays], axis=1)
 
     def _column(self, column: pa.ChunkedArray, key: str, feature: Feature | None, where: str) -> Column:
-        feature = feature or _INDEX_FEATURES.get(key)
+        feature = feature or DEFAULTS.get(key)
         if feature is not None and feature.is_text:
             if column.null_count and feature.dtype != "language":
                 raise DatasetError(f"column {key!r} has {column.null_count} nulls", where=where, fix="repair the file")
@@ -400,7 +390,7 @@ class Rows(ProcessLocal):
                 if len(named) != 1 or named[0] < 0:
                     bad[row] = f"no task_index column, and meta/ names {len(named)} tasks for the episode"
         columns["frame_index"], columns["episode_index"] = frame, episode
-        feature = catalog.features.get("timestamp", _INDEX_FEATURES["timestamp"])
+        feature = catalog.features.get("timestamp", DEFAULTS["timestamp"])
         columns.setdefault("index", index)
         columns.setdefault("task_index", tasks)
         columns.setdefault("timestamp", (frame / float(catalog.fps)).astype(feature.dtype))

@@ -1,6 +1,6 @@
 """Texts that a policy learns to answer with, such as the subtask of a frame, from a column or from the instruction.
 
-Metadata of episodes as texts for prompts (`understudy/prompt_metadata.py`).
+`EpisodePrompts` has the metadata of episodes as texts for prompts (`understudy/prompt_metadata.py`).
 """
 
 import hashlib

@@ -88,10 +88,10 @@ class VideoFrames(ProcessLocal):
             numbers, place = np.unique(number[members], return_inverse=True)
             images = self._read(camera, int(file), rows[members], numbers)
             if out is None:
-                height, width = images.shape[1:3]
-                out = self.catalog.features[camera].pixels.empty(*flat.shape, height, width)
-            if images.shape[1:3] != out.shape[3:]:
-                sizes = f"{out.shape[4]}x{out.shape[3]} and {images.shape[2]}x{images.shape[1]}"
+                out = self.catalog.features[camera].pixels.empty(*flat.shape, *images[0].shape[:2])
+            if images[0].shape[:2] != out.shape[3:]:
+                height, width = images[0].shape[:2]
+                sizes = f"{out.shape[4]}x{out.shape[3]} and {width}x{height}"
                 where = self.where(camera, int(rows[members[0]]))
                 raise DatasetError(f"frames of {sizes} in one batch", where=where, fix="select episodes of one size")
             for i, row in zip(members.tolist(), place.reshape(len(members), -1).tolist()):
@@ -135,35 +135,22 @@ class VideoFrames(ProcessLocal):
         start = int(self.first_frame(camera, np.asarray([row]))[0])
         self.reader(camera, row).prefetch(start + first, start + last)
 
-    def _read(self, camera: str, file: int, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Frames by ascending number (n,), (n, H, W, C) of the camera's dtype."""
+    def _read(self, camera: str, file: int, rows: np.ndarray, positions: np.ndarray) -> np.ndarray | list[np.ndarray]:
+        """Frames by ascending number (n,), each (H, W, C) of the camera's dtype."""
         opened = self._open(camera, file, rows)
+        if not self.cache_bytes:
+            return self._decode(camera, opened, rows, positions)
         numbers = positions.tolist()
         with self._lock:
-            cached = {n: image for n in numbers if (image := self._cache.get((camera, file, n))) is not None}
-        missing = np.asarray([n not in cached for n in numbers])
-        if missing.all():
-            images = self._decode(camera, opened, rows, positions)
-        else:
-            size = opened.reader.height, opened.reader.width
-            empty = self.catalog.features[camera].pixels.empty(len(positions), *size)
-            images = empty.transpose(0, 2, 3, 1)  # planar, as readers return
-            for i, n in enumerate(numbers):
-                if n in cached:
-                    images[i] = cached[n]
-            if missing.any():
-                images[missing] = self._decode(camera, opened, rows, positions[missing])
-        if self.cache_bytes:
-            copies = {(camera, file, n): cached.get(n, images[i]) for i, n in enumerate(numbers)}
-            self._add_to_cache({key: image if image.base is None else image.copy("K") for key, image in copies.items()})
-        return images
-
-    def _add_to_cache(self, images: dict[tuple[str, int, int], np.ndarray]) -> None:
-        """Cache images that own their memory (a view would hold its whole batch); evict the least recently used."""
-        with self._lock:
-            for key, image in images.items():
-                if self._cache.get(key) is None:
-                    self._cache.put(key, image)
+            images = {n: image for n in numbers if (image := self._cache.get((camera, file, n))) is not None}
+        missing = [n for n in numbers if n not in images]
+        if missing:
+            decoded = self._decode(camera, opened, rows, np.array(missing))
+            images |= {n: image.copy("K") for n, image in zip(missing, decoded)}  # a view would hold its whole batch
+            with self._lock:
+                for n in missing:
+                    self._cache.put((camera, file, n), images[n])
+        return [images[n] for n in numbers]
 
     def _decode(self, camera: str, opened: _Open, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         alone = bool((rows == rows[0]).all())  # else an error names the file only

@@ -11,10 +11,9 @@ than k copies, as ordinary segments, and the layers follow each other in its lin
 like other frames, and an epoch has each frame exactly c times on any ranks. Memory is a few numbers per run of equal
 weight, and per run and layer.
 
-Weights of frames, read from a parquet file or from a column of the dataset, as runs of equal weight.
-
-A file has the columns `episode`, `frame` and `weight` (or LeRobot's names `episode_index` and `frame_index`), a row per
-frame, in any sequence. A column has a number per frame. Either is read in pieces: memory is needed for the runs only.
+Weights are read from a parquet file or from a column of the dataset. A file has the columns `episode`, `frame` and
+`weight` (or LeRobot's names `episode_index` and `frame_index`), a row per frame, in any sequence. A column has a number
+per frame. Either is read in pieces: memory is needed for the runs only.
 """
 
 import hashlib

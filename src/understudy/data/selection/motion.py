@@ -7,9 +7,8 @@ share. So the speed of a dimension is the 99th percentile of its changes per fra
 A constant difference or velocity moves a robot without changing. Where such actions are recorded with a state, the
 state changes. A dimension that is named as one (`rate_dims`) also moves while its value is 5 % of its 99th percentile.
 
-Frame ranges of an episode without long pauses, which are runs of idle frames (`motion.py`).
-
-Without other settings only frames in which nothing moves are removed. `IdleRule.droid()` is the rule of openpi's
+`non_idle_ranges` finds the frame ranges of an episode without long pauses, which are runs of idle frames. Without other
+settings only frames in which nothing moves are removed. `IdleRule.droid()` is the rule of openpi's
 `compute_droid_nonidle_ranges.py`, which made DROID's keep-ranges. Its values are commanded joint velocities in rad/s at
 15 frames per second.
 """

@@ -8,9 +8,8 @@ frames do not count.
 A head is one robot under one control mode. Statistics are pooled across datasets only if both match: the same command
 must map to the same normalized value, and velocities or another robot's joints mean something else.
 
-Outliers that would flatten all other values under normalization, detected before the first step.
-
-The unit of distance is half the range of the central 98 % of a column, a thousandth of that range's distance from 0, or
+Outliers that would flatten all other values under normalization are errors before the first step. Their unit of
+distance is half the range of the central 98 % of a column, a thousandth of that range's distance from 0, or
 0.001, whichever is largest: a joint that rests but for a few frames has no outliers. Where the central 98 % are
 equal, the unit is 1: a touch sensor that counts to 4,096 and is rarely touched has nothing else to lose.
 """

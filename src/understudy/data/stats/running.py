@@ -4,7 +4,7 @@ Mean and variance are exact. Parts are merged by the parallel formula of Chan, G
 M2 = M2a + M2b + d^2 * na * nb / n with d the difference of the means. Quantiles are computed from a sample of the rows,
 never from quantiles of the parts.
 
-Statistics of uint8 images, from 256-bin histograms per channel.
+Statistics of uint8 images follow from histograms of 256 bins per channel.
 """
 
 from dataclasses import dataclass

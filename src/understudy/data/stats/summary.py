@@ -7,14 +7,10 @@ each source keeps every stride-th row, together at least half of `ROWS` (a seven
 `quantile_stride`). The 1 % quantile of such a pool is between the exact 0.98 % and 1.02 % quantiles: three standard
 errors of `ROWS` / 2 independent rows, and one row per source.
 
-Statistics of a column, and the affine map by which a policy normalizes it.
+`summarize` makes one pass over the rows of a source: action, state, and action minus state. It reads the two columns
+only, file by file. Memory holds one file's columns and the sampled rows.
 
-Summaries of one source from one pass over its rows: action, state, and action minus state.
-
-Reads the two columns only, file by file, and opens no image. Memory holds one file's columns and the sampled rows of
-`summary.py`.
-
-Summaries of sources on disk, for the next run, under a hash of everything they depend on.
+`load_or_compute` keeps summaries on disk for the next run, under a hash of everything they depend on.
 
     <folder>/statistics/<hash>.npz      the summaries of one source
 

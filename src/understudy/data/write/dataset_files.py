@@ -1,9 +1,8 @@
 """A LeRobot v3.0 dataset on disk: paths, schemas, `info.json`, and atomic replacement of files.
 
-The open group of episodes: committed one by one, packed into one file per kind when full.
-
-Group k owns meta/episodes file k and, once packed, data file k and video file k of every camera. Before that, each of
-its episodes has its own small files, numbered from k+1 on; this is an equally valid dataset. Every change replaces
+Episodes are committed one by one to the open group, which is packed into one file per kind when it is full. Group k
+owns meta/episodes file k and, once packed, data file k and video file k of every camera. Before that, each of its
+episodes has its own small files, numbered from k+1 on; this is an equally valid dataset. Every change replaces
 meta/episodes file k in one atomic step. Before the step the new files do not belong to the dataset, after it the old
 ones do not. Files outside the dataset are removed by the next step or on resume.
 
@@ -34,15 +33,6 @@ VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.m
 EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 MARK = {b"understudy": b"recorded by understudy.data.EpisodeWriter"}
 """Schema metadata of our episode tables; only datasets with it are repaired and continued."""
-
-DEFAULTS = {
-    "timestamp": Feature("timestamp", "float32", (1,)),
-    "frame_index": Feature("frame_index", "int64", (1,)),
-    "episode_index": Feature("episode_index", "int64", (1,)),
-    "index": Feature("index", "int64", (1,)),
-    "task_index": Feature("task_index", "int64", (1,)),
-}
-"""The five columns of every dataset, filled by the writer."""
 
 
 def file_path(template: str, number: int, key: str = "") -> str:

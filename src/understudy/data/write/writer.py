@@ -15,8 +15,6 @@ committed (see `dataset_files.py`; before the first one `Catalog.open` reports t
 every byte.
 `stats.json` may lack the last tenth of the frames until `finish`. Statistics of images are computed from the encoded
 video, so interruptions do not change them.
-
-Checks of recorded features and frames, made when a frame is added.
 """
 
 import fcntl
@@ -34,10 +32,9 @@ import pyarrow as pa
 from PIL import Image
 
 from understudy.atomic import draft_path
-from understudy.data.format.features import Feature
+from understudy.data.format.features import DEFAULTS, NUMBERS, Feature
 from understudy.data.stats.running import ImageStatistics, RunningStatistics, image_step
 from understudy.data.write.dataset_files import (
-    DEFAULTS,
     EPISODES_PATH,
     commit,
     data_schema,
@@ -63,8 +60,6 @@ from understudy.data.write.resume_recording import load_recording, read_every, r
 from understudy.errors import DatasetError
 from understudy.video.encode import VideoEncoder, check_size, codec_name
 
-_NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float32", "float64")
-
 
 def check_features(features: Mapping[str, Mapping[str, Any]], codec: str = "libsvtav1") -> dict[str, Feature]:
     """Return the features to record, followed by the five default columns; `codec` encodes the videos.
@@ -81,9 +76,9 @@ def check_features(features: Mapping[str, Mapping[str, Any]], codec: str = "libs
             raise ValueError(f"feature {key!r}: give dtype, shape and names, not {', '.join(sorted(entry))}")
         dtype, names = str(entry["dtype"]), entry.get("names")
         shape = tuple(int(size) for size in entry.get("shape", (1,)))
-        if dtype not in (*_NUMBERS, "string", "video", "image"):
+        if dtype not in (*NUMBERS, "string", "video", "image"):
             raise ValueError(
-                f"feature {key!r}: dtype {dtype!r} is not one of {', '.join(_NUMBERS)}, string, video, image"
+                f"feature {key!r}: dtype {dtype!r} is not one of {', '.join(NUMBERS)}, string, video, image"
             )
         if not shape or min(shape) < 1 or len(shape) > 5:
             raise ValueError(f"feature {key!r}: shape {shape} must have one to five positive sizes; a scalar is (1,)")
@@ -171,7 +166,7 @@ class EpisodeWriter:
         features: key -> {"dtype", "shape", "names"}; dtype is "video" (encoded), "image" (PNG in the rows), a numpy
             number type, "bool" or "string".
         robot_type: stored in info.json.
-        codec: video encoder (see `encode_video`).
+        codec: video encoder (see `VideoEncoder`).
         gop: frames from key frame to key frame.
         crf: quality of the encoder.
         data_file_mb: size at which a packed data file is closed.

@@ -2,7 +2,7 @@
 
 Only the oldest parts of FFmpeg's interfaces are used. `swscale.py` and `loops.py` verify them before use.
 
-The environment variable `UNDERSTUDY_NATIVE`: whether frames may be processed outside PyAV's Python interface.
+The environment variable `UNDERSTUDY_NATIVE` decides whether frames may be processed outside PyAV's Python interface.
 
     0        no: loops run in Python, and PyAV converts to RGB
     1        where possible and verified equal on this machine; elsewhere as with 0. The default

@@ -7,10 +7,9 @@ and strides, no structures), without the GIL.
 A pixel layout is converted this way only after noise in this layout came out as PyAV converts it, to the bit, and
 nothing was written next to it. Where PyAV hides the symbols, or this trial fails, `video/color.py` goes through PyAV.
 
-PyAV's color conversion, made equal in all its versions.
-
-PyAV 17 and later convert with the matrix and the range that a frame names. PyAV 15 and 16 ignore both unless they are
-passed as arguments: BT.709 video then comes out in the colors of BT.601, off by up to 30 of 255. `reformat` does so.
+`reformat` makes PyAV's color conversion equal in all its versions. PyAV 17 and later convert with the matrix and the
+range that a frame names. PyAV 15 and 16 ignore both unless they are passed as arguments: BT.709 video then comes out in
+the colors of BT.601, off by up to 30 of 255.
 
 The bits of the result also depend on libswscale. For 8-bit 4:2:0 of even height, 4:2:2, 4:4:4, 4:1:1, grey and RGB
 they are the same in FFmpeg 7 and 8. For other formats they differ, and `reformat` warns about that once per format.
