@@ -112,7 +112,7 @@ def in_child(script: str, *arguments: str) -> dict[str, Any]:
 
 def shuffle_quality() -> dict[str, Any]:
     """deff over 1, 8 and 64 batches on the synthetic DROID-like table, as `understudy order explain` prints them."""
-    from understudy.report.order.explain import ExplainConfig, compare, read_tables
+    from understudy.report.order import ExplainConfig, compare, read_tables
 
     config = ExplainConfig()
     sides = [side for side in compare(read_tables(config), config).sides if side.figures]

@@ -139,7 +139,7 @@ def test_bench_prints_a_table_and_draws_a_figure(
         (("{root}", "--memory", "1KB"), "one batch of 32 samples"),
         (("{root}", "--seconds", "0"), "seconds"),
         (("{root}", "--figure", "x.gif"), "must end in"),
-        (("{root}", "--figure", "no/folder/x.png"), "is no folder"),
+        (("{root}", "--figure", "no/folder/x.png"), "is not a folder"),
         (("s3://bucket/data", "--against", "lerobot"), "local folders only"),
     ],
 )

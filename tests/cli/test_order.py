@@ -13,9 +13,8 @@ from understudy.cli import order
 from understudy.cli.main import main
 from understudy.cli.order import explain
 from understudy.order.audit import baselines
-from understudy.report.order import explain as explain_module
-from understudy.report.order.explain import FEW, ExplainConfig, Table, choose, compare, read_tables
-from understudy.report.order.text import render
+from understudy.report import order as explain_module
+from understudy.report.order import FEW, ExplainConfig, Table, choose, compare, read_tables, render
 
 SMALL = {"batch_size": 32, "world_size": 2, "num_workers": 2, "episodes": 400, "frames_in_flight": 4096}
 NAMES = ["clips", "uniform", "episode lanes", "block shuffle", "worker pool", "episode stream"]
@@ -106,7 +105,7 @@ def test_explain_real_datasets(real_data: Path, capsys: pytest.CaptureFixture[st
         ({"paths": ("a", "b"), "weights": (1.0, float("nan"))}, "weights: (1.0, nan)"),
         ({"seed": -1}, "seed: must be in"),
         ({"frame_bytes": 0.0}, "frame_bytes: must be above 0"),
-        ({"figure": "no/such/folder/order.png"}, "no/such/folder is no folder"),
+        ({"figure": "no/such/folder/order.png"}, "no/such/folder is not a folder"),
         ({"figure": "order.gif"}, "must end in .png, .svg or .pdf"),
     ],
 )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.report.order.explain import ExplainConfig, compare, read_tables
+from understudy.report.order import ExplainConfig, compare, read_tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "order.md"
 

@@ -6,7 +6,7 @@ candidates that it was chosen from. Then our order and five others, holding abou
 bounded number of positions, as a table and a figure.
 """
 
-from understudy.report.order.explain import MOST, WIDEST, ExplainConfig, choose, compare, order_of, read_tables
+from understudy.report.order import MOST, WIDEST, ExplainConfig, choose, compare, order_of, read_tables
 
 __all__ = ["ExplainConfig", "explain"]
 
@@ -15,7 +15,7 @@ def explain(config: ExplainConfig) -> int:
     """Print the order and the table; draw the figure if requested. Returns the exit code."""
     from understudy.atomic import refuse_existing
     from understudy.optional_packages import require
-    from understudy.report.order.text import describe, render, render_choice
+    from understudy.report.order import describe, draw_orders, render, render_choice
 
     if config.figure:
         refuse_existing(config.figure, "figure", config.overwrite)
@@ -32,8 +32,6 @@ def explain(config: ExplainConfig) -> int:
     comparison = compare(tables, config, order)
     print(render(tables, comparison, config))
     if config.figure:
-        from understudy.report.order.figure import draw
-
-        draw(comparison, config.figure)
+        draw_orders(comparison, config.figure)
         print(f"\nfigure: {config.figure}")
     return 0

@@ -33,7 +33,7 @@ class ReportConfig:
         """List errors in the settings, one line each."""
         found = [] if self.runs else ["runs: required, directories of runs: understudy report RUN [RUN ...]"]
         if self.output and not Path(self.output).absolute().parent.is_dir():
-            found.append(f"output: {Path(self.output).parent} is no folder; create it first")
+            found.append(f"output: {Path(self.output).parent} is not a folder; create it first")
         return found
 
 

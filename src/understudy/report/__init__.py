@@ -2,12 +2,11 @@
 
 page            the engine of all pages: blocks of plain data, one template
 curves          charts as plain data: curves over steps, time or another quantity
-style           style of matplotlib figures
 run             the report of a run
 compare         several runs side by side
 check_page      the page of `check`
+step_profile    the page of `profile`, and its part of a report
 view            a page to look through episodes, with its server
 order           the comparison of `order explain`
-bench_figure    the figure of `bench`
-step_profile    tables and charts of `profile`
+figures         the figures of `bench` and `order explain`
 """

@@ -129,7 +129,7 @@ def _table(head: list[str], rows: list[list[Any]], *more: Block) -> Block | None
 
 
 def _worst(report: Report) -> dict[int, str]:
-    """Episodes to show with a reason: those of errors and warnings first, then the most unusual."""
+    """Episodes to show with a reason: first of errors and warnings, then the most unusual."""
     reasons: dict[int, str] = {}
     for finding in report.findings:
         if finding.severity != "note":
@@ -234,7 +234,7 @@ def _actions(catalog: Catalog) -> Block:
     """Render the distribution of actions in some episodes, spread over the dataset."""
     parts: list[np.ndarray] = []
     for row in _spread(catalog, SAMPLED if ACTION in numeric_keys(catalog) else 0):
-        with _collect([]):  # findings name what cannot be read
+        with _collect([]):  # findings name unreadable columns
             length = int(catalog.episodes.lengths[row])
             parts.append(_read(catalog, row, [ACTION], np.arange(length))[ACTION].double().numpy().reshape(length, -1))
     if not parts:

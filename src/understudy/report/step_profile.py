@@ -151,7 +151,7 @@ def _memory_card(profile: "Profile") -> Block:
 def explain_difference(profile: "Profile") -> str:
     """Explain the difference between the time of a step in training and the sum of its phases."""
     timed, plain = profile.timed_step_s, profile.step_s
-    measured = "The phases were timed in other steps than those of the figures above"
+    measured = "The phases were timed in other steps than the figures above"
     if plain <= timed:
         return f"{measured}, with the device synchronised at both ends of each, so nothing overlaps there."
     wait = profile.phases["data wait"].worst

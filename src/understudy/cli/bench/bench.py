@@ -63,7 +63,7 @@ class BenchConfig:
         """List errors in the settings, one line each."""
         from understudy.bytesize import parse_bytes
         from understudy.config.limits import LOADER_THREADS, too_many
-        from understudy.report.style import check_figure_path
+        from understudy.report.figures import check_figure_path
 
         found = [] if self.path else ["path: required, the folder or URL of a dataset: understudy bench PATH"]
         try:
@@ -109,9 +109,9 @@ def bench(config: BenchConfig) -> None:
         require("report")  # before the measurement, not after it
     found = measure(config)
     if target:
-        from understudy.report.bench_figure import draw
+        from understudy.report.figures import draw_bench
 
-        draw(found, target)
+        draw_bench(found, target)
     if config.json:
         print(json.dumps(found, ensure_ascii=False))
         return

@@ -89,7 +89,7 @@ _WORST_NOTE = (
     "actions: understudy report RUN."
 )
 _SUCCESS_NOTE = "In brackets are intervals of 95 %: Wilson's for a rate, Newcombe's for a difference, in points."
-_SPEED_NOTE = "Medians over the logs of a run; memory is that of rank 0."
+_SPEED_NOTE = "Medians over the logs of a run; memory is of rank 0."
 
 
 def _page(runs: Sequence[Run], data: Mapping[str, Any]) -> str:

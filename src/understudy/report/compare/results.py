@@ -104,7 +104,7 @@ def _sums(run: Run, figures: Mapping[str, Any], source: str | None) -> EpisodeSu
 def worst_episodes(runs: Sequence[Run], count: int) -> list[dict[str, Any]]:
     """Return the `count` episodes with the largest loss of each run, with their losses in all runs.
 
-    Each run's losses are those of its latest validation that kept them.
+    A run's losses are from its latest validation that kept them.
 
     Returns:
         [{"source", "episode", "losses": {letter: loss, NaN where it was not finite}, "steps": {letter: step}}], the

@@ -1,4 +1,4 @@
-"""Section of the report on rollouts: those during training, and those of `understudy rollout`."""
+"""Section of the report on rollouts, during training and by `understudy rollout`."""
 
 import json
 from collections.abc import Mapping, Sequence

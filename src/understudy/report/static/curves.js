@@ -46,7 +46,7 @@ function logTicks(low, high) {
   return ticks.length > 1 ? ticks : linearTicks(low, high, 4);
 }
 
-// The data of a chart are those of curves.py. `range` limits the axis, `read(line, x)` gives exact values.
+// curves.py makes the data of a chart. `range` limits the axis, `read(line, x)` gives exact values.
 class Curves {
   constructor(box, chart, options = {}) {
     Object.assign(this, { box, chart, options, axis: 0, log: chart.log === true, hidden: new Set(), cursorAt: null, hovered: null });

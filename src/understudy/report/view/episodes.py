@@ -379,7 +379,7 @@ class Findings:
             short["where"] = ", ".join(part for part in parts if part)
             short["where"] += f"[{place['dimension']}]" if place.get("dimension") else ""
             for number, episode in enumerate(place.get("episodes") or ()):
-                # The frame is that of the first episode.
+                # The frame belongs to the first episode.
                 by_episode[int(episode)].append(short | {"frame": None if number else place.get("frame")})
             if not place.get("episodes"):
                 general.append(short | {"frame": None})

@@ -1,0 +1,479 @@
+"""`order explain`: audit of our order and five others with about as many frames in flight, over bounded positions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from understudy.bytesize import parse_bytes
+from understudy.config.declare import Positional
+from understudy.report.figures import BLUE, GRAY, GREEN, ORANGE, VIOLET, check_figure_path, new_figure
+
+if TYPE_CHECKING:
+    from understudy.load.choose_order import OrderChoice
+    from understudy.order import Order
+    from understudy.order.audit.audit import Audit
+    from understudy.order.audit.baselines import Read
+
+
+BATCHES = 16
+"""Batches in the lower row of the comparison of orders."""
+_ORDERS = {
+    "clips": GREEN,
+    "uniform": GRAY,
+    "episode lanes": BLUE,
+    "block shuffle": VIOLET,
+    "worker pool": ORANGE,
+    "episode stream": "#c0392b",
+}
+
+MOST = 1 << 22
+"""Most positions to audit, and most positions before them, which bounds memory and time. An order that holds more than
+a quarter of this many frames has not settled, and the text notes it."""
+
+FEW = 1 << 20
+"""Positions to audit if they suffice, or if no affordable number would: one or two seconds of CPU time per order."""
+
+WIDEST = 64
+"""Batches of the widest window."""
+
+LARGEST = {"batch_size": 1 << 24, "world_size": 1 << 20, "num_workers": 1 << 12, "episodes": 10**7, "lanes": 1 << 24}
+"""Upper limits of settings; beyond them tables do not fit in memory."""
+
+
+@dataclass(frozen=True)
+class ExplainConfig:
+    """Explain the order of datasets, or of a synthetic table of episode lengths like DROID's."""
+
+    paths: Positional[tuple[str, ...]] = ()
+    """Datasets, folders or URLs; several make a mixture."""
+    weights: tuple[float, ...] = ()
+    """Share of each dataset in the samples; by default all frames are equally frequent."""
+    batch_size: int = 256
+    """Global batch: samples per step over all ranks."""
+    seed: int = 0
+    """Seed of the order."""
+    memory: str = "4GB"
+    """Memory of a rank's loader, from which the order of datasets is chosen."""
+    image_size: tuple[int, int] | None = None
+    """Height and width of the images that the loader delivers; the default is the recorded size."""
+    frames_in_flight: int | None = None
+    """Frames that all ranks together may hold open. By default only the memory limits them; without datasets the limit
+    is 100,000, or 192 per sample for batches above 520."""
+    clip: int = 0
+    """Frames per clip; 0: chosen for the data."""
+    lanes: int = 0
+    """Number of lanes; 0: chosen for the data, or the batch size if a clip is given. Few frames are shuffled one by
+    one without lanes; give a clip as well."""
+    inside: Literal["sequential", "permuted"] = "sequential"
+    """Order of the frames inside a clip."""
+    world_size: int = 8
+    """Ranks."""
+    num_workers: int = 8
+    """Loader workers per rank, for the orders that depend on them."""
+    gop: int = 0
+    """Frames from key frame to key frame; 0: as in the videos (2 for the synthetic table)."""
+    reach: tuple[int, int] = (0, 0)
+    """Frames that a sample's windows extend back and ahead."""
+    frame_bytes: float = 4096.0
+    """Compressed bytes of one frame."""
+    episodes: int = 76_000
+    """Episodes of the synthetic table, log-normal with a mean of 300 frames."""
+    overwrite: bool = False
+    """Replace an earlier figure."""
+    figure: str = ""
+    """Figure of the comparison to write (.png, .svg, .pdf)."""
+
+    def problems(self) -> list[str]:
+        """List errors in the settings, one line each."""
+        errors = [
+            f"{name}: must be at least 1"
+            for name in ("batch_size", "world_size", "num_workers", "episodes", "frames_in_flight")
+            if (value := getattr(self, name)) is not None and value < 1
+        ]
+        errors += [
+            f"{name}: {getattr(self, name)} exceeds the limit of {most}"
+            for name, most in LARGEST.items()
+            if getattr(self, name) > most
+        ]
+        if not errors and self.batch_size % self.world_size:
+            errors.append(f"batch_size: {self.batch_size} does not divide among {self.world_size} ranks")
+        if min(self.gop, self.clip, self.lanes, *self.reach) < 0:
+            errors.append("gop, reach, clip, lanes: must not be negative")
+        errors += [f"paths: {path} is named twice" for path in sorted(set(self.paths)) if self.paths.count(path) > 1]
+        try:
+            parse_bytes(self.memory)
+        except ValueError as error:
+            errors.append(str(error))
+        if self.weights and len(self.weights) != len(self.paths):
+            errors.append(f"weights: {len(self.weights)} given for {len(self.paths)} datasets")
+        elif self.weights and not all(0 < weight < 2**20 * min(self.weights) for weight in self.weights):
+            rule = "must be above 0, the largest less than a million times the smallest"
+            errors.append(f"weights: {self.weights} {rule}")
+        if not 0 <= self.seed < 2**64:
+            errors.append("seed: must be in [0, 2**64)")
+        if not 0 < self.frame_bytes < float("inf"):
+            errors.append("frame_bytes: must be above 0")
+        if self.figure and self.batch_size * WIDEST > MOST:
+            errors.append(f"figure: batches of {self.batch_size} are too large for a comparison; leave it out")
+        return errors + check_figure_path(self.figure)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Episode lengths of one dataset, a source for `Order.from_datasets`."""
+
+    name: str
+    lengths: np.ndarray
+    gop: int
+    reach: tuple[int, int]
+    fps: float
+    cameras: int
+    """Cameras with video, at least 1."""
+
+    @property
+    def segments(self) -> np.ndarray:
+        """Rows [episode, 0, length), int64 (episodes, 3)."""
+        number = np.arange(self.lengths.size)
+        return np.stack([number, np.zeros_like(number), self.lengths], axis=1).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One order of the comparison: its name, its reader and its figures, or the reason why it has none."""
+
+    name: str
+    read: "Read | None"
+    figures: "Audit | None"
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Our order and the others."""
+
+    order: "Order"
+    lengths: np.ndarray
+    start: int
+    """First audited position, at which every order has settled."""
+    sides: tuple[Side, ...]
+    settled: bool
+    """Whether the audited positions cover several turnovers of the frames held."""
+
+
+def read_tables(config: ExplainConfig) -> list[Table]:
+    """Read the episode lengths of the datasets in `config`, or make the synthetic table."""
+    from understudy.order.audit.baselines import droid_like
+
+    if not config.paths:
+        lengths = droid_like(config.episodes)
+        return [Table("synthetic, like DROID", lengths, config.gop or 2, config.reach, 30.0, 1)]
+    from understudy.data.dataset import EpisodeDataset
+    from understudy.data.format.catalog import Catalog
+
+    tables = []
+    for path in config.paths:
+        catalog = Catalog.open(path)
+        lengths = catalog.episodes.lengths
+        gop = config.gop or EpisodeDataset(catalog).gop
+        lengths, cameras = lengths[lengths > 0], max(1, len(catalog.camera_keys))
+        tables.append(Table(path, lengths, gop, config.reach, float(catalog.fps), cameras))
+    return tables
+
+
+def choose(tables: Sequence[Table], config: ExplainConfig) -> "OrderChoice | None":
+    """Choose the order of the datasets as a loader does; None without datasets."""
+    from understudy.cores import MOST_LOADER_THREADS
+    from understudy.data.dataset import EpisodeDataset
+    from understudy.load.choose_order import choose_from_facts
+    from understudy.load.memory_plan import read_facts
+    from understudy.order.make_spec import OrderRequest, check_source, resolve_weights
+
+    if not config.paths:
+        return None
+    facts = [read_facts(EpisodeDataset(table.name), config.image_size) for table in tables]
+    facts = [replace(fact, gop=table.gop, reach=table.reach) for fact, table in zip(facts, tables)]
+    in_flight = config.frames_in_flight or 1 << 62
+    request = OrderRequest(
+        "clips", config.batch_size, in_flight, config.clip or None, config.lanes or None, config.inside
+    )
+    return choose_from_facts(
+        facts,
+        [check_source(table) for table in tables],
+        resolve_weights(tables, config.weights or None, None),
+        request,
+        config.seed,
+        memory=parse_bytes(config.memory),
+        world_size=config.world_size,
+        num_threads=MOST_LOADER_THREADS,
+    )
+
+
+def order_of(tables: Sequence[Table], config: ExplainConfig) -> "Order":
+    """Make the order to explain where there are no datasets."""
+    from understudy.order import Order
+
+    return Order.from_datasets(
+        tables,
+        **_request(config),
+        frames_in_flight=config.frames_in_flight,
+        clip=config.clip or None,
+        lanes=config.lanes or None,
+        inside=config.inside,
+    )
+
+
+def _request(config: ExplainConfig) -> dict[str, Any]:
+    return {"weights": config.weights or None, "batch_size": config.batch_size, "seed": config.seed}
+
+
+def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None" = None) -> Comparison:
+    """Audit our order over the tables, and five others holding about as many frames as ours has in flight.
+
+    Progress is shown on stderr.
+    """
+    from understudy.order import Order
+    from understudy.order.audit import baselines as other
+    from understudy.order.audit.audit import as_read, audit
+    from understudy.progress import Progress
+
+    order = order or order_of(tables, config)
+    clips, lengths = as_read(order)
+    uniform, _ = as_read(Order.from_datasets(tables, **_request(config), mode="uniform"))
+    # A source in uniform order is held whole; otherwise V lanes hold a clip of S each.
+    held = sum(s.frames if s.clip == 1 else min(s.frames, s.clip * s.lanes) for s in order.spec.sources)
+    episodes = _whole(held / float(lengths.mean()), config.batch_size, lengths.size)
+    pool = max(1, episodes // (config.world_size * config.num_workers))
+    # The initial state of a pool is lost after about two turnovers; the audit must cover several more.
+    start = min(3 * held, MOST) // config.batch_size * config.batch_size
+    settled = 4 * held <= MOST
+    enough = max(min(2048 * config.batch_size, FEW), 4 * held) if settled else FEW
+    span = max(WIDEST * config.batch_size, min(enough, MOST))
+    last = start + span
+    options = {"batch": config.batch_size, "ranks": config.world_size, "workers": config.num_workers, "positions": last}
+    makers: dict[str, Callable[[], other.Read]] = {
+        "clips": lambda: clips,
+        "uniform": lambda: uniform,
+        "episode lanes": lambda: other.episode_lanes(lengths, episodes, config.seed),
+        "block shuffle": lambda: other.block(lengths, held, config.seed),
+        "worker pool": lambda: other.worker_pool(lengths, **options, pool=pool, seed=config.seed),
+        "episode stream": lambda: other.episode_stream(lengths, **options, seed=config.seed),
+    }
+    cameras = np.average([table.cameras for table in tables], weights=order.spec.schedule[0].slots)
+    sides = []
+    with Progress(len(makers), "orders", "order") as progress:
+        for name, make in makers.items():
+            try:
+                read = make()
+                figures = audit(
+                    read,
+                    lengths,
+                    config.batch_size,
+                    name=name,
+                    world_size=config.world_size,
+                    start=start,
+                    span=span,
+                    gop=np.repeat([table.gop for table in tables], [table.lengths.size for table in tables]),
+                    reach=config.reach,
+                    fps=tables[0].fps,
+                    frame_bytes=config.frame_bytes * float(cameras),
+                )
+            except ValueError as error:  # fewer episodes than workers; a clip longer than the audit
+                sides.append(Side(name, None, None, str(error)))
+            else:
+                sides.append(Side(name, read, figures))
+            progress.update()
+    return Comparison(order, lengths, start, tuple(sides), settled)
+
+
+def _whole(fitting: float, batch: int, most: int) -> int:
+    """Round to whole episodes, to a multiple of the batch if possible, so that a lane has one rank."""
+    episodes = max(1, min(round(fitting), most))
+    return episodes // batch * batch or episodes
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+def describe(table: Table) -> str:
+    """Describe a dataset in one line."""
+    total, mean = int(table.lengths.sum()), float(table.lengths.mean())
+    size = f"{table.lengths.size:,} episodes, {total:,} frames, {mean:.0f} per episode"
+    return f"{table.name}: {size}, a key frame every {table.gop}"
+
+
+def render_choice(choice: "OrderChoice", tables: Sequence[Table], config: ExplainConfig) -> str:
+    """Render the candidates of a choice, one in a row, the chosen one marked."""
+    from understudy.load.choose_order import WINDOWS
+    from understudy.order.audit.design_effect import expected_uniform
+
+    lengths = np.concatenate([table.lengths for table in tables])
+    total = int(lengths.sum())
+    uniform = [expected_uniform(lengths, min(total, count * config.batch_size)) for count in WINDOWS]
+    width = max(len(str(candidate)) for candidate in choice.candidates)
+    lines = [f"  {'':{width}}  {'CPU':>6}  {'memory':>8}  deff over 1, 8 and 64 batches"]
+    for candidate in choice.candidates:
+        effects = "  ".join(f"{base + more:6.2f}" for base, more in zip(uniform, candidate.correlation))
+        mark = ">" if candidate is choice.chosen else " "
+        memory = f"{candidate.plan.bytes / 1e9:.2f} GB"
+        lines.append(f"{mark} {candidate!s:{width}}  {candidate.cost:6.2f}  {memory:>8}  {effects}")
+    notes = (
+        f"Chosen for {config.memory} of memory in each of {config.world_size} ranks. CPU: multiple of decoding each "
+        "image in a row, the mean of an epoch in which nothing is decoded yet. Of the orders up to 1.25, the one with "
+        "the least deff over 8 batches is taken. deff is an estimate here; the next table is audited."
+    )
+    return "\n".join([*lines, "", fill(notes, 118), *([fill(choice.advice, 118)] if choice.advice else []), ""])
+
+
+def render(tables: Sequence[Table], comparison: Comparison, config: ExplainConfig) -> str:
+    """Render the table of the orders, with its explanation."""
+    from understudy.order.audit.audit import WINDOWS
+
+    lines = [*_rows(comparison), ""]
+    lines += [f"omitted: {side.missing}" for side in comparison.sides if side.missing]
+    low, high = next(side.figures.stretch for side in comparison.sides if side.figures)
+    if not comparison.settled:
+        lines.append(
+            f"{high - low:,} positions were audited, too few for orders with this many frames in flight to settle: "
+            "their figures are approximate."
+        )
+    frames, batches = sum(int(table.lengths.sum()) for table in tables), WINDOWS[-1]
+    if (epochs := batches * config.batch_size / frames) > 1:
+        lines.append(
+            f"{batches} batches are {epochs:,.3g} epochs of {frames:,} frames: no order has a smaller deff than that"
+        )
+    notes = (
+        f"Counted over positions {low:,} to {high:,}; global batch {config.batch_size}, {config.world_size} ranks, "
+        f"{config.num_workers} workers each. deff: variance of the mean over that many batches, divided by that of "
+        "independent draws. Its model: two frames of one episode correlate by 0.3 + 0.3 exp(-distance / 30 frames), "
+        "frames of two episodes do not. All other figures are counted. A piece is opened, read and closed as a whole: "
+        "a clip, an episode or a single frame."
+    )
+    return "\n".join([*lines, fill(f"{notes} Terms: docs/glossary.md.", 118)])
+
+
+def _rows(comparison: Comparison) -> list[str]:
+    """Rows of the table, one per figure, with one column per order."""
+    shown = [(side.name, side.figures) for side in comparison.sides if side.figures]
+    rows: dict[str, Callable[[Audit], str]] = {
+        "episodes in a batch": lambda a: f"{a.distinct_episodes:.1f}",
+        "deff over 1 batch": lambda a: f"{a.deff[0]:.2f}",
+        "         8 batches": lambda a: f"{a.deff[1]:.2f}",
+        "        64 batches": lambda a: f"{a.deff[2]:.1f}",
+        "pieces open, mean": lambda a: f"{a.open_mean:.0f}",
+        "             most": lambda a: f"{a.open_max}",
+        "frames in flight": lambda a: f"{a.frames_in_flight:,}",
+        "megabytes in flight": lambda a: f"{a.bytes_in_flight / 1e6:,.0f}",
+        "opened in a step, mean": lambda a: f"{a.touches_mean:.2f}",
+        "                  most": lambda a: f"{a.touches_peak}",
+        "ranks that open a piece": lambda a: f"{a.opens_per_piece:.2f}",
+        "decoded per sample": lambda a: f"{a.amplification:.2f}",
+        "episode again after": lambda a: _seconds(a.revisit_seconds),
+    }
+    width = max(map(len, rows))
+    columns = [max(len(name), 9) for name, _ in shown]
+    head = " " * width + "".join(f"  {name:>{w}}" for (name, _), w in zip(shown, columns, strict=True))
+    body = [
+        f"{label:<{width}}" + "".join(f"  {cell(a):>{w}}" for (_, a), w in zip(shown, columns, strict=True))
+        for label, cell in rows.items()
+    ]
+    return [head, *body]
+
+
+def _seconds(value: float) -> str:
+    """Format seconds of recorded data in the largest fitting unit."""
+    if value == float("inf"):
+        return "beyond"
+    if value < 90:
+        return f"{value:.2g} s" if value < 1 else f"{value:.1f} s"
+    return f"{value / 60:.1f} min" if value < 5400 else f"{value / 3600:.1f} h"
+
+
+# -- figure ------------------------------------------------------------------------------------------------------------
+
+
+def draw_orders(comparison: Comparison, path: str) -> None:
+    """Draw the comparison to a .png, .svg or .pdf file."""
+    sides = [side for side in comparison.sides if side.figures]
+    with new_figure(path, 11, 6.4, dpi=110) as figure:
+        halves: Any = figure.subfigures(2, 1, height_ratios=[1.15, 1])
+        upper, lower = halves
+        noise, cost = upper.subplots(1, 2, width_ratios=[1.7, 1])
+        _draw_noise(noise, sides)
+        _draw_cost(cost, sides)
+        lower.suptitle(
+            f"Episode at each position: {BATCHES} batches, episodes numbered by first appearance "
+            "(higher: more distinct episodes)",
+            x=0.008,
+            ha="left",
+            fontsize=10,
+            fontweight="bold",
+        )
+        for axes, side in zip(lower.subplots(1, len(sides), sharey=True, squeeze=False)[0], sides, strict=True):
+            _draw_episodes(axes, side, comparison.start, comparison.order.batch_size)
+        low, high = axes.get_ylim()  # shared: the tallest panel's
+        axes.set_ylim(min(low, 0), high * 1.04)
+
+
+def _draw_noise(axes: Any, sides: list[Side]) -> None:
+    """Draw deff over 1, 8 and 64 batches as bars, on a log scale that starts at independent draws."""
+    axes.set_title("Noise of the mean gradient, in units of independent draws (deff)")
+    width = 0.8 / len(sides)
+    for k, side in enumerate(sides):
+        assert side.figures is not None
+        places = np.arange(3) + (k - (len(sides) - 1) / 2) * width
+        values = np.maximum(side.figures.deff, 1.0)
+        axes.bar(places, values - 0.93, width * 0.92, bottom=0.93, color=_ORDERS[side.name], label=side.name)
+        for x, value in zip(places, values, strict=True):
+            text = f"{value:.2f}" if value < 2 else f"{value:.1f}" if value < 10 else f"{value:.0f}"
+            axes.text(x, value * 1.05, text, ha="center", va="bottom", fontsize=7.5, color=_ORDERS[side.name])
+    axes.set_yscale("log")
+    axes.set_yticks([1, 3, 10, 30, 100, 1000], ["1", "3", "10", "30", "100", "1000"])
+    axes.set_ylim(0.93, max(max(s.figures.deff) for s in sides if s.figures) * 1.7)
+    axes.minorticks_off()
+    axes.set_xticks(range(3), ["1 batch", "8 batches", "64 batches"])
+    axes.tick_params(axis="x", length=0)
+    axes.legend(frameon=False, loc="upper left", fontsize=8.5)
+
+
+def _draw_cost(axes: Any, sides: list[Side]) -> None:
+    """Draw pieces opened per step against noise over 8 batches; area is memory. Colors as in the bars' legend."""
+    axes.set_title("… and its cost for the disk")
+    shown = [(side.name, side.figures) for side in sides if side.figures]
+    most = max(a.frames_in_flight for _, a in shown)
+    opened = [max(a.touches_mean, 1e-3) for _, a in shown]  # a log scale has no 0
+    for (name, a), x in zip(shown, opened):
+        axes.scatter(x, a.deff[1], s=14 + 600 * a.frames_in_flight / most, color=_ORDERS[name], alpha=0.3, linewidths=0)
+        axes.scatter(x, a.deff[1], s=14, color=_ORDERS[name])
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(min(0.3, min(opened) / 3), max(700, 3 * max(opened)))
+    axes.set_yticks([1, 2, 5, 10, 20, 100, 1000], ["1", "2", "5", "10", "20", "100", "1000"])
+    axes.set_ylim(0.8, max(a.deff[1] for _, a in shown) * 3)  # after the ticks, which would widen it
+    low, high = axes.get_xlim()
+    ticks = [10.0**power for power in range(-3, 5) if low <= 10.0**power <= high]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("opened per step (area: frames in memory)")
+    axes.set_ylabel("deff over 8 batches")
+
+
+def _draw_episodes(axes: Any, side: Side, start: int, batch: int) -> None:
+    """Draw episodes, numbered by first appearance, against positions; independent draws form a diagonal."""
+    assert side.read is not None
+    positions = np.arange(BATCHES * batch)
+    episode, _, _ = side.read(start + positions)
+    _, first, ranks = np.unique(episode, return_index=True, return_inverse=True)
+    number = np.argsort(np.argsort(first))[ranks]
+    axes.set_title(side.name, color=_ORDERS[side.name])
+    axes.plot(positions / batch, number, ".", markersize=1.1, color=_ORDERS[side.name], rasterized=True)
+    axes.set_xlim(0, BATCHES)
+    axes.set_xticks([0, BATCHES // 2, BATCHES])
+    axes.set_xlabel("batches")
+    # The text is on the left if the dots reach the right-hand corner.
+    x, end = (0.05, "left") if first.size > 0.6 * positions.size else (0.97, "right")
+    point, text = (x * BATCHES, first.size), f"{first.size:,} episodes"
+    offset = {"xytext": (0, 4), "textcoords": "offset points"}
+    axes.annotate(text, point, **offset, ha=end, va="bottom", fontsize=8, color=_ORDERS[side.name])
