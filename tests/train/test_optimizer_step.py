@@ -27,10 +27,9 @@ from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError
 from understudy.load.loader import Loader
 from understudy.optim.adamw import Float32AdamW
-from understudy.optim.loss_weights import loss_weights
 from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.moving_average import ema_decay, make_average, update_average
-from understudy.optim.param_groups import freeze, parameter_groups
+from understudy.optim.param_groups import freeze, loss_weights, parameter_groups
 from understudy.order import Order
 from understudy.policies.draws import RandomSpec, make_draws
 from understudy.policies.flow.config import FlowPolicyConfig

@@ -7,11 +7,11 @@ sends SIGTERM to all ranks when one exits with another code than 0, even while o
 SIGUSR1 kills it and leaves its workers behind. Here
 
   - a signal is forwarded to every rank, and the ranks decide: none is stopped in the middle of a checkpoint;
-  - the exit code is that of the ranks: 0, 75, or that of the first one that failed;
+  - the exit code comes from the ranks: 0, 75, or that of the first one that failed;
   - a rank that dies ends the others within seconds, and its last output is shown;
   - the ranks end when this process does, in any way.
 
-No torch: the launcher costs nothing beside its ranks.
+No torch: the launcher costs nothing next to its ranks.
 """
 
 import ctypes

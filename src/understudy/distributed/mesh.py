@@ -127,7 +127,7 @@ class Mesh:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Fail the block on all ranks if it fails on one; a rank without an error of its own raises the first one's.
+        """Fail the block on all ranks if it fails on one; a rank without an error raises the first one's.
 
         The block must not use collectives: it is for settings, data, files. On the other ranks wrong input is a
         ConfigError, anything else a RankError.
@@ -358,7 +358,7 @@ def _from_env(name: str, default: int) -> int:
 
 
 def _lost(error: RuntimeError) -> bool:
-    """Return whether a collective failed because of another process; gloo has no error type of its own for it."""
+    """Return whether a collective failed because of another process; gloo has no error type for it."""
     words = str(error).lower()
     return isinstance(error, dist.DistError) or any(
         word in words for word in ("gloo", "connection", "nccl", "timed out")

@@ -32,7 +32,7 @@ class Float32AdamW(Optimizer):
     next step raises, until `set_master` or `load_state_dict` gives both. A write through `.data` is not detected.
 
     Args:
-        params: as for any torch optimizer; named parameters make its state independent of their order.
+        params: parameters as for any torch optimizer; named ones make its state independent of their order.
         compiled: step bfloat16 parameters by the compiled pointwise kernel (for GPUs), not by the specification.
         masters: float32 values by name, of each bfloat16 parameter.
 
@@ -175,7 +175,7 @@ class Float32AdamW(Optimizer):
         )
 
     def _step_split(self, params: list[Tensor], group: dict[str, Any], scale: Tensor, skip: Tensor) -> None:
-        """Update bfloat16 parameters one by one, so that the temporary memory is that of one float32 parameter."""
+        """Update bfloat16 parameters one by one, so that the temporary memory is one float32 parameter."""
         if not params:
             return
         # For compiled code a tensor: a number would be compiled in, and the schedule changes it every step.
@@ -197,7 +197,7 @@ class Float32AdamW(Optimizer):
         """As torch's, but by name where both sides have names, and state keeps its dtype.
 
         Torch's would cast moments and low bits to bfloat16. The live weights must be those saved with this state: the
-        model is loaded beside it. The argument's name is the one by which torch's distributed checkpoints pass it.
+        model is loaded as well. The argument's name is the one by which torch's distributed checkpoints pass it.
 
         Raises:
             ValueError: other parameters, or no low bits for a bfloat16 weight, or moments that are not float32.

@@ -1,4 +1,4 @@
-"""Float32 masters beside bfloat16 weights, for any torch optimizer in any training loop.
+"""Float32 masters of bfloat16 weights, for any torch optimizer in any training loop.
 
 `MasterWeights(optimizer)` is itself an optimizer and shares the parameter groups of the wrapped one, so schedulers,
 hooks, Accelerate and DistributedDataParallel work unchanged. The wrapped optimizer gets the masters in place of the
@@ -8,9 +8,10 @@ The storage of the weights never changes its dtype: that would drop the gradient
 ranks would silently diverge.
 """
 
+import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import Parameter as Argument
 from inspect import signature
@@ -21,7 +22,6 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from understudy.optim.clip_watch import ClipWatch
 from understudy.optim.state import (
     check_master,
     check_moments,
@@ -264,7 +264,7 @@ class MasterWeights(Optimizer):
                 inner.load_state_dict(inner.state_dict())
 
     def _check_steps(self) -> None:
-        """Raise for an optimizer that keeps weights of its own beside its groups (as ZeroRedundancyOptimizer does)."""
+        """Raise for an optimizer that keeps other weights than its groups (as ZeroRedundancyOptimizer does)."""
         for name, p in named_parameters(self.param_groups):
             if self._masters[p] is not p and p._version != self._versions[p]:
                 raise RuntimeError(
@@ -346,3 +346,46 @@ def _numbered(packed: list[dict[str, Any]], groups: list[dict[str, Any]]) -> Ite
     """(number in the state dict, parameter), in group order."""
     for saved, group in zip(packed, groups, strict=True):
         yield from zip(saved["params"], group["params"], strict=True)
+
+
+class ClipWatch:
+    """Gradients of bfloat16 parameters, watched from a backward pass to the first step.
+
+    `clip_grad_norm_` of torch and of Accelerate changes each gradient once, in place, between the two.
+
+    Args:
+        parameters: watched until `close`.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._low = [p for p in parameters if p.requires_grad and p.dtype == torch.bfloat16]
+        self._hooks = [p.register_post_accumulate_grad_hook(self._wait_for_end) for p in self._low]
+        self._versions: dict[Tensor, int] = {}
+        self._waiting = False
+
+    def _wait_for_end(self, _: Tensor) -> None:
+        if not self._waiting:
+            self._waiting = True
+            # Queued twice: DistributedDataParallel reduces the gradients in a callback, which comes before the second.
+            queue: Any = torch.autograd.Variable._execution_engine.queue_callback
+            queue(lambda: queue(self._note_versions))
+
+    def _note_versions(self) -> None:
+        self._waiting = False
+        self._versions = {p: p.grad._version for p in self._low if p.grad is not None}
+
+    def warn(self) -> None:
+        """Warn where every gradient was changed once, in place, since its backward pass."""
+        changes = {p.grad._version - before for p, before in self._versions.items() if p.grad is not None}
+        if changes == {1}:
+            warnings.warn(
+                "the bfloat16 gradients were changed after backward, as clip_grad_norm_ of torch and Accelerate does: "
+                "the norm has 8 bits, and the gradients are rounded again; clip with clip_grad_norm_ of MasterWeights",
+                stacklevel=4,
+            )
+
+    def close(self) -> None:
+        """Remove the hooks; nothing is watched any more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._low, self._hooks, self._versions = [], [], {}

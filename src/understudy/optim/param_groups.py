@@ -1,7 +1,7 @@
-"""Frozen parameters, and groups of parameters.
+"""Frozen parameters, groups of parameters, and weights of loss terms.
 
-Patterns are those of a shell (`vision.*`, `*.bias`), compared with the names of `policy.named_parameters()`. A pattern
-that fits no parameter is an error.
+Patterns are written as in a shell (`vision.*`, `*.bias`), compared with the names of `policy.named_parameters()`. A
+pattern that fits no parameter is an error.
 """
 
 import difflib
@@ -83,7 +83,7 @@ def parameter_groups(
     Args:
         named: names and parameters to train.
         config: the patterns.
-        parts: as in `freeze`.
+        parts: see `freeze`.
 
     Returns:
         {"params": [(name, parameter), ...], "weight_decay": ..., "lr_scale": ...} each.
@@ -126,3 +126,22 @@ def check_patterns(setting: str, patterns: Iterable[str], names: list[str], kind
         if not any(fnmatchcase(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.0)
             raise ConfigError(f"{setting}: {pattern!r} fits no {kind}; there are {', '.join(near)}, …")
+
+
+def loss_weights(terms: Iterable[str], chosen: Mapping[str, float]) -> dict[str, float]:
+    """Return the weight of each loss term to compute; terms without a setting weigh 1, terms that weigh 0 are left out.
+
+    Args:
+        terms: names of the policy's loss terms.
+        chosen: loss term -> weight, from the settings.
+
+    Raises:
+        ConfigError: a weight for a term that the policy does not have, or no term with a weight.
+    """
+    terms = list(terms)
+    if strangers := sorted(set(chosen) - set(terms)):
+        raise ConfigError(f"optim.loss_weights: the policy has no term {strangers[0]!r}, it has {', '.join(terms)}")
+    weights = {term: chosen.get(term, 1.0) for term in terms}
+    if not any(weights.values()):
+        raise ConfigError("optim.loss_weights: every term weighs 0: there is nothing to learn")
+    return {term: weight for term, weight in weights.items() if weight}

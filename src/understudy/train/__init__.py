@@ -17,7 +17,7 @@ paths                   paths of the data and of the files that settings name
 run_record              order.json: decisions that hold for the whole run
 resume_check            changes on resume, and their consequences
 startup_summary         summary of the data and of the trained parameters before the first step
-background_rollouts     rollouts during training, in a process of their own
+background_rollouts     rollouts during training, in another process
 """
 
 import sys

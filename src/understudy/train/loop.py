@@ -271,7 +271,7 @@ def term_means(names: Sequence[str], sums: np.ndarray) -> dict[str, dict[str, fl
     """Return {term: {loss, elements}} of the terms that have elements.
 
     Args:
-        names: of the K terms.
+        names: names of the K terms.
         sums: float64 (2, K): sums and counts.
     """
     return {
@@ -340,7 +340,7 @@ class CutSamples:
 
         Args:
             steps: the steps.
-            counts: of this rank, by name, for each of them.
+            counts: counts of this rank, by name, for each of them.
         """
         if not any(counts):
             return counts

@@ -16,7 +16,7 @@ def check_whole_weights(policy: Policy, mesh: Mesh, free: int | None = None) -> 
     """Raise ConfigError where a network that each process builds whole, in float32, exceeds the memory of the machine.
 
     Args:
-        policy: on the meta device.
+        policy: the policy on the meta device.
         mesh: the processes.
         free: bytes of the machine for all of them; None: as measured.
     """
@@ -30,7 +30,7 @@ def check_filled_weights(policy: Policy, mesh: Mesh, free: int | None = None) ->
     On a GPU they are filled there, and the machine needs no memory for them.
 
     Args:
-        policy: on the meta device, with its adapters, the frozen base in its dtype.
+        policy: the policy on the meta device, with its adapters, the frozen base in its dtype.
         mesh: the processes.
         free: bytes of the machine for all of them; None: as measured.
     """

@@ -124,7 +124,7 @@ def fill_spans(
 
     Args:
         samples: their number, 1 or more.
-        tokens: of each sample.
+        tokens: tokens of each sample.
         max_num_tokens: largest sum of tokens in a span; None: no limit.
         max_samples: largest number of samples in a span; None: no limit.
         positions: int64 [samples] on the host, positions of the samples for the message.
@@ -185,7 +185,7 @@ def largest_part(config: "TrainConfig", world_size: int, tokens: int | None) -> 
     Args:
         config: settings of the run.
         world_size: processes of the run.
-        tokens: of the largest sample.
+        tokens: tokens of the largest sample.
     """
     if config.micro_batch_size:
         return config.micro_batch_size

@@ -83,7 +83,7 @@ def optimizer_step(
 
     Args:
         policy: the weights to train.
-        optimizer: over the policy's parameters.
+        optimizer: optimizer of the policy's parameters.
         parts: this rank's micro-batches, the first of them not idle; all ranks have equally many.
         mesh: the ranks.
         lr: learning rate before the factors of groups.
@@ -191,7 +191,7 @@ def group_sums(
     Args:
         losses: per sample.
         terms: names of the K loss terms.
-        batch: with the weights of the samples, where they have some.
+        batch: the samples, with their weights where they have some.
         groups: see `optimizer_step`; the numbers of its keys, one after the other, are the G groups.
     """
     sums = torch.stack([weighted(losses[term].sum, batch).double() for term in terms])

@@ -44,8 +44,8 @@ def find_moved(config: TrainConfig, root: Path, output_dir: str) -> TrainConfig:
 
     def place(path: str) -> str:
         if os.path.isabs(path) and not os.path.exists(path):
-            beside = os.path.normpath(os.path.join(present, os.path.relpath(path, original)))
-            return beside if os.path.exists(beside) else path
+            moved = os.path.normpath(os.path.join(present, os.path.relpath(path, original)))
+            return moved if os.path.exists(moved) else path
         return path
 
     return _with_paths(config, place)

@@ -67,12 +67,12 @@ def narrow_base(policy: Policy, lora: "LoraConfig", dtypes: Mapping[str, torch.d
     """Convert the frozen matrices below adapters to the dtype `lora.base`, in place, before sharding.
 
     Only layers that cast their weight to the dtype of their input are converted (`policies/common/layers.py`), so the
-    arithmetic is that of float32 weights with the same values.
+    arithmetic is the same as with float32 weights of these values.
 
     Args:
-        policy: with adapters, in float32.
+        policy: the policy with adapters, in float32.
         lora: settings of the adapters.
-        dtypes: of the file or checkpoint that the parameters are read from, by name.
+        dtypes: dtypes in the file or checkpoint that the parameters are read from, by name.
 
     Returns:
         Number of weights of each parameter that is rounded.
@@ -171,7 +171,7 @@ def restore(
     Raises:
         ValueError: a moment has fewer than 32 bits.
     """
-    if average is not None:  # sharding gives the average frozen parameters of its own
+    if average is not None:  # sharding copies the frozen parameters for the average
         with torch.no_grad():
             for averaged, (name, parameter) in zip(average.parameters(), policy.named_parameters(), strict=True):
                 if not parameter.requires_grad:

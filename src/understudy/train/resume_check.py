@@ -1,7 +1,7 @@
 """Checks on resume: settings, processes and versions that changed, and the consequence of each change.
 
 They are compared with those of the latest checkpoint (its state.json), so an edited config.yaml is noticed as well as a
-flag. Each setting declares its consequence beside it (`config/on_resume.py`). The lines are printed before training
+flag. Each setting declares its consequence (`config/on_resume.py`). The lines are printed before training
 starts.
 """
 
@@ -79,7 +79,7 @@ def check_resume(
 def _reordered(then: TrainConfig, now: TrainConfig) -> dict[str, tuple[str, str]]:
     """Return path -> (old, new) sequence of the names of each mapping whose sequence alone differs.
 
-    The sequence is that of the fields in a prompt, and of patterns of which the first match counts.
+    It orders the fields in a prompt, and patterns of which the first match counts.
     """
     mappings = {
         "data.prompt_metadata": (then.data.prompt_metadata, now.data.prompt_metadata),

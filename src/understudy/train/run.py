@@ -249,7 +249,7 @@ def _open_same_data(run: RunDir, record: Mapping[str, Any], config: TrainConfig,
         data = open_data(config, recorded_sources(record), mesh.rank == 0)
     except DatasetError as error:
         is_gone = not all("://" in source.root or os.path.exists(source.root) for source in config.data.mixed())
-        if is_gone and is_wrong_input(error):  # an outage of the hub, whose ids are no paths, keeps its exit code
+        if is_gone and is_wrong_input(error):  # an outage of the hub, whose ids are not paths, keeps its exit code
             raise error.replaced(fix="; ".join(filter(None, [error.fix, MOVED]))) from error
         raise
     before, now = record["dataset"], dataset_fingerprint(data)

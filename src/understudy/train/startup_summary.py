@@ -23,7 +23,7 @@ from understudy.train.precision import align
 from understudy.train.state import TrainState
 
 MAX_SOURCES = 60
-"""Sources that get a line of their own."""
+"""Sources that get a line each."""
 MAX_NAMED = 5
 """Sources that a note names."""
 WEIGHTS_IN = {"order": "the order", "loss": "the loss", "both": "the order and the loss"}
@@ -129,7 +129,7 @@ def describe_modes(mode: str | Mapping[Any, float], shares: Mapping[str, float],
 def describe_images(config: TrainConfig, data: RunData) -> list[str]:
     """Return a line about each camera: the recorded size, and the network's with the way of resizing.
 
-    Sources that record another size have a line of their own.
+    Sources that record another size have a separate line.
     """
     seen, resized = _size(config.policy.fitted(data.image_sizes).network_size), config.policy.RESIZED
     lines = []

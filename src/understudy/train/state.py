@@ -26,10 +26,9 @@ from understudy.distributed.mesh import Mesh, shard
 from understudy.errors import ConfigError
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.lora import add_adapters
-from understudy.optim.loss_weights import loss_weights
 from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.moving_average import ema_decay, make_average, update_average
-from understudy.optim.param_groups import freeze
+from understudy.optim.param_groups import freeze, loss_weights
 from understudy.optim.state import local
 from understudy.order.random import make_key
 from understudy.policies.common.task_modes import MODES
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
 
 
 MAX_SOURCES = 64
-"""Most sources that have training losses of their own: metrics.jsonl has a line per step."""
+"""Most sources with separate training losses: metrics.jsonl has a line per step."""
 COMPILED_LENGTHS = 32
 """Multiple of the lengths of texts in compiled runs: at most seven lengths up to 200 tokens."""
 NO_DTYPES: Mapping[str, torch.dtype] = MappingProxyType({})
@@ -102,7 +101,7 @@ class TrainState:
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
-        """Groups with training losses of their own: key of a batch -> name of each of its numbers."""
+        """Groups with separate training losses: key of a batch -> name of each of its numbers."""
         if self.policy.scalar_losses:
             return {}
         modes = {MODE: MODES} if self.config.learns_dynamics() else {}
@@ -243,7 +242,7 @@ def init_train_state(
     Args:
         config: settings of the run.
         data: its sources.
-        normalization: of the policy.
+        normalization: normalization of the policy.
         mesh: the processes.
         weights: state dict to start from; those of files are read into their place. None: those that the settings of
             the policy name, or fresh ones.
@@ -317,11 +316,11 @@ def assemble(
 
     Args:
         config: settings of the run.
-        policy: with its weights; with `read` its parameters may be on the meta device.
+        policy: the policy with its weights; with `read` its parameters may be on the meta device.
         mesh: the processes.
         heads: see `TrainState`.
         read: rows of the weights by name, of which each rank reads its own; None: the policy has its weights.
-        dtypes: of the weights in their file or checkpoint, by name (`lora.base`).
+        dtypes: dtypes of the weights in their file or checkpoint, by name (`lora.base`).
         sources: names of the sources.
     """
     base_names = [name for name, _ in policy.named_parameters()]

@@ -354,7 +354,7 @@ def _remove(folder: Path) -> None:
 def _as_checkpoint_error(
     action: str, on_failure: Callable[[], None] = lambda: None, instead: Path | None = None
 ) -> Iterator[None]:
-    """Raise errors of DCP (which are no Exceptions) and of the system as CheckpointError.
+    """Raise errors of DCP (which are not Exceptions) and of the system as CheckpointError.
 
     DCP's warning about a single process is silenced.
 

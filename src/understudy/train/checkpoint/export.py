@@ -11,7 +11,8 @@ With `format` the folder is one of another tool instead (`policies/folder_format
 same actions as the exported one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -37,7 +38,7 @@ class ExportConfig:
     overwrite: bool = False
     """Replace an earlier export at that place. Anything else there is an error."""
     format: Literal["understudy", "lerobot", "openpi", "torch_export", "onnx"] = "understudy"
-    """Files of the folder: `lerobot` and `openpi` are those of these tools, for pi05 and pi0. Facts that they do not
+    """Files of the folder: `lerobot` and `openpi` name these tools, for pi05 and pi0. Facts that they do not
     hold are printed. `torch_export` and `onnx` are the network as a graph, for flow; it is compared with the policy."""
     steps: Annotated[int, Ge(1)] = 10
     """Integration steps of a graph."""
@@ -72,36 +73,25 @@ def export(config: ExportConfig) -> None:
         CheckpointError: the checkpoint cannot be read. OSError: the folder cannot be written.
     """
     from understudy.atomic import refuse_existing
-    from understudy.errors import ConfigError
     from understudy.policies import folder_formats, policy_folder
-    from understudy.train.checkpoint.run_dir import RunDir
-    from understudy.train.data.input_contract import with_provenance
 
-    run = RunDir(Path(config.run))
-    metric, is_plain = run.settings().checkpoint.keep_best, config.format == "understudy"
-    source, target = (
-        find_checkpoint(run.checkpoints, config.checkpoint, metric),
-        Path(config.output_dir or run.root / ("export" if is_plain else f"export-{config.format}")),
-    )
-    frozen = run.read_record()
-    network = policy_folder.read_config(frozen["policy"])
-    normalization, metadata = frozen["normalisation"], frozen.get("metadata")
-    try:
+    source, record, facts = _read_run(config)
+    is_plain = config.format == "understudy"
+    target = Path(config.output_dir or Path(config.run) / ("export" if is_plain else f"export-{config.format}"))
+    network, normalization = policy_folder.read_config(record["policy"]), record["normalisation"]
+    with _path_errors():
         if is_plain:
             policy_folder.check_replaceable(target, network.type)
             refuse_existing(target, "output_dir", config.overwrite)
         else:
             folder_formats.check_absent(target)
-    except FileExistsError as error:
-        raise ConfigError(f"output_dir: {error}") from error
     folder = None
     if not is_plain:
         folder = folder_formats.describe_folder(
-            config.format, network, normalization, metadata or {}, config.head, config.dtype
+            config.format, network, normalization, record.get("metadata") or {}, config.head, config.dtype
         )
     weights = policy_weights(source, config.dtype)
     if folder is None:
-        facts = with_provenance(metadata, run.root, int(source.name.rpartition("-")[2]))
         policy_folder.save(target, network, normalization, weights, facts)
     else:
         folder_formats.save_folder(target, folder, weights)
@@ -109,6 +99,25 @@ def export(config: ExportConfig) -> None:
     print(f"{target}: {size:,} weights in {config.dtype} of {source.name}")
     for note in folder.notes if folder is not None else ():
         print(f"  not in the folder: {note}")
+
+
+def _read_run(config: ExportConfig) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+    """Return the path of the checkpoint to export, order.json of its run, and the facts about the robots."""
+    from understudy.train.checkpoint.run_dir import RunDir
+    from understudy.train.data.input_contract import with_provenance
+
+    run = RunDir(Path(config.run))
+    source = find_checkpoint(run.checkpoints, config.checkpoint, run.settings().checkpoint.keep_best)
+    record = run.read_record()
+    return source, record, with_provenance(record.get("metadata"), run.root, int(source.name.rpartition("-")[2]))
+
+
+@contextmanager
+def _path_errors() -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError as error:
+        raise ConfigError(f"output_dir: {error}") from error
 
 
 def policy_weights(checkpoint: Path, dtype: str = "fp32") -> "dict[str, Tensor]":
@@ -154,7 +163,6 @@ def read_initial_policy(path: str | Path, network: Any) -> InitialPolicy:
         ConfigError: there is none, it is damaged or changes meanwhile, or it is another network than `network`; names
             each setting that differs.
     """
-    from understudy.errors import ConfigError
     from understudy.policies import policy_folder
     from understudy.policies.registry import network_differences
 
@@ -181,7 +189,6 @@ def find_checkpoint(checkpoints: Path, step: int | str, metric: str) -> Path:
     Raises:
         ConfigError: there is none.
     """
-    from understudy.errors import ConfigError
     from understudy.train.checkpoint import checkpoint
 
     steps, by = checkpoint.list_steps(checkpoints), metric if metric != "none" else "loss"
@@ -215,27 +222,20 @@ def export_graph(config: ExportConfig) -> None:
     from understudy.policies.graph import files
     from understudy.policies.inference import RobotPolicy
     from understudy.policies.registry import policy_type
-    from understudy.train.checkpoint.run_dir import RunDir
-    from understudy.train.data.input_contract import with_provenance
 
     kind: Any = config.format
     if kind == "onnx":
         require("onnx")
-    run = RunDir(Path(config.run))
-    source = find_checkpoint(run.checkpoints, config.checkpoint, run.settings().checkpoint.keep_best)
-    target = Path(config.output_dir or run.root / f"export-{kind}")
-    try:
+    source, record, facts = _read_run(config)
+    target = Path(config.output_dir or Path(config.run) / f"export-{kind}")
+    with _path_errors():
         folder_formats.check_absent(target)
-    except FileExistsError as error:
-        raise ConfigError(f"output_dir: {error}") from error
-    record = run.read_record()
     network = policy_folder.read_config(record["policy"])
     files.check_type(network.type)
     weights = policy_weights(source, config.dtype)
     # The run's own normalization: settings only say where a new run takes one from.
     policy = policy_type(network.type).build(replace(network, compute="float32"), record["normalisation"])
     policy.load_weights(weights)
-    facts = with_provenance(record.get("metadata"), run.root, int(source.name.rpartition("-")[2]))
     try:
         robot = RobotPolicy(policy.eval(), facts, config.head or None, reaction="off")
     except ValueError as error:

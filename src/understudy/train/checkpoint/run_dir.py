@@ -10,7 +10,7 @@ rollouts/       results of rollouts (`train/background_rollouts.py`)
 validation/     loss sums of each episode, step-00001000.npz … (`train/validation/episode_sums.py`)
 imagined.png    imagined futures of the latest validation (`train/validation/imagined.py`)
 report.html     the report
-policy_code.py  code of a policy that is no package's (`policies/code_files.py`)
+policy_code.py  code of a policy that is not in a package (`policies/code_files.py`)
 STOP            a file that stops the run like a signal (`distributed/signals.py`); the run removes it
 """
 

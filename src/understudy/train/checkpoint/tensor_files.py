@@ -233,7 +233,7 @@ def read_index(path: Path) -> metadata.Metadata:
             raise pickle.UnpicklingError(f"it contains a {type(index).__name__}")
         for name, item in index.state_dict_metadata.items():
             if not isinstance(item, metadata.TensorStorageMetadata):
-                raise pickle.UnpicklingError(f"{name} is no tensor")
+                raise pickle.UnpicklingError(f"{name} is not a tensor")
         for piece in (index.storage_data or {}).values():
             if Path(piece.relative_path).name != piece.relative_path:
                 raise pickle.UnpicklingError(f"it names the file {piece.relative_path!r}")

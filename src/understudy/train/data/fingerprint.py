@@ -7,7 +7,7 @@
     a sample  of `SAMPLE` files of each kind, spread evenly: size and footer, or size, first and last bytes
 
 Modification times do not count: a copy of a dataset is the same dataset. Of a remote root only the sample is read.
-Results are cached beside the statistics under each file's version, so that the next run on this host reads no content
+Results are cached next to the statistics under each file's version, so that the next run on this host reads no content
 again.
 """
 

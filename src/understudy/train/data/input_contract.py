@@ -1,6 +1,6 @@
 """The input contract of a run: the inputs of its robots, measured on the training frames (`contract/facts.py`).
 
-Ranges are those of the statistics that normalize. The appearance of a camera comes from `IMAGES` images that are spread
+Ranges come from the statistics that normalize. The appearance of a camera comes from `IMAGES` images that are spread
 evenly over the training frames of its sources: about a second per camera.
 """
 

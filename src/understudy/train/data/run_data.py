@@ -544,7 +544,7 @@ def prompt_fields(training: Sequence[EpisodeDataset]) -> list[str]:
 
 
 def instructions(training: Sequence[EpisodeDataset], separator: str) -> set[str]:
-    """Return the distinct instructions of training; `separator` is that of `augment.task_separator`."""
+    """Return the distinct instructions of training; `separator`: the setting `augment.task_separator`."""
     return {task for part in training for text in part.catalog.tasks for task in split_task(text, separator)}
 
 

@@ -12,7 +12,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from math import floor, prod
 from typing import Any
@@ -74,7 +74,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Plan:
-    """Result of `plan`. Bytes are those of one rank."""
+    """Result of `plan`. Bytes count one rank."""
 
     memory: dict[str, int]
     """`parameters`, `gradients`, `optimizer state`, `average`, `activations` and `peak`, as of a `Profile`."""
@@ -268,7 +268,7 @@ def trace_step(
     Args:
         config: settings of the run.
         data: its sources.
-        normalization: of the policy.
+        normalization: normalization of the policy.
         sample: a batch of one sample.
         world_size: processes of the run.
         device: see `plan`.
@@ -316,7 +316,7 @@ def trace_batch(
     Args:
         config: settings of the run.
         data: its sources.
-        normalization: of the policy.
+        normalization: normalization of the policy.
         batch: a rank's share of a batch (`TrainState.device_inputs`); `position` and values at the host are read.
         world_size: processes of the run.
         device: see `plan`.
@@ -358,12 +358,15 @@ def _trace(
                 {key: without_values(value) for key, value in tensors.items()} for tensors in (prepared, drawn)
             )
             input_bytes = live.now - before
-            if device == "cuda":
-                _skip_optimizer(state)
+            if device == "cuda":  # its kernels take no memory for the update of the weights, unlike those of a CPU
+                state.optimizer.step = lambda *_, **__: None  # type: ignore[method-assign]
             # The second step has the buffers that the first one leaves.
             for _ in range(1 if world_size == 1 or flops_of else 2):
                 live.reset()
-                flops = _step(state, batch, draws, live, counted=flops_of is not None)
+                step = functools.partial(state.device_step, batch, draws, live)
+                flops = count_flops(step, state.policy) if flops_of else 0
+                if not flops_of:
+                    step()
             trained = [p for p in state.policy.parameters() if p.requires_grad]
             return Shapes(
                 memory=resident_memory(state) | {"activations": live.activations, "peak": live.peak},
@@ -376,39 +379,22 @@ def _trace(
             )
 
 
-def _step(state: TrainState, batch: dict[str, Any], draws: dict[str, Any], live: LiveBytes, counted: bool) -> int:
-    if counted:
-        return count_flops(lambda: state.device_step(batch, draws, live), state.policy)
-    state.device_step(batch, draws, live)
-    return 0
-
-
-def _skip_optimizer(state: TrainState) -> None:
-    """Leave out the update of the weights: the kernels of a GPU take no memory for it, unlike those of a CPU."""
-    state.optimizer.step = lambda *_, **__: None  # type: ignore[method-assign]
-
-
 @contextmanager
 def _mesh(config: TrainConfig, world_size: int, device: str) -> Iterator[Mesh]:
     """The mesh of one of `world_size` processes, of which the others are absent and every exchange does nothing."""
-    cpu = torch.device("cpu")
-    shape = mesh_shape(config, world_size)
-    if world_size > 1 and dist.is_initialized():
-        raise ConfigError("plan: this process belongs to a run of several already; plan in one of its own")
-    with _absent_ranks(world_size) if world_size > 1 else nullcontext():
-        made: Any = init_device_mesh("cpu", shape, mesh_dim_names=DIMENSIONS) if world_size > 1 else _Alone()
-        yield Mesh(0, world_size, 0, world_size, cpu, made, False, planned_device=torch.device(device))
-
-
-@contextmanager
-def _absent_ranks(world_size: int) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    cpu, shape, alone = torch.device("cpu"), mesh_shape(config, world_size), world_size == 1
+    if not alone:
+        if dist.is_initialized():
+            raise ConfigError("plan: this process belongs to a run of several already; plan in another process")
+        dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     try:
-        yield
+        devices: Any = _Alone() if alone else init_device_mesh("cpu", shape, mesh_dim_names=DIMENSIONS)
+        yield Mesh(0, world_size, 0, world_size, cpu, devices, False, planned_device=torch.device(device))
     finally:
-        dist.destroy_process_group()
+        if not alone:
+            dist.destroy_process_group()
 
 
 class _Alone:
@@ -472,7 +458,7 @@ def with_known_base(config: TrainConfig, data: RunData, normalization: Mapping[s
     Args:
         config: settings of the run.
         data: its sources.
-        normalization: of the policy.
+        normalization: normalization of the policy.
     """
     if not config.lora.rank or config.lora.base != "stored":
         return config

@@ -5,7 +5,7 @@ Measurements of the same training, without warm-up:
     plain     steps as in training, with the clock read before the first and after the last: the reference for speed
     timed     the device is synchronised at both ends of every phase: the reference for phases, without overlap
     traced    one step of several ranks under torch's profiler: collectives inside forward and backward
-    memory    one step whose tensors are counted (`live_bytes.py`), beside the plan for its inputs (`plan.py`)
+    memory    one step whose tensors are counted (`live_bytes.py`), and the plan for its inputs (`plan.py`)
 
 Nothing is written to a run directory: the weights that these steps train are dropped.
 """

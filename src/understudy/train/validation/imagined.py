@@ -1,4 +1,4 @@
-"""Imagined futures of validation frames beside the recorded ones: errors over the horizon, and strips of images.
+"""Imagined futures of validation frames and the recorded ones: errors over the horizon, and strips of images.
 
 A policy that imagines (`Policy.imagines`) gets the recorded observation and the recorded actions of some validation
 frames, and predicts the states and images that follow (forward dynamics). The reference is a copy of the present:
@@ -94,7 +94,7 @@ def imagine_frames(policy: Policy, held: ValidationData, seed: int, mesh: Mesh) 
     Args:
         policy: its weights do not change; `policy.imagines`.
         held: the validation frames.
-        seed: of the noise, which belongs to the sample.
+        seed: seed of the noise, which belongs to the sample.
         mesh: the ranks.
     """
     chosen = np.zeros(len(held), bool)

@@ -74,7 +74,7 @@ def group_losses(
         tasks: task of each sample.
 
     Returns:
-        Of all samples `loss` (NaN if there is no element), `se`, `samples`, `episodes`, `elements` (micro: each element
+        Of all samples `loss` (NaN without an element), `se`, `samples`, `episodes`, `elements` (micro: each element
         counts the same), `terms`: {term: {loss, elements}}. With frame weights, `equal_frames` is the loss without
         them. The same per group in `heads`, `sources` and `tasks`, by name, and in `groups`, a list with all three.
         `loss` is a weighted sum over the terms that a group has, so those of groups with other terms are incomparable.

@@ -33,8 +33,8 @@ class OpenLoop:
 
     Args:
         every: take every N-th validation frame of each source, from its first one on.
-        seed: of the noise.
-        width: of an action.
+        seed: seed of the noise.
+        width: width of an action.
         mode: task mode that leads to actions.
         held: the frames.
     """
@@ -119,7 +119,7 @@ def predict_actions(policy: Policy, batch: Mapping[str, Any], identity: Tensor, 
         policy: the policy.
         batch: the samples, prepared, on the device.
         identity: int64 [n], `ValidationData.identity` of the samples, which keys the noise.
-        seed: of the noise.
+        seed: seed of the noise.
         mode: task mode that leads to actions.
     """
     draws = draw_on_device(policy.random_spec("act"), seed, identity, batch[ACTION].device, "open loop")
@@ -147,7 +147,7 @@ class EpisodeActions:
     """Predicted actions of the episodes of a validation. Safe in threads, one episode at a time.
 
     Args:
-        state: with the weights to evaluate.
+        state: the state with the weights to evaluate.
         held: the validation frames.
 
     Raises:
