@@ -295,7 +295,7 @@ class Catalog:
 
 
 def _read_info(root: str | os.PathLike[str], remote: RemoteOptions | None) -> tuple[Files, dict[str, Any]]:
-    """Open the files of a dataset and read its info.json. Errors say what lies at the path instead."""
+    """Open the files of a dataset and read its info.json. Errors name the thing at the path instead."""
     address = _hub_address(root)
     files = Files(address, remote)
     if files.is_local and not files.exists(INFO):

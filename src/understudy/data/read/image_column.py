@@ -79,16 +79,6 @@ class ImageColumns(ProcessLocal):
         assert out is not None
         return out if places.ndim == 2 else out[:, 0]
 
-    def check(self, row: int) -> None:
-        """Read all images of a table row's file without decoding them. Raises DatasetError."""
-        if self.keys:
-            file = int(self.catalog.episodes.data_file[row])
-            for group in range(len(self._group_ends(file, row))):
-                table = self._group(file, group, row)
-                for key in self.keys:
-                    if self.catalog.features[key].is_array:
-                        self._arrays(key, table, row)
-
     def stored(self, key: str, row: int, places: np.ndarray) -> list[Any]:
         """Return values of a column as stored, at ascending rows `places` of the data file of a table row."""
         file = int(self.catalog.episodes.data_file[row])

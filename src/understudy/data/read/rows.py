@@ -122,7 +122,7 @@ class ProcessLocal:
 
     Attributes:
         catalog: the dataset.
-        notes: irregularities of what was read.
+        notes: irregularities of the files read so far.
     """
 
     catalog: Catalog
@@ -227,14 +227,6 @@ class Rows(ProcessLocal):
             members = file_of == file
             starts[members] = self._start(self._load(int(file)), rows[members])
         return starts.reshape(-1, *[1] * (frames.ndim - 1)) + frames
-
-    def check(self, row: int) -> None:
-        """Load the data file of a table row. Raises DatasetError for errors and adds irregularities to `notes`."""
-        bad = self._load(int(self.catalog.episodes.data_file[row])).bad
-        if bad:
-            first = next(iter(bad))
-            more = f" ({len(bad) - 1} more episodes of this file are wrong)" if len(bad) > 1 else ""
-            raise self._row_error(first, bad[first] + more)
 
     def bad_rows(self, row: int) -> dict[int, str]:
         """Find the episodes in the data file of a table row that disagree with the metadata: table row -> reason.
