@@ -152,11 +152,11 @@ def test_run_dir_refuses_another_version_before_its_settings(tmp_path: Path, ver
     run = RunDir(tmp_path)
     run.begin(TrainConfig(data=DataConfig(root="d")), {name: {} for name in RECORDED - {"format"}})
     content = json.loads(run.order.read_text()) | {"format": version}
-    if version is None:  # the first version did not say which it is
+    if version is None:
         del content["format"]
     run.order.write_text(json.dumps(content))
     run.config.write_text("something: that this version has never heard of\n")
-    with refused(tmp_path, version or 1, kind=ConfigError):
+    with refused(tmp_path, version or "format", kind=ConfigError):
         run.settings()
 
 

@@ -115,7 +115,7 @@ class RunDir:
         """
         try:
             content = json.loads(self.order.read_text(encoding="utf-8"))
-            version = content["format"]
+            version = content.get("format", FORMAT)
             if version == FORMAT and (missing := RECORDED - set(content)):
                 raise ValueError(f"it lacks {', '.join(sorted(missing))}")
             if version == FORMAT and (wrong := _malformed(content)):
