@@ -135,8 +135,8 @@ class ColumnBuilder:
             second = np.zeros_like(block)
             np.subtract(change[1:], change[:-1], out=second[1:])
             inner = np.clip(lengths - 2, 0, None)
-            for at in (begins, (begins + 1)[lengths > 1]):
-                second[at] = 0.0
+            for starts_of in (begins, (begins + 1)[lengths > 1]):
+                second[starts_of] = 0.0
             np.abs(change, out=change)
             np.abs(second, out=second)
             jerk = np.add.reduceat(second, begins) / np.maximum(inner, 1)[:, None]
@@ -153,15 +153,17 @@ class ColumnBuilder:
         # The frame of the largest step is only needed where it is large: the first frame that reaches it.
         reached = change == step[of]
         number = np.where(reached, np.arange(len(block))[:, None], len(block))
-        at = np.minimum.reduceat(number, begins)
-        self._step_frame[rows] = at - begins[:, None]
+        frame = np.minimum.reduceat(number, begins)
+        self._step_frame[rows] = frame - begins[:, None]
         around = np.concatenate([change, np.zeros((1, change.shape[1]))])  # the first change of an episode is 0
-        around = np.minimum(np.take_along_axis(around, at - 1, axis=0), np.take_along_axis(around, at + 1, axis=0))
+        around = np.minimum(
+            np.take_along_axis(around, frame - 1, axis=0), np.take_along_axis(around, frame + 1, axis=0)
+        )
         self._tables["beside"][rows] = around
-        kept = np.arange(-self._seen % self._stride, len(block), self._stride)
+        sampled = np.arange(-self._seen % self._stride, len(block), self._stride)
         self._seen += len(block)
-        self._sample.append(block[kept])
-        self._steps.append(change[kept])
+        self._sample.append(block[sampled])
+        self._steps.append(change[sampled])
 
     def _without_gaps(self, rows: np.ndarray, block: np.ndarray, begins: np.ndarray) -> np.ndarray:
         """Count values that are not finite, and replace them by the preceding value of their dimension, or by 0."""
@@ -172,10 +174,10 @@ class ColumnBuilder:
         self._bad[rows] = np.add.reduceat(bad.astype(np.int64), begins)
         first = np.where(bad, np.arange(len(block)), len(block))
         self._bad_frame[rows] = np.minimum.reduceat(first, begins) - begins
-        at = np.where(finite, np.arange(len(block))[:, None], -1)
-        at[begins] = np.maximum(at[begins], begins[:, None])
-        at = np.maximum.accumulate(at, axis=0)
-        filled = np.take_along_axis(block, at, axis=0)
+        source = np.where(finite, np.arange(len(block))[:, None], -1)
+        source[begins] = np.maximum(source[begins], begins[:, None])
+        source = np.maximum.accumulate(source, axis=0)
+        filled = np.take_along_axis(block, source, axis=0)
         return np.asarray(np.where(np.isfinite(filled), filled, 0.0))
 
     @staticmethod
@@ -185,11 +187,11 @@ class ColumnBuilder:
         """Frames at the extremes, separate visits of the one with more frames, and the mean change that enters it."""
         counts, visits, entry = {}, {}, {}
         for name, bound in (("at_low", low), ("at_high", high)):
-            at = block == bound[of]
-            enters = at.copy()
-            enters[1:] &= ~at[:-1]
-            enters[begins] = at[begins]
-            counts[name] = np.add.reduceat(at, begins, dtype=np.float64)
+            touches = block == bound[of]
+            enters = touches.copy()
+            enters[1:] &= ~touches[:-1]
+            enters[begins] = touches[begins]
+            counts[name] = np.add.reduceat(touches, begins, dtype=np.float64)
             visits[name] = np.add.reduceat(enters, begins, dtype=np.float64)
             entry[name] = np.add.reduceat(change * enters, begins) / visits[name]
         more = counts["at_high"] >= counts["at_low"]

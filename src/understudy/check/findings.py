@@ -221,8 +221,8 @@ class Report:
     @property
     def counts(self) -> dict[str, int]:
         """Number of findings by severity."""
-        found = Counter(finding.severity for finding in self.findings)
-        return {severity: found[severity] for severity in SEVERITIES}
+        numbers = Counter(finding.severity for finding in self.findings)
+        return {severity: numbers[severity] for severity in SEVERITIES}
 
     @property
     def is_sound(self) -> bool:
@@ -260,9 +260,9 @@ class Report:
 def _plain(value: Any) -> Any:
     """Convert a value to one that JSON holds: numpy numbers to Python's, numbers that are not finite to text."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(entry) for entry in value]
     if isinstance(value, np.generic):
         value = value.item()
     return str(value) if isinstance(value, float) and not isfinite(value) else value

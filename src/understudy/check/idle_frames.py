@@ -31,8 +31,8 @@ class IdleCounter:
             self._count(row, steps, values[1:], *self._known)
             return
         self._speeds.add(steps, values)
-        kept = values[1:] if self._is_rate.any() else values[:0]
-        self._waiting.append((row, steps.astype(np.float32), kept.astype(np.float32)))
+        rates = values[1:] if self._is_rate.any() else values[:0]
+        self._waiting.append((row, steps.astype(np.float32), rates.astype(np.float32)))
         self._frames += len(values)
         if self._frames >= KNOWN:
             self._decide()

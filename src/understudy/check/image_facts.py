@@ -128,51 +128,54 @@ def read_images(
     numbers = Rows(catalog, keys, cache_bytes=64 << 20)
     for camera in catalog.camera_keys:
         is_video = catalog.features[camera].is_video
-        stored = None if is_video else ImageColumns(catalog, [camera], cache_bytes=64 << 20)
-        chosen = _chosen(catalog, camera, rows, videos, limit)
+        images = _Images(catalog, camera, frames, numbers)
         clips, cuts = facts.clips.setdefault(camera, []), facts.cuts.setdefault(camera, [])
-        seen: dict[int, np.ndarray] = {}
-
-        def take(
-            row: int,
-            wanted: np.ndarray,
-            camera: str = camera,
-            stored: ImageColumns | None = stored,
-            seen: dict[int, np.ndarray] = seen,
-        ) -> np.ndarray:
-            at = np.full(len(wanted), row)
-            seen.setdefault(row, np.zeros(catalog.episodes.lengths[row], bool))[wanted] = True
-            if stored is None:
-                return frames.take(camera, at, wanted)
-            return stored.take(camera, at, numbers.file_rows(at, wanted))
-
-        for row in chosen:
+        for row in _chosen(catalog, camera, rows, videos, limit):
             try:
                 if catalog.features[camera].is_depth:
-                    length = int(catalog.episodes.lengths[row])
-                    values = take(row, np.unique([0, length // 2, length - 1]))
-                    values = values[np.isfinite(values)]
-                    ends = (float(values.min()), float(values.max())) if values.size else (np.nan, np.nan)
-                    facts.depth.setdefault(camera, []).append(DepthRange(row, *ends))
-                    continue
-                clips.append(_clip(catalog, camera, row, take, numbers, keys, whole=limit is None))
+                    facts.depth.setdefault(camera, []).append(_depth_range(catalog, row, images.take))
+                else:
+                    clips.append(_clip(catalog, camera, row, images.take, numbers, keys, whole=limit is None))
+                    if is_video and row in (pair := _before(catalog, camera, row)):
+                        cuts.append(_cut(catalog, camera, pair, images.take))
             except SourceError:
                 raise
             except DatasetError as error:
                 facts.broken.append((camera, row, error))
-            else:
-                if is_video and row in (pair := _before(catalog, camera, row)):
-                    try:
-                        cuts.append(_cut(catalog, camera, pair, take))
-                    except SourceError:
-                        raise
-                    except DatasetError as error:
-                        facts.broken.append((camera, row, error))
             finally:
                 progress(1)
-        facts.images += sum(int(positions.sum()) for positions in seen.values())
+        facts.images += sum(int(taken.sum()) for taken in images.taken.values())
         frames.close()
     return facts
+
+
+class _Images:
+    """Images of one camera.
+
+    Attributes:
+        taken: table row -> bool (length,), the images that were decoded.
+    """
+
+    def __init__(self, catalog: Catalog, camera: str, frames: VideoFrames, numbers: Rows) -> None:
+        self._lengths, self._camera, self._frames, self._numbers = catalog.episodes.lengths, camera, frames, numbers
+        is_video = catalog.features[camera].is_video
+        self._stored = None if is_video else ImageColumns(catalog, [camera], cache_bytes=64 << 20)
+        self.taken: dict[int, np.ndarray] = {}
+
+    def take(self, row: int, positions: np.ndarray) -> np.ndarray:
+        """Decode images (n, C, H, W) of an episode."""
+        rows = np.full(len(positions), row)
+        self.taken.setdefault(row, np.zeros(self._lengths[row], bool))[positions] = True
+        if self._stored is None:
+            return self._frames.take(self._camera, rows, positions)
+        return self._stored.take(self._camera, rows, self._numbers.file_rows(rows, positions))
+
+
+def _depth_range(catalog: Catalog, row: int, take: Callable[[int, np.ndarray], np.ndarray]) -> DepthRange:
+    length = int(catalog.episodes.lengths[row])
+    values = take(row, np.unique([0, length // 2, length - 1]))
+    values = values[np.isfinite(values)]
+    return DepthRange(row, *((float(values.min()), float(values.max())) if values.size else (np.nan, np.nan)))
 
 
 def _chosen(catalog: Catalog, camera: str, rows: RowFacts, videos: VideoFacts, limit: int | None) -> list[int]:
@@ -213,14 +216,14 @@ def _clip(
         window[inside - begin] = part[inside - start]
     values = {}
     if keys:
-        wanted = np.arange(begin, begin + size)[None]
+        steps = np.arange(begin, begin + size)[None]
         try:
-            found = numbers.take(np.array([row]), dict.fromkeys(keys, wanted))
+            columns = numbers.take(np.array([row]), dict.fromkeys(keys, steps))
         except SourceError:
             raise
         except DatasetError:
-            found = {}  # a finding about the file, not about its images
-        values = {key: np.asarray(value, np.float64).reshape(size, -1) for key, value in found.items()}
+            columns = {}  # a finding about the file, not about its images
+        values = {key: np.asarray(value, np.float64).reshape(size, -1) for key, value in columns.items()}
     change = np.concatenate(changes).astype(np.float64)
     return Clip(
         camera,

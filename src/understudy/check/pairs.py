@@ -46,10 +46,10 @@ class PairFacts:
         va, vs = va[:, some] / size_a[some], vs[:, some] / size_s[some]
         begin, last = -min(LAGS), len(va) - max(LAGS)
         x = va[begin:last].reshape(-1)
-        for at, lag in enumerate(LAGS):
+        for place, lag in enumerate(LAGS):
             y = vs[begin + lag : last + lag].reshape(-1)
             norm = np.sqrt((x @ x) * (y @ y))
-            self.follows[row, at] = (x @ y) / norm if norm > 0 else np.nan
+            self.follows[row, place] = (x @ y) / norm if norm > 0 else np.nan
 
     def _add_equality(self, row: int, action: np.ndarray, state: np.ndarray) -> None:
         extent = np.ptp(action, axis=0)

@@ -22,12 +22,12 @@ def wrapping(column: Column, rows: np.ndarray) -> np.ndarray:
     Returns:
         bool (D,).
     """
-    found = np.zeros(column.width, bool)
+    wraps = np.zeros(column.width, bool)
     if rows.any():
         step, extent = column.step[rows].max(axis=0), column.high[rows].max(axis=0) - column.low[rows].min(axis=0)
         for turn in TURNS:
-            found |= (step > 0.9 * turn) & (step < 1.01 * turn) & (extent < 1.01 * turn)
-    return found
+            wraps |= (step > 0.9 * turn) & (step < 1.01 * turn) & (extent < 1.01 * turn)
+    return wraps
 
 
 def quaternions(column: Column, rows: np.ndarray, lengths: np.ndarray) -> list[slice]:
@@ -41,24 +41,24 @@ def quaternions(column: Column, rows: np.ndarray, lengths: np.ndarray) -> list[s
     Returns:
         The dimensions of each, without overlap.
     """
-    found: list[slice] = []
+    parts: list[slice] = []
     if not rows.any():
-        return found
+        return parts
     square = column.m2[rows] / np.maximum(lengths[rows], 1)[:, None] + column.mean[rows] ** 2
     varies = column.high[rows].max(axis=0) > column.low[rows].min(axis=0)
-    at = 0
-    while at + 4 <= column.width:
-        part = slice(at, at + 4)
+    dim = 0
+    while dim + 4 <= column.width:
+        part = slice(dim, dim + 4)
         if varies[part].all() and (np.abs(square[:, part].sum(axis=1) - 1) < _UNIT).all():
-            found.append(part)
-            at += 3
-        at += 1
-    return found
+            parts.append(part)
+            dim += 3
+        dim += 1
+    return parts
 
 
-def is_sign_flip(column: Column, row: int, dim: int, known: list[slice]) -> bool:
+def is_sign_flip(column: Column, row: int, dim: int, rotations: list[slice]) -> bool:
     """Whether the largest step of a dimension in an episode is that of a quaternion to its negative, of norm 2."""
-    for part in known:
+    for part in rotations:
         if part.start <= dim < part.stop:
             together = column.step_frame[row, part] == column.step_frame[row, dim]
             return bool(abs(np.linalg.norm(column.step[row, part][together]) - 2) < 0.1)

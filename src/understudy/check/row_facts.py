@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -88,31 +89,13 @@ class RowFacts:
     @classmethod
     def empty(cls, episodes: int) -> "RowFacts":
         """Return facts of which nothing is known yet."""
-
-        def unknown() -> np.ndarray:
-            return np.full(episodes, _UNKNOWN, np.int64)
-
-        def yes() -> np.ndarray:
-            return np.ones(episodes, bool)
-
-        return cls(
-            episodes=episodes,
-            is_read=np.zeros(episodes, bool),
-            found=unknown(),
-            is_split=np.zeros(episodes, bool),
-            stored_id=unknown(),
-            first_index=unknown(),
-            index_counts=yes(),
-            position=unknown(),
-            first_frame=unknown(),
-            frames_rise=yes(),
-            frames_count=yes(),
-            time=np.full((episodes, 5), np.nan),
-            late_frame=np.zeros(episodes, np.int64),
-            idle=np.zeros(episodes, np.int64),
-            idle_end=np.zeros(episodes, np.int64),
-            digest=[b""] * episodes,
-        )
+        unknown = ("found", "stored_id", "first_index", "position", "first_frame")
+        counts = ("late_frame", "idle", "idle_end")
+        arrays: dict[str, Any] = {name: np.full(episodes, _UNKNOWN, np.int64) for name in unknown}
+        arrays |= {name: np.zeros(episodes, np.int64) for name in counts}
+        arrays |= {name: np.zeros(episodes, bool) for name in ("is_read", "is_split")}
+        arrays |= {name: np.ones(episodes, bool) for name in ("index_counts", "frames_rise", "frames_count")}
+        return cls(episodes=episodes, time=np.full((episodes, 5), np.nan), digest=[b""] * episodes, **arrays)
 
     @staticmethod
     def is_known(values: np.ndarray) -> np.ndarray:
@@ -174,7 +157,6 @@ def _read_file(
 ) -> int:
     """Read one file. Returns its rows; 0 where it cannot be read."""
     path = catalog.data_path(int(rows[0]))
-    where = catalog.files.where(path)
     keys = numeric_keys(catalog)
     cameras = [key for key, feature in catalog.features.items() if feature.is_camera and not feature.is_video]
     texts = [key for key, feature in catalog.features.items() if feature.is_text]
@@ -198,20 +180,9 @@ def _read_file(
     for key, names in stored.items():
         if not set(names) <= set(schema.names):
             facts.lacking.setdefault(key, []).append(file)
-    columns: dict[str, np.ndarray] = {}
-    for key in (*INDEX_KEYS, *keys):
-        names = stored.get(key, [key])
-        if set(names) <= set(table.column_names):
-            try:
-                parts = catalog.joined.get(key, (catalog.features.get(key),))
-                arrays = [_column(table.column(name), part, where, key) for name, part in zip(names, parts)]
-                columns[key] = (
-                    arrays[0] if len(arrays) == 1 else np.concatenate([a.reshape(total, -1) for a in arrays], 1)
-                )
-            except DatasetError as error:
-                facts.unreadable.append((file, key, error))
-    starts, found = _find_episodes(catalog, rows, columns.get("episode_index"), total, path, facts)
-    good = np.flatnonzero(found & (catalog.episodes.lengths[rows] > 0))
+    columns = _read_columns(catalog, file, table, {key: stored.get(key, [key]) for key in (*INDEX_KEYS, *keys)}, facts)
+    starts, is_complete = _find_episodes(catalog, rows, columns.get("episode_index"), total, path, facts)
+    good = np.flatnonzero(is_complete & (catalog.episodes.lengths[rows] > 0))
     good = good[np.argsort(starts[good], kind="stable")]
     if len(good):
         placed, begins = rows[good], starts[good]
@@ -228,6 +199,25 @@ def _read_file(
                 builders[key].add(placed, values, begins, lengths)
         _digest(columns, keys, placed, begins, lengths, facts, idle)
     return total
+
+
+def _read_columns(
+    catalog: Catalog, file: int, table: pa.Table, stored: dict[str, list[str]], facts: RowFacts
+) -> dict[str, np.ndarray]:
+    """Return the columns of a file, key -> numbers (rows, ...), that are there and can be read."""
+    columns: dict[str, np.ndarray] = {}
+    where = catalog.files.where(catalog.data_path(int(np.flatnonzero(catalog.episodes.data_file == file)[0])))
+    for key, names in stored.items():
+        if set(names) <= set(table.column_names):
+            try:
+                parts = catalog.joined.get(key, (catalog.features.get(key),))
+                arrays = [_column(table.column(name), part, where, key) for name, part in zip(names, parts)]
+                if len(arrays) > 1:
+                    arrays = [np.concatenate([array.reshape(len(array), -1) for array in arrays], 1)]
+                columns[key] = arrays[0]
+            except DatasetError as error:
+                facts.unreadable.append((file, key, error))
+    return columns
 
 
 def _column(column: pa.ChunkedArray, feature: Feature | None, where: str, key: str) -> np.ndarray:
@@ -252,7 +242,7 @@ def _find_episodes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the first row of each listed episode, int64 (n,), and whether its rows are as listed, bool (n,)."""
     table = catalog.episodes
-    wanted, lengths = table.ids[rows], table.lengths[rows]
+    listed_ids, lengths = table.ids[rows], table.lengths[rows]
     if table.own_files:
         facts.found[rows] = total
         if ids is not None and total:
@@ -267,14 +257,14 @@ def _find_episodes(
     begins, sizes = cuts[:-1], np.diff(cuts)
     run_ids = ids[begins].astype(np.int64)
     for episode, size in (
-        zip(run_ids.tolist(), sizes.tolist()) if not set(run_ids.tolist()) <= set(wanted.tolist()) else ()
+        zip(run_ids.tolist(), sizes.tolist()) if not set(run_ids.tolist()) <= set(listed_ids.tolist()) else ()
     ):
-        if episode not in set(wanted.tolist()):
+        if episode not in set(listed_ids.tolist()):
             facts.orphans[episode] += size
             facts.orphan_file = facts.orphan_file or path
     order = np.argsort(run_ids, kind="stable")
-    left = np.searchsorted(run_ids[order], wanted, side="left")
-    right = np.searchsorted(run_ids[order], wanted, side="right")
+    left = np.searchsorted(run_ids[order], listed_ids, side="left")
+    right = np.searchsorted(run_ids[order], listed_ids, side="right")
     ends = np.concatenate([[0], np.cumsum(sizes[order])])
     facts.found[rows] = ends[right] - ends[left]
     facts.is_split[rows] = right - left > 1
@@ -297,27 +287,27 @@ def _read_index(
     time, task = columns.get("timestamp"), columns.get("task_index")
     fps = float(catalog.fps)
     for row, start, length in zip(rows.tolist(), starts.tolist(), lengths.tolist()):
-        here = slice(start, start + length)
+        part = slice(start, start + length)
         if index is not None:
             facts.first_index[row] = int(index[start])
             facts.index_counts[row] = bool(index[start + length - 1] - index[start] == length - 1) and bool(
-                (np.diff(index[here]) == 1).all()
+                (np.diff(index[part]) == 1).all()
             )
         if frame is not None:
-            steps = np.diff(frame[here])
+            steps = np.diff(frame[part])
             facts.first_frame[row] = int(frame[start])
             facts.frames_rise[row] = bool((steps > 0).all())
             facts.frames_count[row] = bool((steps == 1).all()) and int(frame[start]) == 0
         if time is not None:
-            own = time[here].astype(np.float64)
-            gaps = np.diff(own) if length > 1 else np.full(1, 1 / fps)
-            off = np.abs(own - own[0] - np.arange(length) / fps).max()
-            facts.time[row] = own[0], gaps.min(), np.median(gaps), gaps.max(), off
+            seconds = time[part].astype(np.float64)
+            gaps = np.diff(seconds) if length > 1 else np.full(1, 1 / fps)
+            off = np.abs(seconds - seconds[0] - np.arange(length) / fps).max()
+            facts.time[row] = seconds[0], gaps.min(), np.median(gaps), gaps.max(), off
             facts.late_frame[row] = int(gaps.argmax()) + 1
         if task is not None:
-            own_tasks = task[here]
+            own_tasks = task[part]
             tasks = {int(own_tasks[0])} if (own_tasks == own_tasks[0]).all() else set(own_tasks.astype(int).tolist())
-            facts.used_tasks += [(row, one) for one in sorted(tasks)]
+            facts.used_tasks += [(row, number) for number in sorted(tasks)]
 
 
 def _digest(
@@ -330,18 +320,18 @@ def _digest(
     idle: IdleCounter,
 ) -> None:
     """Digests, idle frames, and action against state, episode by episode."""
-    own = [np.ascontiguousarray(columns[key]) for key in keys if key in columns]
+    stored = [np.ascontiguousarray(columns[key]) for key in keys if key in columns]
     flat = {key: columns[key].reshape(len(columns[key]), -1) for key in (ACTION, STATE) if key in columns}
-    wanted = named_motion(keys)
+    motion = named_motion(keys)
     moving = None
-    if wanted and all(key in columns for key in wanted):
-        moving = np.concatenate([columns[key].reshape(len(columns[key]), -1) for key in wanted], axis=1)
+    if motion and all(key in columns for key in motion):
+        moving = np.concatenate([columns[key].reshape(len(columns[key]), -1) for key in motion], axis=1)
     both = facts.pairs is not None and len(flat) == 2
     for row, start, length in zip(rows.tolist(), starts.tolist(), lengths.tolist()):
         digest = hashlib.blake2b(digest_size=16)
-        for values in own:
+        for values in stored:
             digest.update(values[start : start + length].data)
-        facts.digest[row] = digest.digest() if own else b""
+        facts.digest[row] = digest.digest() if stored else b""
         if moving is not None and length > 1:
             idle.add(row, moving[start : start + length])
         if both and facts.pairs is not None:

@@ -69,11 +69,11 @@ def read_sensor_facts(catalog: Catalog, sensor: Sensor) -> SensorFacts:
             if not catalog.files.exists(path):
                 facts.broken[path] = "is missing"
                 continue
-            for found, times, values in sensor_groups(catalog, sensor, path):
+            for ids_of, times, values in sensor_groups(catalog, sensor, path):
                 flat = values.reshape(len(values), -1).astype(np.float64)
-                own = np.full(len(times), ids[number]) if found is None else found
-                for begin, stop in _runs(own):
-                    parts.setdefault(int(own[begin]), []).append((times[begin:stop], flat[begin:stop]))
+                episode_ids = np.full(len(times), ids[number]) if ids_of is None else ids_of
+                for begin, stop in _runs(episode_ids):
+                    parts.setdefault(int(episode_ids[begin]), []).append((times[begin:stop], flat[begin:stop]))
         except SourceError:
             raise
         except DatasetError as error:
@@ -98,7 +98,7 @@ def _runs(ids: np.ndarray) -> list[tuple[int, int]]:
 def _describe(times: np.ndarray, values: np.ndarray) -> EpisodeSamples:
     good = np.isfinite(times) & np.isfinite(values).all(axis=1)
     # The distance of two infinities is unknown, and that to one says nothing about the clock.
-    times, values = (np.where(np.isfinite(own), own, np.nan) for own in (times, values))
+    times, values = (np.where(np.isfinite(array), array, np.nan) for array in (times, values))
     still = np.full(values.shape[1], np.nan)
     if len(values) > 1:
         still = (np.diff(values, axis=0) == 0).mean(axis=0)

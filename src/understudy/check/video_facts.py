@@ -66,8 +66,8 @@ class VideoFacts:
         """Find the files that were opened and hold as many frames as their episodes have rows: bool (files,)."""
         expected = catalog.videos(camera).expected
         sound = np.zeros(len(expected), bool)
-        for one in self.files.get(camera, []):
-            sound[one.file] = one.count == expected[one.file]
+        for video in self.files.get(camera, []):
+            sound[video.file] = video.count == expected[video.file]
         return sound
 
 

@@ -69,14 +69,14 @@ def _foreign(catalog: Catalog, facts: RowFacts, pairs: PairFacts) -> Iterator[Fi
     if action is None or state is None or len(rows) <= FEW:
         yield undecided("values.exchanged", FEW + 1, "episodes with motion of action and state", len(rows))
         return
-    known = np.where(np.isfinite(table[rows]), table[rows], 1.0)
-    usual = np.quantile(known, 0.2, axis=0)
-    moves = np.ones(known.shape, bool)
+    correlation = np.where(np.isfinite(table[rows]), table[rows], 1.0)
+    usual = np.quantile(correlation, 0.2, axis=0)
+    moves = np.ones(correlation.shape, bool)
     for column in (action, state):
         moves &= column.range[rows] > _MOVES * np.median(column.range[rows], axis=0)
     grippers = np.array([is_gripper(state, dim) for dim in range(state.width)])
     tells = (usual > _FOLLOWS) & ~grippers
-    odd = tells & moves & (np.abs(known) < _FOREIGN)
+    odd = tells & moves & (np.abs(correlation) < _FOREIGN)
     strange = (odd.sum(axis=1) >= 2) & (odd.sum(axis=1) >= 0.25 * (tells & moves).sum(axis=1))
     if tells.sum() < 2:
         yield undecided("values.exchanged", 2, "dimensions whose state follows the action", int(tells.sum()))
@@ -84,7 +84,7 @@ def _foreign(catalog: Catalog, facts: RowFacts, pairs: PairFacts) -> Iterator[Fi
         row = int(np.flatnonzero(strange)[0])
         dims = np.flatnonzero(odd[row])
         names = ", ".join(state.names[dim] for dim in dims[:8].tolist())
-        worst = float(np.abs(known[row, dims]).max())
+        worst = float(np.abs(correlation[row, dims]).max())
         message = f"action and state of {names} correlate by {worst:.2f} at most, in the other episodes by "
         message += f"{usual[dims].min():.2f} or more: they may be of another episode or dimension"
         place = _place(catalog, rows[strange], ACTION)
@@ -112,16 +112,16 @@ def _delays(catalog: Catalog, pairs: PairFacts) -> Iterator[Finding]:
     if sharp.sum() >= FEW + 1:
         order = np.flatnonzero(sharp)[np.argsort(deviation[sharp])]
         most = max(1, len(order) // 5)  # that may be late
-        known = float(deviation[order[: len(order) - most]].max())
-        if 2 * known > 1:
-            yield undecided("values.lag", 1, "frame or less between the delays of the episodes", known)
-        for at in order[len(order) - most :].tolist():
-            if deviation[at] > max(_LATE, 2 * known):
-                odd[at] = True
-            known = known if odd[at] else max(known, float(deviation[at]))
+        largest = float(deviation[order[: len(order) - most]].max())
+        if 2 * largest > 1:
+            yield undecided("values.lag", 1, "frame or less between the delays of the episodes", largest)
+        for place in order[len(order) - most :].tolist():
+            if deviation[place] > max(_LATE, 2 * largest):
+                odd[place] = True
+            largest = largest if odd[place] else max(largest, float(deviation[place]))
     if odd.any() and odd.sum() <= max(1, 0.2 * len(rows)):
-        at = int(np.flatnonzero(odd)[deviation[odd].argmax()])
-        lag, normal = float(delays[at]) + LAGS[0], usual + LAGS[0]
+        place = int(np.flatnonzero(odd)[deviation[odd].argmax()])
+        lag, normal = float(delays[place]) + LAGS[0], usual + LAGS[0]
         message = f"the state follows the action by {lag:.1f} frames, in the other episodes by {normal:.1f}"
         yield Finding("values.lag", "warning", message, _place(catalog, rows[odd], ACTION), lag, normal, LOOK)
 

@@ -42,9 +42,9 @@ def check_camera_poses(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]
 class _Pair:
     """Two images of fine structure, and their correlation."""
 
-    def __init__(self, one: np.ndarray, two: np.ndarray) -> None:
-        self.one, self.two = one, two
-        self.alike = correlation(one, two)
+    def __init__(self, first: np.ndarray, second: np.ndarray) -> None:
+        self.one, self.two = first, second
+        self.alike = correlation(first, second)
 
 
 def _moved(catalog: Catalog, camera: str, clips: list[Clip], pairs: list[_Pair], words: str) -> Iterator[Finding]:
@@ -56,13 +56,13 @@ def _moved(catalog: Catalog, camera: str, clips: list[Clip], pairs: list[_Pair],
         yield undecided("images.moved", needs, "episodes of a static scene", count, Place(camera=camera))
         return
     odd: list[tuple[int, str]] = []
-    for at in np.flatnonzero(alike < _LOST * usual).tolist():
-        after, pose = best_pose(pairs[at].one, pairs[at].two)
-        if pose and after > max(_BACK * alike[at], alike[at] + 0.15, 0.5 * usual):
-            odd.append((at, pose))
+    for number in np.flatnonzero(alike < _LOST * usual).tolist():
+        after, pose = best_pose(pairs[number].one, pairs[number].two)
+        if pose and after > max(_BACK * alike[number], alike[number] + 0.15, 0.5 * usual):
+            odd.append((number, pose))
     if odd and len(odd) <= max(1, _MINORITY * len(clips)):
         message = f"{words}: by {odd[0][1]}"
-        ids = sorted(int(catalog.episodes.ids[clips[at].row]) for at, _ in odd)
+        ids = sorted(int(catalog.episodes.ids[clips[number].row]) for number, _ in odd)
         place = Place(tuple(ids), camera=camera)
         yield Finding("images.moved", "warning", message, place, float(alike[odd[0][0]]), usual, LOOK)
 
@@ -83,14 +83,14 @@ def _box(images: np.ndarray, axis: int) -> np.ndarray:
     return np.asarray((after - before) / (2 * _BOX + 1))
 
 
-def correlation(one: np.ndarray, two: np.ndarray) -> float:
+def correlation(first: np.ndarray, second: np.ndarray) -> float:
     """Correlation of two images; 0 where one is plain."""
-    a, b = one - one.mean(), two - two.mean()
+    a, b = first - first.mean(), second - second.mean()
     scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
     return float((a * b).sum()) / scale if scale > 0 else 0.0
 
 
-def best_pose(one: np.ndarray, two: np.ndarray) -> tuple[float, str]:
+def best_pose(image: np.ndarray, target: np.ndarray) -> tuple[float, str]:
     """Change the pose of image `one` (H, W) so that it equals `two`.
 
     Returns:
@@ -98,17 +98,17 @@ def best_pose(one: np.ndarray, two: np.ndarray) -> tuple[float, str]:
     """
     best, words = 0.0, ""
     for zoom, turn in [*((zoom, 0.0) for zoom in _ZOOMS), *((1.0, turn) for turn in _TURNS)]:
-        changed, valid = _warp(one, zoom, turn)
-        down, right = _shift(changed, two)
+        changed, valid = _warp(image, zoom, turn)
+        down, right = _shift(changed, target)
         area = _overlap(valid, down, right)
         if area.mean() < 0.3:
             continue
-        alike = correlation(np.roll(changed, (down, right), (0, 1))[area], two[area])
+        alike = correlation(np.roll(changed, (down, right), (0, 1))[area], target[area])
         if alike > best:
             parts = [f"{100 * abs(zoom - 1):.0f} % {'larger' if zoom > 1 else 'smaller'}"] * (zoom != 1)
             parts += [f"{abs(turn):.0f} degrees"] * (turn != 0)
-            if max(abs(down) / one.shape[0], abs(right) / one.shape[1]) >= _LEAST_SHIFT:
-                parts.append(f"{100 * down / one.shape[0]:.0f} % down and {100 * right / one.shape[1]:.0f} % right")
+            if max(abs(down) / image.shape[0], abs(right) / image.shape[1]) >= _LEAST_SHIFT:
+                parts.append(f"{100 * down / image.shape[0]:.0f} % down and {100 * right / image.shape[1]:.0f} % right")
             best, words = alike, ", ".join(parts)
     return best, words
 
@@ -125,16 +125,16 @@ def _warp(image: np.ndarray, zoom: float, turn: float) -> tuple[np.ndarray, np.n
     return np.where(valid, image[np.clip(rows, 0, height - 1), np.clip(columns, 0, width - 1)], 0.0), valid
 
 
-def _shift(one: np.ndarray, two: np.ndarray) -> tuple[int, int]:
+def _shift(image: np.ndarray, target: np.ndarray) -> tuple[int, int]:
     """Rows and columns by which `one` must be moved to resemble `two`, by the peak of their cross-correlation."""
-    product = np.fft.rfft2(two) * np.conj(np.fft.rfft2(one))
-    table = np.fft.irfft2(product, one.shape)
-    far = [size // _FAR for size in one.shape]
-    for axis, size in enumerate(one.shape):
+    product = np.fft.rfft2(target) * np.conj(np.fft.rfft2(image))
+    table = np.fft.irfft2(product, image.shape)
+    far = [size // _FAR for size in image.shape]
+    for axis, size in enumerate(image.shape):
         away = np.minimum(np.arange(size), size - np.arange(size)) > far[axis]
         table[(away, slice(None)) if axis == 0 else (slice(None), away)] = -np.inf
     peak = np.unravel_index(int(table.argmax()), table.shape)
-    down, right = (int(at) - size * (int(at) > size // 2) for at, size in zip(peak, one.shape))
+    down, right = (int(offset) - size * (int(offset) > size // 2) for offset, size in zip(peak, image.shape))
     return down, right
 
 

@@ -41,7 +41,7 @@ def check_changed_images(catalog: Catalog, facts: ImageFacts) -> Iterator[Findin
 
 
 def _place(catalog: Catalog, camera: str, clips: list[Clip], odd: np.ndarray) -> Place:
-    return Place(tuple(sorted(int(catalog.episodes.ids[clips[at].row]) for at in odd.tolist())), camera=camera)
+    return Place(tuple(sorted(int(catalog.episodes.ids[clips[place].row]) for place in odd.tolist())), camera=camera)
 
 
 def _distance(images: np.ndarray, usual: np.ndarray) -> np.ndarray:
@@ -87,8 +87,8 @@ def _exchanged_colors(catalog: Catalog, camera: str, clips: list[Clip]) -> Itera
     images = np.stack([np.median(clip.ends, axis=0) for clip in clips])
     odd = split_by(images, images[..., ::-1])
     usual = np.median(np.where(odd[:, None, None, None], images[..., ::-1], images), axis=0)
-    own, undone = _distance(images, usual), _distance(images[..., ::-1], usual)
-    right, wrong = np.where(odd, undone, own), np.where(odd, own, undone)
+    distance, undone = _distance(images, usual), _distance(images[..., ::-1], usual)
+    right, wrong = np.where(odd, undone, distance), np.where(odd, distance, undone)
     clear = wrong - right > _LEAST
     warmth = np.log((images[..., 0] + 4) / (images[..., 2] + 4)).mean(axis=(1, 2)) * np.where(odd, -1, 1)
     warm = float(np.median(warmth))
@@ -99,5 +99,5 @@ def _exchanged_colors(catalog: Catalog, camera: str, clips: list[Clip]) -> Itera
     elif odd.sum() > max(1, _MINORITY * len(clips)) and ((right < _BACK * wrong).all() or alike):
         message = f"red and blue are exchanged in {odd.sum()} of {len(clips)} episodes, or in the others"
         place = _place(catalog, camera, clips, np.flatnonzero(odd))
-        measured, left = float(own[odd].min()), float(undone[odd].max())
+        measured, left = float(distance[odd].min()), float(undone[odd].max())
         yield Finding("images.channels", "warning", message, place, measured, left, _FIX, measured)

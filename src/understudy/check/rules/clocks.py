@@ -46,9 +46,9 @@ def check_clocks(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     """Yield findings about timestamps, from their least, median and largest steps per episode."""
     first, least, middle, most, off = facts.time.T
     fps, ids = float(catalog.fps), catalog.episodes.ids
-    known = np.isfinite(middle)
+    has_times = np.isfinite(middle)
     rounding = 1.2e-7 * (np.abs(first) + catalog.episodes.lengths / fps)  # of float32, at both ends
-    several = known & (catalog.episodes.lengths > 1)
+    several = has_times & (catalog.episodes.lengths > 1)
 
     def about(
         rule: str, severity: Severity, rows: np.ndarray, message: str, measured: float, expected: float, fix: str = _FIX
@@ -68,11 +68,11 @@ def check_clocks(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     wrong = np.flatnonzero(several & (catalog.episodes.lengths > 3) & (np.abs(middle * fps - 1) > _RATE))
     wrong = wrong[np.argsort(rate[wrong], kind="stable")]
     for alike in np.split(wrong, np.flatnonzero(np.diff(np.log(rate[wrong])) > _UNLIKE) + 1) if len(wrong) else ():
-        own = float(np.median(rate[alike]))
-        message = f"timestamps advance at {own:.4g} frames per second, info.json declares {fps:g}"
-        unit = next((name for name, factor in _UNITS.items() if abs(own * factor / fps - 1) < 0.1), "")
-        fix = _rate_fix(catalog, own) if len(alike) > 0.5 * several.sum() else _FIX
-        yield about("clock.fps", "error", np.sort(alike), message + f": in {unit}?" * bool(unit), own, fps, fix)
+        clock_rate = float(np.median(rate[alike]))
+        message = f"timestamps advance at {clock_rate:.4g} frames per second, info.json declares {fps:g}"
+        unit = next((name for name, factor in _UNITS.items() if abs(clock_rate * factor / fps - 1) < 0.1), "")
+        fix = _rate_fix(catalog, clock_rate) if len(alike) > 0.5 * several.sum() else _FIX
+        yield about("clock.fps", "error", np.sort(alike), message + f": in {unit}?" * bool(unit), clock_rate, fps, fix)
     fine = several & ~np.isin(np.arange(len(first)), wrong)
     for late in split_gross(np.flatnonzero(fine & (most * fps > 1.5)), most):
         worst = float(most[late].max())
@@ -83,8 +83,8 @@ def check_clocks(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     ):
         message = f"timestamps are up to {off[jitter].max():.3g} s off frame / fps; LeRobot allows {TOLERANCE:g} s"
         yield about("clock.jitter", "warning", jitter, message, float(off[jitter].max()), TOLERANCE)
-    starts = np.flatnonzero(known & (np.abs(first) > np.maximum(0.5 / fps, TOLERANCE)))
-    everywhere = len(starts) == known.sum()
+    starts = np.flatnonzero(has_times & (np.abs(first) > np.maximum(0.5 / fps, TOLERANCE)))
+    everywhere = len(starts) == has_times.sum()
     for late_start in split_gross(starts, np.abs(first)):
         worst = float(first[late_start][np.abs(first[late_start]).argmax()])
         message = f"timestamps start at up to {worst:.4g} s instead of 0"

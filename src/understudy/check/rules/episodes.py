@@ -39,13 +39,13 @@ def check_episodes(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
             if abs(z) >= NOTE:
                 kind = "warning" if abs(z) >= WARN else "note"
                 by_reason[name, kind].append((entry["episode"], z, entry["measured"][name], entry["usual"][name]))
-    for (name, kind), found in by_reason.items():
-        worst = max(found, key=lambda one: abs(one[1]))
+    for (name, kind), outliers in by_reason.items():
+        worst = max(outliers, key=lambda outlier: abs(outlier[1]))
         yield Finding(
             "episodes.outlier",
             "warning" if kind == "warning" else "note",
             f"{name} is {worst[2]:.4g}, the median {worst[3]:.4g} (robust z = {worst[1]:.3g})",
-            Place(tuple(sorted(one[0] for one in found)), column=name if name in facts.columns else ""),
+            Place(tuple(sorted(outlier[0] for outlier in outliers)), column=name if name in facts.columns else ""),
             measured=worst[2],
             expected=worst[3],
             fix=LOOK,
@@ -89,12 +89,12 @@ def _nearly_repeated(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     rows = rows[np.lexsort((values[rows, 0], lengths[rows]))]
     near: set[int] = set()
     for step in range(1, _NEIGHBORS + 1):
-        one, two = rows[:-step], rows[step:]
-        alike = (lengths[one] == lengths[two]) & (np.abs(values[one, 0] - values[two, 0]) < 1)
-        one, two = one[alike], two[alike]
-        same = (np.abs(values[one] - values[two]) < 1).all(axis=1)
-        same &= np.array([facts.digest[a] != facts.digest[b] for a, b in zip(one.tolist(), two.tolist())], bool)
-        near |= {*one[same].tolist(), *two[same].tolist()}
+        left, right = rows[:-step], rows[step:]
+        alike = (lengths[left] == lengths[right]) & (np.abs(values[left, 0] - values[right, 0]) < 1)
+        left, right = left[alike], right[alike]
+        same = (np.abs(values[left] - values[right]) < 1).all(axis=1)
+        same &= np.array([facts.digest[a] != facts.digest[b] for a, b in zip(left.tolist(), right.tolist())], bool)
+        near |= {*left[same].tolist(), *right[same].tolist()}
     if near:
         ids = np.sort(catalog.episodes.ids[list(near)])
         severity: Severity = "warning" if len(near) <= max(2, 0.2 * len(rows)) else "note"
@@ -160,17 +160,17 @@ def rank_episodes(catalog: Catalog, facts: RowFacts) -> list[dict[str, Any]]:
         scores[name] = np.maximum(z, 0) if name == "distance" else z
     total = np.max([np.abs(z) for z in scores.values()], axis=0)
     ranking: list[dict[str, Any]] = []
-    for at in np.argsort(-total, kind="stable").tolist():
-        if total[at] < 2 and len(ranking) >= RANKED:
+    for place in np.argsort(-total, kind="stable").tolist():
+        if total[place] < 2 and len(ranking) >= RANKED:
             break
-        z = {name: round(float(values[at]), 2) for name, values in scores.items()}
-        measured = {name: float(values[at]) for name, values in measures.items()}
+        z = {name: round(float(values[place]), 2) for name, values in scores.items()}
+        measured = {name: float(values[place]) for name, values in measures.items()}
         usual = {name: float(np.median(values)) for name, values in measures.items()}
         worst = max(z, key=lambda name: abs(z[name]))
         ranking.append(
             {
-                "episode": int(catalog.episodes.ids[rows[at]]),
-                "score": round(float(total[at]), 2),
+                "episode": int(catalog.episodes.ids[rows[place]]),
+                "score": round(float(total[place]), 2),
                 "why": f"{worst} {measured[worst]:.4g}, median {usual[worst]:.4g}",
                 "z": z,
                 "measured": measured,

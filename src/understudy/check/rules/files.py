@@ -56,13 +56,13 @@ def _orphans(catalog: Catalog) -> Iterator[Finding]:
             if is_folder and name.startswith("chunk-") and f"{parent}/{name}" not in named:
                 named[f"{parent}/{name}"] = set()
                 camera_of[f"{parent}/{name}"] = camera_of[folder]
-    found: dict[str, list[str]] = {}
+    orphans: dict[str, list[str]] = {}
     for folder, names in named.items():
         suffixes = {name.rpartition(".")[2] for name in names} or {"mp4" if camera_of[folder] else "parquet"}
         for name, is_folder in catalog.files.entries(folder) or []:
             if not is_folder and name not in names and not name.startswith(".") and name.rpartition(".")[2] in suffixes:
-                found.setdefault(camera_of[folder], []).append(f"{folder}/{name}")
-    for camera, paths in found.items():
+                orphans.setdefault(camera_of[folder], []).append(f"{folder}/{name}")
+    for camera, paths in orphans.items():
         yield Finding(
             "files.orphan",
             "warning",
@@ -79,8 +79,8 @@ def check_rows(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     yield from _unreadable(catalog, facts)
     table = catalog.episodes
     ids, lengths = table.ids, table.lengths
-    known = facts.is_known(facts.found) & (lengths > 0)
-    short = np.flatnonzero(known & (facts.found != lengths) & ~facts.is_split)
+    has_rows = facts.is_known(facts.found) & (lengths > 0)
+    short = np.flatnonzero(has_rows & (facts.found != lengths) & ~facts.is_split)
     for row in short[:20].tolist():
         yield Finding(
             "rows.count",
@@ -204,10 +204,10 @@ def _frame_index(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
 def _index(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     """`index` counts all frames. A subset of a dataset keeps the numbers of the whole, shifted by episode."""
     table = catalog.episodes
-    known = facts.is_read & facts.is_known(facts.first_index)
-    jumps = np.flatnonzero(known & ~facts.index_counts)
+    has_index = facts.is_read & facts.is_known(facts.first_index)
+    jumps = np.flatnonzero(has_index & ~facts.index_counts)
     yield from _about(catalog, jumps, "rows.index", "warning", "index does not rise by 1 within the episode")
-    first = np.flatnonzero(known & facts.index_counts)
+    first = np.flatnonzero(has_index & facts.index_counts)
     if "index" not in catalog.features and not len(first):
         return
     off = first[(facts.first_index[first] != table.index_from[first])]

@@ -55,7 +55,7 @@ def _finding(
 ) -> Iterator[Finding]:
     """Warn of the clips in bool (n,), where they are a minority."""
     if odd.any() and odd.sum() <= max(1, _MINORITY * len(clips)):
-        ids = sorted(int(catalog.episodes.ids[clips[at].row]) for at in np.flatnonzero(odd))
+        ids = sorted(int(catalog.episodes.ids[clips[place].row]) for place in np.flatnonzero(odd))
         yield Finding(rule, "warning", message, Place(tuple(ids), camera=camera), measured, usual, LOOK)
 
 
@@ -69,7 +69,7 @@ def held(change: np.ndarray) -> int:
     for frames in reversed(_HELD):
         if len(change) < _LEAST_TURNS * frames:
             continue
-        phase = int(np.argmax([np.median(change[at::frames]) for at in range(frames)]))
+        phase = int(np.argmax([np.median(change[offset::frames]) for offset in range(frames)]))
         turns = np.arange(len(change)) % frames == phase
         usual = float(np.median(change[turns]))
         if usual > _LIVELY and np.quantile(change[~turns], 0.9) < _HELD_CHANGE * usual:
@@ -92,7 +92,7 @@ def _rates(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding
     elif odd.any():
         frames = int(np.median(periods[odd]))
         message = f"each image is shown for {frames} frames: the camera gave {catalog.fps / frames:.3g} images a second"
-        ids = sorted(int(catalog.episodes.ids[clips[at].row]) for at in np.flatnonzero(odd))
+        ids = sorted(int(catalog.episodes.ids[clips[place].row]) for place in np.flatnonzero(odd))
         yield Finding("images.rate", "warning", message, Place(tuple(ids), camera=camera), frames, 1, LOOK)
 
 
@@ -113,10 +113,10 @@ def torn(window: np.ndarray) -> float:
     """
     half, result = window.shape[1] // 2, 0.0
     for part in (window[:, :half], window[:, half:]):
-        one = np.abs(part[1:] - part[:-1]).mean(axis=(1, 2, 3))
-        two = np.abs(part[2:] - part[:-2]).mean(axis=(1, 2, 3))
-        if len(two) and one.mean() > _LIVELY:
-            result = max(result, float(np.maximum(np.minimum(one[1:], one[:-1]) - two, 0).mean() / one.mean()))
+        near = np.abs(part[1:] - part[:-1]).mean(axis=(1, 2, 3))
+        far = np.abs(part[2:] - part[:-2]).mean(axis=(1, 2, 3))
+        if len(far) and near.mean() > _LIVELY:
+            result = max(result, float(np.maximum(np.minimum(near[1:], near[:-1]) - far, 0).mean() / near.mean()))
     return result
 
 

@@ -61,14 +61,14 @@ def _place(catalog: Catalog, camera: str, clips: list[Clip], frame: int | None =
 
 def _moves(rows: RowFacts, row: int) -> float:
     """Motion of an episode: the largest range of a dimension of state or action, as a share of its usual range."""
-    found = 0.0
+    motion = 0.0
     for key in (ACTION, STATE):
         if key in rows.columns:
             column = rows.columns[key]
             usual = np.nanmedian(column.range, axis=0)
             share = np.divide(column.range[row], usual, out=np.zeros_like(usual), where=usual > 1e-6)
-            found = max(found, float(share.max(initial=0.0)))
-    return found
+            motion = max(motion, float(share.max(initial=0.0)))
+    return motion
 
 
 def _black(catalog: Catalog, camera: str, clips: list[Clip], dark: list[Clip]) -> Iterator[Finding]:
@@ -92,7 +92,11 @@ def _frozen(catalog: Catalog, rows: RowFacts, camera: str, clips: list[Clip]) ->
     still = changes < np.clip(0.06 * usual, _STILL, 1.5)
     if not still.any():
         return
-    moving = [clip for clip, one in zip(clips, still) if one and _moves(rows, clip.row) > 0.2 and len(clip.window) > 4]
+    moving = [
+        clip
+        for clip, is_still in zip(clips, still)
+        if is_still and _moves(rows, clip.row) > 0.2 and len(clip.window) > 4
+    ]
     if not moving:
         return
     if still.mean() > 0.5:
@@ -177,7 +181,7 @@ def _outliers(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Find
     middle = float(np.median(distance))
     scatter = max(1.4826 * float(np.median(np.abs(distance - middle))), 0.15 * middle, 1.0)
     z = (distance - middle) / scatter
-    odd = [clip for clip, one in zip(clips, z) if one > _STRANGE]
+    odd = [clip for clip, score in zip(clips, z) if score > _STRANGE]
     if odd and len(odd) <= max(1, 0.2 * len(clips)):
         message = (
             f"images differ from those of the other episodes by {distance.max():.3g} levels, usual are {middle:.3g}"
@@ -192,18 +196,18 @@ def _statistics(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Fi
         entry = catalog.stats.get(camera, {})
     except DatasetError:
         return
-    known = np.asarray(entry.get("mean", np.zeros(0)), np.float64).reshape(-1)
-    if len(known) != 3 or not np.isfinite(known).all() or (known > 1.5).any() or len(clips) < 4:
+    recorded = np.asarray(entry.get("mean", np.zeros(0)), np.float64).reshape(-1)
+    if len(recorded) != 3 or not np.isfinite(recorded).all() or (recorded > 1.5).any() or len(clips) < 4:
         return
     levels = np.stack([clip.ends.mean(axis=(0, 1, 2)) for clip in clips]) / 255
     mean = levels.mean(axis=0)
     slack = 0.08 + 4 * levels.std(axis=0) / np.sqrt(len(clips))
-    off = np.abs(known - mean)
+    off = np.abs(recorded - mean)
     if (off > slack).any():
         channel = int((off - slack).argmax())
-        message = f"the recorded mean of channel {channel} is {known[channel]:.3g}, "
+        message = f"the recorded mean of channel {channel} is {recorded[channel]:.3g}, "
         message += f"that of sampled images {mean[channel]:.3g}"
-        measured, expected = float(known[channel]), float(mean[channel])
+        measured, expected = float(recorded[channel]), float(mean[channel])
         place = Place(camera=camera, file="meta/")
         yield Finding("statistics.images", "warning", message, place, measured, expected, "compute them again")
 
@@ -212,24 +216,27 @@ def _exchanged(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
     """Pairs of cameras whose images are exchanged in some episodes, up to half of them."""
     by_row = {camera: {clip.row: clip for clip in clips} for camera, clips in facts.clips.items()}
     cameras = list(by_row)
-    for i, one in enumerate(cameras):
-        for two in cameras[i + 1 :]:
-            both = sorted(by_row[one].keys() & by_row[two].keys())
+    for i, camera_a in enumerate(cameras):
+        for camera_b in cameras[i + 1 :]:
+            both = sorted(by_row[camera_a].keys() & by_row[camera_b].keys())
             if len(both) < 3:
-                yield undecided("images.exchanged", 3, f"sampled episodes of {one} and {two}", len(both))
+                yield undecided("images.exchanged", 3, f"sampled episodes of {camera_a} and {camera_b}", len(both))
                 continue
-            images = np.stack([_usual([by_row[camera][row] for row in both]) for camera in (one, two)], axis=1)
+            images = np.stack(
+                [_usual([by_row[camera][row] for row in both]) for camera in (camera_a, camera_b)], axis=1
+            )
             swapped = split_by(images, images[:, ::-1])
             usual = np.median(np.where(swapped[:, None, None], images[:, ::-1], images), axis=0)
             if np.abs(usual[0] - usual[1]).mean() < _APART:
                 continue
-            own, cross = (np.abs(table - usual).mean(axis=(1, 2)) for table in (images, images[:, ::-1]))
-            wrong = np.flatnonzero(own > 2 * cross)
+            apart, cross = (np.abs(table - usual).mean(axis=(1, 2)) for table in (images, images[:, ::-1]))
+            wrong = np.flatnonzero(apart > 2 * cross)
             if len(wrong) and len(wrong) <= 0.5 * len(both):
-                clips = [by_row[one][both[at]] for at in wrong]
-                message = f"images resemble those of {two} in the other episodes, and those of {two} resemble {one}"
-                place = _place(catalog, one, clips)
-                measured, expected = 2 * float(cross[wrong].min()), 2 * float(own[wrong].max())
+                clips = [by_row[camera_a][both[number]] for number in wrong]
+                message = f"images resemble those of {camera_b} in the other episodes, "
+                message += f"and those of {camera_b} resemble {camera_a}"
+                place = _place(catalog, camera_a, clips)
+                measured, expected = 2 * float(cross[wrong].min()), 2 * float(apart[wrong].max())
                 yield Finding("images.exchanged", "warning", message, place, measured, expected, "exchange the files")
 
 
@@ -249,34 +256,34 @@ def split_by(images: np.ndarray, changed: np.ndarray) -> np.ndarray:
     return ~turned if turned.sum() > 0.5 * len(images) else turned
 
 
-def _nearest(images: np.ndarray, one: np.ndarray, two: np.ndarray) -> np.ndarray:
+def _nearest(images: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Sum of the distances of each image to the nearer one of each pair, (n,): small for a typical image."""
     axes = tuple(range(1, images.ndim))
-    pairs = [[np.abs(table - image).mean(axis=axes) for table in (one, two)] for image in images]
+    pairs = [[np.abs(table - image).mean(axis=axes) for table in (left, right)] for image in images]
     return np.array([np.minimum(*pair).sum() for pair in pairs])
 
 
 def _boundaries(catalog: Catalog, camera: str, cuts: list[Cut]) -> Iterator[Finding]:
-    """Cuts between episodes that lie some frames beside the place in the tables."""
+    """Cuts between episodes that lie some frames away from the place in the tables."""
     by_file: dict[int, list[tuple[int, Cut]]] = defaultdict(list)
     for cut in cuts:
-        at = int(cut.change.argmax())
-        rest = np.delete(cut.change, at)
-        if cut.change[at] > max(_CLEAR * float(rest.max()), 4.0):
-            by_file[cut.file].append((at - (CUT - 1), cut))
-    for file, found in by_file.items():
-        wrong = [(shift, cut) for shift, cut in found if shift]
+        step = int(cut.change.argmax())
+        rest = np.delete(cut.change, step)
+        if cut.change[step] > max(_CLEAR * float(rest.max()), 4.0):
+            by_file[cut.file].append((step - (CUT - 1), cut))
+    for file, shifted_cuts in by_file.items():
+        wrong = [(shift, cut) for shift, cut in shifted_cuts if shift]
         if not wrong:
             continue
         shifts = [shift for shift, _ in wrong]
-        agree = len(set(shifts)) == 1 and len(wrong) >= 2 and len(wrong) > 0.5 * len(found)
+        agree = len(set(shifts)) == 1 and len(wrong) >= 2 and len(wrong) > 0.5 * len(shifted_cuts)
         if not agree and all(cut.change.max() < 2 * _CLEAR * np.sort(cut.change)[-2] for _, cut in wrong):
             continue
         later = "later" if shifts[0] > 0 else "earlier"
         message = (
             f"the scene changes {abs(shifts[0])} frame{'s' if abs(shifts[0]) > 1 else ''} {later} than the tables "
         )
-        message += f"begin the episode, at {len(wrong)} of {len(found)} clear cuts of the file"
+        message += f"begin the episode, at {len(wrong)} of {len(shifted_cuts)} clear cuts of the file"
         rows = sorted(cut.row for _, cut in wrong)
         place = Place(
             tuple(catalog.episodes.ids[rows].tolist()),

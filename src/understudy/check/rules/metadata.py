@@ -94,17 +94,17 @@ def _is_covering(splits: dict[str, object], episodes: int) -> bool:
 def _features(catalog: Catalog) -> Iterator[Finding]:
     for key, feature in catalog.features.items():
         width = int(np.prod(feature.shape))
-        given = feature.names
-        if feature.is_camera or feature.is_text or not given or width == 1:
+        declared = feature.names
+        if feature.is_camera or feature.is_text or not declared or width == 1:
             continue
         flat = feature.dimension_names
-        if flat == [str(number) for number in range(width)] and not _is_axes(given, len(feature.shape)):
+        if flat == [str(number) for number in range(width)] and not _is_axes(declared, len(feature.shape)):
             yield Finding(
                 "metadata.names",
                 "warning",
                 f"the declared names are not {width} different ones",
                 Place(file=INFO, column=key),
-                measured=str(given)[:200],
+                measured=str(declared)[:200],
                 expected=width,
                 fix=correct(f"names of {key}"),
             )
@@ -147,12 +147,12 @@ def _training(catalog: Catalog) -> Iterator[Finding]:
         feature = catalog.features.get(key)
         if key in vectors or (feature is None and key == STATE):
             continue
-        what = f"is {feature.dtype} of shape {feature.shape}" if feature is not None else "is not declared"
+        problem = f"is {feature.dtype} of shape {feature.shape}" if feature is not None else "is not declared"
         none = ", or --data.state '' for none" if key == STATE else ""
         yield Finding(
             "metadata.training",
             "warning",
-            f"{key} {what}; a training needs a vector",
+            f"{key} {problem}; a training needs a vector",
             Place(file=INFO, column=key),
             fix=f"train with --{flag} KEY, or several joined by +{none}: {', '.join(vectors) or 'there is none'}",
         )

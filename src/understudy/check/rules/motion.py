@@ -46,10 +46,10 @@ def check_motion(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
             yield undecided("images.shifted", _LEAST_CLIPS, words, len(use), Place(camera=camera))
             continue
         motion, is_pulse = follow(use)
-        found = [*_delays(catalog, camera, use, motion), *_foreign(catalog, camera, use, motion, is_pulse)]
-        yield from found
+        delayed = [*_delays(catalog, camera, use, motion), *_foreign(catalog, camera, use, motion, is_pulse)]
+        yield from delayed
         fits = correlate(use)
-        named = {episode for finding in found for episode in finding.place.episodes}
+        named = {episode for finding in delayed for episode in finding.place.episodes}
         if fits is not None:
             for finding in _strangers(catalog, camera, use, fits, motion):
                 if not named & set(finding.place.episodes):
@@ -83,15 +83,15 @@ def correlate(clips: list[Clip]) -> np.ndarray | None:
     if not moving.any():
         return None
     values = [rows[:, moving] / unit[moving] for rows in values]
-    width, found = features[0].shape[1], []
+    width, tables = features[0].shape[1], []
     gram = [feature.T @ feature for feature in map(_with_one, features)]
     product = [_with_one(feature).T @ rows for feature, rows in zip(features, values)]
     total_gram, total_product = np.sum(gram, axis=0), np.sum(product, axis=0)
     penalty = 1e-3 * np.trace(total_gram) / (width + 1) * np.eye(width + 1)
-    for at, (feature, rows) in enumerate(zip(features, values)):
-        weights = np.linalg.solve(total_gram - gram[at] + penalty, total_product - product[at])
-        found.append(_at_lags(_with_one(feature) @ weights, rows))
-    table = np.stack(found)  # (n, lags, D)
+    for place, (feature, rows) in enumerate(zip(features, values)):
+        weights = np.linalg.solve(total_gram - gram[place] + penalty, total_product - product[place])
+        tables.append(_at_lags(_with_one(feature) @ weights, rows))
+    table = np.stack(tables)  # (n, lags, D)
     usual = np.nanmedian(table, axis=0)
     good = usual.max(axis=0) > _FITS
     if not good.any():
@@ -201,8 +201,8 @@ def _delays(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarray
     odd = delays.clear & (deviation > _SCATTER) & (deviation >= 2 * scatter)
     odd &= delays.peak - delays.table[:, usual] > limit
     if odd.any() and odd.sum() <= max(1, _MINORITY * len(clips)):
-        at = int(np.flatnonzero(odd)[0])
-        lag, normal = DELAYS[int(delays.best[at])], DELAYS[usual]
+        place = int(np.flatnonzero(odd)[0])
+        lag, normal = DELAYS[int(delays.best[place])], DELAYS[usual]
         message = f"rows follow the images by {lag} frames, in the other episodes by {normal}"
         yield Finding("images.shifted", "warning", message, _place(catalog, camera, clips, odd), lag, normal, LOOK)
     away = np.abs(np.arange(len(DELAYS)) - delays.best[:, None]) >= _SEEN
@@ -225,35 +225,37 @@ def _foreign(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarra
     around = slice(max(0, usual - 1), usual + 2)
     images, rows = zip(*(_motions(clip, is_pulse) for clip in clips))
 
-    def alike(one: np.ndarray, two: np.ndarray) -> float:
-        return float(np.nan_to_num(_at_each_delay(one, two)[around], nan=-1.0).max())
+    def alike(left: np.ndarray, right: np.ndarray) -> float:
+        return float(np.nan_to_num(_at_each_delay(left, right)[around], nan=-1.0).max())
 
-    own = filled[:, around].max(axis=1)
+    follows = filled[:, around].max(axis=1)
     cross = np.array([[alike(image, row) for row in rows] for image in images])
     others = cross[~np.eye(len(clips), dtype=bool)]
     limit = max(_FOLLOWS, float(np.quantile(others, _KNOWN)))
-    if np.median(own) < limit:
+    if np.median(follows) < limit:
         return
-    strange = own < _STRANGE * float(np.median(own))
+    strange = follows < _STRANGE * float(np.median(follows))
     back = np.array([alike(image[::-1], row) for image, row in zip(images, rows)])
     rest = float(back[~strange].max()) if (~strange).any() else 1.0  # sound clips resemble their reverse by chance
-    turned = strange & (back > max(limit, rest, _STRANGE * float(np.median(own)))) & (back - own > 2 * _GAIN)
+    turned = strange & (back > max(limit, rest, _STRANGE * float(np.median(follows)))) & (back - follows > 2 * _GAIN)
     if turned.any() and turned.sum() <= max(1, _MINORITY * len(clips)):
-        at = int(np.flatnonzero(turned)[0])
-        message = f"the motion in the images correlates with that of the rows by {own[at]:.2f}, and by {back[at]:.2f} "
-        message += "in reverse"
+        first = int(np.flatnonzero(turned)[0])
+        message = f"the motion in the images correlates with that of the rows by {follows[first]:.2f}, and by "
+        message += f"{back[first]:.2f} in reverse"
         place = _place(catalog, camera, clips, turned)
-        yield Finding("images.shifted", "warning", message, place, float(own[at]), float(back[at]), LOOK)
+        yield Finding("images.shifted", "warning", message, place, float(follows[first]), float(back[first]), LOOK)
     lengths = catalog.episodes.lengths
     for a in np.flatnonzero(strange & ~turned).tolist():
         for b in np.flatnonzero(strange & ~turned).tolist():
             pair = min(cross[a, b], cross[b, a])
             same = lengths[clips[a].row] == lengths[clips[b].row]
-            if a < b and same and pair > limit and pair - own[[a, b]].max() > _GAIN:
-                message = f"the motion in the images correlates with that of the rows by {own[[a, b]].max():.2f}, "
+            if a < b and same and pair > limit and pair - follows[[a, b]].max() > _GAIN:
+                message = f"the motion in the images correlates with that of the rows by {follows[[a, b]].max():.2f}, "
                 message += f"and by {pair:.2f} if both exchange their images"
                 place = _place(catalog, camera, clips, np.isin(np.arange(len(clips)), [a, b]))
-                yield Finding("images.shifted", "warning", message, place, float(own[[a, b]].max()), float(pair), LOOK)
+                yield Finding(
+                    "images.shifted", "warning", message, place, float(follows[[a, b]].max()), float(pair), LOOK
+                )
 
 
 def _strangers(
@@ -264,9 +266,9 @@ def _strangers(
     A prediction also fails in a scene unlike the others. The images are foreign only if their `motion` does not
     follow that of the rows either; where it does not in most clips, this is a note.
     """
-    known = np.isfinite(fits).all(axis=1)
-    peak = np.where(known, np.nan_to_num(fits).max(axis=1), 1.0)
-    usual = float(np.median(peak[known])) if known.any() else 0.0
+    has_fit = np.isfinite(fits).all(axis=1)
+    peak = np.where(has_fit, np.nan_to_num(fits).max(axis=1), 1.0)
+    usual = float(np.median(peak[has_fit])) if has_fit.any() else 0.0
     strange = peak < 0.25
     together = np.where(np.isfinite(motion), motion, -1.0).max(axis=1)
     tells = float(np.median(together)) > _FOLLOWS and len(clips) >= _SCENES
@@ -283,6 +285,6 @@ def _strangers(
         yield Finding("images.shifted", severity, message, place, worst, usual, LOOK)
 
 
-def _place(catalog: Catalog, camera: str, clips: list[Clip], which: np.ndarray) -> Place:
-    rows = np.array([clip.row for clip in clips])[which]
+def _place(catalog: Catalog, camera: str, clips: list[Clip], chosen: np.ndarray) -> Place:
+    rows = np.array([clip.row for clip in clips])[chosen]
     return Place(tuple(np.sort(catalog.episodes.ids[rows]).tolist()), camera=camera)

@@ -35,9 +35,9 @@ def check_offsets(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
         yield _finding(catalog, column, row, dim, shift, message)
     for key, column in facts.columns.items():
         if is_input(key):
-            found = list(_shifted(catalog, facts, column))
-            for row, dim, shift in found:
-                if (row, dim) not in named and [one for one, _, _ in found].count(row) == 1:
+            shifted = list(_shifted(catalog, facts, column))
+            for row, dim, shift in shifted:
+                if (row, dim) not in named and [odd_row for odd_row, _, _ in shifted].count(row) == 1:
                     message = f"all values are shifted by {shift:.4g}, start and both extremes alike"
                     yield _finding(catalog, column, row, dim, shift, message)
 
@@ -73,10 +73,10 @@ def _between(catalog: Catalog, facts: RowFacts) -> Iterator[tuple[int, int, floa
         alike = facts.pairs.correlation[rows, dim]
         if is_gripper(state, dim) or not np.nanmedian(np.append(alike, 0.0)) > 0.8:
             continue
-        shifts, at, other = _deviations(state.mean[rows, dim] - action.mean[rows, dim])
-        shift, usual = float(shifts[at]), float(np.median(state.range[rows, dim]))
-        if abs(shift) > max(_FAR * other, _LEAST * usual) and usual > 0 and alike[at] > 0.8:
-            yield int(rows[at]), dim, shift
+        shifts, place, other = _deviations(state.mean[rows, dim] - action.mean[rows, dim])
+        shift, usual = float(shifts[place]), float(np.median(state.range[rows, dim]))
+        if abs(shift) > max(_FAR * other, _LEAST * usual) and usual > 0 and alike[place] > 0.8:
+            yield int(rows[place]), dim, shift
 
 
 def _shifted(catalog: Catalog, facts: RowFacts, column: Column) -> Iterator[tuple[int, int, float]]:
@@ -87,17 +87,17 @@ def _shifted(catalog: Catalog, facts: RowFacts, column: Column) -> Iterator[tupl
         usual = float(np.median(extent))
         if usual <= 0 or is_gripper(column, dim):
             continue
-        found = [_deviations(table[rows, dim]) for table in (column.mean, column.first, column.low, column.high)]
-        if len({at for _, at, _ in found}) > 1:
+        tables = [_deviations(table[rows, dim]) for table in (column.mean, column.first, column.low, column.high)]
+        if len({place for _, place, _ in tables}) > 1:
             continue
-        at = found[0][1]
-        shifts = np.array([deviations[at] for deviations, _, _ in found])
-        others = np.array([other for _, _, other in found])
+        place = tables[0][1]
+        shifts = np.array([deviations[place] for deviations, _, _ in tables])
+        others = np.array([other for _, _, other in tables])
         shift = float(np.median(shifts))
         if (
             (np.abs(shifts) > _FARTHER * others).all()
             and np.ptp(shifts) < _AGREE * abs(shift)
             and abs(shift) > usual
-            and usual / _SAME_RANGE < extent[at] < usual * _SAME_RANGE
+            and usual / _SAME_RANGE < extent[place] < usual * _SAME_RANGE
         ):
-            yield int(rows[at]), dim, shift
+            yield int(rows[place]), dim, shift

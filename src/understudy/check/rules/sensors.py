@@ -38,8 +38,8 @@ def _check_files(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
     one_file = len(facts.files) == 1
     for row, path in enumerate(facts.files):
         if path in facts.broken:
-            own = () if one_file else (int(catalog.episodes.ids[row]),)
-            place = Place(own, facts.key, file=path)
+            episodes = () if one_file else (int(catalog.episodes.ids[row]),)
+            place = Place(episodes, facts.key, file=path)
             fix = f"{restore(path).partition(',')[0]}, or take the sensor out of {SENSORS}"
             yield Finding("sensors.file", "error", f"the sensor file {facts.broken[path]}", place, fix=fix)
     if facts.unknown:
@@ -47,15 +47,15 @@ def _check_files(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
         message = f"samples of {plural(len(ids), 'episode')} that the dataset does not have there, first {ids[0]}"
         place = Place(column=facts.key, file=facts.files[0] if one_file else "")
         yield Finding("sensors.episode", "error", message, place, fix="take them out, or restore the episodes")
-    known = np.flatnonzero(catalog.episodes.lengths > 0).tolist()
-    none = [row for row in known if row not in facts.episodes and facts.file_of(row) not in facts.broken]
+    with_frames = np.flatnonzero(catalog.episodes.lengths > 0).tolist()
+    none = [row for row in with_frames if row not in facts.episodes and facts.file_of(row) not in facts.broken]
     if none:
         message = f"{plural(len(none), 'episode has', 'episodes have')} no sample: all values are padding there"
         yield _about(catalog, facts, "sensors.episode", "warning", none, message, "restore the samples, or " + LOOK)
 
 
 def _check_clock(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
-    falls = [row for row, own in facts.episodes.items() if (own.steps <= 0).any()]
+    falls = [row for row, samples in facts.episodes.items() if (samples.steps <= 0).any()]
     if falls:
         worst = min(float(facts.episodes[row].steps.min()) for row in falls)
         message = f"the clock of the sensor does not rise: its least step is {worst:.4g} s"
@@ -63,7 +63,7 @@ def _check_clock(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
     limit = _longest_step(facts)
     if limit is None:
         return
-    gaps = [row for row, own in facts.episodes.items() if (own.steps > limit).any()]
+    gaps = [row for row, samples in facts.episodes.items() if (samples.steps > limit).any()]
     if gaps:
         worst = max(float(facts.episodes[row].steps.max()) for row in gaps)
         message = f"the clock of the sensor has gaps of up to {worst:.4g} s, where up to {limit:.4g} s are usual"
@@ -71,8 +71,8 @@ def _check_clock(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
     frame = 1 / float(catalog.fps)
     edge = max(limit, frame)
     late, short = {}, {}
-    for row, own in facts.episodes.items():
-        times = own.times[np.isfinite(own.times)]
+    for row, samples in facts.episodes.items():
+        times = samples.times[np.isfinite(samples.times)]
         if not len(times):
             continue
         first, last = float(times.min()), float(times.max())
@@ -81,16 +81,16 @@ def _check_clock(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
             late[row] = first
         if end - last > edge:
             short[row] = end - last
-    for found, words in ((late, "begin up to {:.4g} s after the episode"), (short, "end up to {:.4g} s before it")):
-        if found:
-            message = "samples " + words.format(max(found.values())) + ": values are padding or old there"
+    for distances, words in ((late, "begin up to {:.4g} s after the episode"), (short, "end up to {:.4g} s before it")):
+        if distances:
+            message = "samples " + words.format(max(distances.values())) + ": values are padding or old there"
             fix = f"restore the samples, correct their times, or {LOOK}"
-            yield _about(catalog, facts, "sensors.extent", "warning", list(found), message, fix)
+            yield _about(catalog, facts, "sensors.extent", "warning", list(distances), message, fix)
 
 
 def _longest_step(facts: SensorFacts) -> float | None:
     """Longest step in seconds that is no gap; None where there are too few to know."""
-    steps = np.concatenate([np.zeros(0), *(own.steps[own.steps > 0] for own in facts.episodes.values())])
+    steps = np.concatenate([np.zeros(0), *(samples.steps[samples.steps > 0] for samples in facts.episodes.values())])
     if len(steps) < _FEW:
         return None
     middle, many, most = np.quantile(steps, [0.5, 0.9, 0.99]).tolist()
@@ -98,12 +98,12 @@ def _longest_step(facts: SensorFacts) -> float | None:
 
 
 def _check_values(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
-    bad = [row for row, own in facts.episodes.items() if own.bad is not None]
+    bad = [row for row, samples in facts.episodes.items() if samples.bad is not None]
     if bad:
         first = facts.episodes[bad[0]].bad
         message = f"times or values are not finite, first that of sample {first}"
         yield _about(catalog, facts, "sensors.finite", "error", bad, message, f"record the sensor again, or {LOOK}")
-    rows = [row for row, own in facts.episodes.items() if len(own.times) >= _FEW]
+    rows = [row for row, samples in facts.episodes.items() if len(samples.times) >= _FEW]
     if not rows:
         return
     still = np.stack([facts.episodes[row].still for row in rows])  # (episodes, D)
@@ -114,11 +114,13 @@ def _check_values(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
         return
     names = catalog.sensors[facts.key].feature.dimension_names
     for number in range(still.shape[1]):
-        own = still[:, number]
-        stuck = own == 1
-        if stuck.any() and not stuck.all() and (own[~stuck] < _MOVES).mean() > 0.5 and stuck.mean() < 0.5:
-            found = [row for row, is_stuck in zip(rows, stuck) if is_stuck]
+        share = still[:, number]
+        stuck = share == 1
+        if stuck.any() and not stuck.all() and (share[~stuck] < _MOVES).mean() > 0.5 and stuck.mean() < 0.5:
+            stuck_rows = [row for row, is_stuck in zip(rows, stuck) if is_stuck]
             message = "a dimension of the sensor keeps one value, and changes in most steps of other episodes"
             name = names[number] if number < len(names) else str(number)
-            place = Place(tuple(catalog.episodes.ids[found].tolist()), facts.key, name, file=facts.file_of(found[0]))
+            place = Place(
+                tuple(catalog.episodes.ids[stuck_rows].tolist()), facts.key, name, file=facts.file_of(stuck_rows[0])
+            )
             yield Finding("sensors.constant", "warning", message, place, fix=LOOK)

@@ -50,55 +50,57 @@ def _column(
     catalog: Catalog, facts: RowFacts, column: Column, entry: dict[str, np.ndarray], path: str
 ) -> Iterator[Finding]:
     place = Place(column=column.key, file=path)
-    known = {name: np.asarray(value, np.float64).reshape(-1) for name, value in entry.items() if name != "count"}
-    wrong = {name: len(value) for name, value in known.items() if len(value) != column.width}
+    recorded = {name: np.asarray(value, np.float64).reshape(-1) for name, value in entry.items() if name != "count"}
+    wrong = {name: len(value) for name, value in recorded.items() if len(value) != column.width}
     if wrong:
         name, width = next(iter(wrong.items()))
         message = f"{name} has {width} values, the feature {column.width}"
         yield Finding("statistics.shape", "warning", message, place, width, column.width, RECOMPUTE)
         return
-    yield from _order(column, known, place)
+    yield from _order(column, recorded, place)
     read = facts.is_read & np.isfinite(column.mean).all(axis=1)
-    if read.any() and {"mean", "std"} <= known.keys() and not column.bad.any():
+    if read.any() and {"mean", "std"} <= recorded.keys() and not column.bad.any():
         complete = bool((read | (catalog.episodes.lengths == 0)).all())
-        yield from _compare(column, known, place, summarize(column, read, catalog.episodes.lengths), complete)
+        yield from _compare(column, recorded, place, summarize(column, read, catalog.episodes.lengths), complete)
 
 
-def _order(column: Column, known: dict[str, np.ndarray], place: Place) -> Iterator[Finding]:
-    bad = [name for name, value in known.items() if not np.isfinite(value).all()]
+def _order(column: Column, recorded: dict[str, np.ndarray], place: Place) -> Iterator[Finding]:
+    bad = [name for name, value in recorded.items() if not np.isfinite(value).all()]
     if bad:
         message = f"{bad[0]} holds values that are not finite"
         yield Finding("statistics.order", "warning", message, place, measured=bad, fix=RECOMPUTE)
         return
-    if "std" in known and (known["std"] < 0).any():
-        message = f"std is {known['std'].min():.4g}"
-        yield Finding("statistics.order", "warning", message, place, float(known["std"].min()), 0.0, RECOMPUTE)
-    chain = [name for name in ("min", *_QUANTILES, "max") if name in known]
-    scale = known["max"] - known["min"] if {"min", "max"} <= known.keys() else np.ones(column.width)
+    if "std" in recorded and (recorded["std"] < 0).any():
+        message = f"std is {recorded['std'].min():.4g}"
+        yield Finding("statistics.order", "warning", message, place, float(recorded["std"].min()), 0.0, RECOMPUTE)
+    chain = [name for name in ("min", *_QUANTILES, "max") if name in recorded]
+    scale = recorded["max"] - recorded["min"] if {"min", "max"} <= recorded.keys() else np.ones(column.width)
     slack = 1e-3 * np.abs(scale) + 1e-6
     for lower, upper in pairwise(chain):
-        over = known[lower] - known[upper] - slack
+        over = recorded[lower] - recorded[upper] - slack
         if (over > 0).any():
             dim = int(over.argmax())
-            message = f"{lower} {known[lower][dim]:.4g} is above {upper} {known[upper][dim]:.4g}"
-            at = Place(column=place.column, dimension=column.names[dim], file=place.file)
-            yield Finding("statistics.order", "warning", message, at, float(known[lower][dim]), fix=RECOMPUTE)
+            message = f"{lower} {recorded[lower][dim]:.4g} is above {upper} {recorded[upper][dim]:.4g}"
+            dim_place = Place(column=place.column, dimension=column.names[dim], file=place.file)
+            yield Finding("statistics.order", "warning", message, dim_place, float(recorded[lower][dim]), fix=RECOMPUTE)
             return
 
 
 def _compare(
-    column: Column, known: dict[str, np.ndarray], place: Place, true: dict[str, np.ndarray], complete: bool
+    column: Column, recorded: dict[str, np.ndarray], place: Place, true: dict[str, np.ndarray], complete: bool
 ) -> Iterator[Finding]:
     """Compare recorded figures with the `true` ones of the rows: of some of them only the range, which must hold it."""
     std = np.maximum(true["std"], 1e-6 + 1e-4 * np.abs(true["mean"]))
     span = np.maximum(true["max"] - true["min"], 1e-6 + 1e-4 * np.abs(true["max"]))
     off: dict[str, np.ndarray] = {}
     if complete:
-        off["mean"] = np.abs(known["mean"] - true["mean"]) / std / _MEAN
-        off["std"] = np.where(_is_rounding(known["std"], true), 0.0, np.abs(known["std"] - true["std"]) / std / _STD)
+        off["mean"] = np.abs(recorded["mean"] - true["mean"]) / std / _MEAN
+        off["std"] = np.where(
+            _is_rounding(recorded["std"], true), 0.0, np.abs(recorded["std"] - true["std"]) / std / _STD
+        )
     for name, sign in (("min", 1.0), ("max", -1.0)):
-        if name in known:
-            distance = sign * (known[name] - true[name])  # positive: the recorded range is too narrow
+        if name in recorded:
+            distance = sign * (recorded[name] - true[name])  # positive: the recorded range is too narrow
             tolerance = _RANGE * span
             off[name] = (distance if not complete else np.abs(distance)) / tolerance
     if not off:
@@ -109,11 +111,11 @@ def _compare(
     if score <= 1:
         return
     count = sum(1 for values in zip(*off.values()) if max(values) > 1)
-    message = f"recorded {name} is {known[name][dim]:.4g}, that of the rows {true[name][dim]:.4g}"
+    message = f"recorded {name} is {recorded[name][dim]:.4g}, that of the rows {true[name][dim]:.4g}"
     message += f"; {count} of {column.width} dimensions differ" if column.width > 1 else ""
-    at = Place(column=column.key, dimension=column.names[dim] if column.width > 1 else "", file=place.file)
-    measured, expected = float(known[name][dim]), float(true[name][dim])
-    yield Finding("statistics.values", "warning", message, at, measured, expected, RECOMPUTE, score)
+    dim_place = Place(column=column.key, dimension=column.names[dim] if column.width > 1 else "", file=place.file)
+    measured, expected = float(recorded[name][dim]), float(true[name][dim])
+    yield Finding("statistics.values", "warning", message, dim_place, measured, expected, RECOMPUTE, score)
 
 
 def _is_rounding(std: np.ndarray, true: dict[str, np.ndarray]) -> np.ndarray:
@@ -172,27 +174,29 @@ def _per_episode(catalog: Catalog, facts: RowFacts, path: str) -> Iterator[Findi
         return
     ids = catalog.episodes.ids
     if recorded and path == PER_EPISODE:
-        known = np.any([~np.isnan(own["mean"]).all(axis=1) for own in recorded.values() if "mean" in own], axis=0)
-        if len(absent := np.flatnonzero(~known)):
+        has_record = np.any(
+            [~np.isnan(tables["mean"]).all(axis=1) for tables in recorded.values() if "mean" in tables], axis=0
+        )
+        if len(absent := np.flatnonzero(~has_record)):
             message = plural(len(absent), "episode has no record", "episodes have no record")
             place = Place(tuple(ids[absent].tolist()), file=path)
             yield Finding("statistics.episodes", "warning", message, place, len(absent), 0, RECOMPUTE)
-    for key, own in recorded.items():
+    for key, tables in recorded.items():
         column = facts.columns[key]
         read = facts.is_read & np.isfinite(column.mean).all(axis=1) & (column.bad == 0)
         spread = np.maximum(column.range, 1e-5 + 1e-4 * np.abs(column.mean))
         std = np.sqrt(column.m2 / np.maximum(catalog.episodes.lengths, 1)[:, None])
         true = {"mean": column.mean, "std": std, "min": column.low, "max": column.high}
         off = np.zeros((len(ids), column.width))
-        for name, table in own.items():
+        for name, table in tables.items():
             if table.shape == off.shape:
                 differs = np.abs(table - true[name]) / spread
                 off = np.fmax(off, np.where(_is_rounding(table, true), 0.0, differs) if name == "std" else differs)
         rows = np.flatnonzero(read & (off > _MEAN).any(axis=1))
         if len(rows):
             worst, dim = np.unravel_index(np.argmax(np.where(read[:, None], off, 0)), off.shape)
-            figures = {name: table[worst, dim] for name, table in own.items() if table.shape == off.shape}
-            name = max(figures, key=lambda one: abs(figures[one] - true[one][worst, dim]))
+            figures = {name: table[worst, dim] for name, table in tables.items() if table.shape == off.shape}
+            name = max(figures, key=lambda statistic: abs(figures[statistic] - true[statistic][worst, dim]))
             message = f"{name} of episode {int(ids[worst])} is recorded as {figures[name]:.4g}, "
             message += f"that of its rows is {true[name][worst, dim]:.4g}; "
             message += plural(len(rows), "episode differs", "episodes differ")

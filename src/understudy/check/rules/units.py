@@ -57,9 +57,9 @@ def _units(catalog: Catalog, column: Column, rows: np.ndarray, partner: Column |
         logs = np.log(magnitude)
         order = np.argsort(logs)
         gaps = np.diff(logs[order])
-        at = int(gaps.argmax())
-        gap = float(gaps[at])
-        low, high = order[: at + 1], order[at + 1 :]
+        cut = int(gaps.argmax())
+        gap = float(gaps[cut])
+        low, high = order[: cut + 1], order[cut + 1 :]
         inner = max(float(np.ptp(logs[low])), float(np.ptp(logs[high])))
         if gap < np.log(_RATIO) or inner > 0.6 * gap:
             continue
@@ -93,8 +93,8 @@ def _units(catalog: Catalog, column: Column, rows: np.ndarray, partner: Column |
 def _is_same_shape(column: Column, low: np.ndarray, high: np.ndarray, dim: int, lengths: np.ndarray) -> bool:
     """Whether two groups of episodes are equally rough, and cross their range equally fast."""
     for measure in (_roughness, _travel):
-        one, two = (float(np.median(measure(column, rows, dim, lengths))) for rows in (low, high))
-        if not one / _ALIKE <= two <= one * _ALIKE:
+        of_low, of_high = (float(np.median(measure(column, rows, dim, lengths))) for rows in (low, high))
+        if not of_low / _ALIKE <= of_high <= of_low * _ALIKE:
             return False
     return True
 
@@ -115,8 +115,8 @@ def _shared(partner: Column | None, low: np.ndarray, high: np.ndarray, dim: int)
     """Ratio of the ranges of the same dimension of another column: 0 if unknown, inf if it rests in `low`."""
     if partner is None or partner.width <= dim:
         return 0.0
-    one, two = float(np.median(partner.range[low, dim])), float(np.median(partner.range[high, dim]))
-    return two / one if one > 0 else float("inf") if two > 0 else 0.0
+    of_low, of_high = float(np.median(partner.range[low, dim])), float(np.median(partner.range[high, dim]))
+    return of_high / of_low if of_low > 0 else float("inf") if of_high > 0 else 0.0
 
 
 def _exchanged(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Finding]:
@@ -139,13 +139,13 @@ def _exchanged(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[F
         fits = (cross.min(axis=1) < 3) & (far[row, dims] > 3 * cross.min(axis=1))
         for cycle in _cycles(to, fits) if len(dims) <= 12 else ():
             exchanged.setdefault(tuple(dims[cycle].tolist()), []).append(row)
-    for swapped, found in exchanged.items():
+    for swapped, episodes in exchanged.items():
         names = " and ".join(column.names[dim] for dim in swapped)
         of = list(swapped)
-        for row in found:
+        for row in episodes:
             # Another episode that is as far, and fits no exchange, shows that this dimension rests there at times.
             alike = (aside[:, of] * np.sign(aside[row, of]) > _AS_FAR * np.abs(aside[row, of])).all(axis=1)
-            if alike[found].sum() < alike.sum():
+            if alike[episodes].sum() < alike.sum():
                 continue
             yield Finding(
                 "values.exchanged",
@@ -174,22 +174,23 @@ def _directions(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     """Dimensions of which action and state correlate in most episodes, and oppose each other in few."""
     assert facts.pairs is not None
     table = facts.pairs.correlation
-    known = np.isfinite(table)
+    is_finite = np.isfinite(table)
     names = facts.columns[STATE].names if STATE in facts.columns else []
     for dim in range(table.shape[1] if names else 0):
-        rows = np.flatnonzero(known[:, dim])
+        rows = np.flatnonzero(is_finite[:, dim])
         if len(rows) < FEW:
             continue
-        own = table[rows, dim]
-        opposed = rows[own < -0.5]
+        correlation = table[rows, dim]
+        opposed = rows[correlation < -0.5]
         usual = 0.5 if is_gripper(facts.columns[STATE], dim) else 0.8
-        if np.median(own) > usual and 0 < len(opposed) <= max(1, 0.3 * len(rows)):
+        if np.median(correlation) > usual and 0 < len(opposed) <= max(1, 0.3 * len(rows)):
             yield Finding(
                 "values.sign",
                 "warning",
-                f"action and state correlate by {own.min():.2f}, in the other episodes by {np.median(own):.2f}",
+                f"action and state correlate by {correlation.min():.2f}, in the other episodes by "
+                f"{np.median(correlation):.2f}",
                 _place(catalog, opposed, STATE, names[dim]),
-                measured=float(own.min()),
-                expected=float(np.median(own)),
+                measured=float(correlation.min()),
+                expected=float(np.median(correlation)),
                 fix=_FIX,
             )

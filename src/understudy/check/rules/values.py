@@ -236,9 +236,9 @@ def _jumps(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Findi
         by_place.setdefault((tuple(rows.tolist()), int(column.step_frame[rows[0], dim])), []).append(dim)
     for (rows_of, frame), dims in by_place.items():
         steps = column.step[rows_of, :][:, dims] / limit[dims]
-        at, which = np.unravel_index(int(steps.argmax()), steps.shape)
-        dim = dims[int(which)]
-        step = float(column.step[rows_of[int(at)], dim])
+        number, position = np.unravel_index(int(steps.argmax()), steps.shape)
+        dim = dims[int(position)]
+        step = float(column.step[rows_of[int(number)], dim])
         message = f"changes by {step:.4g} between two frames, otherwise by {typical[dim]:.3g} at most in most episodes"
         message += f"; {len(dims)} dimensions jump there" if len(dims) > 1 else ""
         yield Finding(
@@ -255,12 +255,12 @@ def _jumps(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Findi
         (wraps, "angles wrap by a whole turn", "a policy learns angles better as sine and cosine, or unwrapped"),
         (flips, "quaternions change their sign, not their rotation,", "give all quaternions of an episode one sign"),
     )
-    for found, fact, fix in kinds:
-        if found:
-            dims_of = sorted({column.names[dim] for dim, _ in found})
+    for places, fact, fix in kinds:
+        if places:
+            dims_of = sorted({column.names[dim] for dim, _ in places})
             message = f"{fact} between two frames: {', '.join(dims_of[:8])}"
-            place = _place(catalog, sorted({row for _, row in found}), column, found[0][0])
-            yield Finding("values.jump", "note", message, place, measured=len(found), expected=0, fix=fix)
+            place = _place(catalog, sorted({row for _, row in places}), column, places[0][0])
+            yield Finding("values.jump", "note", message, place, measured=len(places), expected=0, fix=fix)
 
 
 def _bounds(catalog: Catalog, facts: RowFacts, column: Column, read: np.ndarray) -> Iterator[Finding]:
@@ -291,14 +291,14 @@ def _bounds(catalog: Catalog, facts: RowFacts, column: Column, read: np.ndarray)
             continue
         bounds = np.where(at_high[rows, dim], column.high[rows, dim], column.low[rows, dim])
         for bound in np.unique(bounds):
-            here = rows[bounds == bound]
-            row = int(here[share[here, dim].argmax()])
+            bounded = rows[bounds == bound]
+            row = int(bounded[share[bounded, dim].argmax()])
             yield Finding(
                 "values.saturation",
                 "warning",
                 f"up to {share[row, dim]:.0%} of the frames are exactly {bound:.4g}, in "
                 f"{int(column.visits[row, dim])} separate ranges, and other episodes exceed it",
-                _place(catalog, here, column, dim),
+                _place(catalog, bounded, column, dim),
                 measured=float(share[row, dim]),
                 expected=0.0,
                 fix=LOOK,

@@ -29,16 +29,16 @@ def check_videos(catalog: Catalog, facts: VideoFacts) -> Iterator[Finding]:
     for camera, files in facts.files.items():
         videos = catalog.videos(camera)
         surplus = []
-        for one in files:
-            expected = int(videos.expected[one.file])
-            place = Place(_episodes_of(catalog, camera, one.file), camera=camera, file=one.path)
-            if one.count < expected:
-                message = f"the video holds {plural(one.count, 'frame')}, its episodes have {plural(expected, 'row')}"
-                fix = restore(one.path)
-                score = float(expected - one.count)
-                yield Finding("videos.count", "error", message, place, one.count, expected, fix, score)
-            elif one.count > expected:
-                surplus.append((one, expected, place))
+        for video in files:
+            expected = int(videos.expected[video.file])
+            place = Place(_episodes_of(catalog, camera, video.file), camera=camera, file=video.path)
+            if video.count < expected:
+                message = f"the video holds {plural(video.count, 'frame')}, its episodes have {plural(expected, 'row')}"
+                fix = restore(video.path)
+                score = float(expected - video.count)
+                yield Finding("videos.count", "error", message, place, video.count, expected, fix, score)
+            elif video.count > expected:
+                surplus.append((video, expected, place))
         yield from _surplus(catalog, camera, surplus)
         yield from _encoding(catalog, facts, camera)
 
@@ -47,11 +47,11 @@ def _episodes_of(catalog: Catalog, camera: str, file: int) -> tuple[int, ...]:
     return tuple(catalog.episodes.ids[catalog.videos(camera).file == file].tolist())
 
 
-def _surplus(catalog: Catalog, camera: str, found: list[tuple[VideoFile, int, Place]]) -> Iterator[Finding]:
+def _surplus(catalog: Catalog, camera: str, surplus: list[tuple[VideoFile, int, Place]]) -> Iterator[Finding]:
     """Videos with more frames than rows: the extra ones may be anywhere, unless recorded times place the episodes."""
     videos = catalog.videos(camera)
-    for one, expected, place in found:
-        count, file = one.count, one.file
+    for video, expected, place in surplus:
+        count, file = video.count, video.file
         packed = int((videos.file == file).sum()) > 1
         placed = videos.first_by_time is not None and bool((videos.first_by_time[videos.file == file] >= 0).any())
         unclear = float(videos.drift[file]) > _DRIFT
@@ -78,11 +78,11 @@ def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Iterator[Find
     files, feature = facts.files[camera], catalog.features[camera]
     if not files:
         return
-    sizes = Counter((one.width, one.height) for one in files)
+    sizes = Counter((video.width, video.height) for video in files)
     usual = sizes.most_common(1)[0][0]
-    odd = [one for one in files if (one.width, one.height) != usual]
+    odd = [video for video in files if (video.width, video.height) != usual]
     if odd:
-        episodes = tuple(sorted(e for one in odd for e in _episodes_of(catalog, camera, one.file)))
+        episodes = tuple(sorted(e for video in odd for e in _episodes_of(catalog, camera, video.file)))
         message = f"{plural(len(odd), 'file has', 'files have')} frames of {odd[0].width}x{odd[0].height}, the others "
         message += f"{usual[0]}x{usual[1]}"
         place = Place(episodes, camera=camera, file=odd[0].path)
@@ -92,16 +92,16 @@ def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Iterator[Find
         message = f"frames are {usual[0]}x{usual[1]}, info.json declares shape {list(feature.shape)}"
         fix = correct(f"the shape of {camera}: {usual[1]} high, {usual[0]} wide", INFO)
         yield Finding("videos.encoding", "warning", message, place, list(usual), list(feature.shape), fix)
-    rates = [one for one in files if abs(one.fps / catalog.fps - 1) > 0.01 and one.count > 1]
+    rates = [video for video in files if abs(video.fps / catalog.fps - 1) > 0.01 and video.count > 1]
     if rates:
-        episodes = tuple(sorted(e for one in rates for e in _episodes_of(catalog, camera, one.file)))
+        episodes = tuple(sorted(e for video in rates for e in _episodes_of(catalog, camera, video.file)))
         message = f"{plural(len(rates), 'video plays', 'videos play')} {rates[0].fps:.4g} frames per second, "
         message += f"info.json declares {catalog.fps:g}"
-        at = Place(() if len(rates) == len(files) else episodes, camera=camera, file=rates[0].path)
+        rate_place = Place(() if len(rates) == len(files) else episodes, camera=camera, file=rates[0].path)
         fix = f"frames are paired by number here; for LeRobot write the videos with {catalog.fps:g} frames per second"
-        yield Finding("videos.encoding", "warning", message, at, rates[0].fps, catalog.fps, fix)
+        yield Finding("videos.encoding", "warning", message, rate_place, rates[0].fps, catalog.fps, fix)
     declared = feature.info.get("video.codec")
-    codecs = Counter(one.codec for one in files)
+    codecs = Counter(video.codec for video in files)
     if isinstance(declared, str) and CODEC_NAMES.get(declared, declared) not in codecs:
         codec = codecs.most_common(1)[0][0]
         message = f"the codec is {codec}, info.json declares {declared}"
@@ -179,23 +179,64 @@ def _recorded(catalog: Catalog) -> dict[str, np.ndarray]:
 def _starts(
     catalog: Catalog, camera: str, begins: np.ndarray, ends: np.ndarray | None, opens_videos: bool
 ) -> Iterator[Finding]:
-    """Compare recorded seconds with the number of frames before each episode in its file.
-
-    Where they differ, the times in the video decide: the frames of a file may have gaps.
-    """
-    videos, ids, lengths = catalog.videos(camera), catalog.episodes.ids, catalog.episodes.lengths
-    fps = float(catalog.fps)
+    """Compare recorded seconds with the number of frames before each episode in its file."""
+    ids, lengths, fps = catalog.episodes.ids, catalog.episodes.lengths, float(catalog.fps)
+    videos = catalog.videos(camera)
     used = (videos.file >= 0) & (lengths > 0) & np.isfinite(begins)
+    first, off, jumps, is_proven = _start_errors(catalog, camera, begins, used, opens_videos)
+    size = np.abs(off)
+    lerobot_fix = f"frames are paired by number here; for LeRobot: {EDIT} (writes these times anew)"
+
+    def groups(rows: np.ndarray, size: np.ndarray) -> Iterator[tuple[int, Place]]:
+        for group in split_gross(rows, size):
+            place = Place(tuple(ids[group].tolist()), camera=camera, file=EPISODES)
+            yield int(group[size[group].argmax()]), place
+
+    for row, place in groups(np.flatnonzero(size > _DRIFT), size):
+        severity: Severity = "warning"
+        if jumps:
+            message = f"from_timestamp is {begins[row]:.6g} s, frame {begins[row] * fps:.2f}; "
+            message += f"{int(first[row])} frames precede the episode in its video"
+            measured, expected = float(begins[row]), float(first[row] / fps)
+            fix = f"{EDIT} (writes these times anew): LeRobot shows the frame of that time"
+            severity = "error" if is_proven else "warning"
+        else:
+            message = f"from_timestamp drifts by up to {off[row]:.2f} frames from the place in the video"
+            measured, expected, fix = float(off[row]), 0.0, lerobot_fix
+        yield Finding("videos.start", severity, message, place, measured, expected, fix, float(size[row]))
+    for row, place in groups(np.flatnonzero((size > TOLERANCE * fps) & (size <= _DRIFT)), size):
+        seconds = float(off[row] / fps)
+        message = f"from_timestamp is {begins[row]:.6g} s, {seconds:+.3g} s from the frame; "
+        message += f"LeRobot allows {TOLERANCE:g} s"
+        severity = "warning" if is_proven else "note"
+        yield Finding("videos.start", severity, message, place, seconds, 0.0, lerobot_fix, float(size[row]))
+    if ends is not None:
+        spans = (ends - begins) * fps
+        differs = np.where(used & np.isfinite(ends), np.abs(spans - lengths), 0.0)
+        for row, place in groups(np.flatnonzero(differs > 1.5), differs):
+            message = f"from_timestamp and to_timestamp enclose {spans[row]:.2f} frames, length is {int(lengths[row])}"
+            fix = correct("to_timestamp", EPISODES)
+            yield Finding("videos.length", "warning", message, place, float(spans[row]), int(lengths[row]), fix)
+
+
+def _start_errors(
+    catalog: Catalog, camera: str, begins: np.ndarray, used: np.ndarray, opens_videos: bool
+) -> tuple[np.ndarray, np.ndarray, bool, bool]:
+    """Return the frames before each episode, int64 (N,), and the frames by which its seconds are off, float64 (N,).
+
+    Where they differ, the times in the video decide: the frames of a file may have gaps. Also returned are whether the
+    errors jump from one episode to the next, and whether a video proved some of them.
+    """
+    videos, lengths, fps = catalog.videos(camera), catalog.episodes.lengths, float(catalog.fps)
     first = videos.first.copy()
     by_time = videos.first_by_time if videos.first_by_time is not None else np.full(len(first), -1)
     off = np.where(used, begins * fps - first, 0.0)
-    exact = TOLERANCE * fps
     jumps = is_proven = False
     for file in np.unique(videos.file[used]).tolist():
         rows = np.flatnonzero(used & (videos.file == file))
         rows = rows[np.argsort(first[rows], kind="stable")]
         before = np.concatenate([[0], lengths[rows][:-1]])
-        if not (np.abs(off[rows]) > exact).any():
+        if not (np.abs(off[rows]) > TOLERANCE * fps).any():
             continue
         times = frame_times(catalog, camera, file) if opens_videos else None
         if (by_time[rows] >= 0).all() and (times is None or len(times) > videos.expected[file]):
@@ -206,40 +247,4 @@ def _starts(
             is_proven = True
         steps = np.diff(off[rows], prepend=0.0)
         jumps |= bool((np.abs(steps) > np.maximum(_JUMP, 0.004 * before)).any())
-    for late in split_gross(np.flatnonzero(np.abs(off) > _DRIFT), np.abs(off)) if jumps else ():
-        row = int(late[np.abs(off[late]).argmax()])
-        message = (
-            f"from_timestamp is {begins[row]:.6g} s, frame {begins[row] * fps:.2f}; {int(first[row])} frames precede "
-        )
-        message += "the episode in its video"
-        place = Place(tuple(ids[late].tolist()), camera=camera, file=EPISODES)
-        expected = float(first[row] / fps)
-        fix = f"{EDIT} (writes these times anew): LeRobot shows the frame of that time"
-        severity: Severity = "error" if is_proven else "warning"
-        yield Finding("videos.start", severity, message, place, float(begins[row]), expected, fix, float(abs(off[row])))
-    for late in split_gross(np.flatnonzero(np.abs(off) > _DRIFT), np.abs(off)) if not jumps else ():
-        row = int(late[np.abs(off[late]).argmax()])
-        message = f"from_timestamp drifts by up to {off[row]:.2f} frames from the place in the video"
-        place = Place(tuple(ids[late].tolist()), camera=camera, file=EPISODES)
-        fix = f"frames are paired by number here; for LeRobot: {EDIT} (writes these times anew)"
-        yield Finding("videos.start", "warning", message, place, float(off[row]), 0.0, fix, float(abs(off[row])))
-    for near in split_gross(np.flatnonzero((np.abs(off) > exact) & (np.abs(off) <= _DRIFT)), np.abs(off)):
-        row = int(near[np.abs(off[near]).argmax()])
-        seconds = float(off[row] / fps)
-        message = (
-            f"from_timestamp is {begins[row]:.6g} s, {seconds:+.3g} s from the frame; LeRobot allows {TOLERANCE:g} s"
-        )
-        place = Place(tuple(ids[near].tolist()), camera=camera, file=EPISODES)
-        fix = f"frames are paired by number here; for LeRobot: {EDIT} (writes these times anew)"
-        yield Finding(
-            "videos.start", "warning" if is_proven else "note", message, place, seconds, 0.0, fix, float(abs(off[row]))
-        )
-    if ends is not None:
-        spans = (ends - begins) * fps
-        differs = np.where(used & np.isfinite(ends), np.abs(spans - lengths), 0.0)
-        for wrong in split_gross(np.flatnonzero(differs > 1.5), differs):
-            row = int(wrong[differs[wrong].argmax()])
-            message = f"from_timestamp and to_timestamp enclose {spans[row]:.2f} frames, length is {int(lengths[row])}"
-            place = Place(tuple(ids[wrong].tolist()), camera=camera, file=EPISODES)
-            fix = correct("to_timestamp", EPISODES)
-            yield Finding("videos.length", "warning", message, place, float(spans[row]), int(lengths[row]), fix)
+    return first, off, jumps, is_proven
