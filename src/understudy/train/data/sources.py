@@ -181,15 +181,7 @@ def split_source(
         "name": name,
         "response": settings.response if any(other.response for other in config.data.mixed()) else None,
     }
-    selection = Selection(
-        episodes=settings.episodes or None,
-        exclude_episodes=settings.exclude_episodes,
-        where=settings.where or None,
-        keep_ranges=settings.keep_ranges or None,
-        keep_rule=settings.keep_rule,
-        drop_n_first_frames=settings.drop_n_first_frames,
-        drop_n_last_frames=settings.drop_n_last_frames,
-    )
+    selection = _select(settings)
     usable = EpisodeDataset(catalog, select=selection, **options)
     ids = distinct(usable.segments[:, 0])
     skipped, notes = skip_incomplete(
@@ -213,6 +205,19 @@ def split_source(
     depth = [key for key in catalog.camera_keys if catalog.features[key].is_depth]
     left_out = [f"{catalog.root}: {key} is depth, which policies do not take: left out" for key in depth]
     return SourceSplit(training, validation, (*usable.notes, *left_out, *notes), skipped)
+
+
+def _select(settings: SourceConfig) -> Selection:
+    """Return the selection of a source, before its episodes are split; frame weights come after that."""
+    return Selection(
+        episodes=settings.episodes or None,
+        exclude_episodes=settings.exclude_episodes,
+        where=settings.where or None,
+        keep_ranges=settings.keep_ranges or None,
+        keep_rule=settings.keep_rule,
+        drop_n_first_frames=settings.drop_n_first_frames,
+        drop_n_last_frames=settings.drop_n_last_frames,
+    )
 
 
 def _unusable_features(config: TrainConfig, source: Source, cameras: Sequence[str]) -> Mistakes:
