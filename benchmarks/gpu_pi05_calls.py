@@ -11,10 +11,9 @@ from torch import Tensor
 
 from gpu_pi05_run import CAMERAS, Row, attempt, gib, inputs, sample_tokens, sampler, sizes_of, wait
 from understudy.policies.common.flow_matching import euler
-from understudy.policies.common.towers.attention import attend
-from understudy.policies.common.towers.segments import attend_segments, make_segments, takes_varlen
+from understudy.policies.common.towers import attend, attend_segments, make_segments, takes_varlen
+from understudy.policies.pi05.config import Sizes
 from understudy.policies.pi05.network import Pi0Network
-from understudy.policies.pi05.sizes import Sizes
 
 BACKENDS = {
     "flash": "_scaled_dot_product_flash_attention",

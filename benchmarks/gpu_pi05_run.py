@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from understudy.config.train import OptimConfig, ScheduleConfig, TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.order.random import make_key
-from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
-from understudy.policies.pi05.extents import EXTENTS, Extent
+from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings, Sizes
+from understudy.policies.pi05.first_weights import ONES
 from understudy.policies.pi05.network import Pi0Network
-from understudy.policies.pi05.sizes import Sizes
-from understudy.policies.pi05.weights.first_weights import ONES
+from understudy.policies.pi05.targets import EXTENTS, Extent
 from understudy.train.precision import compute_dtype
 from understudy.train.state import PreparedBatch, TrainState, assemble, build_on_meta
 

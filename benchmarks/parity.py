@@ -46,11 +46,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from understudy.policies.common.towers.tower_sizes import TowerSizes
-from understudy.policies.pi05.network import Pi0Network
-from understudy.policies.pi05.siglip import Frames
-from understudy.policies.pi05.sizes import MEMORY, Sizes, VisionSizes
-from understudy.policies.pi05.weights.released_keys import (
+from understudy.policies.common.settings import TowerSizes
+from understudy.policies.pi05.config import MEMORY, Sizes, VisionSizes
+from understudy.policies.pi05.network import Frames, Pi0Network
+from understudy.policies.pi05.released_keys import (
     WeightsError,
     canonical,
     is_adaptive,

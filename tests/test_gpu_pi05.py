@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from understudy.policies import meta_device
+from understudy.policies import weight_files
 
 pytestmark = pytest.mark.long
 
@@ -126,7 +126,7 @@ def test_gpu_pi05_fills_a_network_built_on_the_meta_device(
 ) -> None:
     row = {**STEP, "kind": "train", **more}
     small = kinds.measure(row)
-    monkeypatch.setattr(meta_device, "LARGE", 64)  # all but the smallest tensors, as in the base size
+    monkeypatch.setattr(weight_files, "LARGE", 64)  # all but the smallest tensors, as in the base size
     large = kinds.measure(row)
     assert "error" not in small
     assert large["loss"] == small["loss"]

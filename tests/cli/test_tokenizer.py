@@ -14,8 +14,8 @@ from support.runs import tiny_dataset
 from understudy.cli.main import main
 from understudy.errors import ConfigError
 from understudy.policies.common.fit_text_tokenizer import LEAST_IDS, fit_text_tokenizer
-from understudy.policies.pi05.sizes import Sizes
-from understudy.policies.pi05.text.prompt import PAD, TextTokenizer, clean
+from understudy.policies.pi05.config import Sizes
+from understudy.policies.pi05.text import PAD, TextTokenizer, clean
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch
 import understudy as us
 from support.arm import NAMES, arm_contract, arm_observations, write_arm_policy
 from support.refusals import refused
-from understudy.policies.acting.action_bounds import bound_actions
+from understudy.policies.acting import bound_actions
 from understudy.policies.inference import RobotPolicy
 
 SEEN = {

@@ -17,10 +17,9 @@ from understudy.cli.main import main, read_settings
 from understudy.config.schema import load, validate_new
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
-from understudy.policies import code_files
-from understudy.policies.code_files import CODE, given_code
+from understudy.policies import registry
 from understudy.policies.inference import load_policy
-from understudy.policies.registry import PolicyType, policy_type
+from understudy.policies.registry import CODE, PolicyType, given_code, policy_type
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
 FLAGS = ["--steps", "4", "--batch-size", "4", "--val.every", "2", "--checkpoint.every", "2", "--log.no-report"]
@@ -44,8 +43,8 @@ def command(name: str, *words: object, cwd: Path) -> subprocess.CompletedProcess
 
 def forget() -> None:
     """Forget the imported files, as a new process does."""
-    code_files._types.clear()
-    code_files._contents.clear()
+    registry._types.clear()
+    registry._contents.clear()
 
 
 def trained(place: Path, *words: str) -> Path:
@@ -85,7 +84,7 @@ def test_settings_pin_the_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_settings_of_code_that_is_gone_are_not_called_unknown(place: Path) -> None:
-    kind = code_files.pin(f"{place / 'my_policy.py'}:MINE")
+    kind = registry.pin(f"{place / 'my_policy.py'}:MINE")
     os.remove(place / "my_policy.py")
     forget()
     with pytest.raises(ConfigError) as error:
@@ -129,7 +128,7 @@ def test_changed_code_is_imported_only_where_it_is_given(
     assert caplog.text.count("sha256") == 1  # once per process
     forget()
     assert main(["resume", str(run), "--steps", "6", "--policy-code", str(file)]) == 0
-    assert os.environ.get(code_files.GIVEN) is None
+    assert os.environ.get(registry.GIVEN) is None
 
 
 def test_a_downloaded_folder_imports_nothing(place: Path, tmp_path: Path) -> None:
@@ -139,7 +138,7 @@ def test_a_downloaded_folder_imports_nothing(place: Path, tmp_path: Path) -> Non
     (copy / "evil.py").write_text("raise SystemExit('imported')\n")
     stored = json.loads((copy / "config.json").read_text())
     for name in (CODE, "evil.py"):  # the author of the folder guessed the path of the download
-        digest = code_files._digest((copy / name).read_bytes())
+        digest = registry._digest((copy / name).read_bytes())
         for kind in (f"{copy / name}:MINE#{digest}", f"{copy / name}:MINE", f"{copy / name}:MINE#"):
             (copy / "config.json").write_text(json.dumps({**stored, "type": kind}))
             forget()
@@ -151,7 +150,7 @@ def test_a_downloaded_folder_imports_nothing(place: Path, tmp_path: Path) -> Non
     assert load_policy(copy, code=copy / CODE).config.hidden == 8  # its user has read it
 
 
-@pytest.mark.parametrize("mark", code_files.DOWNLOADED)
+@pytest.mark.parametrize("mark", registry.DOWNLOADED)
 def test_code_below_any_mark_of_a_download_is_not_imported(mark: str, tmp_path: Path) -> None:
     code = tmp_path / "blobs" / "evil.py"
     link = tmp_path / "pulled" / "policy" / "evil.py"
@@ -161,16 +160,16 @@ def test_code_below_any_mark_of_a_download_is_not_imported(mark: str, tmp_path: 
     (tmp_path / "pulled" / mark).touch()
     link.symlink_to(code)  # as in the hub's cache
     with pytest.raises(ValueError, match="download"):
-        code_files.import_type(f"{link}:MINE#{code_files._digest(code.read_bytes())}", PolicyType)
+        registry.import_type(f"{link}:MINE#{registry._digest(code.read_bytes())}", PolicyType)
 
 
 def test_code_at_a_relative_path_is_not_imported(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The author of a download knows the name of its folder, and not its place."""
-    kind = code_files.pin(f"{place / 'my_policy.py'}:MINE")
+    kind = registry.pin(f"{place / 'my_policy.py'}:MINE")
     monkeypatch.chdir(place)
     with pytest.raises(ValueError, match="download"):
-        code_files.import_type(kind.removeprefix(f"{place}/"), PolicyType)
-    assert code_files.import_type(kind, PolicyType)
+        registry.import_type(kind.removeprefix(f"{place}/"), PolicyType)
+    assert registry.import_type(kind, PolicyType)
 
 
 def test_a_run_from_elsewhere_may_not_name_code(place: Path) -> None:
@@ -182,10 +181,10 @@ def test_a_run_from_elsewhere_may_not_name_code(place: Path) -> None:
 
 
 def test_given_code_is_forgotten_after_the_block(place: Path) -> None:
-    kind = code_files.pin(f"{place / 'my_policy.py'}:MINE")
+    kind = registry.pin(f"{place / 'my_policy.py'}:MINE")
     with given_code(place / "my_policy.py"):
         assert policy_type(kind).settings.type == "mine"
-    assert code_files.GIVEN not in os.environ
+    assert registry.GIVEN not in os.environ
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ import torch
 import understudy as us
 from support.arm import arm_observations, write_arm_policy
 from support.refusals import refused, warned
-from understudy.policies.acting.prepared import predict
+from understudy.policies.acting import predict
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.policy import Policy

@@ -229,7 +229,7 @@ def moments(steps: int) -> list[dict[str, Any]]:
 
 
 def local_actions(robot: RobotPolicy, observations: list[dict[str, Any]], horizon: int) -> list[np.ndarray]:
-    from understudy.policies.acting.prepared import predict
+    from understudy.policies.acting import predict
 
     robot.reset()
     found: list[np.ndarray] = []

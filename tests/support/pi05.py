@@ -9,12 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from understudy.policies.common.flow_matching import time_features
-from understudy.policies.common.towers.attention import rotary
-from understudy.policies.common.towers.gemma import Attention
-from understudy.policies.common.towers.tower_sizes import TowerSizes
-from understudy.policies.pi05.network import Pi0Network
-from understudy.policies.pi05.observation import Observation
-from understudy.policies.pi05.sizes import Sizes, VisionSizes
+from understudy.policies.common.settings import TowerSizes
+from understudy.policies.common.towers import Attention, rotary
+from understudy.policies.pi05.config import Sizes, VisionSizes
+from understudy.policies.pi05.network import Observation, Pi0Network
 
 SMALL = Sizes(
     vision=VisionSizes(width=16, depth=2, mlp=24, heads=2, patch=4, image=8),
@@ -68,7 +66,7 @@ Sees = Callable[[int, int, Tensor], Tensor]
 
 
 def sees(query: int, key: int, index: Tensor) -> Tensor:
-    """The table of `towers/attention.py`: kinds of query and key, and index of key minus index of query [T, S]."""
+    """The table of `common/towers.py`: kinds of query and key, and index of key minus index of query [T, S]."""
     allowed = {(0, 0): True, (1, 0): True, (2, 0): True, (2, 1): True, (3, 0): True, (3, 1): True, (3, 3): True}
     if query == key in (1, 2):
         return index <= 0

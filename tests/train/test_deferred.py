@@ -19,7 +19,7 @@ from understudy.config.lora import LoraConfig
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed.mesh import join_mesh
 from understudy.errors import ConfigError
-from understudy.policies import meta_device
+from understudy.policies import weight_files
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.weight_files import FILE, StoredTensors, WeightFiles
 from understudy.train.memory_check import check_filled_weights, check_gpu_memory, check_whole_weights
@@ -39,7 +39,7 @@ def rows(self: FlowPolicy, seed: int) -> Any:
 
 def start(precision: str, shards: int, deferred: bool, resumed: bool = False, rank: int = 0) -> tuple[str, float, str]:
     """Digests of the state of a run before and after a step, and its loss."""
-    FlowPolicy.fills_weights, FlowPolicy.first_weights, meta_device.LARGE = deferred, rows, 8  # type: ignore[method-assign]
+    FlowPolicy.fills_weights, FlowPolicy.first_weights, weight_files.LARGE = deferred, rows, 8  # type: ignore[method-assign]
     config = TrainConfig(
         data=DataConfig(root="d"),
         device="cpu",
@@ -91,7 +91,7 @@ def test_deferred_adapters_equal_those_of_a_whole_policy(world: int, shards: int
 
 def shared(deferred: bool) -> set[str]:
     """Names of the parameters of which policy and average have one memory."""
-    FlowPolicy.fills_weights, FlowPolicy.first_weights, meta_device.LARGE = deferred, rows, 8  # type: ignore[method-assign]
+    FlowPolicy.fills_weights, FlowPolicy.first_weights, weight_files.LARGE = deferred, rows, 8  # type: ignore[method-assign]
     optim = OptimConfig(ema=EmaConfig(decay=0.5), freeze=("vision.*",))
     with join_mesh(config := TrainConfig(data=DataConfig(root="d"), device="cpu", optim=optim)) as mesh:
         state = init_train_state(config, DATA, policies.NORMALIZATION, mesh, None if deferred else WHOLE.state_dict())
@@ -162,7 +162,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sto
 
     monkeypatch.setattr(FlowPolicy, "__init__", with_buffer)
     monkeypatch.setattr(FlowPolicy, "fills_weights", True)
-    monkeypatch.setattr(meta_device, "LARGE", 8)
+    monkeypatch.setattr(weight_files, "LARGE", 8)
 
     def write(**changes: Tensor | None) -> StoredTensors:
         tensors = {**WHOLE.state_dict(), "seen": torch.arange(10.0), **changes}

@@ -17,7 +17,7 @@ from understudy.config.lora import LoraConfig
 from understudy.config.train import DataConfig, ParallelConfig, TrainConfig
 from understudy.distributed.mesh import join_mesh
 from understudy.errors import ConfigError
-from understudy.policies import meta_device, policy_folder
+from understudy.policies import policy_folder, weight_files
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.train.checkpoint.export import read_initial_policy
 from understudy.train.state import init_train_state
@@ -28,7 +28,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def start(folder: str, shards: int, init_from: bool = False) -> str:
     """Digest of the weights and moments of a run before its first step."""
-    meta_device.LARGE = 256
+    weight_files.LARGE = 256
     network = replace(policy(NO_TOKENIZER).config, weights="" if init_from else folder)
     given = read_initial_policy(folder, network).weights if init_from else None
     data: Any = SimpleNamespace(

@@ -14,7 +14,7 @@ from support.ranks import in_ranks
 from support.refusals import refused
 from support.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.config.train import TrainConfig
-from understudy.policies.common.task_modes import DYNAMICS, FLOW, MODES, TRAINS
+from understudy.policies.common.settings import DYNAMICS, FLOW, MODES, TRAINS
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy

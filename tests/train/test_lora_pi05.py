@@ -23,10 +23,9 @@ from understudy.distributed.torch_release import has_gradient_sum
 from understudy.optim.lora import adapted_layers, add_adapters, merge_adapters
 from understudy.policies.draws import generate_draws
 from understudy.policies.losses import scalar
-from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
+from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings, Sizes
 from understudy.policies.pi05.network import Pi0Network
 from understudy.policies.pi05.policy import Pi05Policy
-from understudy.policies.pi05.sizes import Sizes
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.state import TrainState, assemble

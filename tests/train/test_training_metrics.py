@@ -13,7 +13,7 @@ from support.ranks import in_ranks
 from support.runs import final_tensors, same_run, series
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
-from understudy.policies.common.task_modes import MODES, TRAINS
+from understudy.policies.common.settings import MODES, TRAINS
 from understudy.policies.world_action.config import WorldActionSettings
 from understudy.progress import Progress
 from understudy.train import run

@@ -15,7 +15,7 @@ from support.ranks import in_ranks
 from support.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
-from understudy.policies.common.task_modes import MODES, TRAINS
+from understudy.policies.common.settings import MODES, TRAINS
 from understudy.policies.world_action.config import WorldActionSettings
 from understudy.policies.world_action.policy import WorldActionPolicy
 from understudy.report.run.page import write_report

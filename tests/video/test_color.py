@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 
 from support.refusals import refused
 from support.videos import rgb
-from understudy.policies.common.encoders.image import as_network_input
+from understudy.policies.common.encoders import as_network_input
 from understudy.video import color
 from understudy.video.color import AreaResize, Converter, planes_match_packed
 from understudy.video.native import ffmpeg, swscale

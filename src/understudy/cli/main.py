@@ -165,7 +165,7 @@ LESS_MEMORY = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. `--debug` adds the traceback to a one-line error."""
     from understudy.credentials import strip_credentials
-    from understudy.policies.code_files import given_code
+    from understudy.policies.registry import given_code
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:

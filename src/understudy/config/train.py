@@ -323,7 +323,7 @@ class TrainConfig:
         return f"{mode}, 1 of {blocks[0]} blocks" if number else f"{mode}, blocks {' '.join(blocks)}"
 
     def mode_weights(self) -> dict[str, float]:
-        """Return the weight of each mode, in the sequence of `policies.common.task_modes.MODES`; they sum to 1."""
+        """Return the weight of each mode, in the sequence of `policies.common.settings.MODES`; they sum to 1."""
         if isinstance(self.mode, dict):
             named = {str(mode): weight for mode, weight in self.mode.items()}
         else:

@@ -16,13 +16,22 @@ from understudy.contract.facts import InputContract, RobotFacts, read_contract
 from understudy.contract.mismatch import Mismatch
 from understudy.contract.observed import ObservationCheck, size_error
 from understudy.policies import policy_folder
-from understudy.policies.acting.action_bounds import ActionBounds, action_facts, bound_actions
-from understudy.policies.acting.contract_reaction import Reaction, explained, plain, react
-from understudy.policies.acting.prepared import Prepared, executing_actions, predict
-from understudy.policies.code_files import given_code
+from understudy.policies.acting import (
+    ActionBounds,
+    Prepared,
+    Reaction,
+    action_facts,
+    bound_actions,
+    executing_actions,
+    explained,
+    plain,
+    predict,
+    react,
+)
 from understudy.policies.draws import Draws, generate_draws, make_draws
 from understudy.policies.observation_history import ObservationHistory, seen_times, step_rate
 from understudy.policies.policy import Policy, build_saved
+from understudy.policies.registry import given_code
 from understudy.prompt_metadata import observed_metadata
 
 
@@ -323,7 +332,7 @@ class RobotPolicy:
         delay: int = 0,
         horizon: int | None = None,
     ) -> Prepared:
-        """Check and convert an observation for `predict` (`acting/prepared.py`), which takes several robots' at once.
+        """Check and convert an observation for `predict` (`acting.py`), which takes several robots' at once.
 
         Arguments and errors are those of `act`; `draws`, [B, ...] by name, are in place of a generator's. The
         observation enters the history with `accept`.

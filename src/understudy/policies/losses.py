@@ -82,3 +82,14 @@ def scalar(losses: Mapping[str, Loss]) -> Tensor:
     """
     terms = [loss.sum.sum() / loss.count.sum().clamp(min=1) for loss in losses.values()]
     return torch.stack(terms).sum()
+
+
+class Imagined(NamedTuple):
+    """Predicted consequences of actions."""
+
+    actions: Tensor
+    """float32 [B, T, A] in the robot's units: the given actions, or the policy's own."""
+    states: Tensor
+    """float32 [B, T, S] in the robot's units, after each action."""
+    images: Tensor | None
+    """uint8 [B, K, cameras, 3, H, W] of the network's size, K frames of `images_ahead`; None without future images."""

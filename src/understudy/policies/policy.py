@@ -17,13 +17,11 @@ from understudy.errors import ConfigError
 from understudy.policies import policy_folder
 from understudy.policies.common.layers import Linear
 from understudy.policies.common.normalizer import Normalizer
-from understudy.policies.common.task_modes import FORWARD, POLICY
+from understudy.policies.common.settings import FORWARD, POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.imagined import Imagined
-from understudy.policies.losses import Loss, valid_elements
-from understudy.policies.meta_device import OnMeta
+from understudy.policies.losses import Imagined, Loss, valid_elements
 from understudy.policies.registry import policy_type
-from understudy.policies.weight_files import ReadRows, StoredRows, StoredTensors, stored_shapes
+from understudy.policies.weight_files import OnMeta, ReadRows, StoredRows, StoredTensors, stored_shapes
 
 
 class Policy(nn.Module):
@@ -77,7 +75,7 @@ class Policy(nn.Module):
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Task modes that the policy can be trained in (`common/task_modes.py`)."""
+        """Task modes that the policy can be trained in (`common/settings.py`)."""
         return (POLICY,)
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:

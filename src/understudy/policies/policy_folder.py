@@ -11,7 +11,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -26,10 +27,8 @@ from understudy.errors import ConfigError
 from understudy.hub.download import fetch_model
 from understudy.hub.ids import SCHEME, model_id
 from understudy.optional_packages import MissingExtraError
-from understudy.policies.code_files import CODE, code_of
 from understudy.policies.companion_files import copy_files, is_policy_file, located
-from understudy.policies.field_types import type_problems
-from understudy.policies.registry import folder_readers, policy_type, stored_type, tensor_openers
+from understudy.policies.registry import CODE, code_of, folder_readers, policy_type, stored_type, tensor_openers
 from understudy.policies.weight_files import StoredTensors, TensorReader, WeightFiles
 
 WEIGHTS, CONFIG, NORMALIZATION = "model.safetensors", "config.json", "normalisation.json"
@@ -238,3 +237,55 @@ def _object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a {type(value).__name__}, expected an object")
     return value
+
+
+def type_problems(kind: type[Any], stored: Mapping[str, Any]) -> list[str]:
+    """List the values that are not of their field's type, one line each.
+
+    Args:
+        kind: a dataclass.
+        stored: JSON values by field; other keys are ignored, and so are types that JSON has no values of.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        f"{name}: {value!r}: must be {_words(hints[name])}"
+        for name, value in stored.items()
+        if name in hints and not _fits(value, hints[name])
+    ]
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _fits(value, inner[0])
+    if origin is Literal:
+        return value in inner
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in inner)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            return False
+        wanted = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return len(value) == len(wanted) and all(map(_fits, value, wanted))
+    if hint in (int, float):
+        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+    if hint in (str, bool, NoneType):
+        return isinstance(value, hint)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return isinstance(value, Mapping)
+    return True
+
+
+def _words(hint: Any) -> str:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _words(inner[0])
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    if origin in (Union, UnionType):
+        return " or ".join(map(_words, inner))
+    if origin is tuple:
+        number = "" if inner[-1] is Ellipsis else f" of {len(inner)}"
+        return f"a list{number}, of {_words(inner[0])} each"
+    plain = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}
+    return plain.get(hint, "an object")

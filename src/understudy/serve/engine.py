@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from understudy.contract.mismatch import ContractError, Mismatch, printable
-from understudy.policies.acting.prepared import predict
+from understudy.policies.acting import predict
 from understudy.policies.inference import RobotPolicy
 from understudy.serve.metrics import ACTIONS, Metrics
 from understudy.serve.protocol import DeadlineError, RemoteError, describe_error

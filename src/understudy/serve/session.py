@@ -11,8 +11,7 @@ from understudy.batch_keys import ACTION, PROMPT_METADATA, STATE, TASK
 from understudy.contract.declared import compare_declaration
 from understudy.contract.mismatch import ContractError, Mismatch
 from understudy.contract.observed import ObservationCheck
-from understudy.policies.acting.contract_reaction import Reaction
-from understudy.policies.acting.prepared import Prepared, predict
+from understudy.policies.acting import Prepared, Reaction, predict
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.observation_history import seen_times, step_rate

@@ -15,8 +15,8 @@ from understudy.batch_keys import HOST_KEYS, PROMPT_METADATA, TASK
 from understudy.load.instructions import draw_instructions
 from understudy.order import sample_uniform
 from understudy.policies.batch import to_device
-from understudy.policies.common.augment import drop_texts, shift_images
-from understudy.policies.common.task_modes import MODES
+from understudy.policies.common.images import drop_texts, shift_images
+from understudy.policies.common.settings import MODES
 from understudy.policies.draws import Draws, RandomSpec, make_draws
 from understudy.prompt_metadata import drop_fields, label
 

@@ -17,7 +17,7 @@ from understudy.optim.lora import adapted_layers
 from understudy.optim.param_groups import part_of
 from understudy.optim.state import local
 from understudy.order import Order
-from understudy.policies.common.task_modes import DYNAMICS, FLOW, IMAGES, TRAINS
+from understudy.policies.common.settings import DYNAMICS, FLOW, IMAGES, TRAINS
 from understudy.train.data.run_data import RunData
 from understudy.train.precision import align
 from understudy.train.state import TrainState

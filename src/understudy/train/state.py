@@ -31,11 +31,10 @@ from understudy.optim.moving_average import ema_decay, make_average, update_aver
 from understudy.optim.param_groups import freeze, loss_weights
 from understudy.optim.state import local
 from understudy.order.random import make_key
-from understudy.policies.common.task_modes import MODES
-from understudy.policies.meta_device import OnMeta
+from understudy.policies.common.settings import MODES
 from understudy.policies.policy import Policy
 from understudy.policies.registry import policy_type
-from understudy.policies.weight_files import StoredTensors, stored_dtypes
+from understudy.policies.weight_files import OnMeta, StoredTensors, stored_dtypes
 from understudy.train import precision
 from understudy.train.augment_batch import (
     batch_to_device,

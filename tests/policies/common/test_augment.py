@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.refusals import refused
-from understudy.policies.common.augment import drop_texts, shift_images
+from understudy.policies.common.images import drop_texts, shift_images
 
 
 def _pictures(count: int, height: int = 7, width: int = 9) -> torch.Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from support.pi05 import SMALL, inputs, seen, small
 from support.refusals import refused
-from understudy.policies.common.chunking import guidance_weights, guided_velocity, sample_given, sample_guided
+from understudy.policies.common.flow_matching import guidance_weights, guided_velocity, sample_given, sample_guided
 from understudy.policies.pi05.network import Pi0Network
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])

@@ -11,7 +11,7 @@ from support.policies import NORMALIZATION, batch, config, draws
 from support.refusals import refused
 from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
 from understudy.policies.common.layers import sinusoids
-from understudy.policies.common.task_modes import FORWARD, INVERSE, MODES, POLICY, TRAINS
+from understudy.policies.common.settings import FORWARD, INVERSE, MODES, POLICY, TRAINS
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import scalar
 

@@ -5,9 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.policies.common.affine import Affine
-from understudy.policies.common.encoders.image import ImageEncoder, keypoints
-from understudy.policies.common.encoders.text import PAD, START, TextEncoder, byte_tokens
+from understudy.policies.common.encoders import PAD, START, ImageEncoder, TextEncoder, byte_tokens, keypoints
+from understudy.policies.common.normalizer import Affine
 
 FINITE = st.floats(-1e4, 1e4, width=32)
 

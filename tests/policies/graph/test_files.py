@@ -14,16 +14,16 @@ from support.policies import CAMERAS, config
 from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError, is_installed
 from understudy.policies.flow.model import FlowPolicy
-from understudy.policies.graph.files import (
+from understudy.policies.graph import (
     BATCH_SIZES,
     FILES,
+    PolicyGraph,
     compare,
     describe_graph,
     example_inputs,
     make_graph,
     write_graph,
 )
-from understudy.policies.graph.interface import PolicyGraph
 from understudy.policies.inference import RobotPolicy
 
 SIZES = {CAMERAS[0]: (24, 20)}  # of the network's other camera the robot has none

@@ -18,7 +18,7 @@ from support.sentences import write_model
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
-from understudy.policies.pi05.extents import EXTENTS
+from understudy.policies.pi05.targets import EXTENTS
 
 
 def moved(values: dict[str, Any], device: str) -> dict[str, Any]:

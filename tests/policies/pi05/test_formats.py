@@ -26,12 +26,11 @@ from understudy.batch_keys import ACTION, STATE
 from understudy.cli.main import main
 from understudy.errors import ConfigError
 from understudy.policies.folder_formats import ForeignFolder, describe_folder, save_folder
-from understudy.policies.pi05.config import Pi05Settings
+from understudy.policies.pi05.config import Pi05Settings, Sizes
+from understudy.policies.pi05.first_weights import FirstWeights
+from understudy.policies.pi05.normalization import find_normalization, fit_normalization
 from understudy.policies.pi05.policy import Pi05Policy
-from understudy.policies.pi05.sizes import Sizes
-from understudy.policies.pi05.weights.first_weights import FirstWeights
-from understudy.policies.pi05.weights.normalization import find_normalization, fit_normalization
-from understudy.policies.pi05.weights.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
+from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
 from understudy.train import run
 
 FAMILIES = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])

@@ -30,7 +30,7 @@ from understudy.policies.draws import generate_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.policies.pi05.policy import Pi05Policy
-from understudy.policies.pi05.weights.released_keys import WeightsError, released_key
+from understudy.policies.pi05.released_keys import WeightsError, released_key
 from understudy.train.augment_batch import shift_cameras
 from understudy.train.data.run_data import choose_normalization, open_data
 from understudy.train.profiling.plan import one_sample, trace_step

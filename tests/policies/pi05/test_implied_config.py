@@ -18,8 +18,7 @@ from understudy.cli.main import main
 from understudy.errors import ConfigError
 from understudy.policies import policy_folder
 from understudy.policies.folder_formats import describe_folder, save_folder
-from understudy.policies.pi05.config import Pi0PolicyConfig, Pi05PolicyConfig, Pi05Settings
-from understudy.policies.pi05.sizes import Sizes
+from understudy.policies.pi05.config import Pi0PolicyConfig, Pi05PolicyConfig, Pi05Settings, Sizes
 from understudy.policies.registry import check_start
 from understudy.train import run
 

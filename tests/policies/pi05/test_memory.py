@@ -11,11 +11,10 @@ from support.naive_pi05 import NaivePi0
 from support.pi05 import SMALL, small
 from support.refusals import refused
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
-from understudy.policies.pi05 import siglip
-from understudy.policies.pi05.network import Pi0Network
-from understudy.policies.pi05.siglip import Frames, VisionEncoder
-from understudy.policies.pi05.sizes import BASE, TINY, VisionSizes
-from understudy.policies.pi05.weights.released_keys import released_key
+from understudy.policies.pi05 import network as siglip
+from understudy.policies.pi05.config import BASE, TINY, VisionSizes
+from understudy.policies.pi05.network import Frames, Pi0Network, VisionEncoder
+from understudy.policies.pi05.released_keys import released_key
 
 SIZES = replace(SMALL, vision=VisionSizes(width=12, depth=5, mlp=20, heads=3, patch=3, image=6, temporal_every=2))
 SIDE = SIZES.vision.image

@@ -11,11 +11,10 @@ from torch import Tensor
 from support.pi05 import SMALL, inputs, joint, seen, sees, small
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
 from understudy.policies.common import flow_matching
-from understudy.policies.common.towers import attention
-from understudy.policies.common.towers.attention import rotary
-from understudy.policies.pi05.network import Pi0Network
-from understudy.policies.pi05.observation import Observation, Tail
-from understudy.policies.pi05.sizes import BASE
+from understudy.policies.common import towers as attention
+from understudy.policies.common.towers import rotary
+from understudy.policies.pi05.config import BASE
+from understudy.policies.pi05.network import Observation, Pi0Network, Tail
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
 

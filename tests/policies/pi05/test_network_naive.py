@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from support.naive_pi05 import NaivePi0, Sample, paper_weights, samples
-from understudy.policies.common.chunking import sample_given, sample_guided
-from understudy.policies.common.towers.tower_sizes import TowerSizes
+from understudy.policies.common.flow_matching import sample_given, sample_guided
+from understudy.policies.common.settings import TowerSizes
+from understudy.policies.pi05.config import Sizes, VisionSizes
 from understudy.policies.pi05.network import Pi0Network
-from understudy.policies.pi05.sizes import Sizes, VisionSizes
-from understudy.policies.pi05.weights.released_keys import released_key
+from understudy.policies.pi05.released_keys import released_key
 
 TOWER = {"depth": 2, "num_heads": 6, "num_kv_heads": 3, "head_dim": 4}
 SIZES = Sizes(

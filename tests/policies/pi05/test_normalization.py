@@ -17,16 +17,15 @@ from understudy.batch_keys import ACTION, STATE
 from understudy.config.train import TrainConfig
 from understudy.data.stats.summary import Mode, Statistics, offset_and_spread
 from understudy.errors import ConfigError
-from understudy.policies.common.affine import Affine
-from understudy.policies.common.normalizer import Normalizer
+from understudy.policies.common.normalizer import Affine, Normalizer
 from understudy.policies.pi05.config import Pi05Settings
-from understudy.policies.pi05.text.prompt import state_bins
-from understudy.policies.pi05.weights.normalization import (
+from understudy.policies.pi05.normalization import (
     NormalizationSettings,
     find_normalization,
     fit_normalization,
+    map_range,
 )
-from understudy.policies.pi05.weights.stored_figures import map_range
+from understudy.policies.pi05.text import state_bins
 
 WIDTHS = {ACTION: 3, STATE: 2}
 FIGURES = {

@@ -19,9 +19,9 @@ pytest.importorskip("tokenizers", reason="needs the extra pi05")
 from support.pi05_policy import batch, policy
 from support.sentences import write_model
 from understudy.batch_keys import STATE
+from understudy.policies.common import towers as segments
 from understudy.policies.common.fast_tokenizer import FastTokenizer
-from understudy.policies.common.towers import segments
-from understudy.policies.common.towers.segments import attend_segments, make_segments
+from understudy.policies.common.towers import attend_segments, make_segments
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
 from understudy.policies.pi05.policy import Pi05Policy
@@ -191,7 +191,7 @@ def varlen(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("torch.nn.attention.varlen")
     module.varlen_attn = loop  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
-    monkeypatch.setattr("understudy.policies.common.towers.attention.takes_varlen", lambda *_: True)
+    monkeypatch.setattr("understudy.policies.common.towers.takes_varlen", lambda *_: True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

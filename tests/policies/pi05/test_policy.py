@@ -21,15 +21,14 @@ from support.sentences import write_model
 from understudy.config.train import OptimConfig
 from understudy.optim.param_groups import freeze
 from understudy.policies.common.fast_tokenizer import FastTokenizer
-from understudy.policies.common.letterbox import letterbox
-from understudy.policies.common.token_loss import token_cross_entropy
+from understudy.policies.common.images import letterbox
+from understudy.policies.common.layers import token_cross_entropy
 from understudy.policies.draws import generate_draws, make_draws
 from understudy.policies.inference import RobotPolicy, load_policy
 from understudy.policies.losses import Loss, scalar
 from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
-from understudy.policies.pi05.extents import cut, padded_length
 from understudy.policies.pi05.policy import Pi05Policy
-from understudy.policies.pi05.text.respond import respond
+from understudy.policies.pi05.targets import cut, padded_length, respond
 from understudy.policies.registry import policy_type
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])

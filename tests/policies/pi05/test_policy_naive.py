@@ -18,7 +18,7 @@ from support.sentences import write_model
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.draws import Draws, make_draws
 from understudy.policies.pi05.policy import Pi05Policy
-from understudy.policies.pi05.weights.released_keys import released_key
+from understudy.policies.pi05.released_keys import released_key
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
 

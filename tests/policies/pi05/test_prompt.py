@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
-from understudy.policies.pi05.text.prompt import (
+from understudy.policies.pi05.text import (
     RESERVED,
     TextSettings,
     TextTokenizer,

@@ -28,10 +28,9 @@ from understudy.errors import ConfigError
 from understudy.policies import policy_folder
 from understudy.policies.folder_formats import describe_folder, save_folder
 from understudy.policies.inference import RobotPolicy, load_policy
-from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
+from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings, Sizes
 from understudy.policies.pi05.policy import Pi05Policy
-from understudy.policies.pi05.sizes import Sizes
-from understudy.policies.pi05.weights.released_keys import EXPERT_HEAD, own_name
+from understudy.policies.pi05.released_keys import EXPERT_HEAD, own_name
 from understudy.policies.registry import check_start
 from understudy.policies.weight_files import FILE, INDEX
 from understudy.train import run
@@ -319,7 +318,7 @@ def test_weights_and_data_are_all_that_a_run_needs(tmp_path: Path) -> None:
 
 MEASURE = """
 import sys, torch
-from understudy.policies import meta_device
+from understudy.policies import weight_files
 from understudy.policies import policy_folder, weight_files
 from understudy.policies.policy import build_saved
 
@@ -327,7 +326,7 @@ def peak():
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 
 small, large, how = sys.argv[1:]
-weight_files.PART, meta_device.LARGE = 1 << 20, 64
+weight_files.PART, weight_files.LARGE = 1 << 20, 64
 build_saved(policy_folder.load(small), small)  # libraries settle
 before = peak()
 made = build_saved(saved := policy_folder.load(large), large)

@@ -7,8 +7,8 @@ import pytest
 
 from support.refusals import refused
 from support.released import L, P, T, released_shapes
-from understudy.policies.pi05.sizes import BASE, TINY, Sizes
-from understudy.policies.pi05.weights.released_keys import (
+from understudy.policies.pi05.config import BASE, TINY, Sizes
+from understudy.policies.pi05.released_keys import (
     EXPERT_HEAD,
     HEAD,
     Shapes,

@@ -5,9 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from support.pi05 import inputs, seen, small
-from understudy.policies.pi05.network import Pi0Network
-from understudy.policies.pi05.observation import Observation, Tail
-from understudy.policies.pi05.text.respond import respond
+from understudy.policies.pi05.network import Observation, Pi0Network, Tail
+from understudy.policies.pi05.targets import respond
 
 
 def full_passes(network: Pi0Network, observed: Observation, length: int, end: int) -> list[list[int]]:

@@ -22,8 +22,7 @@ from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.inference import load_policy
-from understudy.policies.pi05.config import Pi05Settings
-from understudy.policies.pi05.sizes import Sizes
+from understudy.policies.pi05.config import Pi05Settings, Sizes
 from understudy.train import run
 from understudy.train.profiling.plan import plan
 

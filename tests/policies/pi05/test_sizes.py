@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from understudy.policies.pi05.sizes import BASE, TINY, Sizes
+from understudy.policies.pi05.config import BASE, TINY, Sizes
 
 
 @pytest.mark.parametrize("sizes", [BASE, TINY, replace(TINY, adaptive=False)])

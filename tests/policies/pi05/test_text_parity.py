@@ -11,12 +11,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from support.naive_pi05 import NaivePi0, Sample, guided_velocity, samples, sees
-from understudy.policies.common.token_loss import token_cross_entropy
-from understudy.policies.pi05.network import Pi0Network
-from understudy.policies.pi05.observation import Observation, Tail
-from understudy.policies.pi05.sizes import Sizes
-from understudy.policies.pi05.text.respond import respond
-from understudy.policies.pi05.weights.released_keys import EMBEDDING, is_adaptive, own_name, released_key
+from understudy.policies.common.layers import token_cross_entropy
+from understudy.policies.pi05.config import Sizes
+from understudy.policies.pi05.network import Observation, Pi0Network, Tail
+from understudy.policies.pi05.released_keys import EMBEDDING, is_adaptive, own_name, released_key
+from understudy.policies.pi05.targets import respond
 
 GOLDEN = Path(__file__).with_name("golden")
 BOTH = pytest.mark.parametrize("family", ["pi05", "pi0"])

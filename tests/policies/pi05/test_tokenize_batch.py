@@ -12,8 +12,8 @@ from understudy.batch_keys import CUT_SUFFIX
 from understudy.errors import ConfigError
 from understudy.policies.common.fast_tokenizer import FastTokenizer, quantise
 from understudy.policies.common.normalizer import Normalizer
-from understudy.policies.pi05.text.prompt import TextSettings, state_bins
-from understudy.policies.pi05.text.tokenize_batch import Texts
+from understudy.policies.pi05.text import TextSettings, state_bins
+from understudy.policies.pi05.tokenize_batch import Texts
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")

@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 
 from support.pi05_policy import policy
 from support.released import released_shapes
-from understudy.policies.pi05.sizes import TINY
-from understudy.policies.pi05.weights.first_weights import FirstWeights, fresh_weight
-from understudy.policies.pi05.weights.released_keys import EXPERT_HEAD, WeightsError, own_name
+from understudy.policies.pi05.config import TINY
+from understudy.policies.pi05.first_weights import FirstWeights, fresh_weight
+from understudy.policies.pi05.released_keys import EXPERT_HEAD, WeightsError, own_name
 from understudy.policies.policy import load
 
 KEYS = released_shapes(TINY)

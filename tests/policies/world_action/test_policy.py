@@ -6,14 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from understudy.policies.common.task_modes import FORWARD, INVERSE, MODES, POLICY, TRAINS
+from understudy.policies.common.settings import FORWARD, INVERSE, MODES, POLICY, TRAINS
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
 from understudy.policies.world_action.config import WorldActionConfig
-from understudy.policies.world_action.network import CLOSED
-from understudy.policies.world_action.patches import to_images, to_patches
+from understudy.policies.world_action.network import CHANGE, CLOSED, to_images, to_patches
 from understudy.policies.world_action.policy import WorldActionPolicy
-from understudy.policies.world_action.streams import CHANGE
 
 CAMERAS = ("front", "wrist")
 UNITS = {

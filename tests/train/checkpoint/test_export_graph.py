@@ -12,8 +12,8 @@ from support.refusals import refused
 from support.runs import trained_run
 from understudy.cli.main import WRONG_INPUT, main
 from understudy.errors import ConfigError
-from understudy.policies.common.encoders.text import byte_tokens
-from understudy.policies.graph.files import check_type
+from understudy.policies.common.encoders import byte_tokens
+from understudy.policies.graph import check_type
 from understudy.train.checkpoint.export import ExportConfig, export_graph
 
 

@@ -17,7 +17,7 @@ from understudy.data.write.writer import EpisodeWriter
 from understudy.errors import DatasetError
 from understudy.load.loader import Loader
 from understudy.load.validation_data import ValidationData
-from understudy.policies.common.letterbox import letterbox, write_letterbox
+from understudy.policies.common.images import letterbox, write_letterbox
 from understudy.policies.flow.config import FlowSettings
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.train.data.run_data import RunData, open_data

@@ -21,7 +21,7 @@ from understudy.config.schema import complete, dump_yaml, load
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.errors import ConfigError, DatasetError
 from understudy.load.loader import Loader
-from understudy.policies.common.task_modes import MODES
+from understudy.policies.common.settings import MODES
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import RunData, compute_normalization, dataset_fingerprint, open_data
 

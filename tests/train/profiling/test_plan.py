@@ -33,8 +33,7 @@ from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.config import FlowSettings
 from understudy.policies.flow.model import FlowPolicy
-from understudy.policies.pi05.config import Pi05Settings
-from understudy.policies.pi05.sizes import Sizes
+from understudy.policies.pi05.config import Pi05Settings, Sizes
 from understudy.train.data.run_data import choose_normalization, open_data
 from understudy.train.micro_batches import largest_part
 from understudy.train.profiling import plan as planning

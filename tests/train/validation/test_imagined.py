@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from support.policies import batch, policy
-from understudy.policies.common.task_modes import FORWARD, POLICY
+from understudy.policies.common.settings import FORWARD, POLICY
 from understudy.policies.draws import make_draws
 from understudy.train.validation.imagined import Futures, moved, psnr
 

@@ -18,7 +18,7 @@ from understudy.config import help
 from understudy.config.schema import SUFFIXES, complete, plain, read_file, run_defaults, validate
 from understudy.errors import ConfigError
 from understudy.optional_packages import MissingExtraError, optional_imports
-from understudy.policies.code_files import is_code, pin
+from understudy.policies.registry import is_code, pin
 
 with optional_imports():
     import tyro

@@ -63,7 +63,7 @@ def read_chunks(config: TrainConfig) -> "Iterator[np.ndarray]":
     import torch
 
     from understudy.batch_keys import ACTION, HEAD, STATE
-    from understudy.policies.common.history import split_states
+    from understudy.policies.batch import split_states
     from understudy.policies.common.normalizer import Normalizer
     from understudy.train.data.run_data import choose_normalization, open_data
     from understudy.train.paths import with_local_files

@@ -166,7 +166,7 @@ def _open_loop(
     from understudy.batch_keys import TASK
     from understudy.errors import ConfigError
     from understudy.load.validation_data import UNREADABLE
-    from understudy.policies.common.task_modes import POLICY
+    from understudy.policies.common.settings import POLICY
     from understudy.train.augment_batch import batch_to_device
     from understudy.train.validation.open_loop import choose_starts, predict_actions
 

@@ -1,18 +1,12 @@
 """Parts that policies share.
 
-layers           linear, norm and attention layers with explicit precision
-flow_matching    flow matching on action chunks
-chunking         real-time chunking: a chunk that continues the one in execution
-affine           normalization as an affine map per norm head
-normalizer       between the robot's units and the network's, per norm head
-fast_tokenizer   FAST action tokens
+settings            settings of encoders, ages of past frames, task modes, dimensions of towers
+layers              linear and norm layers with explicit precision, cross-entropy over a large vocabulary
+flow_matching       flow matching on action chunks, and chunks that continue the one in execution
+normalizer          between the robot's units and the network's, per norm head
+images              images of any size between black bars, and augmentation from explicit draws
+encoders            texts and images as vectors
+towers              pairs of transformer towers that attend to each other
+fast_tokenizer      FAST action tokens
 fit_text_tokenizer  a small sentencepiece model for the texts of a dataset
-letterbox        images of any size between black bars
-ages             ages of past frames in settings
-history          past frames and states of a batch
-token_loss       cross-entropy over a large vocabulary
-augment          image augmentation from explicit draws
-towers           pairs of transformer towers that attend to each other
-encoders         texts and images as vectors
-task_modes       task modes: policy, forward, inverse and joint
 """

@@ -8,6 +8,20 @@ and `time` 0 is the action chunk,
 and sampling walks from t = 1 down to t = 0. (The paper writes tau = 1 - t.) Sources: Lipman et al. 2023, "Flow
 Matching for Generative Modeling", section 4.1 (optimal-transport path); Black et al. 2024, "pi0: A Vision-Language-
 Action Flow Model for General Robot Control", section IV.
+
+Real-time chunking: a new chunk of actions that continues the one a robot is still executing.
+
+While the network computes, the robot executes the first `delay` actions of the chunk at hand, so those are decided. Two
+ways let the new chunk agree with them:
+
+    given      They enter without noise, at flow time 0. The policy was trained that way (`max_delay`; Black et al.
+               2025, "Training-Time Action Conditioning for Efficient Real-Time Chunking").
+    guided     Each step also moves towards them, through the Jacobian of the estimated chunk, and less strongly
+               towards the actions after them. Any flow policy can do it (Black, Galliker and Levine 2025, "Real-Time
+               Execution of Action Chunking Flow Policies", after Song et al. 2023, "Pseudoinverse-Guided Diffusion
+               Models").
+
+Both work on a velocity field (x [B, T, dim], time [B] or [B, T]) -> [B, T, dim], in the network's units.
 """
 
 import math
@@ -102,3 +116,149 @@ def time_features(time: Tensor, width: int) -> Tensor:
     share = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=time.device)
     angles = time.double()[..., None] * (2 * math.pi / (MIN_PERIOD * (MAX_PERIOD / MIN_PERIOD) ** share))
     return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
+
+
+Field = Callable[[Tensor, Tensor], Tensor]
+"""(x [B, T, dim], time [B] or [B, T]) -> velocity, float32 [B, T, dim]."""
+
+MAX_GUIDANCE = 5.0
+"""Largest factor of the guidance, which is infinite at pure noise (the paper's beta)."""
+
+
+def given_actions(delay: Tensor, length: int) -> Tensor:
+    """Mark the leading actions that each sample is given, bool [B, length]; `delay` is int64 [B], their number."""
+    return torch.arange(length, device=delay.device) < delay[:, None]
+
+
+def check_delay(delay: int, horizon: int | None, known: int, max_delay: int) -> None:
+    """Check the arguments of `Policy.continue_chunk`.
+
+    Args:
+        delay: actions that the robot executes before the new ones arrive.
+        horizon: actions to be guided by; None: the first `delay` are given.
+        known: actions in execution.
+        max_delay: most given actions in training.
+
+    Raises:
+        ValueError: numbers beyond `known`, or a `delay` above `max_delay` without a horizon.
+    """
+    if not 0 <= delay <= known or (horizon is not None and not delay <= horizon <= known):
+        raise ValueError(
+            f"delay is {delay}, horizon {horizon}; give 0 <= delay <= horizon <= {known}, the actions in execution"
+        )
+    if horizon is None and delay > max_delay:
+        raise ValueError(
+            f"delay={delay}: the policy was trained with up to {max_delay} given actions (max_delay); give a horizon, "
+            "which guides any policy"
+        )
+
+
+def sample_given(field: Field, noise: Tensor, chunk: Tensor, delay: int, steps: int = 10) -> Tensor:
+    """Sample actions behind given ones.
+
+    Args:
+        field: velocity; it gets one time per action, [B, T].
+        noise: float32 [B, T, dim].
+        chunk: float32 [B, T, dim], of which the first `delay` actions are given; the others may hold anything.
+        delay: number of given actions, 0 to T.
+        steps: Euler steps.
+
+    Returns:
+        float32 [B, T, dim], with the given actions equal to the bit.
+    """
+    _check(noise, delay, steps)
+    given = given_actions(torch.full((1,), delay, device=noise.device), noise.shape[1])[..., None]  # [1, T, 1]
+    chunk = torch.where(given, chunk, 0.0)
+    x = torch.where(given, chunk, noise)
+    for k in range(steps):
+        time = torch.where(given[..., 0], 0.0, torch.full_like(noise[..., 0], 1 - k / steps))
+        x = torch.where(given, chunk, x - field(x, time) / steps)
+    return x
+
+
+def sample_guided(
+    field: Field,
+    noise: Tensor,
+    chunk: Tensor,
+    delay: int,
+    horizon: int,
+    steps: int = 10,
+    decay: str = "exp",
+    most: float = MAX_GUIDANCE,
+    dims: Tensor | None = None,
+) -> Tensor:
+    """Sample actions guided towards those of the chunk at hand.
+
+    With tau = 1 - time, the estimate of the chunk is A = x - time v(x). Its error e = w (chunk - A) changes v by
+
+        - min(most, (1 - tau) / tau * ((1 - tau)^2 + tau^2) / (1 - tau)^2) (dA / dx)^T e
+
+    Args:
+        field: velocity; it must be differentiable.
+        noise: float32 [B, T, dim].
+        chunk: float32 [B, T, dim], the chunk at hand from now on; behind `horizon` it may hold anything.
+        delay: actions with weight 1.
+        horizon: actions with a weight, `delay` to T.
+        steps: Euler steps.
+        decay: of the weights between `delay` and `horizon`, see `guidance_weights`.
+        most: largest factor.
+        dims: bool, broadcastable to [B, T, dim], the robot's own dimensions, which alone are guided; None: all. The
+            loss trains no others, so the estimate there is arbitrary, and its error would change the robot's own
+            through the Jacobian.
+    """
+    _check(noise, delay, steps)
+    weights = guidance_weights(noise.shape[1], delay, horizon, decay).to(noise.device)[None, :, None]  # [1, T, 1]
+    if dims is not None:
+        weights = weights * dims
+    chunk = torch.where(weights > 0, chunk, 0.0)
+    x = noise
+    for k in range(steps):
+        tau = k / steps
+        factor = most
+        if tau > 0:
+            factor = min(most, (1 - tau) / tau * ((1 - tau) ** 2 + tau**2) / (1 - tau) ** 2)
+        x = x - guided_velocity(field, x, 1 - tau, chunk, weights, factor, dims) / steps
+    return x
+
+
+def guided_velocity(
+    field: Field, x: Tensor, time: float, chunk: Tensor, weights: Tensor, factor: float, dims: Tensor | None = None
+) -> Tensor:
+    """Compute the velocity at x [B, T, dim] with guidance; see `sample_guided`."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        velocity = field(x, torch.full_like(x[:, 0, 0], time).detach())
+        estimate = x - time * velocity
+        error = (weights * (chunk - estimate)).detach()
+        (pull,) = torch.autograd.grad(estimate, x, error)
+    return velocity.detach() - factor * (pull if dims is None else torch.where(dims, pull, 0.0))
+
+
+def guidance_weights(length: int, delay: int, horizon: int, decay: str = "exp") -> Tensor:
+    """Compute the weight of each action, float32 [length]: 1 up to `delay`, falling to 0 at `horizon`.
+
+    Args:
+        length: T.
+        delay: actions with weight 1.
+        horizon: first action with weight 0.
+        decay: `linear` is w = (horizon - i) / (horizon - delay + 1); `exp` is w (e^w - 1) / (e - 1), the paper's.
+
+    Raises:
+        ValueError: `horizon` is not from `delay` to `length`, or there is no such decay.
+    """
+    if not 0 <= delay <= horizon <= length:
+        raise ValueError(f"delay={delay}, horizon={horizon}: must be 0 <= delay <= horizon <= {length}, the chunk")
+    if decay not in ("linear", "exp"):
+        raise ValueError(f"decay={decay!r}: must be 'linear' or 'exp'")
+    place = torch.arange(length, dtype=torch.float64)
+    ramp = ((horizon - place) / (horizon - delay + 1)).clamp(0, 1)
+    if decay == "exp":
+        ramp = ramp * torch.expm1(ramp) / (math.e - 1)
+    return torch.where(place < delay, 1.0, ramp).float()
+
+
+def _check(noise: Tensor, delay: int, steps: int) -> None:
+    if not 0 <= delay <= noise.shape[1]:
+        raise ValueError(f"delay={delay}: must be from 0 to {noise.shape[1]}, the actions of a chunk")
+    if steps < 1:
+        raise ValueError(f"steps={steps}: sampling needs at least 1 Euler step")

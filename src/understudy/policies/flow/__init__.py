@@ -1,8 +1,6 @@
 """A flow-matching policy of about a million parameters.
 
-config        settings and config
-model         `FlowPolicy`
-streams       targets of the loss terms
-continuation  chunks that continue the one in execution
-graph         the policy as a function of tensors
+config  settings and config
+model   `FlowPolicy`
+graph   the policy as a function of tensors
 """

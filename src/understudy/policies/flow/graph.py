@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from understudy.batch_keys import ACTION, HEAD, STATE, TASK
-from understudy.policies.common.encoders.text import byte_tokens
+from understudy.policies.common.encoders import byte_tokens
 from understudy.policies.flow.model import TOKENS, FlowPolicy
-from understudy.policies.graph.interface import GraphInput, PolicyGraph
+from understudy.policies.graph import GraphInput, PolicyGraph
 
 
 class FlowGraph(PolicyGraph):

@@ -7,12 +7,12 @@ are in the robot's units: the policy has the normalization and saves it (`polici
 
 With `future` the same network also predicts the states that follow. They are a second stream beside the chunk of
 actions, with a flow time of its own. Given one stream (time 0), the network finds the other: forward and inverse
-dynamics (`policies/common/task_modes.py`), as in Zhu et al. 2025, "Unified World Models".
+dynamics (`policies/common/settings.py`), as in Zhu et al. 2025, "Unified World Models".
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,20 +20,103 @@ from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION, MODE, STATE
 from understudy.policies.batch import check_shape, prompts_of, value_of
-from understudy.policies.common.chunking import given_actions
-from understudy.policies.common.encoders.image import ImageEncoder
-from understudy.policies.common.encoders.text import TextEncoder, text_room
-from understudy.policies.common.flow_matching import delays_or_none, euler, spread_times, velocity
+from understudy.policies.common.encoders import ImageEncoder, TextEncoder, text_room
+from understudy.policies.common.flow_matching import (
+    Field,
+    check_delay,
+    delays_or_none,
+    euler,
+    given_actions,
+    noisy_actions,
+    sample_given,
+    sample_guided,
+    spread_times,
+    velocity,
+)
 from understudy.policies.common.layers import Layer, Linear, layer_norm, sinusoids, zero_init
 from understudy.policies.common.normalizer import Normalizer, blanked, state_now
-from understudy.policies.common.task_modes import DYNAMICS, FLOW, FORWARD, MODES, POLICY, TRAINS
+from understudy.policies.common.settings import DYNAMICS, FLOW, FORWARD, MODES, POLICY, TRAINS
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.flow.config import FlowPolicyConfig
-from understudy.policies.flow.continuation import Integrate, make_integration
-from understudy.policies.flow.streams import KEY_OF, Stream, samples_given, uncounted
-from understudy.policies.imagined import Imagined
-from understudy.policies.losses import Loss, masked_squared_error, valid_elements
+from understudy.policies.losses import Imagined, Loss, masked_squared_error, valid_elements
 from understudy.policies.policy import Policy
+
+KEY_OF = {FLOW: ACTION, DYNAMICS: STATE}
+"""Key of a batch that each loss term predicts."""
+
+
+class Stream(NamedTuple):
+    """Target of one loss term: the chunk of actions, or the states that follow."""
+
+    clean: Tensor
+    """float32 [B, T, dim], normalized, 0 in padded slots and dimensions."""
+    is_pad: Tensor
+    """bool [B, T]."""
+    dim_is_pad: Tensor | None
+    """bool [B, dim]."""
+    given: Tensor | None
+    """bool [B], True where the sample's mode gives the target as an input; None: nowhere."""
+    first: Tensor | None = None
+    """bool [B, T], True for leading actions that the sample is given (`max_delay`); None: nowhere."""
+
+    def points(self, noise: Tensor, time: Tensor) -> Tensor:
+        """Compute x_t on the path from `noise` [B, D, T, dim] at `time` [B, D]; leading given actions are clean."""
+        clean = self.clean[:, None].expand_as(noise)
+        found = noisy_actions(clean, noise, time)
+        return found if self.first is None else torch.where(self.first[:, None, :, None], clean, found)
+
+
+def uncounted(is_pad: Tensor, given: Tensor | None, first: Tensor | None = None) -> Tensor:
+    """Slots that count nothing, bool [B, T]: slots without a target, and given ones; see `Stream`."""
+    found = is_pad if given is None else is_pad | given[:, None]
+    return found if first is None else found | first
+
+
+def samples_given(mode: Tensor, term: str) -> Tensor:
+    """Samples whose mode, int64 [B], gives the target of `term`: bool [B]."""
+    found = torch.zeros_like(mode, dtype=torch.bool)
+    for number, name in enumerate(MODES):
+        if term not in TRAINS[name]:
+            found = found | (mode == number)
+    return found
+
+
+Integrate = Callable[[Field, Tensor, int], Tensor]
+"""(velocity field, noise [B, T, dim], steps) -> [B, T, dim]."""
+
+
+def make_integration(
+    config: FlowPolicyConfig,
+    normalizer: Normalizer,
+    batch: Mapping[str, Any],
+    executing: Tensor,
+    delay: int,
+    horizon: int | None,
+) -> Integrate:
+    """Return the integration that continues the actions in execution; arguments of `Policy.continue_chunk`.
+
+    Raises:
+        ValueError: a policy with a future, numbers beyond `executing`, or a `delay` above `max_delay` without a
+            horizon.
+    """
+    known = executing.shape[1]
+    if config.future:
+        raise ValueError("a flow policy with a future cannot continue a chunk; call act without previous")
+    check_delay(delay, horizon, known, config.max_delay)
+    rest = nn.functional.pad(executing.float(), (0, 0, 0, config.chunk - known))
+    chunk = normalizer.actions({**batch, ACTION: rest})
+    padded = normalizer.dim_is_pad(ACTION, batch)
+
+    def integrate(field: Field, noise: Tensor, steps: int) -> Tensor:
+        with torch.no_grad():
+            if horizon is None:
+                # The field has one time per sample. The last action is never given, so its time is that of the sample.
+                return sample_given(lambda x, time: field(x, time[:, -1]), noise, chunk, delay, steps)
+            dims = None if padded is None else ~padded[:, None]
+            return sample_guided(field, noise, chunk, delay, horizon, steps, dims=dims)
+
+    return integrate
+
 
 TOKENS = "task_tokens"
 """Key of a batch with `byte_tokens` [B, L] in place of the instructions, for graphs."""

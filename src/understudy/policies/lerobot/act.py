@@ -13,7 +13,7 @@ from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
 from understudy.policies.batch import check_shape, has_values, value_of
 from understudy.policies.common.normalizer import state_now
-from understudy.policies.common.task_modes import POLICY
+from understudy.policies.common.settings import POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.lerobot.adapter import GivenNoise, LerobotPolicy, build_errors
 from understudy.policies.lerobot.settings import LerobotActConfig

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.optional_packages import optional_imports
-from understudy.policies.batch import check_shape, value_of
-from understudy.policies.common.history import STATES, split_states
+from understudy.policies.batch import STATES, check_shape, split_states, value_of
 from understudy.policies.common.normalizer import blanked
-from understudy.policies.common.task_modes import POLICY
+from understudy.policies.common.settings import POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.lerobot.adapter import GivenNoise, LerobotPolicy, build_errors
 from understudy.policies.lerobot.settings import LerobotDiffusionConfig

@@ -19,9 +19,8 @@ from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
 from understudy.policies.folder_formats import ForeignFolder
 from understudy.policies.lerobot.settings import IDENTITY, VISUAL, LerobotConfig, LerobotSettings
-from understudy.policies.pi05.formats.robot import to_json
-from understudy.policies.pi05.weights.lerobot_normalization import LEROBOT, LEROBOT_OUT, read_lerobot
-from understudy.policies.pi05.weights.stored_figures import read_object
+from understudy.policies.pi05.export import to_json
+from understudy.policies.pi05.normalization import LEROBOT, LEROBOT_OUT, read_lerobot, read_object
 from understudy.policies.registry import policy_type, stored_type
 
 EPS = 1e-8

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
-from understudy.policies.pi05.weights.stored_figures import read_object
+from understudy.policies.pi05.normalization import read_object
 from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType, imported, stored_type
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -17,12 +17,12 @@ from understudy.optional_packages import optional_imports
 from understudy.policies.batch import check_shape, prompts_of, value_of
 from understudy.policies.common.flow_matching import released_times
 from understudy.policies.common.normalizer import state_now
-from understudy.policies.common.task_modes import FLOW, POLICY
+from understudy.policies.common.settings import FLOW, POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.lerobot.adapter import LerobotPolicy, build_errors
 from understudy.policies.lerobot.settings import LerobotSmolvlaConfig
 from understudy.policies.losses import Detail, Loss, valid_elements
-from understudy.policies.pi05.weights.released_keys import WeightsError
+from understudy.policies.pi05.released_keys import WeightsError
 from understudy.policies.weight_files import StoredTensors, WeightFiles
 
 TOKENS, TOKENS_MASK = "language_tokens", "language_tokens_mask"

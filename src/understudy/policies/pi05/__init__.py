@@ -1,14 +1,15 @@
 """pi0.5 and pi0: a vision-language model and an action expert that attend to each other, layer by layer.
 
-sizes         dimensions of a network
-config        settings and configs
-policy        `Pi05Policy`
-flow_targets  noisy chunks of actions, and their loss
-network       `Pi0Network`
-observation   its inputs: text, past states, embedded prefix and tail
-siglip        the vision encoder
-extents       images of a batch, cameras and numbers of tokens of a sample
-text          prompts and responses as tokens
-weights       released weights: names, first weights, normalization
-formats       folders of LeRobot and openpi
+config           dimensions, settings and configs
+policy           `Pi05Policy`
+network          `Pi0Network`, its inputs, and the vision encoder
+targets          images and tokens of a batch, noisy chunks, their losses, predicted responses
+text             prompts and responses as tokens
+tokenize_batch   tokens of a batch
+released_keys    names of released weights, both ways
+first_weights    first weights: of a released file, or fresh
+jax_tree         weights in openpi's JAX format
+normalization    normalization of a new run: that of released weights, or of the data
+released_folder  a folder of any tool, read as one of ours
+export           folders of LeRobot and openpi
 """

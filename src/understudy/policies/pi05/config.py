@@ -1,18 +1,181 @@
-"""Settings and configs of pi0.5 and pi0. No torch."""
+"""Dimensions, settings and configs of pi0.5 and pi0. No torch.
+
+`Sizes.BASE` are the dimensions of the released checkpoints, `Sizes.TINY` those of a network that trains on a CPU in
+minutes. A JSON object with the field names of `Sizes` gives any other (`Sizes.from_mapping`).
+"""
 
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib import import_module
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from understudy.policies.common.ages import age_problems, times_of
 from understudy.policies.common.fast_tokenizer import FastTokenizer
-from understudy.policies.pi05.sizes import Sizes
-from understudy.policies.pi05.text.prompt import RESERVED, TextSettings
-from understudy.policies.pi05.weights.released_keys import released_key
+from understudy.policies.common.settings import TowerSizes, age_problems, times_of
+from understudy.policies.pi05.released_keys import released_key
+from understudy.policies.pi05.text import RESERVED, TextSettings
 from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType
+
+T = TypeVar("T")
+
+MEMORY = "mem"
+"""Key of reference files: {"frames": of a video, "every": `VisionSizes.temporal_every`}."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionSizes:
+    """Dimensions of the vision encoder (SigLIP, Zhai et al. 2023)."""
+
+    width: int
+    """Features per token."""
+    depth: int
+    """Layers."""
+    mlp: int
+    """Hidden features of the MLP."""
+    heads: int
+    """Attention heads; they divide `width`."""
+    patch: int
+    """Side of a patch in pixels."""
+    image: int
+    """Side of the square input image in pixels, a multiple of `patch`."""
+    temporal_every: int = 4
+    """Every N-th layer attends to past frames, where a policy has them: with 4 the layers 3, 7, 11, ... Of fewer than N
+    layers the last one does."""
+
+    @property
+    def temporal_layers(self) -> range:
+        """Numbers of the layers that attend to past frames; at least one."""
+        return range(min(self.temporal_every, self.depth) - 1, self.depth, self.temporal_every)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an image."""
+        return (self.image // self.patch) ** 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Dimensions of a network: a vision encoder, a language tower and an action expert of equally many layers.
+
+    Raises:
+        ValueError: a value that breaks a rule; the message lists all of them.
+    """
+
+    BASE: ClassVar["Sizes"]
+    """The released pi0.5 (3,353,433,872 parameters); with `adaptive=False` the released pi0 (3,238,048,528)."""
+    TINY: ClassVar["Sizes"]
+    """A network that trains on a CPU in minutes."""
+
+    vision: VisionSizes
+    """The vision encoder."""
+    vlm: TowerSizes
+    """The tower of images and text."""
+    expert: TowerSizes
+    """The tower of actions. Its `depth` and its heads are those of `vlm`."""
+    vocab: int
+    """Rows of the token embedding."""
+    chunk: int
+    """Actions predicted at once."""
+    dim: int
+    """Width of actions and states inside the network; narrower ones are padded with zeros."""
+    adaptive: bool = True
+    """True is pi0.5: the flow time modulates the expert's norms. False is pi0: a state token, and the time beside each
+    action."""
+
+    def __post_init__(self) -> None:
+        if found := self.problems():
+            raise ValueError("; ".join(found))
+
+    def problems(self) -> list[str]:
+        """List the rules that the values break, one line each."""
+        found = [
+            f"{name}: {value}: must be a whole number of at least 1"
+            for name, value in _numbers(self).items()
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1
+        ]
+        if found:
+            return found
+        vision, vlm, expert = self.vision, self.vlm, self.expert
+        if vision.width % vision.heads:
+            found.append(f"vision.heads: {vision.heads}: must divide vision.width {vision.width}")
+        if vision.image % vision.patch:
+            found.append(f"vision.image: {vision.image}: must be a multiple of vision.patch {vision.patch}")
+        for name in ("depth", "num_heads", "num_kv_heads", "head_dim"):
+            if getattr(vlm, name) != getattr(expert, name):
+                rule = f"must be that of vlm, {getattr(vlm, name)}: the towers attend to each other in each layer"
+                found.append(f"expert.{name}: {getattr(expert, name)}: {rule}")
+        if vlm.num_heads % vlm.num_kv_heads:
+            found.append(f"vlm.num_kv_heads: {vlm.num_kv_heads}: must divide vlm.num_heads {vlm.num_heads}")
+        if vlm.head_dim % 2:
+            found.append(f"vlm.head_dim: {vlm.head_dim}: must be even, for rotary positions")
+        if expert.width % 2:
+            found.append(f"expert.width: {expert.width}: must be even, for sines and cosines of the flow time")
+        return found
+
+    @classmethod
+    def from_mapping(cls, stored: Mapping[str, Any], **given: Any) -> Self:
+        """Read the sizes from JSON: `{"vision": {...}, "vlm": {...}, "expert": {...}, "vocab": ..., ...}`.
+
+        Args:
+            stored: the object; all fields but `adaptive` and `vision.temporal_every` are required. `mem.every` is
+                another name of the latter.
+            given: fields that replace those of `stored`.
+
+        Raises:
+            ValueError: a missing or unknown field, or a value that breaks a rule.
+        """
+        values = {**stored, **given}
+        memory = values.pop(MEMORY, None)
+        if isinstance(memory, Mapping) and "every" in memory and isinstance(values.get("vision"), Mapping):
+            values["vision"] = {"temporal_every": memory["every"], **values["vision"]}
+        for name, kind in (("vision", VisionSizes), ("vlm", TowerSizes), ("expert", TowerSizes)):
+            if isinstance(values.get(name), Mapping):
+                values[name] = _read(kind, values[name], f"{name}.", optional=("temporal_every",))
+        return _read(cls, values, "", optional=("adaptive",))
+
+
+def _numbers(sizes: Sizes) -> dict[str, Any]:
+    """Every number of `sizes` by its dotted name."""
+    found: dict[str, Any] = {}
+    for field in fields(sizes):
+        value = getattr(sizes, field.name)
+        if isinstance(value, VisionSizes | TowerSizes):
+            found |= {f"{field.name}.{inner.name}": getattr(value, inner.name) for inner in fields(value)}
+        elif field.name != "adaptive":
+            found[field.name] = value
+    return found
+
+
+def _read(kind: type[T], stored: Mapping[str, Any], prefix: str, optional: tuple[str, ...] = ()) -> T:
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # a dataclass
+    missing = [prefix + name for name in known if name not in stored and name not in optional]
+    unknown = [prefix + str(name) for name in stored if name not in known]
+    if missing or unknown:
+        lacks = f"missing {', '.join(missing)}" if missing else ""
+        extra = f"unknown {', '.join(unknown)}" if unknown else ""
+        raise ValueError(f"sizes: {'; '.join(filter(None, (lacks, extra)))}")
+    return kind(**stored)
+
+
+BASE = Sizes.BASE = Sizes(
+    vision=VisionSizes(width=1152, depth=27, mlp=4304, heads=16, patch=14, image=224),
+    vlm=TowerSizes(width=2048, depth=18, mlp_dim=16384, num_heads=8, num_kv_heads=1, head_dim=256),
+    expert=TowerSizes(width=1024, depth=18, mlp_dim=4096, num_heads=8, num_kv_heads=1, head_dim=256),
+    vocab=257_152,
+    chunk=50,
+    dim=32,
+)
+
+TINY = Sizes.TINY = Sizes(
+    vision=VisionSizes(width=64, depth=3, mlp=128, heads=4, patch=8, image=64),
+    vlm=TowerSizes(width=96, depth=4, mlp_dim=256, num_heads=4, num_kv_heads=1, head_dim=24),
+    expert=TowerSizes(width=64, depth=4, mlp_dim=192, num_heads=4, num_kv_heads=1, head_dim=24),
+    vocab=1024,
+    chunk=8,
+    dim=32,
+)
+
 
 NETWORK_SIZE = (0, 0)
 """Value of `image_size` that means the image size of the network."""
@@ -34,7 +197,7 @@ OPENPI_RUN = {"steps": OPENPI_STEPS, "batch_size": 32}
 """Defaults of `num_train_steps` and `batch_size` in openpi's `training/config.py`."""
 OPENPI_EMA = {"decay": 0.99}
 """Default of `ema_decay` there; the configs with LoRA keep no average."""
-FACTS = "understudy.policies.pi05.formats.released_folder", "stored_facts"
+FACTS = "understudy.policies.pi05.released_folder", "stored_facts"
 """Module and function that read released weights; imported at first use, since they import torch."""
 
 
@@ -56,12 +219,12 @@ class Pi05Settings(TextSettings, PolicySettings):
     START_FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "weights": ("*.json", "model*.safetensors", "policy_*.safetensors", "tokenizer.model")
     }
-    FOLDER: ClassVar[str] = "understudy.policies.pi05.formats.released_folder:read_folder"
-    TENSORS: ClassVar[str] = "understudy.policies.pi05.weights.jax_tree:open_tree"
-    START_CHECK: ClassVar[str] = "understudy.policies.pi05.formats.implied_config:check_implied"
+    FOLDER: ClassVar[str] = "understudy.policies.pi05.released_folder:read_folder"
+    TENSORS: ClassVar[str] = "understudy.policies.pi05.jax_tree:open_tree"
+    START_CHECK: ClassVar[str] = "understudy.policies.pi05.released_folder:check_implied"
     FORMATS: ClassVar[Mapping[str, str]] = {
-        "lerobot": "understudy.policies.pi05.formats.lerobot:lerobot_folder",
-        "openpi": "understudy.policies.pi05.formats.openpi:openpi_folder",
+        "lerobot": "understudy.policies.pi05.export:lerobot_folder",
+        "openpi": "understudy.policies.pi05.export:openpi_folder",
     }
     PARTS: ClassVar[Mapping[str, str]] = {
         "layers.*.vlm.*": "vlm",
@@ -72,7 +235,7 @@ class Pi05Settings(TextSettings, PolicySettings):
         "vision.*": "vision",
         "*": "expert",
     }
-    RESIZE: ClassVar[str] = "understudy.policies.common.letterbox:write_letterbox"
+    RESIZE: ClassVar[str] = "understudy.policies.common.images:write_letterbox"
     RESIZED: ClassVar[str] = "aspect ratio kept, between black bars"
     # Both towers, and the layers of actions (`action_in_proj`), state and flow time: another robot has other actions.
     LORA_TARGETS: ClassVar[tuple[str, ...]] = ("layers.*_proj", "[as]*_proj", "*time_mlp_*")

@@ -19,21 +19,25 @@ import torch
 from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION, STATE
-from understudy.policies.batch import check_shape, value_of
-from understudy.policies.common.chunking import Field, check_delay, sample_given, sample_guided
+from understudy.policies.batch import STATES, STATES_IS_PAD, check_shape, split_states, value_of
 from understudy.policies.common.flow_matching import (
+    Field,
+    check_delay,
     delays,
     euler,
     released_times,
+    sample_given,
+    sample_guided,
     spread_times,
 )
-from understudy.policies.common.history import STATES, STATES_IS_PAD, split_states
 from understudy.policies.common.normalizer import Normalizer, state_now
-from understudy.policies.common.task_modes import FLOW, POLICY
+from understudy.policies.common.settings import FLOW, POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss, valid_elements
 from understudy.policies.pi05.config import Pi05PolicyConfig
-from understudy.policies.pi05.extents import (
+from understudy.policies.pi05.first_weights import FirstWeights, stored_keys
+from understudy.policies.pi05.network import Observation, Pi0Network, States
+from understudy.policies.pi05.targets import (
     EXTENTS,
     FAST,
     PROMPT,
@@ -42,18 +46,20 @@ from understudy.policies.pi05.extents import (
     Extent,
     cut,
     extents,
+    flow_loss,
     images_of,
     known_extents,
     longest,
+    noisy_chunks,
     packing_of,
     padded_tokens,
+    respond,
+    tail_of,
+    token_losses,
+    unlearnt_actions,
+    widened,
 )
-from understudy.policies.pi05.flow_targets import flow_loss, noisy_chunks, unlearnt_actions, widened
-from understudy.policies.pi05.network import Pi0Network
-from understudy.policies.pi05.observation import Observation, States
-from understudy.policies.pi05.text.respond import respond, tail_of, token_losses
-from understudy.policies.pi05.text.tokenize_batch import Shared, Texts
-from understudy.policies.pi05.weights.first_weights import FirstWeights, stored_keys
+from understudy.policies.pi05.tokenize_batch import Shared, Texts
 from understudy.policies.policy import Policy
 from understudy.policies.weight_files import StoredRows, StoredTensors, fill_parameters
 
@@ -253,7 +259,7 @@ class Pi05Policy(Policy, Pi0Network):
         steps: int = 10,
         horizon: int | None = None,
     ) -> Tensor:
-        """Sample actions that continue a chunk which the robot is still executing; see `common/chunking.py`.
+        """Sample actions that continue a chunk which the robot is still executing; see `common/flow_matching.py`.
 
         Args:
             batch: see the class.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from understudy.policies.common.encoders.settings import EncoderSettings
+from understudy.policies.common.settings import EncoderSettings
 from understudy.policies.registry import PolicyConfig, PolicyType
 
 

@@ -13,17 +13,22 @@ from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION, MODE, STATE
 from understudy.policies.batch import check_shape, prompts_of, value_of
-from understudy.policies.common.encoders.text import text_room
+from understudy.policies.common.encoders import text_room
 from understudy.policies.common.flow_matching import noisy_actions, shift_times, spread_times, velocity
 from understudy.policies.common.normalizer import Normalizer, blanked, state_now
-from understudy.policies.common.task_modes import DYNAMICS, FLOW, FORWARD, IMAGES, MODES, POLICY, TRAINS
+from understudy.policies.common.settings import DYNAMICS, FLOW, FORWARD, IMAGES, MODES, POLICY, TRAINS
 from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.imagined import Imagined
-from understudy.policies.losses import Loss, masked_squared_error, valid_elements
+from understudy.policies.losses import Imagined, Loss, masked_squared_error, valid_elements
 from understudy.policies.policy import Policy
 from understudy.policies.world_action.config import WorldActionConfig
-from understudy.policies.world_action.network import Context, WorldActionNetwork
-from understudy.policies.world_action.streams import check_mode, imagined_images, present, stream_of
+from understudy.policies.world_action.network import (
+    Context,
+    WorldActionNetwork,
+    check_mode,
+    imagined_images,
+    present,
+    stream_of,
+)
 
 VALIDATION_DRAWS = 8
 """Noises and flow times per sample of a validation."""

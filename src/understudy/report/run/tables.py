@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from understudy.policies.common.task_modes import TRAINS
+from understudy.policies.common.settings import TRAINS
 from understudy.train.validation.metrics import notes_on_groups
 
 KINDS = {"heads": "norm head", "sources": "source", "tasks": "task"}

@@ -219,7 +219,7 @@ def export_graph(config: ExportConfig) -> None:
     from understudy.contract.facts import FILE, write_contract
     from understudy.optional_packages import require
     from understudy.policies import folder_formats, policy_folder
-    from understudy.policies.graph import files
+    from understudy.policies import graph as files
     from understudy.policies.inference import RobotPolicy
     from understudy.policies.registry import policy_type
 

@@ -23,7 +23,7 @@ from understudy.atomic import write_bytes
 from understudy.batch_keys import STATE, TASK
 from understudy.distributed.mesh import Mesh
 from understudy.load.validation_data import UNREADABLE, ValidationData
-from understudy.policies.common.affine import of_head
+from understudy.policies.common.normalizer import of_head
 from understudy.policies.policy import Policy
 from understudy.train.augment_batch import batch_to_device, draw_on_device
 

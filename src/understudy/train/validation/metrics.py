@@ -25,7 +25,7 @@ from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.load.instructions import split_task
 from understudy.load.validation_data import ValidationData
-from understudy.policies.common.task_modes import FLOW, TRAINS
+from understudy.policies.common.settings import FLOW, TRAINS
 
 KINDS = ("head", "source", "task")
 PLAIN = ("loss", "macro", "weighted", "open_loop")

@@ -18,8 +18,8 @@ from understudy.batch_keys import ACTION, MODE
 from understudy.errors import ConfigError
 from understudy.load.validation_data import UNREADABLE, ValidationData
 from understudy.policies.batch import from_present
-from understudy.policies.common.affine import of_head
-from understudy.policies.common.task_modes import FLOW, MODES, POLICY, TRAINS
+from understudy.policies.common.normalizer import of_head
+from understudy.policies.common.settings import FLOW, MODES, POLICY, TRAINS
 from understudy.policies.policy import Policy
 from understudy.train.augment_batch import batch_to_device, draw_on_device
 from understudy.train.state import TrainState

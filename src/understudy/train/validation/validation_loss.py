@@ -30,7 +30,7 @@ from understudy.distributed.mesh import Mesh, reshard_weights
 from understudy.distributed.signals import Stop
 from understudy.errors import DatasetError, RankError, is_wrong_input
 from understudy.load.validation_data import UNREADABLE, ValidationData, prefetch_chunks, share_chunks
-from understudy.policies.common.task_modes import FLOW, FORWARD, MODES, POLICY, TRAINS
+from understudy.policies.common.settings import FLOW, FORWARD, MODES, POLICY, TRAINS
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
 from understudy.progress import Progress, tqdm
@@ -155,7 +155,7 @@ def evaluate(
         seed: seed of the random numbers; they belong to the sample, not to the step.
         mesh: the ranks.
         weights: weights of the loss terms, by name.
-        mode: task mode of all samples (`policies/common/task_modes.py`).
+        mode: task mode of all samples (`policies/common/settings.py`).
         open_loop: also compare sampled actions with the recorded ones on every `open_loop`-th frame of a source; 0, or
             a mode in which actions are given, disables it.
         per_dim: also compute the loss of the actions by dimension, per source.

@@ -1,25 +1,55 @@
-"""Graph files of a policy: `torch.export` programs and ONNX files, and their comparison with the policy.
+"""Policies as functions of tensors, and their files for `torch.export` and ONNX, compared with the policy.
 
 A type of policy that can be a graph names a function in `GRAPH` of its settings.
 """
 
 import json
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from understudy.batch_keys import PROMPT_METADATA, TASK
 from understudy.errors import ConfigError
 from understudy.optional_packages import require
 from understudy.policies.draws import generate_draws
-from understudy.policies.graph.interface import PolicyGraph
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.registry import imported, policy_type
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """One input of a graph.
+
+    Attributes:
+        name: key of the observation; `task` are the tokens of the instruction, `noise` is standard normal.
+        dtype: "uint8", "float32" or "int64".
+        shape: without the batch dimension, which is the first and of any size.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class PolicyGraph(nn.Module):
+    """A policy of one robot as a function of tensors, in evaluation mode.
+
+    Attributes:
+        inputs: arguments of `forward`, in its sequence.
+    """
+
+    inputs: tuple[GraphInput, ...]
+
+    @abstractmethod
+    def prepare(self, task: str) -> Tensor:
+        """Return the tokens of an instruction, int64 [1, L]."""
+
 
 Format = Literal["torch_export", "onnx"]
 FILES: Mapping[Format, str] = {"torch_export": "policy.pt2", "onnx": "policy.onnx"}

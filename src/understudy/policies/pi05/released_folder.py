@@ -12,7 +12,8 @@ Dimensions come from the tensors. A config of any of these tools may also have `
 (`Sizes`), or there is a file sizes.json with it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,132 @@ import numpy as np
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
-from understudy.policies.pi05.formats.robot import SIZES, VARIANTS
-from understudy.policies.pi05.formats.tensor_sizes import complete_dimensions
-from understudy.policies.pi05.sizes import Sizes
-from understudy.policies.pi05.weights.jax_tree import open_weights
-from understudy.policies.pi05.weights.normalization import find_normalization
-from understudy.policies.pi05.weights.released_keys import Shapes, is_adaptive
-from understudy.policies.pi05.weights.stored_figures import Stored, read_object
+from understudy.policies.pi05.config import Pi05PolicyConfig, Sizes
+from understudy.policies.pi05.export import SIZES, VARIANTS, variant
+from understudy.policies.pi05.jax_tree import open_weights
+from understudy.policies.pi05.normalization import Stored, find_normalization, read_object
+from understudy.policies.pi05.released_keys import EMBEDDING, HEAD, Shapes, canonical, is_adaptive, own_name
+
+PARTS = ("vision", "vlm", "expert")
+
+
+def complete_dimensions(shapes: Shapes, stated: Mapping[str, Any], where: object = "weights") -> dict[str, Any]:
+    """Return the dimensions that `stated` has, and for the others those of the tensors.
+
+    Args:
+        shapes: of the tensors of a file, by key of any dialect.
+        stated: a part of a `Sizes` object; unknown fields are kept.
+        where: the file, for errors.
+
+    Raises:
+        ValueError: a stated dimension contradicts a tensor; lists all, each with its key.
+    """
+    found: dict[str, Any] = {name: value for name, value in stated.items() if name not in PARTS}
+    for part in PARTS:
+        value = stated.get(part, {})
+        if not isinstance(value, Mapping):
+            raise ValueError(f"dimensions.{part}: {value!r}: must be an object")
+        found[part] = dict(value)
+    wrong = []
+    for part, name, value, key in _measured(_own_shapes(shapes)):
+        own = found[part] if part else found
+        label = f"dimensions.{part}.{name}" if part else f"dimensions.{name}"
+        if own.setdefault(name, value) != value:
+            wrong.append(f"  {label} is {own[name]}, and {key} {list(shapes[key])} has {value}")
+    wrong += _complete_heads(found, shapes)
+    if wrong:
+        raise ValueError("\n".join([f"{where}: the config states other dimensions than the tensors have", *wrong]))
+    adaptive = is_adaptive(shapes)
+    if found.setdefault("adaptive", adaptive) is not adaptive:
+        raise ValueError(
+            f"{where}: dimensions.adaptive is {found['adaptive']}, and the tensors are of the other family"
+        )
+    return found
+
+
+def _own_shapes(shapes: Shapes) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return key and shape of each parameter by its name; of embedding and head the embedding."""
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    tied = any(canonical(key) == EMBEDDING for key in shapes)
+    for key, shape in shapes.items():
+        name = own_name(key)
+        if name is not None and not (tied and canonical(key) == HEAD):
+            found.setdefault(name, (key, tuple(shape)))
+    return found
+
+
+def _measured(own: Mapping[str, tuple[str, tuple[int, ...]]]) -> Iterator[tuple[str, str, int, str]]:
+    """Yield (part, dimension, value, key) of each dimension that a tensor has."""
+
+    def of(name: str, axis: int, rank: int) -> Iterator[tuple[int, str]]:
+        if name in own and len(own[name][1]) == rank:
+            yield own[name][1][axis], own[name][0]
+
+    for part, first in (("vision", "vision.layers."), ("vlm", "layers."), ("expert", "layers.")):
+        layers = {}
+        for name, (key, _) in own.items():
+            number, _, rest = name.removeprefix(first).partition(".")
+            if name.startswith(first) and number.isdigit() and (part == "vision" or rest.startswith(f"{part}.")):
+                layers[number] = key
+        if layers:
+            yield part, "depth", len(layers), max(layers.values(), key=len)
+    tables = (
+        ("vision", "width", "vision.patch.weight", 0, 4),
+        ("vision", "patch", "vision.patch.weight", 2, 4),
+        ("vision", "mlp", "vision.layers.0.mlp.fc1.weight", 0, 2),
+        ("vlm", "width", "embedding.weight", 1, 2),
+        ("vlm", "mlp_dim", "layers.0.vlm.mlp.gate_proj.weight", 0, 2),
+        ("expert", "width", "action_in_proj.weight", 0, 2),
+        ("expert", "mlp_dim", "layers.0.expert.mlp.gate_proj.weight", 0, 2),
+        ("", "vocab", "embedding.weight", 0, 2),
+        ("", "dim", "action_in_proj.weight", 1, 2),
+    )
+    for part, dimension, name, axis, rank in tables:
+        for value, key in of(name, axis, rank):
+            yield part, dimension, value, key
+    for patch, _ in of("vision.patch.weight", 2, 4):
+        for tokens, key in of("vision.position.weight", 0, 2):
+            if isqrt(tokens) ** 2 == tokens:
+                yield "vision", "image", isqrt(tokens) * patch, key
+
+
+def _complete_heads(found: dict[str, Any], shapes: Shapes) -> list[str]:
+    """Add the attention heads that are not stated, in place; return the contradictions."""
+    own, wrong = _own_shapes(shapes), []
+    vision = found["vision"]
+    if "heads" not in vision:
+        if vision.get("width") != Sizes.BASE.vision.width:
+            raise ValueError(
+                f"dimensions.vision.heads: required: no tensor has the number of attention heads, and a vision encoder "
+                f"of width {vision.get('width')} is not the released one; state it in config.json"
+            )
+        vision["heads"] = Sizes.BASE.vision.heads
+    for part in PARTS[1:]:
+        tower, rows, keys = found[part], {}, {}
+        for name in ("q_proj", "k_proj"):
+            key, shape = own.get(f"layers.0.{part}.self_attn.{name}.weight", ("", ()))
+            if len(shape) == 2:
+                rows[name], keys[name] = shape[0], key
+        if len(rows) < 2:
+            continue
+        heads, shared = _whole(tower.get("num_heads")), _whole(tower.get("num_kv_heads"))
+        size = _whole(tower.get("head_dim")) or (rows["q_proj"] // heads if heads else rows["k_proj"] // (shared or 1))
+        if not size:
+            continue
+        for name, label in (("q_proj", "num_heads"), ("k_proj", "num_kv_heads")):
+            count = tower.setdefault(label, rows[name] // size)
+            if count * size != rows[name]:
+                wrong.append(
+                    f"  dimensions.{part}.{label} is {count} of head_dim {size}, and {keys[name]} has {rows[name]} rows"
+                )
+        tower.setdefault("head_dim", size)
+    return wrong
+
+
+def _whole(value: Any) -> int:
+    """Return a stated number; 0 where there is none or it is no whole number above 0."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
 
 CAMERAS = tuple(f"observation.images.{name}_0_rgb" for name in ("base", "left_wrist", "right_wrist"))
 """Cameras of the released policies, where a folder names none."""
@@ -218,3 +338,67 @@ def _normalization(found: Stored, widths: Mapping[str, int | None]) -> Values:
 def _width(normalization: Mapping[str, Any], key: str) -> int:
     """Return the number of dimensions of a key in a normalization; 0 where it has none."""
     return int(np.atleast_2d(np.asarray(normalization.get(key, {}).get("offset", []), float)).shape[-1])
+
+
+FILES = ("config.json", "metadata.json")
+PROMPTS = {True: "state", False: "plain"}
+"""openpi's `discrete_state_input` -> our `prompt`."""
+
+
+def check_implied(config: Pi05PolicyConfig) -> None:
+    """Check the config of a new run against the files beside its weights.
+
+    Raises:
+        ConfigError: a file implies other values, listed with both; or it is damaged.
+    """
+    if not config.weights or config.weights_settings == "ignore":
+        return
+    path = Path(config.weights)
+    folder = path if path.is_dir() else path.parent
+    found = []
+    for file in (folder / name for name in FILES):
+        if file.is_file():
+            for field, theirs, setting, ours in _compare(read_object(file), config):
+                if theirs != ours:
+                    found.append(f"{setting} is {ours}, and {file} has {field}: {theirs}")
+    if found:
+        raise ConfigError(
+            "policy.weights: the weights were trained with other settings; take theirs, or train with yours on "
+            "purpose: --policy.weights-settings ignore\n" + "\n".join(f"  {line}" for line in found)
+        )
+
+
+def _compare(stored: Mapping[str, Any], config: Pi05PolicyConfig) -> Iterator[tuple[str, Any, str, Any]]:
+    """Yield (field of the file, its value, our setting, our value) for each field that the file has."""
+    sizes, prompt = config.sizes, ("policy.prompt", config.prompt)
+    chunk, length = ("data.chunk_size", config.chunk), ("policy.prompt_tokens", config.prompt_tokens)
+    width, kind = ("the network's width of actions", sizes.dim), ("policy.type", config.type)
+    towers = {
+        "paligemma_variant": ("the network's language tower", variant(sizes.vlm)),
+        "action_expert_variant": ("the network's action expert", variant(sizes.expert)),
+    }
+    tables: dict[str, dict[str, tuple[str, Any]]] = {
+        "chunk_size": {  # LeRobot
+            "type": kind,
+            "chunk_size": chunk,
+            "tokenizer_max_length": length,
+            "max_action_dim": width,
+            "max_state_dim": ("the network's width of states", sizes.dim),
+            "image_resolution": ("the network's image size", [sizes.vision.image] * 2),
+            **towers,
+        },
+        "action_horizon": {"action_horizon": chunk, "action_dim": width, "max_token_len": length, **towers},
+        "chunk": {"type": kind, "chunk": chunk, "prompt": prompt, "prompt_tokens": length},  # understudy
+    }
+    for mark, fields in tables.items():
+        if mark in stored:
+            for field, (setting, ours) in fields.items():
+                if field in stored:
+                    yield field, stored[field], setting, ours
+    if "chunk_size" in stored and stored.get("type") == config.type:  # LeRobot's types have one prompt each
+        yield f"type {config.type}, which means policy.prompt", PROMPTS[config.type == "pi05"], *prompt
+    if "action_horizon" in stored:
+        if isinstance(stored.get("pi05"), bool):
+            yield "pi05, which means policy.type", "pi05" if stored["pi05"] else "pi0", *kind
+        if sizes.adaptive and isinstance(stored.get("discrete_state_input"), bool):
+            yield "discrete_state_input, which means policy.prompt", PROMPTS[stored["discrete_state_input"]], *prompt

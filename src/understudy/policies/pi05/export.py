@@ -1,4 +1,6 @@
-"""LeRobot's folder of a pi0.5 or pi0 policy, as its `save_pretrained` writes it.
+"""pi0.5 and pi0 as folders of LeRobot and openpi.
+
+LeRobot's folder of a pi0.5 or pi0 policy, as its `save_pretrained` writes it.
 
     model.safetensors                  released keys behind `model.`, the embedding also under its own name
     config.json                        the fields of `PI05Config` or `PI0Config` that this policy decides
@@ -8,22 +10,132 @@
 The processors normalize by MEAN_STD with the policy's own offset and spread: (x - mean) / (std + eps), whose eps of
 1e-30 changes no float32 spread. Quantiles would be rounded once more. `normalization_mapping` in config.json is the
 family's own, by which LeRobot normalizes in a training on other data.
+
+openpi's folder of a pi0.5 or pi0 policy, as its converter to torch writes it.
+
+    model.safetensors              released keys; the embedding has the name of the head to which it is tied
+    config.json                    the converter's fields, and those of `Pi0Config` that openpi takes from its own code
+    assets/ID/norm_stats.json      the normalization, by quantiles and by mean and deviation: both give the same map
+
+openpi's `safetensors.torch.load_model` takes one name of a tied tensor and refuses two.
 """
 
+import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors.numpy import save
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
+from understudy.policies.common.normalizer import Normalizer
+from understudy.policies.common.settings import TowerSizes
 from understudy.policies.folder_formats import ForeignFolder
-from understudy.policies.pi05.config import Pi05PolicyConfig
-from understudy.policies.pi05.formats.robot import Robot, check_prompts, common_files, to_json, variant
-from understudy.policies.pi05.sizes import Sizes
-from understudy.policies.pi05.weights.lerobot_normalization import LEROBOT, LEROBOT_OUT
-from understudy.policies.pi05.weights.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
+from understudy.policies.pi05.config import Pi05PolicyConfig, Sizes
+from understudy.policies.pi05.normalization import LEROBOT, LEROBOT_OUT, OPENPI, OPENPI_EPS
+from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
+from understudy.policies.pi05.text import TOKENIZER
+
+VARIANTS = {Sizes.BASE.vlm: "gemma_2b", Sizes.BASE.expert: "gemma_300m"}
+"""Names of towers in openpi and LeRobot."""
+OTHER = "other"
+"""Name of a tower that neither tool has; LeRobot refuses it before it reads weights."""
+SIZES = "sizes.json"
+"""File with the dimensions of a network that has no such name, as `Sizes.from_mapping` reads it."""
+
+
+class RobotMap(NamedTuple):
+    """(x - offset) / spread of one key of one robot; a constant dimension has the spread 0."""
+
+    offset: np.ndarray
+    """float64 [dim]."""
+    spread: np.ndarray
+    """float64 [dim]."""
+
+    @property
+    def constant(self) -> list[int]:
+        """Dimensions with the spread 0."""
+        return [int(dim) for dim in np.flatnonzero(self.spread == 0)]
+
+
+class Robot(NamedTuple):
+    """The normalization of one robot."""
+
+    maps: dict[str, RobotMap]
+    """By key, `action` and `observation.state`."""
+    delta: tuple[int, ...]
+    """Action dimensions that are differences to the state."""
+
+    @classmethod
+    def from_head(cls, config: Pi05PolicyConfig, normalization: Mapping[str, Any], head: int) -> "Robot":
+        """Read a head of a normalization.
+
+        Raises:
+            ValueError: the normalization does not fit the config.
+        """
+        widths = {ACTION: config.action_dim} | ({STATE: config.state_dim} if config.state_dim else {})
+        read = Normalizer(normalization, widths)
+        maps = {}
+        for key, affine in ((ACTION, read.action), (STATE, read.state)):
+            if affine is not None:
+                width = read.dims[key][head]
+                maps[key] = RobotMap(
+                    *(each[head, :width].double().numpy() for each in (affine.offset, affine.spread)),
+                )
+        delta = () if read.delta is None else tuple(int(dim) for dim in read.delta[head].nonzero().flatten())
+        return cls(maps, delta)
+
+    def width(self, key: str) -> int:
+        """Return the robot's number of dimensions of a key."""
+        return len(self.maps[key].offset)
+
+
+def check_prompts(config: Pi05PolicyConfig, tool: str) -> None:
+    """Raise ConfigError if the policy acts on a response or on past frames, which neither tool has."""
+    if config.history:
+        raise ConfigError(
+            f"format: {tool}: policy.history is {config.history}: {tool} shows a policy the present alone; export it "
+            "with --format understudy"
+        )
+    if config.response_tokens:
+        raise ConfigError(
+            f"format: {tool}: policy.response_tokens is {config.response_tokens}: {tool} predicts no responses, on "
+            "which this policy acts; export it with --format understudy"
+        )
+
+
+def variant(tower: TowerSizes) -> str:
+    """Return the name of a tower in both tools; `OTHER` if it has none."""
+    return VARIANTS.get(tower, OTHER)
+
+
+def common_files(config: Pi05PolicyConfig, tool: str) -> tuple[dict[str, bytes], list[str]]:
+    """Return the tokenizer and the dimensions as files, and notes on them."""
+    files, notes, sizes = {}, [], config.sizes
+    if config.tokenizer:
+        path = Path(config.tokenizer)
+        files[TOKENIZER] = (path / TOKENIZER if path.is_dir() else path).read_bytes()
+    released = Sizes.BASE
+    if (sizes.vision, sizes.vlm, sizes.expert, sizes.vocab) != (
+        released.vision,
+        released.vlm,
+        released.expert,
+        released.vocab,
+    ):
+        files[SIZES] = to_json({name: value for name, value in asdict(sizes).items() if name != "adaptive"})
+        notes.append(f"dimensions: {tool} has no name for these; {SIZES} has them")
+    notes.append("images: understudy resizes with antialiasing; the torch code of openpi and LeRobot without")
+    return files, notes
+
+
+def to_json(value: Any) -> bytes:
+    """Return a JSON file."""
+    return (json.dumps(value, indent=2) + "\n").encode()
+
 
 Step = tuple[str, dict[str, Any]]
 """Registered name of a processor's step, and its config."""
@@ -191,4 +303,82 @@ def _statistics(robot: Robot) -> dict[str, np.ndarray]:
         # A constant state must stay finite where it varies after all; a constant action has its constant in reverse.
         std = np.where(spread == 0, 1.0, spread) if key == STATE else spread
         found |= {f"{key}.mean": offset.astype(np.float32), f"{key}.std": std.astype(np.float32)}
+    return found
+
+
+NAMES = {STATE: "state", ACTION: "actions"}
+"""Key -> openpi's name."""
+CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+"""Names of openpi's cameras, in the order of the tokens."""
+
+
+def openpi_folder(
+    config: Pi05PolicyConfig, normalization: Mapping[str, Any], robot_facts: Mapping[str, Any], head: int, dtype: str
+) -> ForeignFolder:
+    """Describe a policy as openpi's folder; see `describe_folder`.
+
+    Raises:
+        ConfigError: openpi has no equal of the policy.
+    """
+    check_prompts(config, "openpi")
+    robot, sizes = Robot.from_head(config, normalization, head), config.sizes
+    files, notes = common_files(config, "openpi")
+    ours = {
+        "pi05": sizes.adaptive,
+        "action_dim": sizes.dim,
+        "action_horizon": config.chunk,
+        "paligemma_variant": variant(sizes.vlm),
+        "action_expert_variant": variant(sizes.expert),
+        "max_token_len": config.prompt_tokens,
+        "discrete_state_input": config.prompt == "state",
+    }
+    files["config.json"] = to_json(ours | {"precision": "bfloat16" if dtype == "bf16" else "float32"})
+    asset = re.sub(r"[^\w.-]+", "_", str(list(normalization.get("heads", [""]))[head])).strip("._") or "robot"
+    files[f"assets/{asset}/{OPENPI}"] = to_json({"norm_stats": _norm_stats(robot, sizes.adaptive)})
+    settings = ", ".join(f"{name}={value!r}" for name, value in ours.items())
+    notes.append(f"settings: openpi reads none from a folder; give its code Pi0Config({settings}), assets {asset!r}")
+    cameras = [key for key in config.cameras if key in robot_facts.get("cameras", config.cameras)]
+    pairs = [f"{theirs} is {own}" for theirs, own in zip(CAMERAS, cameras)]
+    pairs += [f"{theirs} is missing (image_mask False)" for theirs in CAMERAS[len(cameras) :]]
+    if more := cameras[len(CAMERAS) :]:
+        pairs.append(f"openpi has no camera for {', '.join(more)}")
+    notes.append(f"cameras: openpi's transforms have to map them: {'; '.join(pairs)}")
+    if robot.delta:
+        notes.append(f"differences: the actions {list(robot.delta)} are differences to the state; set DeltaActions so")
+    if STATE in robot.maps and (constant := robot.maps[STATE].constant):
+        notes.append(
+            f"normalization: the state dimensions {constant} were constant. understudy maps each value of them to 0, "
+            "openpi to its distance from the constant"
+        )
+    return ForeignFolder(
+        files, lambda name: [released_key(name)], {EXPERT_HEAD: (sizes.vocab, sizes.expert.width)}, notes
+    )
+
+
+def _norm_stats(robot: Robot, quantiles: bool) -> dict[str, dict[str, list[float]]]:
+    """Statistics whose map is that of the policy, under both formulas of openpi.
+
+    Args:
+        robot: the normalization.
+        quantiles: whether openpi normalizes this family by quantiles, and not by mean and deviation.
+
+    Raises:
+        ConfigError: a spread is below that of openpi's formula.
+    """
+    found, least = {}, OPENPI_EPS / 2 if quantiles else OPENPI_EPS
+    for key, (offset, own) in robot.maps.items():
+        # A constant state must stay finite where it varies after all; a constant action has its constant in reverse.
+        spread = np.where(own == 0, 1.0 if key == STATE else least, own)
+        if (narrow := np.flatnonzero(spread < least * (1 - 1e-6))).size:
+            raise ConfigError(
+                f"format: openpi: {key}[{narrow[0]}] has the spread {spread[narrow[0]]:.3g}, and openpi's formula none "
+                f"below {least:.3g}; export with --format lerobot or understudy"
+            )
+        low = offset - spread
+        found[NAMES[key]] = {
+            "mean": offset.tolist(),
+            "std": np.maximum(spread - OPENPI_EPS, 0).tolist(),
+            "q01": low.tolist(),
+            "q99": (low + np.maximum(2 * spread - OPENPI_EPS, 0)).tolist(),
+        }
     return found

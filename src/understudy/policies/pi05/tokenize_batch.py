@@ -12,7 +12,7 @@ from understudy.errors import ConfigError
 from understudy.policies.batch import check_shape, prompts_of, value_of
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.common.normalizer import Normalizer, state_now
-from understudy.policies.pi05.text.prompt import Rows, TextSettings, TextTokenizer, find_tokenizer, state_bins
+from understudy.policies.pi05.text import Rows, TextSettings, TextTokenizer, find_tokenizer, state_bins
 
 CUT = {
     "prompts": f"prompt{CUT_SUFFIX}",

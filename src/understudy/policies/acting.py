@@ -1,17 +1,99 @@
-"""An observation on its way into the network, and one pass for the observations of several robots."""
+"""Parts of `RobotPolicy`: bounds of actions, reactions to unknown inputs, and one pass for several robots."""
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from understudy.batch_keys import ACTION, STATE, TASK
+from understudy.contract.facts import FILE, RobotFacts, VectorFacts
+from understudy.contract.mismatch import ContractError, ContractWarning, Mismatch
 from understudy.policies.draws import Draws
 from understudy.policies.observation_history import ObservationHistory
 from understudy.policies.policy import Policy
+
+ActionBounds = Literal["clamp", "error", "off"]
+"""Actions outside of their bounds are moved to the nearest bound, are an error, or reach the robot as they are."""
+
+
+def action_facts(facts: RobotFacts | None) -> VectorFacts:
+    """Return the facts about a robot's actions.
+
+    Raises:
+        ValueError: the policy has none, or no minimum and maximum of a dimension.
+    """
+    if facts is None:
+        raise ValueError(f"action_bounds: the policy has no {FILE} with the recorded actions; leave it off")
+    known = np.isfinite(facts.action.figures["min"]) & np.isfinite(facts.action.figures["max"])
+    if not known.all():
+        names = ", ".join(facts.action.names[i] for i in np.flatnonzero(~known))
+        raise ValueError(f"action_bounds: {FILE} has no minimum and maximum of {names}; leave it off")
+    return facts.action
+
+
+def bound_actions(actions: np.ndarray, facts: VectorFacts, bounds: ActionBounds) -> tuple[np.ndarray, dict[str, float]]:
+    """Bound actions in the robot's units.
+
+    Args:
+        actions: float32 [..., A].
+        facts: of the recorded actions.
+        bounds: the reaction; not "off".
+
+    Returns:
+        The bounded actions, and the names of the moved dimensions with the largest distance of each.
+
+    Raises:
+        ValueError: an action is outside, and `bounds` is "error".
+    """
+    low, high = facts.low - facts.margin, facts.high + facts.margin
+    distance = np.maximum(low - actions, actions - high).reshape(-1, facts.width).max(0)
+    outside = {facts.names[i]: float(distance[i]) for i in np.flatnonzero(distance > 0)}
+    if outside and bounds == "error":
+        i = int(distance.argmax())
+        own = actions.reshape(-1, facts.width)[:, i]
+        ends = f"{facts.names[i]} from {own.min():.6g} to {own.max():.6g}"
+        raise ValueError(f"{ACTION} has {ends}: its bounds are {low[i]:.6g} to {high[i]:.6g} (action_bounds)")
+    return np.clip(actions, low, high).astype(actions.dtype) if outside else actions, outside
+
+
+Reaction = Literal["warn", "strict", "off"]
+"""A `ContractWarning` for each difference, a `ContractError`, or nothing."""
+
+
+def react(reaction: Reaction, found: Sequence[Mismatch]) -> None:
+    """Raise or warn where there are differences."""
+    if found and reaction == "strict":
+        raise ContractError(found)
+    for mismatch in found if reaction == "warn" else ():
+        warnings.warn(str(mismatch), ContractWarning, stacklevel=3)
+
+
+@contextmanager
+def explained(reaction: Reaction, compare: Callable[[], object]) -> Iterator[None]:
+    """Compare an observation that the block refuses with training, where the reaction is strict.
+
+    Raises:
+        ContractError: of `compare`, in place of the block's error.
+    """
+    try:
+        yield
+    except (ValueError, TypeError):
+        if reaction == "strict":
+            with suppress(IndexError):  # of a batch with too few rows
+                compare()
+        raise
+
+
+def plain(value: Any) -> Any:
+    """Convert a tensor to numpy, bfloat16 to float32; strings stay."""
+    if isinstance(value, Tensor):
+        return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
+    return value if isinstance(value, str) else np.asarray(value)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ import numpy as np
 from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
 from understudy.policies.common import fast_tokenizer
-from understudy.policies.pi05.weights.normalization import NormalizationSettings
+from understudy.policies.pi05.normalization import NormalizationSettings
 
 TOKENIZER = "tokenizer.model"
 """Name of PaliGemma's sentencepiece model in a folder."""

@@ -1,0 +1,416 @@
+"""Normalization that released weights were trained with, as offsets and spreads (`common/normalizer.py`). No torch.
+
+    openpi       assets/ID/norm_stats.json       pi0.5: 2 (x - q01) / (q99 - q01 + 1e-6) - 1
+                                                 pi0: (x - mean) / (std + 1e-6)
+    LeRobot      policy_preprocessor.json, and   QUANTILES: 2 (x - q01) / (q99 - q01) - 1; QUANTILE10, MIN_MAX alike
+                 the file that it names          MEAN_STD: (x - mean) / (std + eps)
+    understudy   normalisation.json
+
+`stored_figures.py` has the arithmetic, and the rounding that keeps the smallest state at -1.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from understudy.batch_keys import ACTION, STATE
+from understudy.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Normalization as it is stored beside weights."""
+
+    where: Path
+    maps: Mapping[str, Mapping[str, Any]]
+    """Key -> {"offset": [dim], "spread": [dim]}, or [H][dim] with several heads."""
+    padding: Mapping[str, np.ndarray]
+    """Key -> bool [dim]: dimensions that may be left out, since their figures are those of padding."""
+    delta: tuple[int, ...] | None = None
+    """Action dimensions that are differences to the state; None: unknown."""
+    whole: Mapping[str, Any] | None = None
+    """The content of an own file."""
+
+
+def map_range(low: np.ndarray, high: np.ndarray, size: np.ndarray) -> dict[str, list[float]]:
+    """Return offset and spread of 2 (x - low) / size - 1 in float32, by which `low` becomes -1 and never less.
+
+    Args:
+        low: float64 [dim].
+        high: float64 [dim], for the choice of the rounding alone.
+        size: float64 [dim], above 0.
+    """
+    start = low.astype(np.float32)
+    spread = (size / 2).astype(np.float32)
+    # A range below the resolution of float32 around `low`: the next power of two keeps `low` at -1 exactly.
+    step = np.spacing(np.maximum(np.abs(start), np.abs(high.astype(np.float32))))
+    coarse = spread < 256 * step  # a step of the offset stays well inside a bin of 1 / 128
+    spread = np.where(coarse, np.exp2(np.ceil(np.log2(np.maximum(spread, step)))), spread).astype(np.float32)
+    offset = (start + spread).astype(np.float32)
+    for _ in range(8):  # rounding of the offset, a few steps at most
+        below = (start - offset) / spread < np.float32(-1)
+        offset = np.where(below, np.nextafter(offset, start), offset)
+    return {"offset": offset.tolist(), "spread": spread.tolist()}
+
+
+def keep_low(computed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a normalization of data whose lower ends of the state, of which it has rounded maps, are never below -1.
+
+    Offset and spread are rounded to float32 separately, so the lower end can lie as far from their difference as the
+    two roundings. The offset moves down by about as much. Constant dimensions keep theirs.
+    """
+    if STATE not in computed:
+        return computed
+    offset, spread = (np.asarray(computed[STATE][name], np.float32) for name in ("offset", "spread"))
+    constant = spread == 0
+    most = (np.spacing(np.abs(offset)).astype(np.float64) + np.spacing(spread)) / 2
+    low, high = np.float64(offset) - spread - most, np.float64(offset) + spread
+    found = map_range(low, high, np.where(constant, 1.0, 2 * np.float64(spread)))
+    state = {
+        "offset": np.where(constant, offset, np.asarray(found["offset"], np.float32)).tolist(),
+        "spread": np.where(constant, spread, np.asarray(found["spread"], np.float32)).tolist(),
+    }
+    return {**computed, STATE: {**computed[STATE], **state}}
+
+
+def map_deviation(mean: np.ndarray, spread: np.ndarray) -> dict[str, list[float]]:
+    """Return offset and spread of (x - mean) / spread in float32."""
+    return {"offset": mean.astype(np.float32).tolist(), "spread": spread.astype(np.float32).tolist()}
+
+
+def read_figures(entry: Any, names: Sequence[str], where: str) -> dict[str, np.ndarray]:
+    """Return figures as float64 [dim], equally wide, finite, in order.
+
+    Raises:
+        ConfigError: one is missing or damaged.
+    """
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{where} is no object of statistics; restore the file")
+    found = {}
+    for name in names:
+        if entry.get(name) is None:
+            raise ConfigError(f"{where} has no {name!r}, by which these weights are normalized; restore the file")
+        try:
+            found[name] = np.asarray(entry[name], np.float64).reshape(-1)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{where}: {name!r} holds no numbers; restore the file") from error
+    first, second = (found[name] for name in names)
+    finite = len(first) == len(second) > 0 and np.isfinite(first).all() and np.isfinite(second).all()
+    if not finite or ((second < 0) if names[1] == "std" else (second < first)).any():
+        raise ConfigError(f"{where}: {names[0]!r} and {names[1]!r} are not finite, equally wide and in order")
+    return found
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object; ConfigError where the file is missing, damaged or holds something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; restore the file") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds a {type(value).__name__}, expected an object; restore the file")
+    return value
+
+
+LEROBOT, LEROBOT_OUT = "policy_preprocessor.json", "policy_postprocessor.json"
+"""Files beside weights."""
+RANGES = {"QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90"), "MIN_MAX": ("min", "max")}
+"""LeRobot's modes that map a range to -1..1, and its ends."""
+KINDS = {STATE: "STATE", ACTION: "ACTION"}
+"""LeRobot's types of features."""
+
+
+def read_lerobot(folder: Path) -> Stored:
+    """Read the processors of a folder.
+
+    Raises:
+        ConfigError: a file is damaged, or the two contradict each other.
+    """
+    path = folder / LEROBOT
+    step = _step(path, "normalizer_processor")
+    figures = _statistics(path, step)
+    maps, padding = _maps(path, step, figures, (STATE, ACTION))
+    if (folder / LEROBOT_OUT).is_file():
+        back = _step(folder / LEROBOT_OUT, "unnormalizer_processor")
+        other, _ = _maps(folder / LEROBOT_OUT, back, _statistics(folder / LEROBOT_OUT, back), (ACTION,))
+        if other.get(ACTION) != maps.get(ACTION):
+            raise ConfigError(
+                f"{folder}: {LEROBOT} and {LEROBOT_OUT} normalize 'action' differently; restore the files"
+            )
+    return Stored(path, maps, padding, _delta(path, maps))
+
+
+def _step(path: Path, name: str) -> Mapping[str, Any]:
+    """Return the only step of this name, by its registry name or its class."""
+    steps = read_object(path).get("steps")
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        raise ConfigError(f"{path}: has no list of steps; restore the file")
+    plain = name.replace("_", "")
+    own = [
+        step
+        for step in steps
+        if step.get("registry_name") == name or str(step.get("class", "")).lower().rpartition(".")[2].startswith(plain)
+    ]
+    if len(own) != 1:
+        raise ConfigError(f"{path}: has {len(own)} steps {name}; expected one")
+    config = own[0].get("config")
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: the step {name} has no config; restore the file")
+    return own[0]
+
+
+def _statistics(path: Path, step: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
+    """Return the statistics of a step by key and name; none where it has no file."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    name = step.get("state_file")
+    if not name:
+        return {}
+    file = path.parent / Path(str(name)).name  # never outside of the folder
+    try:
+        tensors = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path}: its file {name} cannot be read: {error}; restore it") from error
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for flat, values in tensors.items():
+        key, _, figure = flat.rpartition(".")
+        found.setdefault(key, {})[figure] = values
+    return found
+
+
+def _maps(
+    path: Path, step: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]], keys: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return offset and spread of each key that the step normalizes, and its dimensions of padding."""
+    config = step["config"]
+    modes, features, eps = config.get("norm_map") or {}, config.get("features") or {}, float(config.get("eps", 1e-8))
+    maps, padding = {}, {}
+    for key in keys:
+        if key not in features and key not in figures:
+            continue
+        mode, where = str(modes.get(KINDS[key], "IDENTITY")), f"{path}: {key!r}"
+        if mode == "IDENTITY":
+            width = int(np.prod((features.get(key) or {}).get("shape") or [len(next(iter(figures[key].values())))]))
+            maps[key] = {"offset": [0.0] * width, "spread": [1.0] * width}
+            padding[key] = np.ones(width, bool)
+            continue
+        if key not in figures:
+            raise ConfigError(
+                f"{where} has no statistics, and is normalized by {mode}; add those that the weights were trained "
+                "with, or compute them from this data, with which the weights have to be trained further: "
+                "--policy.normalization data"
+            )
+        if mode == "MEAN_STD":
+            own = read_figures(figures[key], ("mean", "std"), where)
+            maps[key] = map_deviation(own["mean"], own["std"] + eps)
+            padding[key] = (own["mean"] == 0) & ((own["std"] == 0) | (own["std"] == 1))
+        elif mode in RANGES:
+            low, high = RANGES[mode]
+            own = read_figures(figures[key], (low, high), where)
+            size = own[high] - own[low]
+            maps[key] = map_range(own[low], own[high], np.where(size == 0, eps, size))
+            padding[key] = (own[low] == 0) & (own[high] == 0) | (own[low] == -1) & (own[high] == 1)
+        else:
+            raise ConfigError(f"{where} is normalized by {mode}, which is unknown here")
+    return maps, padding
+
+
+def _delta(path: Path, maps: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the action dimensions that the processors make differences to the state."""
+    own = [step for step in read_object(path)["steps"] if step.get("registry_name") == "relative_actions_processor"]
+    config: Mapping[str, Any] = (own[0].get("config") if own else None) or {}
+    if not config.get("enabled") or ACTION not in maps:
+        return ()
+    width = len(maps[ACTION]["offset"])
+    names = [str(name).lower() for name in config.get("action_names") or []]
+    without = [str(name).lower() for name in config.get("exclude_joints") or [] if name]
+    return tuple(dim for dim in range(width) if dim >= len(names) or not any(token in names[dim] for token in without))
+
+
+OPENPI = "norm_stats.json"
+"""Name of the file."""
+OPENPI_EPS = 1e-6
+
+
+def openpi_files(folder: Path) -> dict[str, Path]:
+    """Return openpi's files by the ID of their asset; "" is one beside the weights."""
+    assets = folder / "assets"
+    found = {str(path.parent.relative_to(assets)): path for path in sorted(assets.rglob(OPENPI))}
+    beside = folder / OPENPI
+    return {"": beside} | found if beside.is_file() else found
+
+
+def choose_asset(files: Mapping[str, Path], asset: str, folder: Path) -> Path:
+    """Return the file of an asset; "" takes the only one.
+
+    Raises:
+        ConfigError: there is no such asset, or several and `asset` names none.
+    """
+    if asset in files:
+        return files[asset]
+    known = ", ".join(name or "(beside the weights)" for name in files)
+    if asset:
+        raise ConfigError(f"policy.norm_asset: {asset}: {folder} has {known}")
+    if len(files) > 1:
+        raise ConfigError(
+            f"policy.weights: {folder} has several normalizations: {known}; choose: --policy.norm-asset ID"
+        )
+    return next(iter(files.values()))
+
+
+def read_openpi(path: Path, quantiles: bool) -> Stored:
+    """Read a file, normalized by quantiles or by mean and deviation.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    content = read_object(path).get("norm_stats")
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: has no norm_stats; restore the file")
+    needed = ("q01", "q99") if quantiles else ("mean", "std")
+    maps, padding = {}, {}
+    for key, name in ((STATE, "state"), (ACTION, "actions")):
+        if name not in content:
+            continue
+        figures = read_figures(content[name], needed, f"{path}: {name!r}")
+        low, high = (figures[each] for each in needed)
+        if quantiles:
+            maps[key] = map_range(low, high, high - low + OPENPI_EPS)
+        else:
+            maps[key] = map_deviation(low, high + OPENPI_EPS)
+        # openpi pads with zeros; up to the bins of its histograms (1e-10) and its float32 sums.
+        padding[key] = (np.abs(low) < 1e-6) & (np.abs(high) < 1e-6)
+    return Stored(path, maps, padding)
+
+
+OWN = "normalisation.json"
+"""Name of our own file beside weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalizationSettings:
+    """Settings that choose the normalization of a policy from released weights."""
+
+    normalization: Literal["weights", "data"] = "weights"
+    """Normalization of a run that starts from `weights`: `weights` is the one that they were trained with, from
+    openpi's assets/ID/norm_stats.json or LeRobot's policy_preprocessor.json beside them; `data` is computed from the
+    training episodes (`data.normalize`)."""
+    weights_settings: Literal["check", "ignore"] = "check"
+    """Chunk, prompt and dimensions in the config beside `weights`: `check` refuses a run with others, `ignore` trains
+    with those of the run."""
+    norm_asset: str = ""
+    """ID of openpi's normalization, where the weights have several."""
+
+    type: str = "pi05"
+    """Type of the policy; openpi normalizes pi0 by mean and deviation, all others by quantiles."""
+    weights: str = ""
+    """Released weights to start from; "" for fresh ones, which take the normalization of the data."""
+
+    def choose_normalization(self, computed: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the normalization of a new run.
+
+        Args:
+            computed: that of the run's data, also for its heads, dimensions and differences.
+
+        Raises:
+            ConfigError: there is none beside the weights, or it is not one of this robot.
+        """
+        if not self.weights or self.normalization == "data":
+            return keep_low(computed) if self.type != "pi0" else computed
+        return fit_normalization(find_normalization(self.weights, self.norm_asset, self.type != "pi0"), computed)
+
+
+def find_normalization(weights: str | Path, asset: str = "", quantiles: bool = True) -> Stored:
+    """Find and read the normalization beside weights.
+
+    Args:
+        weights: file or folder of the weights.
+        asset: ID of openpi's normalization; "" takes the only one.
+        quantiles: whether openpi normalizes this type of policy by quantiles (pi0.5) or mean and deviation (pi0).
+
+    Raises:
+        ConfigError: `weights` do not exist or have none, there are several and `asset` names none of them, or a file is
+            damaged.
+    """
+    folder = Path(weights)
+    if not folder.exists():
+        raise ConfigError(f"policy.weights: {folder} does not exist; name a safetensors file or its folder")
+    folder = folder.parent if folder.is_file() or folder.name == "params" else folder
+    if asset or not any((folder / name).is_file() for name in (OWN, LEROBOT)):
+        if files := openpi_files(folder):
+            return read_openpi(choose_asset(files, asset, folder), quantiles)
+        if asset:
+            raise ConfigError(f"policy.norm_asset: {asset}: {folder} has no assets/{asset}/{OPENPI}")
+    if (folder / OWN).is_file():
+        return _read_own(folder / OWN)
+    if (folder / LEROBOT).is_file():
+        return read_lerobot(folder)
+    raise ConfigError(
+        f"policy.weights: {folder} has no normalization (assets/ID/{OPENPI} or {LEROBOT}), and the weights mean "
+        "nothing without the one that they were trained with; add its file, or compute one from this data, with which "
+        "they have to be trained further: --policy.normalization data"
+    )
+
+
+def fit_normalization(stored: Stored, computed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored normalization in the shape of one that was computed from the data of a run.
+
+    Raises:
+        ConfigError: it has other dimensions, differences or heads, or lacks a key.
+    """
+    fix = "name weights of this robot, or compute it from this data: --policy.normalization data"
+    heads, dims = list(computed["heads"]), computed["dims"]
+    if stored.whole is not None:
+        _check_own(stored, computed, fix)
+        return dict(stored.whole) | {"heads": heads}
+    if len(heads) > 1:
+        raise ConfigError(f"{stored.where}: is of one robot, and the data has the norm heads {', '.join(heads)}; {fix}")
+    learnt = tuple(int(dim) for dim in np.flatnonzero(computed["delta"][0]))
+    if stored.delta is not None and stored.delta != learnt:
+        raise ConfigError(
+            f"{stored.where}: the actions {list(stored.delta)} were learnt as differences to the state, and "
+            f"data.delta_action_dims is {list(learnt)}; set it to the same"
+        )
+    found: dict[str, Any] = {"heads": heads}
+    for key in dims:
+        if key not in stored.maps:
+            raise ConfigError(f"{stored.where}: has no {key!r}, which the data has; {fix}")
+        width, own = dims[key][0], stored.maps[key]
+        if len(own["offset"]) < width or not stored.padding[key][width:].all():
+            raise ConfigError(
+                f"{stored.where}: {key!r} has {len(own['offset'])} dimensions, the data {width}, and the rest is no "
+                f"padding; {fix}"
+            )
+        found[key] = {name: [np.asarray(own[name])[:width].tolist()] for name in ("offset", "spread")}
+    return found | {"delta": computed["delta"], "dims": dims}
+
+
+def _read_own(path: Path) -> Stored:
+    content = read_object(path)
+    if ACTION not in content:
+        raise ConfigError(f"{path}: has no {ACTION!r}; restore the file")
+    return Stored(path, {}, {}, None, content)
+
+
+def _check_own(stored: Stored, computed: Mapping[str, Any], fix: str) -> None:
+    """Raise ConfigError unless an own normalization has the heads, dimensions and differences of the data."""
+    assert stored.whole is not None
+    whole, heads = stored.whole, list(computed["heads"])
+    theirs = list(whole.get("heads", [""]))
+    # One robot may be recorded in a dataset of another name, but not be another known robot.
+    if theirs != heads and (len(heads) > 1 or len(theirs) > 1 or all("::" in name for name in (*theirs, *heads))):
+        raise ConfigError(
+            f"{stored.where}: has the norm heads {', '.join(theirs)}, the data has {', '.join(heads)}; {fix}"
+        )
+    for key, now in computed["dims"].items():
+        width = [len(row) for row in np.atleast_2d(np.asarray(whole.get(key, {}).get("offset", []), float))]
+        if (have := list(whole.get("dims", {}).get(key, width))) != list(now):
+            raise ConfigError(f"{stored.where}: {key!r} has {have} dimensions, the data {list(now)}; {fix}")
+    none = [[False] * len(row) for row in computed["delta"]]
+    if whole.get("delta", none) != computed["delta"]:
+        raise ConfigError(f"{stored.where}: learnt other actions as differences; set data.delta_action_dims as there")
