@@ -29,9 +29,9 @@ def action_facts(facts: RobotFacts | None) -> VectorFacts:
     """
     if facts is None:
         raise ValueError(f"action_bounds: the policy has no {FILE} with the recorded actions; leave it off")
-    known = np.isfinite(facts.action.figures["min"]) & np.isfinite(facts.action.figures["max"])
-    if not known.all():
-        names = ", ".join(facts.action.names[i] for i in np.flatnonzero(~known))
+    has_bounds = np.isfinite(facts.action.figures["min"]) & np.isfinite(facts.action.figures["max"])
+    if not has_bounds.all():
+        names = ", ".join(facts.action.names[i] for i in np.flatnonzero(~has_bounds))
         raise ValueError(f"action_bounds: {FILE} has no minimum and maximum of {names}; leave it off")
     return facts.action
 
@@ -55,8 +55,8 @@ def bound_actions(actions: np.ndarray, facts: VectorFacts, bounds: ActionBounds)
     outside = {facts.names[i]: float(distance[i]) for i in np.flatnonzero(distance > 0)}
     if outside and bounds == "error":
         i = int(distance.argmax())
-        own = actions.reshape(-1, facts.width)[:, i]
-        ends = f"{facts.names[i]} from {own.min():.6g} to {own.max():.6g}"
+        values = actions.reshape(-1, facts.width)[:, i]
+        ends = f"{facts.names[i]} from {values.min():.6g} to {values.max():.6g}"
         raise ValueError(f"{ACTION} has {ends}: its bounds are {low[i]:.6g} to {high[i]:.6g} (action_bounds)")
     return np.clip(actions, low, high).astype(actions.dtype) if outside else actions, outside
 
@@ -65,11 +65,11 @@ Reaction = Literal["warn", "strict", "off"]
 """A `ContractWarning` for each difference, a `ContractError`, or nothing."""
 
 
-def react(reaction: Reaction, found: Sequence[Mismatch]) -> None:
+def react(reaction: Reaction, mismatches: Sequence[Mismatch]) -> None:
     """Raise or warn where there are differences."""
-    if found and reaction == "strict":
-        raise ContractError(found)
-    for mismatch in found if reaction == "warn" else ():
+    if mismatches and reaction == "strict":
+        raise ContractError(mismatches)
+    for mismatch in mismatches if reaction == "warn" else ():
         warnings.warn(str(mismatch), ContractWarning, stacklevel=3)
 
 
@@ -167,14 +167,14 @@ def predict(policy: Policy, prepared: Sequence[Prepared]) -> list[np.ndarray]:
             executing = move(_join([other.executing for other in prepared]))
             actions = policy.continue_chunk(batch, draws, executing, first.delay, first.steps, first.horizon)
     rows = actions.float().cpu().numpy()
-    found, start = [], 0
+    chunks, start = [], 0
     for other in prepared:
         count = len(other.batch[TASK])
-        own: np.ndarray = rows[start : start + count, :, : other.width]
-        _check_finite(own, other.batch.get(STATE))
-        found.append(own[0] if other.single else own)
+        actions_of_robot: np.ndarray = rows[start : start + count, :, : other.width]
+        _check_finite(actions_of_robot, other.batch.get(STATE))
+        chunks.append(actions_of_robot[0] if other.single else actions_of_robot)
         start += count
-    return found
+    return chunks
 
 
 def _check_finite(actions: np.ndarray, state: Tensor | None) -> None:
@@ -191,7 +191,7 @@ def _check_finite(actions: np.ndarray, state: Tensor | None) -> None:
 def _join(values: Sequence[Any]) -> Any:
     if isinstance(values[0], Tensor):
         return torch.cat(list(values)) if len(values) > 1 else values[0]
-    return [value for own in values for value in own]
+    return [value for rows in values for value in rows]
 
 
 def executing_actions(previous: Any, rows: int, single: bool, chunk: int, width: int, padded: int) -> Tensor:
@@ -209,14 +209,14 @@ def executing_actions(previous: Any, rows: int, single: bool, chunk: int, width:
         ValueError: no numbers, another shape, too many actions, or a value that is not finite.
     """
     try:
-        found = torch.as_tensor(previous).float().cpu()
+        actions = torch.as_tensor(previous).float().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"previous is a {type(previous).__name__}; give numbers [n, {width}]") from error
-    found = found[None] if single else found
-    if found.ndim != 3 or len(found) != rows or found.shape[1] > chunk or found.shape[2] != width:
-        shape = tuple(found.shape[1:] if single else found.shape)
-        wanted = f"(n, {width})" if single else f"({rows}, n, {width})"
-        raise ValueError(f"previous is {shape}, the policy needs {wanted} with n up to {chunk}")
-    if not torch.isfinite(found).all():
+    actions = actions[None] if single else actions
+    if actions.ndim != 3 or len(actions) != rows or actions.shape[1] > chunk or actions.shape[2] != width:
+        shape = tuple(actions.shape[1:] if single else actions.shape)
+        shapes = f"(n, {width})" if single else f"({rows}, n, {width})"
+        raise ValueError(f"previous is {shape}, the policy needs {shapes} with n up to {chunk}")
+    if not torch.isfinite(actions).all():
         raise ValueError("previous has a value that is not finite; give the actions that the robot executes")
-    return torch.nn.functional.pad(found, (0, padded - width))
+    return torch.nn.functional.pad(actions, (0, padded - width))

@@ -28,8 +28,8 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> Non
     """Raise ValueError where the shape of a tensor is not `shape` (None: any)."""
     got = tuple(tensor.shape)
     if len(got) != len(shape) or any(want is not None and have != want for have, want in zip(got, shape)):
-        wanted = ", ".join("any" if side is None else str(side) for side in shape)
-        raise ValueError(f"{name} has shape {got}, expected ({wanted})")
+        sides = ", ".join("any" if side is None else str(side) for side in shape)
+        raise ValueError(f"{name} has shape {got}, expected ({sides})")
 
 
 def from_present(batch: Mapping[str, Any], config: Any) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def digests(config: Any) -> dict[str, str]:
     Raises:
         ConfigError: a file is missing.
     """
-    found = {}
+    digests = {}
     for field, path in _named(config):
         content = hashlib.sha256()
         for source in _needed(config, field, path):
@@ -68,8 +68,8 @@ def digests(config: Any) -> dict[str, str]:
                 raise ConfigError(
                     f"policy.{field}: {source} cannot be read: {error}; name a file or folder that exists"
                 ) from error
-        found[field] = content.hexdigest()
-    return found
+        digests[field] = content.hexdigest()
+    return digests
 
 
 def check_unchanged(config: Any, recorded: Mapping[str, str]) -> None:
@@ -85,9 +85,9 @@ def is_policy_file(files: Mapping[str, tuple[str, ...]], entry: Path) -> bool:
     if entry.is_symlink():
         return False
     if entry.is_dir():
-        own = list(entry.iterdir())
+        files_inside = list(entry.iterdir())
         return entry.name in files and all(
-            each.name in files[entry.name] and each.is_file() and not each.is_symlink() for each in own
+            file.name in files[entry.name] and file.is_file() and not file.is_symlink() for file in files_inside
         )
     return entry.is_file() and entry.stem in files
 

@@ -36,12 +36,12 @@ def make_draws(spec: Mapping[str, RandomSpec], seed: int, positions: Any, purpos
         positions: int64 [B], the number that identifies each sample.
         purpose: prefix of the names in the key. A spec of one name is keyed by the purpose alone.
     """
-    at = positions.numpy() if isinstance(positions, Tensor) else np.asarray(positions)
+    numbers = positions.numpy() if isinstance(positions, Tensor) else np.asarray(positions)
     made = {}
     for name, (kind, shape, transform) in spec.items():
         key = purpose if purpose and len(spec) == 1 else f"{purpose} {name}".strip()
         sample = sample_normal if kind == "normal" else sample_uniform
-        values = torch.from_numpy(sample(seed, key, at, shape))
+        values = torch.from_numpy(sample(seed, key, numbers, shape))
         made[name] = values if transform is None else transform(values)
     return made
 

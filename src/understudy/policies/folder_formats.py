@@ -61,19 +61,19 @@ def describe_folder(
     formats = policy_type(config.type).settings.FORMATS
     if tool not in formats:
         graphs = ("onnx", "torch_export") if policy_type(config.type).settings.GRAPH else ()
-        known = ", ".join(sorted({*formats, *graphs, "understudy"}))
-        raise ConfigError(f"format: {tool}: a policy of type {config.type} has the formats {known}")
+        names = ", ".join(sorted({*formats, *graphs, "understudy"}))
+        raise ConfigError(f"format: {tool}: a policy of type {config.type} has the formats {names}")
     heads = list(normalization.get("heads", [""]))
     if head not in heads:
         if head or len(heads) > 1:
-            given = head or "none given"
-            raise ConfigError(f"head: {given}: a {tool} folder holds one robot; give one of {', '.join(heads)}")
+            shown = head or "none given"
+            raise ConfigError(f"head: {shown}: a {tool} folder holds one robot; give one of {', '.join(heads)}")
         head = heads[0]
     module, _, name = formats[tool].partition(":")
-    found: ForeignFolder = getattr(import_module(module), name)(
+    folder: ForeignFolder = getattr(import_module(module), name)(
         config, normalization, dict(metadata.get("heads", {}).get(head, {})), heads.index(head), dtype
     )
-    return found
+    return folder
 
 
 def save_folder(directory: str | Path, folder: ForeignFolder, weights: Mapping[str, Tensor]) -> None:
@@ -101,8 +101,8 @@ def save_folder(directory: str | Path, folder: ForeignFolder, weights: Mapping[s
             path = fresh / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-            for each in (path, path.parent):
-                sync(each)
+            for place in (path, path.parent):
+                sync(place)
         try:
             save_file(tensors, fresh / WEIGHTS, metadata={"format": "pt"})
         except SafetensorError as error:  # its name for a full disk

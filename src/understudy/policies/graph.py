@@ -111,7 +111,7 @@ def write_graph(graph: PolicyGraph, path: Path, kind: Format) -> Callable[[Seque
     require("onnx")
     import onnxruntime
 
-    names = [own.name for own in graph.inputs]
+    names = [tensor_input.name for tensor_input in graph.inputs]
     with torch.no_grad():
         torch.onnx.export(
             graph,
@@ -125,11 +125,11 @@ def write_graph(graph: PolicyGraph, path: Path, kind: Format) -> Callable[[Seque
             verbose=False,
         )
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    held = {own.name for own in session.get_inputs()}
+    held = {tensor_input.name for tensor_input in session.get_inputs()}
 
     def run(inputs: Sequence[Tensor]) -> Tensor:
-        given = {name: value.numpy() for name, value in zip(names, inputs, strict=True) if name in held}
-        return torch.from_numpy(session.run([_OUTPUT], given)[0])
+        values = {name: value.numpy() for name, value in zip(names, inputs, strict=True) if name in held}
+        return torch.from_numpy(session.run([_OUTPUT], values)[0])
 
     return run
 
@@ -137,16 +137,16 @@ def write_graph(graph: PolicyGraph, path: Path, kind: Format) -> Callable[[Seque
 def example_inputs(graph: PolicyGraph, rows: int, seed: int) -> list[Tensor]:
     """Draw random inputs of a graph, [rows, ...] each: images, standard normal numbers, differing instructions."""
     generator = torch.Generator().manual_seed(seed)
-    found = []
-    for own in graph.inputs:
-        shape = (rows, *own.shape)
-        if own.name == TASK:
-            found.append(torch.cat([graph.prepare(f"move block {seed} {row}") for row in range(rows)]))
-        elif own.dtype == "uint8":
-            found.append(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator))
+    tensors = []
+    for graph_input in graph.inputs:
+        shape = (rows, *graph_input.shape)
+        if graph_input.name == TASK:
+            tensors.append(torch.cat([graph.prepare(f"move block {seed} {row}") for row in range(rows)]))
+        elif graph_input.dtype == "uint8":
+            tensors.append(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator))
         else:
-            found.append(torch.randn(shape, generator=generator))
-    return found
+            tensors.append(torch.randn(shape, generator=generator))
+    return tensors
 
 
 def compare(
@@ -168,18 +168,20 @@ def compare(
     """
     differences, largest = {}, 0.0
     for rows in BATCH_SIZES:
-        inputs = dict(zip([own.name for own in graph.inputs], example_inputs(graph, rows, seed=rows), strict=True))
+        inputs = dict(
+            zip([graph_input.name for graph_input in graph.inputs], example_inputs(graph, rows, seed=rows), strict=True)
+        )
         noise = generate_draws(robot.policy.random_spec("act"), rows, torch.Generator().manual_seed(rows))["noise"]
         inputs["noise"] = noise
         texts = [f"move block {rows} {row}" for row in range(rows)]
         observation = {key: value for key, value in inputs.items() if key not in (TASK, "noise")} | {TASK: texts}
-        wanted = robot.act(observation, steps=steps, generator=torch.Generator().manual_seed(rows))
+        expected = robot.act(observation, steps=steps, generator=torch.Generator().manual_seed(rows))
         with torch.no_grad():
-            found = run(list(inputs.values())).numpy()
-        if found.shape != wanted.shape or not np.isfinite(found).all():
-            raise ConfigError(f"format: the graph gives {found.shape}, the policy {wanted.shape}: report this")
-        differences[rows] = float(np.abs(found - wanted).max())
-        largest = max(largest, float(np.abs(wanted).max()))
+            actions = run(list(inputs.values())).numpy()
+        if actions.shape != expected.shape or not np.isfinite(actions).all():
+            raise ConfigError(f"format: the graph gives {actions.shape}, the policy {expected.shape}: report this")
+        differences[rows] = float(np.abs(actions - expected).max())
+        largest = max(largest, float(np.abs(expected).max()))
     if max(differences.values()) > TOLERANCE * largest:
         raise ConfigError(
             f"format: the graph differs from the policy by {max(differences.values()):.3g}, at most "
@@ -203,7 +205,7 @@ def describe_graph(
     content = {
         "format": kind,
         "file": FILES[kind],
-        "inputs": [asdict(own) | {"shape": ["batch", *own.shape]} for own in graph.inputs],
+        "inputs": [asdict(graph_input) | {"shape": ["batch", *graph_input.shape]} for graph_input in graph.inputs],
         "output": {"name": _OUTPUT, "dtype": "float32"},
         "steps": steps,
         "tokens": "UTF-8 bytes of the instruction, cut to the length, padded as in the row `padding`",

@@ -183,9 +183,9 @@ class RobotPolicy:
         Raises:
             ContractError: there are differences, and the policy was loaded with `contract="strict"`.
         """
-        found = compare_declaration(self.facts, robot) if self.facts is not None else []
-        react(self._reaction, found)
-        return found
+        mismatches = compare_declaration(self.facts, robot) if self.facts is not None else []
+        react(self._reaction, mismatches)
+        return mismatches
 
     def check(self, observation: Mapping[str, Any], *, time: float | None = None) -> list[Mismatch]:
         """Compare an observation with those of training; `act` and `observe` do so by themselves.
@@ -210,16 +210,16 @@ class RobotPolicy:
         head = self.policy.norm_heads[self.head]
         while len(self._checks) < rows:
             self._checks.append(ObservationCheck(self.contract, head))
-        found: list[Mismatch] = []
+        mismatches: list[Mismatch] = []
         for row, check in enumerate(self._checks[:rows]):
-            own = {
+            values = {
                 key: plain(value if single else value[row]) if key in self.facts.input_keys else None
                 for key, value in observation.items()
             }
-            found += check.look(own, time)
-        self._found += found
-        react(self._reaction, self._found if self._reaction == "strict" else found)
-        return found
+            mismatches += check.look(values, time)
+        self._found += mismatches
+        react(self._reaction, self._found if self._reaction == "strict" else mismatches)
+        return mismatches
 
     def select_action(
         self, observation: Mapping[str, Any], *, horizon: int | None = None, **options: Any
@@ -371,8 +371,8 @@ class RobotPolicy:
         """Read the present observation as a batch on the CPU, without the past."""
         config, observation = self.policy.config, self._standard(observation)
         if TASK not in observation:
-            known = sorted(observation)
-            raise ValueError(f"the observation has {known}, the policy needs {TASK!r}, '' for no instruction")
+            keys = sorted(observation)
+            raise ValueError(f"the observation has {keys}, the policy needs {TASK!r}, '' for no instruction")
         single = isinstance(observation[TASK], str)
         batch: dict[str, Any] = {TASK: [observation[TASK]] if single else list(observation[TASK])}
         rows = len(batch[TASK])
@@ -389,11 +389,11 @@ class RobotPolicy:
             widths = {self.policy.normalizer.dims[STATE][self.head], config.state_dim}
             if state.ndim != 2 or state.shape[-1] not in widths:
                 shape = tuple(state.shape[1:] if single else state.shape)
-                wanted = " or ".join(map(str, sorted(widths)))
-                raise ValueError(f"{STATE} is {shape}, the policy needs {wanted} values per observation")
-            own = state[:, : self.policy.normalizer.dims[STATE][self.head]]
-            if not own.isfinite().all():
-                raise ValueError(f"{STATE} holds {own[~own.isfinite()][0].item()}: every value must be finite")
+                expected = " or ".join(map(str, sorted(widths)))
+                raise ValueError(f"{STATE} is {shape}, the policy needs {expected} values per observation")
+            values = state[:, : self.policy.normalizer.dims[STATE][self.head]]
+            if not values.isfinite().all():
+                raise ValueError(f"{STATE} holds {values[~values.isfinite()][0].item()}: every value must be finite")
             batch[STATE] = torch.nn.functional.pad(state, (0, max(0, config.state_dim - state.shape[-1])))
         lacking = [camera for camera in config.cameras if camera not in observation]
         if lacking and set(lacking) & set(self.metadata.get("cameras", config.cameras)):
@@ -416,8 +416,8 @@ class RobotPolicy:
 
     def _recorded_size(self, camera: str) -> tuple[int, int]:
         """Height and width of a camera's images in training, or of the network's where they are unknown."""
-        known = self.facts.cameras.get(camera) if self.facts is not None else None
-        height, width = known.size if known is not None and known.size[0] else self.policy.config.image_size
+        facts = self.facts.cameras.get(camera) if self.facts is not None else None
+        height, width = facts.size if facts is not None and facts.size[0] else self.policy.config.image_size
         return height, width
 
     def _standard(self, observation: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -427,36 +427,42 @@ class RobotPolicy:
         names = {key: camera.key for key, camera in self.facts.cameras.items()}
         if self.facts.state is not None:
             names[STATE] = self.facts.state.key
-        added = {key: observation[own] for key, own in names.items() if key not in observation and own in observation}
+        added = {
+            key: observation[robot_key]
+            for key, robot_key in names.items()
+            if key not in observation and robot_key in observation
+        }
         return {**observation, **added}
 
     def _windows(self) -> dict[str, tuple[float, ...]]:
         """Times of each key of which the policy sees the past."""
         image_times, state_times = seen_times(self.policy.config, self.metadata.get("fps"))
-        found = dict.fromkeys(self.policy.config.cameras if image_times else (), image_times)
-        return found | ({STATE: state_times} if state_times else {})
+        times = dict.fromkeys(self.policy.config.cameras if image_times else (), image_times)
+        return times | ({STATE: state_times} if state_times else {})
 
     def _remember(self, batch: Mapping[str, Any], time: float | None) -> list[ObservationHistory]:
         """Return the history of each row with a batch added. Those of the policy stay as they are."""
         rows = len(batch[TASK])
         if self._histories is None:
             raise ValueError("the policy sees past observations; call reset() at the start of each episode")
-        kept = {key: times for key, times in self._windows().items() if f"{key}_is_missing" not in batch}
+        windows = {key: times for key, times in self._windows().items() if f"{key}_is_missing" not in batch}
         fps = step_rate(self.policy.config, self.metadata.get("fps"), time)
-        found = [history.copy() for history in self._histories]
-        found = found or [ObservationHistory(kept, fps) for _ in range(rows)]
-        if len(found) != rows:
-            raise ValueError(f"{rows} observations after {len(found)}; call reset() to change their number")
-        for row, history in enumerate(found):
-            history.add({key: batch[key][row].numpy() for key in kept}, time)
-        return found
+        copies = [history.copy() for history in self._histories]
+        copies = copies or [ObservationHistory(windows, fps) for _ in range(rows)]
+        if len(copies) != rows:
+            raise ValueError(f"{rows} observations after {len(copies)}; call reset() to change their number")
+        for row, history in enumerate(copies):
+            history.add({key: batch[key][row].numpy() for key in windows}, time)
+        return copies
 
     def _seen(self, batch: Mapping[str, Any], histories: Sequence[ObservationHistory]) -> dict[str, Any]:
         """Windows [B, T, ...] of the histories of a batch, with `<key>_is_pad` [B, T]."""
         windows = [history.windows() for history in histories]
-        found: dict[str, Any] = {key: torch.from_numpy(np.stack([own[key] for own in windows])) for key in windows[0]}
+        seen: dict[str, Any] = {
+            key: torch.from_numpy(np.stack([window[key] for window in windows])) for key in windows[0]
+        }
         for key, times in self._windows().items():
             if f"{key}_is_missing" in batch:
-                found[key] = batch[key][:, None].repeat(1, len(times), 1, 1, 1)
-                found[f"{key}_is_pad"] = torch.ones(len(histories), len(times), dtype=torch.bool)
-        return found
+                seen[key] = batch[key][:, None].repeat(1, len(times), 1, 1, 1)
+                seen[f"{key}_is_pad"] = torch.ones(len(histories), len(times), dtype=torch.bool)
+        return seen

@@ -74,11 +74,11 @@ class ObservationHistory:
 
     def __init__(self, times: Mapping[str, Sequence[float]], fps: float | None = None) -> None:
         self.fps = fps
-        self._times = {key: tuple(map(float, own)) for key, own in times.items()}
+        self._times = {key: tuple(map(float, ages)) for key, ages in times.items()}
         if fps is not None:
-            for own in self._times.values():
-                _check_steps(own, fps)
-        self._longest = -min((own[0] for own in self._times.values()), default=0.0)
+            for ages in self._times.values():
+                _check_steps(ages, fps)
+        self._longest = -min((ages[0] for ages in self._times.values()), default=0.0)
         self._kept: deque[_Moment] = deque()
         self._by_time = False
         self._start = 0.0
@@ -93,9 +93,9 @@ class ObservationHistory:
 
     def copy(self) -> "ObservationHistory":
         """Return a history of the same observations, which it shares: one to `add` to while this one stays."""
-        found = copy(self)
-        found._kept = self._kept.copy()
-        return found
+        duplicate = copy(self)
+        duplicate._kept = self._kept.copy()
+        return duplicate
 
     def add(self, values: Mapping[str, Any], time: float | None = None) -> None:
         """Add a copy of the present observation.
@@ -134,24 +134,24 @@ class ObservationHistory:
         """
         if not self._kept:
             raise ValueError("there is no observation yet; add() one first")
-        found: dict[str, np.ndarray] = {}
+        windows: dict[str, np.ndarray] = {}
         for key, times in self._times.items():
             moments, padded = zip(*(self._at(seconds, times) for seconds in times))
-            found[key] = np.stack([moment.values[key] for moment in moments])
-            found[f"{key}_is_pad"] = np.array(padded)
-        return found
+            windows[key] = np.stack([moment.values[key] for moment in moments])
+            windows[f"{key}_is_pad"] = np.array(padded)
+        return windows
 
     def _at(self, seconds: float, times: Sequence[float]) -> tuple[_Moment, bool]:
         """Observation nearest to a time of a window, and whether it lies before the episode."""
         if not self._by_time:
             assert self.fps is not None
             seconds = round(seconds * self.fps)
-        wanted = self._kept[-1].time + seconds
-        if wanted < self._start - TOLERANCE_S:
+        time = self._kept[-1].time + seconds
+        if time < self._start - TOLERANCE_S:
             return self._kept[0], True
-        nearest = min(self._kept, key=lambda moment: abs(moment.time - wanted))
+        nearest = min(self._kept, key=lambda moment: abs(moment.time - time))
         gap = min((later - earlier for earlier, later in pairwise(times)), default=inf)
-        if self._by_time and abs(nearest.time - wanted) > gap / 2 + TOLERANCE_S:
+        if self._by_time and abs(nearest.time - time) > gap / 2 + TOLERANCE_S:
             raise ValueError(
                 f"the observation nearest to {seconds:g} s is that of {nearest.time - self._kept[-1].time:g} s; the "
                 f"policy sees times {gap:g} s apart: observe() each control step, or reset() after a pause"
@@ -165,8 +165,8 @@ class ObservationHistory:
         if self._kept:
             first = self._kept[0].values[key]
             if (value.shape, value.dtype) != (first.shape, first.dtype):
-                what = f"{key} is {value.dtype} {value.shape}, and was {first.dtype} {first.shape} before"
-                raise ValueError(f"{what}; reset() starts an episode")
+                message = f"{key} is {value.dtype} {value.shape}, and was {first.dtype} {first.shape} before"
+                raise ValueError(f"{message}; reset() starts an episode")
         return value
 
 

@@ -95,7 +95,7 @@ class Policy(nn.Module):
         times = spec.get(f"{term} time", spec.get("flow time"))
         if times is None or times.transform is None:
             return ()
-        low, high = (times.transform(torch.full((1, *times.shape), at, dtype=torch.float64))[0] for at in (0.0, 1.0))
+        low, high = (times.transform(torch.full((1, *times.shape), end, dtype=torch.float64))[0] for end in (0.0, 1.0))
         return (*low.tolist(), float(high[-1]))
 
     def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -267,18 +267,18 @@ class Policy(nn.Module):
             ValueError: names or shapes differ, or a weight is of integers.
         """
         files = weights.files
-        what = "the weights are not those of this config"
-        own, parameters = self.state_dict(), dict(self.named_parameters(remove_duplicate=False))
-        for name, tensor in own.items():
+        message = "the weights are not those of this config"
+        needed, parameters = self.state_dict(), dict(self.named_parameters(remove_duplicate=False))
+        for name, tensor in needed.items():
             if files.shapes.get(name) != tuple(tensor.shape):
-                raise ValueError(f"{what}: {name} is missing or has another shape")
+                raise ValueError(f"{message}: {name} is missing or has another shape")
             if name in parameters and not files.dtypes[name].is_floating_point:
-                raise ValueError(f"{what}: {name} is {files.dtypes[name]}; weights are floating-point")
-        if unknown := sorted(weights.keys() - own.keys()):
-            raise ValueError(f"{what}: {unknown[0]} is not in the network")
-        for name in own.keys() - parameters.keys():
+                raise ValueError(f"{message}: {name} is {files.dtypes[name]}; weights are floating-point")
+        if unknown := sorted(weights.keys() - needed.keys()):
+            raise ValueError(f"{message}: {unknown[0]} is not in the network")
+        for name in needed.keys() - parameters.keys():
             path, _, leaf = name.rpartition(".")
-            setattr(self.get_submodule(path), leaf, files.read(name).to(own[name].dtype))  # a large one is meta
+            setattr(self.get_submodule(path), leaf, files.read(name).to(needed[name].dtype))  # a large one is meta
         return StoredRows(files, {name: name for name in weights})
 
     def largest_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -405,10 +405,10 @@ def _check_shapes(policy: Policy, saved: policy_folder.Saved, where: object) -> 
     for name, tensor in policy.state_dict().items():
         if name not in stored and type(policy).load_weights is not Policy.load_weights:
             continue
-        if stored.get(name) != (wanted := tuple(tensor.shape)):
+        if stored.get(name) != (shape := tuple(tensor.shape)):
             there = stored.get(name, "missing")
             raise ValueError(
-                f"{where}: the weights are not those of this config: {name} is {there}, and config.json needs {wanted}"
+                f"{where}: the weights are not those of this config: {name} is {there}, and config.json needs {shape}"
             )
 
 
@@ -416,7 +416,7 @@ def narrow_weights(policy: Policy) -> None:
     """Give the linear layers that compute in bfloat16 weights of that dtype, in place."""
     if policy.config.compute != "bfloat16":
         return
-    whole = {module for each in policy.float32_modules() for module in each.modules()}
+    whole = {module for top in policy.float32_modules() for module in top.modules()}
     for module in policy.modules():
         if isinstance(module, Linear) and module not in whole:
             module.to(torch.bfloat16)

@@ -111,14 +111,14 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
         return
     files = policy_type(kind).settings.FILES
     for entry in entries:
-        own = entry.name in (CONFIG, NORMALIZATION, WEIGHTS, FILE, CARD, CODE, checksums.FILE)
-        if not (own and entry.is_file() and not entry.is_symlink()) and not is_policy_file(files, entry):
+        is_ours = entry.name in (CONFIG, NORMALIZATION, WEIGHTS, FILE, CARD, CODE, checksums.FILE)
+        if not (is_ours and entry.is_file() and not entry.is_symlink()) and not is_policy_file(files, entry):
             raise FileExistsError(f"{directory} holds {entry.name}, which is no file of a policy: {fix}")
     try:
-        found = stored_type(_object(target / CONFIG))
+        stored = stored_type(_object(target / CONFIG))
     except (OSError, ValueError):
-        found = None
-    if found != kind:
+        stored = None
+    if stored != kind:
         raise FileExistsError(f"{directory} holds no policy of type {kind}, and is not replaced: {fix}")
 
 
@@ -131,9 +131,9 @@ def find(place: str | Path) -> Path:
         ConfigError: the repository cannot be fetched. MissingExtraError: the extra `hub` is not installed.
         FileNotFoundError: there is no such folder, nor the extra for a repository of that name.
     """
-    wanted = model_id(place) if isinstance(place, str) else None
+    repository = model_id(place) if isinstance(place, str) else None
     try:
-        folder = Path(place) if wanted is None else fetch_model(wanted)
+        folder = Path(place) if repository is None else fetch_model(repository)
     except (ConfigError, MissingExtraError) as error:
         if str(place).startswith(SCHEME):
             raise
@@ -179,8 +179,8 @@ def load(directory: str | Path, normalization: Mapping[str, Any] | None = None, 
         normalization = _object(source / NORMALIZATION)
     try:
         for read in folder_readers(kind):
-            if (found := read(source, stored, normalization, files.shapes, asset)) is not None:
-                stored, normalization = found
+            if (values := read(source, stored, normalization, files.shapes, asset)) is not None:
+                stored, normalization = values
         for name, content in ((CONFIG, stored), (NORMALIZATION, normalization)):
             if not content:
                 raise FileNotFoundError(f"{source} holds no policy: {name} is missing")
@@ -198,8 +198,8 @@ def _open_tensors(source: Path, kind: str | None) -> TensorReader:
         raise ValueError(f"{source / CONFIG}: {error}") from error
     for opened in (opener(source) for opener in openers):
         if opened is not None:
-            found: TensorReader = opened
-            return found
+            tensors: TensorReader = opened
+            return tensors
     try:
         return WeightFiles(source, floats_only=False)
     except FileNotFoundError as error:
@@ -220,12 +220,12 @@ def read_config(stored: Mapping[str, Any]) -> Any:
         ValueError: an unknown type or field, a value of another type or that breaks a rule.
     """
     kind = policy_type(stored_type(stored)).config
-    known = {field.name for field in fields(kind)}
-    if unknown := sorted(set(stored) - known):
+    names = {field.name for field in fields(kind)}
+    if unknown := sorted(set(stored) - names):
         raise ValueError(f"a policy of type {stored_type(stored)} has no fields {unknown}")
     named = {name: value for name, value in stored.items() if name != "type"}
-    if found := type_problems(kind, named):
-        raise ValueError("; ".join(found))
+    if problems := type_problems(kind, named):
+        raise ValueError("; ".join(problems))
     return kind.from_mapping(stored)
 
 
@@ -261,12 +261,12 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is Literal:
         return value in inner
     if origin in (Union, UnionType):
-        return any(_fits(value, each) for each in inner)
+        return any(_fits(value, option) for option in inner)
     if origin is tuple:
         if not isinstance(value, list | tuple):
             return False
-        wanted = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
-        return len(value) == len(wanted) and all(map(_fits, value, wanted))
+        hints = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return len(value) == len(hints) and all(map(_fits, value, hints))
     if hint in (int, float):
         return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
     if hint in (str, bool, NoneType):

@@ -110,19 +110,19 @@ def import_type(kind: str, expected: type) -> Any:
     file, _, name = place.rpartition(":")
     if not digest:
         raise ValueError(f"policy type {kind!r} has no checksum; give the file of a policy as the type of a new run")
-    given = os.environ.get(GIVEN, "")
-    if kind in _types and not given:
+    given_file = os.environ.get(GIVEN, "")
+    if kind in _types and not given_file:
         return _types[kind]
-    path = Path(given or file)
+    path = Path(given_file or file)
     try:
         content = path.read_bytes()
     except OSError:
         content = None
-    copy = f"; its folder has a copy, {CODE}, to read" if not given else ""
+    copy = f"; its folder has a copy, {CODE}, to read" if not given_file else ""
     fix = f"give the file with --policy-code FILE, or load_policy(code=FILE){copy}"
     if content is None:
         raise ValueError(f"policy type {name!r} is defined in {path}, which cannot be read; {fix}")
-    if not given and (_digest(content) != digest or _is_downloaded(path)):
+    if not given_file and (_digest(content) != digest or _is_downloaded(path)):
         why = "lies in a download or in the folder of a run or policy" if _is_downloaded(path) else "has changed since"
         raise ValueError(f"policy type {name!r} is defined in {path}, which {why}, and is not imported; {fix}")
     if _digest(content) != digest:
@@ -392,8 +392,8 @@ class PolicySettings:
     @classmethod
     def from_mapping(cls, stored: Mapping[str, Any]) -> Self:
         """Read the fields of this class from JSON: lists become tuples; other keys are ignored."""
-        known = {field.name for field in fields(cls)} - {"type"}
-        values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in stored.items() if n in known}
+        names = {field.name for field in fields(cls)} - {"type"}
+        values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in stored.items() if n in names}
         if is_code(stored_type(stored)):
             values["type"] = stored_type(stored)
         return cls(**values)
@@ -419,8 +419,8 @@ class PolicySettings:
             if not is_code(kind):
                 checked: PolicySettings = TypeAdapter(chosen).validate_python(dict(value))
                 return checked
-            own = {name: item for name, item in value.items() if name != "type"}
-            return replace(TypeAdapter(chosen).validate_python(own), type=kind)
+            settings = {name: item for name, item in value.items() if name != "type"}
+            return replace(TypeAdapter(chosen).validate_python(settings), type=kind)
 
         return core_schema.no_info_plain_validator_function(check)
 
@@ -444,14 +444,14 @@ class PolicyConfig:
 
     def fact_problems(self) -> list[str]:
         """List the rules that these facts break, one line each."""
-        found = [
+        problems = [
             f"{n}: {getattr(self, n)}: must be at least 1" for n in ("action_dim", "chunk") if getattr(self, n) < 1
         ]
         if self.state_dim < 0:
-            found.append(f"state_dim: {self.state_dim}: must be 0 (no state) or more")
+            problems.append(f"state_dim: {self.state_dim}: must be 0 (no state) or more")
         if self.future and not self.state_dim:
-            found.append("future: True: needs a state, and state_dim is 0")
-        return found
+            problems.append("future: True: needs a state, and state_dim is 0")
+        return problems
 
 
 def check_start(config: Any) -> None:
@@ -489,16 +489,18 @@ def tensor_openers(kind: str | None) -> list[Callable[[Path], Any]]:
 
 
 def _functions(field: str, kind: str | None) -> list[Callable[..., Any]]:
-    names = [getattr(policy_type(each).settings, field) for each in ([kind] if kind is not None else BUILT_IN)]
+    names = [
+        getattr(policy_type(type_name).settings, field) for type_name in ([kind] if kind is not None else BUILT_IN)
+    ]
     return [imported(name) for name in dict.fromkeys(names) if name]
 
 
-def network_differences(one: Any, two: Any) -> list[str]:
+def network_differences(first: Any, second: Any) -> list[str]:
     """List the fields, with both values, in which two configs describe different networks."""
-    if type(one) is not type(two):
-        return [f"type: {one.type} there, {two.type} here"]
-    theirs, ours = (_flat(asdict(config)) for config in (one, two))
-    ignored = {*one.RUN_ONLY, *one.AT_START, *one.FILES}
+    if type(first) is not type(second):
+        return [f"type: {first.type} there, {second.type} here"]
+    theirs, ours = (_flat(asdict(config)) for config in (first, second))
+    ignored = {*first.RUN_ONLY, *first.AT_START, *first.FILES}
     names = [name for name in ours | theirs if name not in ignored and theirs.get(name) != ours.get(name)]
     return [f"{name}: {theirs.get(name)} there, {ours.get(name)} here" for name in names]
 
@@ -543,14 +545,16 @@ def policy_type(name: str) -> PolicyType:
         ValueError: there is no such type, or the entry point is no `PolicyType`.
     """
     if is_code(str(name)):
-        found = import_type(name, PolicyType)
-        assert isinstance(found, PolicyType)
-        return found
+        imported_type = import_type(name, PolicyType)
+        assert isinstance(imported_type, PolicyType)
+        return imported_type
     points = _points()
     if name not in points:
         if str(name).endswith(".py"):
             raise ValueError(f"{name}: names no policy type of the file; give FILE.py:NAME, NAME = PolicyType(...)")
-        close = [own for own in (f"lerobot-{name}",) if own in points] or get_close_matches(str(name), points, n=1)
+        close = [adapter for adapter in (f"lerobot-{name}",) if adapter in points] or get_close_matches(
+            str(name), points, n=1
+        )
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(points))}"
         raise ValueError(f"no policy type {name!r}; {hint}")
     entry = imported(points[name])

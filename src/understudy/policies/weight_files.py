@@ -142,14 +142,14 @@ class WeightFiles(TensorReader):
             with safe_open(file, framework="pt") as opened:
                 # A slice is a view of the mapped file; the copy lets the mapping end with this call.
                 part = opened.get_slice(key)[start:stop] if self.shapes[key] else opened.get_tensor(key)
-                found: Tensor = part.clone()
+                rows: Tensor = part.clone()
         except SafetensorError as error:
             self._check_version(file)
             raise ValueError(f"{file} cannot be read: {error}") from error
         self._check_version(file)
-        if found.numel() and found.is_floating_point() and not all(map(torch.isfinite, torch.aminmax(found))):
+        if rows.numel() and rows.is_floating_point() and not all(map(torch.isfinite, torch.aminmax(rows))):
             raise ValueError(f"{file}: {key} has values that are not finite: restore the file")
-        return found
+        return rows
 
     def digest(self) -> str:
         """Return the SHA-256 of the file, or of the names and SHA-256 of several, in hexadecimal digits.
@@ -157,10 +157,10 @@ class WeightFiles(TensorReader):
         Raises:
             OSError: a file cannot be read. ValueError: it changed since it was opened first.
         """
-        found = digest_files({path.name: path for path in self._versions})
+        digest = digest_files({path.name: path for path in self._versions})
         for path in self._versions:
             self._check_version(path)
-        return found
+        return digest
 
     def _check_version(self, file: Path) -> None:
         if _version(file) != self._versions[file]:
@@ -176,10 +176,10 @@ def digest_files(files: Mapping[str, Path]) -> str:
     Raises:
         OSError: a file cannot be read.
     """
-    found = {name: file_sha256(path) for name, path in files.items()}
-    if len(found) == 1:
-        return next(iter(found.values()))
-    return hashlib.sha256("".join(f"{own} {name}\n" for name, own in found.items()).encode()).hexdigest()
+    digests = {name: file_sha256(path) for name, path in files.items()}
+    if len(digests) == 1:
+        return next(iter(digests.values()))
+    return hashlib.sha256("".join(f"{digest} {name}\n" for name, digest in digests.items()).encode()).hexdigest()
 
 
 def rows_of_part(shape: Sequence[int]) -> int:
@@ -263,8 +263,8 @@ def fill_parameters(module: nn.Module, tensors: Mapping[str, Tensor], keys: Mapp
 
 def _version(file: Path) -> tuple[int, int, int, int]:
     """Device, inode, time of change in ns, and size of a file: another one in its place differs in some."""
-    found = os.stat(file)
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    stat = os.stat(file)
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def _index(path: Path) -> dict[str, Path] | None:
@@ -276,15 +276,15 @@ def _index(path: Path) -> dict[str, Path] | None:
         raise ValueError(f"{path} has both {FILE} and {INDEX}: name the file that counts, or move the other away")
     try:
         names = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
-        found = {str(key): file.parent / str(name) for key, name in names.items()}
+        files = {str(key): file.parent / str(name) for key, name in names.items()}
     except (ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{file} is no index of safetensors files: {error!r}") from error
-    for name in sorted(set(found.values())):
+    for name in sorted(set(files.values())):
         if name.parent != file.parent or not name.is_file():
             raise FileNotFoundError(f"{file} names {name.name}, which is missing beside it: load the folder again")
         if name.suffix != ".safetensors":
             raise ValueError(f"{file} names {name.name}, which is no safetensors file: convert it")
-    return found
+    return files
 
 
 def _single(path: Path) -> Path:
@@ -302,7 +302,7 @@ def _single(path: Path) -> Path:
 
 def _contents(file: Path, dtypes: Mapping[str, torch.dtype]) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
     """Key, shape and dtype of each tensor of a file; ValueError where the file is damaged or has another dtype."""
-    found = []
+    contents = []
     try:
         with safe_open(file, framework="pt") as opened:
             for key in opened.keys():  # noqa: SIM118  # no mapping
@@ -310,10 +310,10 @@ def _contents(file: Path, dtypes: Mapping[str, torch.dtype]) -> list[tuple[str, 
                 kind = part.get_dtype()
                 if kind not in dtypes:
                     raise ValueError(f"{file}: {key} is {kind}; weights are {', '.join(dtypes)}")
-                found.append((key, tuple(part.get_shape()), dtypes[kind]))
+                contents.append((key, tuple(part.get_shape()), dtypes[kind]))
     except SafetensorError as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
-    return found
+    return contents
 
 
 LARGE = 1 << 20

@@ -69,8 +69,8 @@ class TextEncoder(nn.Module):
             return self._encode(texts.to(device), dtype)
         distinct = sorted(set(texts))
         where = {text: row for row, text in enumerate(distinct)}
-        found = self._encode(byte_tokens(distinct, self.length).to(device), dtype)
-        return found[torch.tensor([where[text] for text in texts], device=device)]
+        encoded = self._encode(byte_tokens(distinct, self.length).to(device), dtype)
+        return encoded[torch.tensor([where[text] for text in texts], device=device)]
 
     def _encode(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """Encode tokens [U, L] as [U, out]."""
@@ -167,14 +167,14 @@ class ImageEncoder(nn.Module):
             x = block(x, text_emb)
         color = group_norm(F.avg_pool2d(rgb, 2), 3)  # [K B, 3, 2 h, 2 w], each channel by itself
         # [K B, 2 points]: points / 2 times y, x of the network's maps, then of the plain colors
-        found = torch.cat(
+        points = torch.cat(
             [
                 keypoints(_apply(self.filters(text_emb), group_norm(x, 8))),
                 keypoints(_apply(self.colours(text_emb), color)),
             ],
             dim=1,
         )
-        seen = list(found.unflatten(0, (len(images), -1)).unbind())  # not chunk: it fixes B when traced
+        seen = list(points.unflatten(0, (len(images), -1)).unbind())  # not chunk: it fixes B when traced
         for number, lacks in enumerate(missing or ()):
             if lacks is not None:
                 seen[number] = torch.where(lacks[:, None], 0.0, seen[number])

@@ -128,7 +128,10 @@ class FastTokenizer:
         integers = [quantise(np.asarray(chunk)[None], scale)[0] for chunk in chunks]
         if not integers:
             raise ConfigError("there is no chunk to fit FAST tokens to; give at least one")
-        low, high = min(int(each.min()) for each in integers), max(int(each.max()) for each in integers)
+        low, high = (
+            min(int(coefficients.min()) for coefficients in integers),
+            max(int(coefficients.max()) for coefficients in integers),
+        )
         count = high - low + 1
         if count > min(vocab_size, LARGEST["private"] + 1):
             raise ConfigError(
@@ -148,7 +151,7 @@ class FastTokenizer:
             initial_alphabet=[chr(first + number) for number in range(count)],
             max_token_length=10000,
         )
-        tokenizer.train_from_iterator((_text(each - low + first) for each in integers), trainer)
+        tokenizer.train_from_iterator((_text(coefficients - low + first) for coefficients in integers), trainer)
         return cls(tokenizer, "private", float(scale), low, high)
 
     def save(self, folder: str | Path) -> None:
@@ -175,25 +178,25 @@ class FastTokenizer:
         inside = np.clip(integers, self.min_token, self.max_token)
         places = inside - self.min_token + FIRST_CHARACTER[self.kind]
         # One by one: `encode_batch` would start threads of its own beside those of the loader.
-        tokens = [list(self.tokenizer.encode(_text(each), add_special_tokens=False).ids) for each in places]
+        tokens = [list(self.tokenizer.encode(_text(row), add_special_tokens=False).ids) for row in places]
         return Encoded(tokens, (inside != integers).reshape(len(integers), -1).any(axis=1))
 
     def decode(self, tokens: Sequence[Sequence[int]], steps: int, dim: int) -> Decoded:
         """Decode the ids of B chunks of `steps` x `dim` coefficients; marks ids that are no such chunk as not valid."""
         integers, valid = np.zeros((len(tokens), steps, dim), np.int64), np.zeros(len(tokens), bool)
         for row, ids in enumerate(tokens):
-            found = self._characters(ids)
-            if found is not None and len(found) == steps * dim:
-                integers[row], valid[row] = found.reshape(steps, dim) + self.min_token, True
+            characters = self._characters(ids)
+            if characters is not None and len(characters) == steps * dim:
+                integers[row], valid[row] = characters.reshape(steps, dim) + self.min_token, True
         coefficients = integers / self.scale
         return Decoded((cosines(steps).T @ coefficients).astype(np.float32), valid)
 
     def _characters(self, ids: Sequence[int]) -> np.ndarray | None:
         """Places in the alphabet, int64 [n]; None where the ids are no characters of it."""
-        if any(not 0 <= each < self.vocab_size for each in ids):
+        if any(not 0 <= token < self.vocab_size for token in ids):
             return None
         text = self.tokenizer.decode(list(ids), skip_special_tokens=False)
-        places = np.array([ord(each) for each in text], np.int64) - FIRST_CHARACTER[self.kind]
+        places = np.array([ord(token) for token in text], np.int64) - FIRST_CHARACTER[self.kind]
         # The published kind decodes broken bytes to U+FFFD, which is above its largest character.
         return places if ((places >= 0) & (places <= self.max_token - self.min_token)).all() else None
 

@@ -130,21 +130,21 @@ def given_actions(delay: Tensor, length: int) -> Tensor:
     return torch.arange(length, device=delay.device) < delay[:, None]
 
 
-def check_delay(delay: int, horizon: int | None, known: int, max_delay: int) -> None:
+def check_delay(delay: int, horizon: int | None, count: int, max_delay: int) -> None:
     """Check the arguments of `Policy.continue_chunk`.
 
     Args:
         delay: actions that the robot executes before the new ones arrive.
         horizon: actions to be guided by; None: the first `delay` are given.
-        known: actions in execution.
+        count: actions in execution.
         max_delay: most given actions in training.
 
     Raises:
-        ValueError: numbers beyond `known`, or a `delay` above `max_delay` without a horizon.
+        ValueError: numbers beyond `count`, or a `delay` above `max_delay` without a horizon.
     """
-    if not 0 <= delay <= known or (horizon is not None and not delay <= horizon <= known):
+    if not 0 <= delay <= count or (horizon is not None and not delay <= horizon <= count):
         raise ValueError(
-            f"delay is {delay}, horizon {horizon}; give 0 <= delay <= horizon <= {known}, the actions in execution"
+            f"delay is {delay}, horizon {horizon}; give 0 <= delay <= horizon <= {count}, the actions in execution"
         )
     if horizon is None and delay > max_delay:
         raise ValueError(
@@ -167,12 +167,12 @@ def sample_given(field: Field, noise: Tensor, chunk: Tensor, delay: int, steps: 
         float32 [B, T, dim], with the given actions equal to the bit.
     """
     _check(noise, delay, steps)
-    given = given_actions(torch.full((1,), delay, device=noise.device), noise.shape[1])[..., None]  # [1, T, 1]
-    chunk = torch.where(given, chunk, 0.0)
-    x = torch.where(given, chunk, noise)
+    is_given = given_actions(torch.full((1,), delay, device=noise.device), noise.shape[1])[..., None]  # [1, T, 1]
+    chunk = torch.where(is_given, chunk, 0.0)
+    x = torch.where(is_given, chunk, noise)
     for k in range(steps):
-        time = torch.where(given[..., 0], 0.0, torch.full_like(noise[..., 0], 1 - k / steps))
-        x = torch.where(given, chunk, x - field(x, time) / steps)
+        time = torch.where(is_given[..., 0], 0.0, torch.full_like(noise[..., 0], 1 - k / steps))
+        x = torch.where(is_given, chunk, x - field(x, time) / steps)
     return x
 
 

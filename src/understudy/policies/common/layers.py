@@ -47,8 +47,8 @@ class Embedding(nn.Embedding):
     def forward(self, input: Tensor) -> Tensor:
         """Look up rows by their numbers, int64 [...]; returns float32 [..., width]."""
         if self.weight.dtype != torch.float32 and getattr(self.weight, "grad_dtype", None) == torch.float32:
-            found: Tensor = _Float32Rows.apply(self.weight, input)  # type: ignore[no-untyped-call]
-            return found
+            embedded: Tensor = _Float32Rows.apply(self.weight, input)  # type: ignore[no-untyped-call]
+            return embedded
         return super().forward(input).float()
 
 
@@ -74,8 +74,8 @@ def rows(layer: nn.Module, x: Tensor) -> Tensor:
 
     FSDP2 warns of views that a sharded module returns: an operation in place would drop its hook.
     """
-    found: Tensor = layer(x.flatten(0, -2))
-    return found.unflatten(0, x.shape[:-1])
+    product: Tensor = layer(x.flatten(0, -2))
+    return product.unflatten(0, x.shape[:-1])
 
 
 def layer_norm(x: Tensor) -> Tensor:

@@ -149,15 +149,15 @@ class Normalizer(nn.Module):
         self.widths = dict(widths)
         self.dims: dict[str, list[int]] = {}
         for key, width in widths.items():
-            own = normalization.get("dims", {}).get(key, [width] * count)
+            dims = normalization.get("dims", {}).get(key, [width] * count)
             if (
-                not isinstance(own, list | tuple)
-                or len(own) != count
-                or not all(dim in range(1, width + 1) and not isinstance(dim, bool) for dim in own)
+                not isinstance(dims, list | tuple)
+                or len(dims) != count
+                or not all(dim in range(1, width + 1) and not isinstance(dim, bool) for dim in dims)
             ):
-                raise ValueError(f"normalization says dims {own} of {key!r}: {count} numbers from 1 to {width}")
-            own = self.dims[key] = [int(dim) for dim in own]
-            past = torch.arange(width) >= torch.tensor(own)[:, None] if min(own) < width else None
+                raise ValueError(f"normalization says dims {dims} of {key!r}: {count} numbers from 1 to {width}")
+            dims = self.dims[key] = [int(dim) for dim in dims]
+            past = torch.arange(width) >= torch.tensor(dims)[:, None] if min(dims) < width else None
             self.register_buffer(f"{_short(key)}_past", past, persistent=False)  # bool [H, dim], None: all are real
         stored = normalization.get("delta", [[False] * widths[ACTION]] * count)
         try:
@@ -179,13 +179,13 @@ class Normalizer(nn.Module):
     def dim_is_pad(self, key: str, batch: Mapping[str, Any]) -> Tensor | None:
         """Return the padded dimensions, bool [B, dim], by head and by `<key>_dim_is_pad`; None where there are none."""
         past: Tensor | None = getattr(self, f"{_short(key)}_past")
-        found = None
+        mask = None
         if past is not None:
-            found = of_head(past, self.head(batch))  # [B, dim]; [1, dim] of the only head
-        if (given := batch.get(f"{key}_dim_is_pad")) is not None:
-            check_shape(f"{key}_dim_is_pad", given, (None, self.widths[key]))
-            found = given if found is None else found | given
-        return found
+            mask = of_head(past, self.head(batch))  # [B, dim]; [1, dim] of the only head
+        if (of_batch := batch.get(f"{key}_dim_is_pad")) is not None:
+            check_shape(f"{key}_dim_is_pad", of_batch, (None, self.widths[key]))
+            mask = of_batch if mask is None else mask | of_batch
+        return mask
 
     def actions(self, batch: Mapping[str, Any]) -> Tensor:
         """Normalize `action` [B, T, A] of a batch, float32; differences to the state where its head learns those."""
@@ -213,11 +213,11 @@ class Normalizer(nn.Module):
 
     def arrays(self) -> dict[str, Any]:
         """Return the normalization as JSON values; `Normalizer` of it is equal to the bit."""
-        found: dict[str, Any] = {"heads": list(self.heads), ACTION: self.action.arrays()}
+        arrays: dict[str, Any] = {"heads": list(self.heads), ACTION: self.action.arrays()}
         if self.state is not None:
-            found[STATE] = self.state.arrays()
+            arrays[STATE] = self.state.arrays()
         none = torch.zeros(len(self.heads), self.widths[ACTION], dtype=torch.bool)
-        return found | {"delta": (none if self.delta is None else self.delta).tolist(), "dims": dict(self.dims)}
+        return arrays | {"delta": (none if self.delta is None else self.delta).tolist(), "dims": dict(self.dims)}
 
     def _learnt_from(self, batch: Mapping[str, Any]) -> Tensor | None:
         """Values to subtract from the actions, float32 [B, A]: the current state where they are differences, else 0."""
@@ -229,10 +229,10 @@ class Normalizer(nn.Module):
         return torch.where(mask, now, 0.0)
 
     def _check_inverse(self, head: int, dim: int) -> None:
-        own = self.dims[STATE][head] if STATE in self.dims else 0
-        if dim >= min(own, self.dims[ACTION][head]):
+        width = self.dims[STATE][head] if STATE in self.dims else 0
+        if dim >= min(width, self.dims[ACTION][head]):
             of = f"of head {self.heads[head]!r} " if len(self.heads) > 1 else ""
-            have = f"{own} wide" if own else "no input of this policy"
+            have = f"{width} wide" if width else "no input of this policy"
             raise ValueError(
                 f"action[{dim}] {of}is learnt as difference to the state, and cannot be inverted: "
                 f"its action is {self.dims[ACTION][head]} wide, its state {have}; learn it as it is"

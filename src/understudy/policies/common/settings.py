@@ -41,18 +41,18 @@ class EncoderSettings(PolicySettings):
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
-        found = [
+        problems = [
             f"{name}: {getattr(self, name)}: must be from 1 to {most}"
             for name, most in self.LIMITS.items()
             if not 1 <= getattr(self, name) <= most
         ]
         if self.channels % 8:
-            found.append(f"channels: {self.channels}: must be a multiple of 8")
+            problems.append(f"channels: {self.channels}: must be a multiple of 8")
         if self.keypoints % 2:
-            found.append(f"keypoints: {self.keypoints}: must be even, half of them look at plain colors")
+            problems.append(f"keypoints: {self.keypoints}: must be even, half of them look at plain colors")
         if len(self.image_size) != 2 or any(side < 8 or side % 4 or side > 8192 for side in self.image_size):
-            found.append(f"image_size: {self.image_size}: height and width must be multiples of 4, from 8 to 8192")
-        return found
+            problems.append(f"image_size: {self.image_size}: height and width must be multiples of 4, from 8 to 8192")
+        return problems
 
 
 def times_of(ages: Sequence[float]) -> tuple[float, ...]:

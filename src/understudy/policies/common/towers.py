@@ -121,42 +121,44 @@ def make_segments(
     return Segments(to_device(queries, device), to_device(keys, device), layout)
 
 
-def attend_segments(q: Tensor, k: Tensor, v: Tensor, at: Segments) -> Tensor:
+def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
     """Average the values of each segment by the softmax of q k^T / sqrt(head_dim).
 
     Args:
         q: [N, heads, head_dim].
         k: [M, kv_heads, head_dim]; `kv_heads` divides `heads`, and consecutive query heads share one.
         v: as k.
-        at: the segments.
+        segments: the segments.
 
     Returns:
         [queries, heads * head_dim], in the sequence of `at.queries`.
     """
-    q, k, v = q[at.queries], k[at.keys], v[at.keys]
-    return (_dense(q, k, v, at.layout) if isinstance(at.layout, Padded) else _varlen(q, k, v, at.layout)).flatten(1)
+    q, k, v = q[segments.queries], k[segments.keys], v[segments.keys]
+    return (
+        _dense(q, k, v, segments.layout) if isinstance(segments.layout, Padded) else _varlen(q, k, v, segments.layout)
+    ).flatten(1)
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, at: Padded) -> Tensor:
-    count, wide, high = at.shape
+def _dense(q: Tensor, k: Tensor, v: Tensor, layout: Padded) -> Tensor:
+    count, wide, high = layout.shape
     shared = q.shape[1] // k.shape[1]
 
     def padded(x: Tensor, slots: Tensor, length: int) -> Tensor:
-        found = x.new_zeros(count * length, *x.shape[1:]).index_copy(0, slots, x)
-        return found.unflatten(0, (count, length)).transpose(1, 2)
+        result = x.new_zeros(count * length, *x.shape[1:]).index_copy(0, slots, x)
+        return result.unflatten(0, (count, length)).transpose(1, 2)
 
-    keys, values = (padded(x, at.key_slots, high).repeat_interleave(shared, dim=1) for x in (k, v))
-    found = F.scaled_dot_product_attention(padded(q, at.query_slots, wide), keys, values, attn_mask=at.mask)
-    return found.transpose(1, 2).flatten(0, 1)[at.query_slots]
+    keys, values = (padded(x, layout.key_slots, high).repeat_interleave(shared, dim=1) for x in (k, v))
+    result = F.scaled_dot_product_attention(padded(q, layout.query_slots, wide), keys, values, attn_mask=layout.mask)
+    return result.transpose(1, 2).flatten(0, 1)[layout.query_slots]
 
 
-def _varlen(q: Tensor, k: Tensor, v: Tensor, at: Offsets) -> Tensor:
+def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Offsets) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    window = (-1, 0) if at.causal else (-1, -1)
-    found = varlen_attn(q, k, v, at.queries, at.keys, *at.longest, window_size=window, enable_gqa=True)
-    assert isinstance(found, Tensor)
-    return found
+    window = (-1, 0) if layout.causal else (-1, -1)
+    result = varlen_attn(q, k, v, layout.queries, layout.keys, *layout.longest, window_size=window, enable_gqa=True)
+    assert isinstance(result, Tensor)
+    return result
 
 
 def takes_varlen(device: torch.device, dtype: torch.dtype) -> bool:
@@ -244,10 +246,12 @@ def rotary(positions: Tensor, head_dim: int) -> Rotary:
     return Rotary(angles.cos(), angles.sin())
 
 
-def rotate(x: Tensor, at: Rotary) -> Tensor:
+def rotate(x: Tensor, rotation: Rotary) -> Tensor:
     """Rotate x [B, heads, T, head_dim], its first half against its second; computed in float32, in x's dtype."""
-    one, two = x.float().chunk(2, dim=-1)
-    return torch.cat([one * at.cos - two * at.sin, two * at.cos + one * at.sin], dim=-1).to(x.dtype)
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat(
+        [first * rotation.cos - second * rotation.sin, second * rotation.cos + first * rotation.sin], dim=-1
+    ).to(x.dtype)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -263,8 +267,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tenso
         [B, T, heads * head_dim].
     """
     batch, heads, length, _ = q.shape
-    found = F.scaled_dot_product_attention(q, _per_head(k, heads), _per_head(v, heads), attn_mask=mask)
-    return found.transpose(1, 2).reshape(batch, length, -1)
+    values = F.scaled_dot_product_attention(q, _per_head(k, heads), _per_head(v, heads), attn_mask=mask)
+    return values.transpose(1, 2).reshape(batch, length, -1)
 
 
 def _per_head(x: Tensor, heads: int) -> Tensor:
@@ -272,8 +276,8 @@ def _per_head(x: Tensor, heads: int) -> Tensor:
 
     Not `enable_gqa`: with it and a mask, a GPU would take the slowest kernel.
     """
-    batch, own, length, dim = x.shape
-    return x[:, :, None].expand(batch, own, heads // own, length, dim).reshape(batch, heads, length, dim)
+    batch, kv_heads, length, dim = x.shape
+    return x[:, :, None].expand(batch, kv_heads, heads // kv_heads, length, dim).reshape(batch, heads, length, dim)
 
 
 def key_mask(*valid: Tensor | None, lengths: tuple[int, ...], batch: int, device: torch.device) -> Tensor | None:
@@ -328,27 +332,29 @@ def padded_plan(
     if length > prefix:
         order = torch.arange(length, device=device)
         tail_mask = valid[:, None, None] & (order <= order[prefix:, None])  # [B, 1, L, P + L]
-    suffix_mask = at = None
+    suffix_mask = suffix_rotary = None
     seen = prefix + response
     if suffix is not None:
-        own = torch.arange(suffix, device=device)
-        at = rotary(valid[:, :seen].sum(dim=1, keepdim=True) + own, head_dim)
+        places = torch.arange(suffix, device=device)
+        suffix_rotary = rotary(valid[:, :seen].sum(dim=1, keepdim=True) + places, head_dim)
         if not full or seen != prefix or state_token:
-            sees = torch.ones(len(own), len(own), dtype=torch.bool, device=device)
+            sees = torch.ones(len(places), len(places), dtype=torch.bool, device=device)
             if state_token:
                 sees[0, 1:] = False
             suffix_mask = torch.cat(
                 [
-                    valid[:, None, None, :seen].expand(batch, 1, len(own), seen),
-                    sees.expand(batch, 1, len(own), len(own)),
+                    valid[:, None, None, :seen].expand(batch, 1, len(places), seen),
+                    sees.expand(batch, 1, len(places), len(places)),
                 ],
                 dim=3,
             )
         if candidates > 1:
-            at = type(at)(*(each.repeat_interleave(candidates, dim=0) for each in at))
+            suffix_rotary = type(suffix_rotary)(
+                *(angles.repeat_interleave(candidates, dim=0) for angles in suffix_rotary)
+            )
             suffix_mask = None if suffix_mask is None else suffix_mask.repeat_interleave(candidates, dim=0)
     positions = rotary(valid.cumsum(dim=1) - 1, head_dim)
-    return Plan(positions, front, tail_mask, at, suffix_mask, prefix, seen, candidates, insulate)
+    return Plan(positions, front, tail_mask, suffix_rotary, suffix_mask, prefix, seen, candidates, insulate)
 
 
 @host_values()
@@ -371,25 +377,27 @@ def packed_plan(
     tower = [make_segments(front, prefix, front, prefix, device, varlen=varlen)]
     if len(behind):
         tower.append(make_segments(behind, tail, torch.arange(count), lengths, device, causal=True, varlen=varlen))
-    at = calls = None
+    suffix_rotary = calls = None
     if suffix is not None:
         rows = len(prefix) * candidates
-        first, known = (each.repeat_interleave(candidates) for each in (starts, seen))
-        at = rotary(to_device(known[:, None] + torch.arange(suffix), device), head_dim)
-        own = count + suffix * torch.arange(rows)
+        first, num_seen = (numbers.repeat_interleave(candidates) for numbers in (starts, seen))
+        suffix_rotary = rotary(to_device(num_seen[:, None] + torch.arange(suffix), device), head_dim)
+        own_starts = count + suffix * torch.arange(rows)
         # Queries [low, high) of the suffix see its keys [0, high).
         spans = [(0, 1), (1, suffix)] if state_token else [(0, suffix)]
         highs = torch.tensor([high for _, high in spans])
         sizes = torch.tensor([high - low for low, high in spans]).repeat(rows)
-        parts = torch.stack([known[:, None].expand(rows, len(spans)), highs.expand(rows, len(spans))], dim=2)
-        begins = torch.stack([first[:, None].expand(rows, len(spans)), own[:, None].expand(rows, len(spans))], dim=2)
+        parts = torch.stack([num_seen[:, None].expand(rows, len(spans)), highs.expand(rows, len(spans))], dim=2)
+        begins = torch.stack(
+            [first[:, None].expand(rows, len(spans)), own_starts[:, None].expand(rows, len(spans))], dim=2
+        )
         keys = join_ranges(begins.flatten(), parts.flatten())
         queries = torch.arange(rows * suffix)
         calls = make_segments(queries, sizes, keys, parts.sum(dim=2).flatten(), device, varlen=varlen)
     positions = rotary(to_device(join_ranges(torch.zeros_like(starts), lengths), device)[None], head_dim)
     order = to_device(torch.cat([front, behind]).argsort(), device)
     packed = PackedCalls(tuple(tower), order, calls)
-    return Plan(positions, None, None, at, None, count, count, 1, insulate, packed)
+    return Plan(positions, None, None, suffix_rotary, None, count, count, 1, insulate, packed)
 
 
 EPS = 1e-6
@@ -440,10 +448,12 @@ class AdaRMSNorm(nn.Module):
             In x's dtype: the result [B, T, width], and the gate [B, 1 or T, width].
         """
         assert condition is not None
-        found = self.dense(condition.to(x.dtype))
+        modulation = self.dense(condition.to(x.dtype))
         if self.shared:  # a product per group and not per token
-            found = torch.cat([part.expand(-1, n, -1) for part, n in zip(found.split(1, dim=1), self.shared)], dim=1)
-        scale, shift, gate = (found[:, None] if condition.ndim == 2 else found).chunk(3, dim=-1)
+            modulation = torch.cat(
+                [part.expand(-1, n, -1) for part, n in zip(modulation.split(1, dim=1), self.shared)], dim=1
+            )
+        scale, shift, gate = (modulation[:, None] if condition.ndim == 2 else modulation).chunk(3, dim=-1)
         return (_rms(x) * (1 + scale.float()) + shift.float()).to(x.dtype), gate
 
 
@@ -470,13 +480,13 @@ class Attention(nn.Module):
         self.v_proj = Linear(sizes.width, keys, bias=False)
         self.o_proj = Linear(queries, sizes.width, bias=False)
 
-    def queries(self, x: Tensor, at: Rotary) -> Tensor:
+    def queries(self, x: Tensor, rotation: Rotary) -> Tensor:
         """Project x [B, T, width] to rotated queries [B, heads, T, head_dim]."""
-        return rotate(self._heads(self.q_proj(x)), at)
+        return rotate(self._heads(self.q_proj(x)), rotation)
 
-    def keys_values(self, x: Tensor, at: Rotary) -> Cache:
+    def keys_values(self, x: Tensor, rotation: Rotary) -> Cache:
         """Project x [B, T, width] to rotated keys, and values, [B, kv_heads, T, head_dim] each."""
-        return rotate(self._heads(self.k_proj(x)), at), self._heads(self.v_proj(x))
+        return rotate(self._heads(self.k_proj(x)), rotation), self._heads(self.v_proj(x))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -494,8 +504,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., width] to [..., width]."""
-        found: Tensor = self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
-        return found
+        result: Tensor = self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
+        return result
 
 
 class TowerLayer(nn.Module):
@@ -577,17 +587,17 @@ class PairLayer(nn.Module):
         return tokens, actions, cache if actions is None else None
 
     def _tower(
-        self, x: Tensor, at: Rotary, plan: Plan, keys_only: bool, past: Cache | None
+        self, x: Tensor, rotation: Rotary, plan: Plan, keys_only: bool, past: Cache | None
     ) -> tuple[Tensor | None, Cache]:
         y, _ = self.vlm.input_layernorm(x)
-        k, v = self.vlm.self_attn.keys_values(y, at)
+        k, v = self.vlm.self_attn.keys_values(y, rotation)
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
         if keys_only:
             return None, (k, v)
-        q = self.vlm.self_attn.queries(y, at)
+        q = self.vlm.self_attn.queries(y, rotation)
         if plan.packed is not None:
-            packed = [attend_segments(_row(q), _row(k), _row(v), each) for each in plan.packed.tower]
+            packed = [attend_segments(_row(q), _row(k), _row(v), segments) for segments in plan.packed.tower]
             return self.vlm.finish(x, torch.cat(packed)[plan.packed.order][None], None), (k, v)
         front, parts = slice(None, plan.prefix), []
         if plan.prefix:
@@ -596,18 +606,20 @@ class PairLayer(nn.Module):
             parts.append(attend(q[:, :, plan.prefix :], k, v, plan.tail_mask))
         return self.vlm.finish(x, torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], None), (k, v)
 
-    def _expert(self, x: Tensor, at: Rotary, plan: Plan, condition: Tensor | None, cache: Cache) -> Tensor:
+    def _expert(self, x: Tensor, rotation: Rotary, plan: Plan, condition: Tensor | None, cache: Cache) -> Tensor:
         y, gate = self.expert.input_layernorm(x, condition)
-        k, v = self.expert.self_attn.keys_values(y, at)
-        keys, values = (_for_suffix(each, plan) for each in cache)
-        q = self.expert.self_attn.queries(y, at)
+        k, v = self.expert.self_attn.keys_values(y, rotation)
+        keys, values = (_for_suffix(cached, plan) for cached in cache)
+        q = self.expert.self_attn.queries(y, rotation)
         if plan.packed is not None:
             assert plan.packed.suffix is not None
-            keys, values = (torch.cat([_row(one), _row(two)]) for one, two in ((keys, k), (values, v)))
-            found = attend_segments(_row(q), keys, values, plan.packed.suffix).view(*x.shape[:2], -1)
+            keys, values = (
+                torch.cat([_row(of_tower), _row(of_suffix)]) for of_tower, of_suffix in ((keys, k), (values, v))
+            )
+            attended = attend_segments(_row(q), keys, values, plan.packed.suffix).view(*x.shape[:2], -1)
         else:
-            found = attend(q, torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2), plan.suffix_mask)
-        return self.expert.finish(x, found, gate, condition)
+            attended = attend(q, torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2), plan.suffix_mask)
+        return self.expert.finish(x, attended, gate, condition)
 
 
 def _row(x: Tensor) -> Tensor:

@@ -36,12 +36,12 @@ class FlowSettings(EncoderSettings):
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
-        found = super().problems()
+        problems = super().problems()
         if self.width % 8:
-            found.append(f"width: {self.width}: must be a multiple of 8")
+            problems.append(f"width: {self.width}: must be a multiple of 8")
         if self.max_delay < 0:
-            found.append(f"max_delay: {self.max_delay}: must be 0 or more")
-        return found
+            problems.append(f"max_delay: {self.max_delay}: must be 0 or more")
+        return problems
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class FlowPolicyConfig(FlowSettings, PolicyConfig):
         return self.action_dim + (self.state_dim if self.future else 0)
 
     def __post_init__(self) -> None:
-        found = [*self.fact_problems(), *self.problems()]
+        problems = [*self.fact_problems(), *self.problems()]
         if self.max_delay >= self.chunk:
-            found.append(f"max_delay: {self.max_delay}: must be below the chunk of {self.chunk} actions")
+            problems.append(f"max_delay: {self.max_delay}: must be below the chunk of {self.chunk} actions")
         if self.max_delay and self.future:
-            found.append(f"max_delay: {self.max_delay}: must be 0 in modes that predict states")
-        if found:
-            raise ValueError("; ".join(found))
+            problems.append(f"max_delay: {self.max_delay}: must be 0 in modes that predict states")
+        if problems:
+            raise ValueError("; ".join(problems))
 
 
 FLOW = PolicyType(FlowSettings, FlowPolicyConfig, "understudy.policies.flow.model:FlowPolicy")

@@ -34,17 +34,17 @@ class FlowGraph(PolicyGraph):
         self.policy, self.number, self.steps = policy, head, steps
         self.action_dim = policy.normalizer.dims[ACTION][head]
         self.state_dim = policy.normalizer.dims[STATE][head] if config.state_dim else 0
-        found = [GraphInput(key, "uint8", (3, *cameras[key])) for key in config.cameras if key in cameras]
+        inputs = [GraphInput(key, "uint8", (3, *cameras[key])) for key in config.cameras if key in cameras]
         if self.state_dim:
-            found.append(GraphInput(STATE, "float32", (self.state_dim,)))
-        found.append(GraphInput(TASK, "int64", (config.text_bytes,)))
-        found.append(GraphInput("noise", "float32", (config.chunk, config.noise_dim)))
-        self.inputs = tuple(found)
+            inputs.append(GraphInput(STATE, "float32", (self.state_dim,)))
+        inputs.append(GraphInput(TASK, "int64", (config.text_bytes,)))
+        inputs.append(GraphInput("noise", "float32", (config.chunk, config.noise_dim)))
+        self.inputs = tuple(inputs)
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """Predict the chunk, float32 [B, T, A] in the robot's units."""
         config = self.policy.config
-        batch = {own.name: tensor for own, tensor in zip(self.inputs, tensors, strict=True)}
+        batch = {graph_input.name: tensor for graph_input, tensor in zip(self.inputs, tensors, strict=True)}
         noise, batch[TOKENS] = batch.pop("noise"), batch.pop(TASK)
         rows = noise.shape[0]
         for key in config.cameras:

@@ -62,23 +62,23 @@ class Stream(NamedTuple):
     def points(self, noise: Tensor, time: Tensor) -> Tensor:
         """Compute x_t on the path from `noise` [B, D, T, dim] at `time` [B, D]; leading given actions are clean."""
         clean = self.clean[:, None].expand_as(noise)
-        found = noisy_actions(clean, noise, time)
-        return found if self.first is None else torch.where(self.first[:, None, :, None], clean, found)
+        points = noisy_actions(clean, noise, time)
+        return points if self.first is None else torch.where(self.first[:, None, :, None], clean, points)
 
 
-def uncounted(is_pad: Tensor, given: Tensor | None, first: Tensor | None = None) -> Tensor:
+def uncounted(is_pad: Tensor, is_given: Tensor | None, first: Tensor | None = None) -> Tensor:
     """Slots that count nothing, bool [B, T]: slots without a target, and given ones; see `Stream`."""
-    found = is_pad if given is None else is_pad | given[:, None]
-    return found if first is None else found | first
+    mask = is_pad if is_given is None else is_pad | is_given[:, None]
+    return mask if first is None else mask | first
 
 
 def samples_given(mode: Tensor, term: str) -> Tensor:
     """Samples whose mode, int64 [B], gives the target of `term`: bool [B]."""
-    found = torch.zeros_like(mode, dtype=torch.bool)
+    is_given = torch.zeros_like(mode, dtype=torch.bool)
     for number, name in enumerate(MODES):
         if term not in TRAINS[name]:
-            found = found | (mode == number)
-    return found
+            is_given = is_given | (mode == number)
+    return is_given
 
 
 Integrate = Callable[[Field, Tensor, int], Tensor]
@@ -99,11 +99,11 @@ def make_integration(
         ValueError: a policy with a future, numbers beyond `executing`, or a `delay` above `max_delay` without a
             horizon.
     """
-    known = executing.shape[1]
+    length = executing.shape[1]
     if config.future:
         raise ValueError("a flow policy with a future cannot continue a chunk; call act without previous")
-    check_delay(delay, horizon, known, config.max_delay)
-    rest = nn.functional.pad(executing.float(), (0, 0, 0, config.chunk - known))
+    check_delay(delay, horizon, length, config.max_delay)
+    rest = nn.functional.pad(executing.float(), (0, 0, 0, config.chunk - length))
     chunk = normalizer.actions({**batch, ACTION: rest})
     padded = normalizer.dim_is_pad(ACTION, batch)
 
@@ -269,8 +269,8 @@ class FlowPolicy(Policy):
         Raises:
             ValueError: a missing key or a wrong shape, by name.
         """
-        wanted = [term for term in self._streams if terms is None or term in terms]
-        if not wanted:
+        computed = [term for term in self._streams if terms is None or term in terms]
+        if not computed:
             return {}
         streams = [self._stream(batch, term, delay) for term in self._streams]
         check_shape("noise", noise, (len(streams[0].clean), None, self.config.chunk, self.config.noise_dim))
@@ -278,23 +278,23 @@ class FlowPolicy(Policy):
         noises, drawn = self._split(noise), time.view(*noise.shape[:2], -1).unbind(dim=2)  # one per stream
         times = list(drawn)
         points, targets = [], []
-        for number, (stream, own) in enumerate(zip(streams, noises)):
+        for number, (stream, stream_noise) in enumerate(zip(streams, noises)):
             if stream.given is not None:
                 times[number] = torch.where(stream.given[:, None], 0.0, times[number])
-            points.append(blanked(stream.points(own, times[number]), stream.dim_is_pad))
-            targets.append(velocity(stream.clean[:, None].expand_as(own), own))  # [B, D, T, dim]
+            points.append(blanked(stream.points(stream_noise, times[number]), stream.dim_is_pad))
+            targets.append(velocity(stream.clean[:, None].expand_as(stream_noise), stream_noise))  # [B, D, T, dim]
         predicted = self._velocity(
             torch.cat(points, dim=3), torch.stack(times, dim=2), self._condition(batch, 0 if delay is None else delay)
         )
-        found = {
-            term: masked_squared_error(each, target, uncounted(s.is_pad, s.given, s.first), s.dim_is_pad, detail)
-            for term, each, target, s in zip(self._streams, self._split(predicted), targets, streams)
-            if term in wanted
+        losses = {
+            term: masked_squared_error(velocities, target, uncounted(s.is_pad, s.given, s.first), s.dim_is_pad, detail)
+            for term, velocities, target, s in zip(self._streams, self._split(predicted), targets, streams)
+            if term in computed
         }
         if detail:  # the d-th earliest of a sample's stratified times lies in the d-th interval
-            order = {term: own.argsort(dim=1) for term, own in zip(self._streams, drawn)}
-            found = {t: x._replace(detail=x.detail and x.detail._replace(order=order[t])) for t, x in found.items()}
-        return found
+            order = {term: stream_noise.argsort(dim=1) for term, stream_noise in zip(self._streams, drawn)}
+            losses = {t: x._replace(detail=x.detail and x.detail._replace(order=order[t])) for t, x in losses.items()}
+        return losses
 
     @torch.no_grad()
     def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
@@ -308,9 +308,9 @@ class FlowPolicy(Policy):
     ) -> Tensor:  # fmt: skip
         """Sample actions that continue the chunk in execution; see `Policy.continue_chunk`."""
         integrate = make_integration(self.config, self.normalizer, batch, executing, delay, horizon)
-        given = delay if horizon is None else 0
-        found = self._sample(batch, draws["noise"], steps, POLICY, FLOW, integrate, given)[FLOW]
-        return self.normalizer.robot_actions(found, batch)
+        num_given = delay if horizon is None else 0
+        actions = self._sample(batch, draws["noise"], steps, POLICY, FLOW, integrate, num_given)[FLOW]
+        return self.normalizer.robot_actions(actions, batch)
 
     @torch.no_grad()
     def sample_actions(self, batch: Mapping[str, Any], noise: Tensor, steps: int = 10, mode: str = POLICY) -> Tensor:
@@ -345,8 +345,8 @@ class FlowPolicy(Policy):
     @torch.no_grad()
     def imagine(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
         """Sample the states that follow; see `Policy.imagine`. There are no images."""
-        found, units = self._sample(batch, draws["noise"], steps, mode, DYNAMICS), self.normalizer
-        actions, states = units.robot_actions(found[FLOW], batch), units.robot_states(found[DYNAMICS], batch)
+        sampled, units = self._sample(batch, draws["noise"], steps, mode, DYNAMICS), self.normalizer
+        actions, states = units.robot_actions(sampled[FLOW], batch), units.robot_states(sampled[DYNAMICS], batch)
         return Imagined(actions, states, None)
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -364,8 +364,8 @@ class FlowPolicy(Policy):
         """
         clean, is_pad = self._values(batch, term), self._is_pad(batch, term)
         clean = torch.where(is_pad[..., None], torch.zeros_like(clean), clean)
-        dims, given = self.normalizer.dim_is_pad(KEY_OF[term], batch), self._given(batch, term)
-        return Stream(clean, is_pad, dims, given, self._first(delay, term))
+        dims, is_given = self.normalizer.dim_is_pad(KEY_OF[term], batch), self._given(batch, term)
+        return Stream(clean, is_pad, dims, is_given, self._first(delay, term))
 
     def _first(self, delay: Tensor | None, term: str) -> Tensor | None:
         """Leading actions that each sample is given, bool [B, T]; None: none."""
@@ -445,29 +445,29 @@ class FlowPolicy(Policy):
     ) -> dict[str, Tensor]:
         """Sample `term` and the other streams from noise [B, T, A + S] in `mode`: normalized, [B, T, dim] each."""
         if mode not in self.modes or term not in self._streams or term not in TRAINS[mode]:
-            able = [each for each in self.modes if term in TRAINS[each] and term in self._streams]
+            able = [name for name in self.modes if term in TRAINS[name] and term in self._streams]
             reason = f"mode {mode!r} does not lead to {'actions' if term == FLOW else 'states'} with this policy"
             raise ValueError(f"{reason}: use {' or '.join(able) or 'a policy with a future'}")
         check_shape("noise", noise, (None, self.config.chunk, self.config.noise_dim))
         condition = self._condition(batch, delay)
         check_shape("noise", noise, (condition.shape[0], self.config.chunk, self.config.noise_dim))
-        pads = {each: self.normalizer.dim_is_pad(KEY_OF[each], batch) for each in self._streams}
+        pads = {name: self.normalizer.dim_is_pad(KEY_OF[name], batch) for name in self._streams}
         start = [
-            blanked(own, pads[each]) if each in TRAINS[mode] else self._given_stream(batch, each)
-            for each, own in zip(self._streams, self._split(noise))
+            blanked(part, pads[name]) if name in TRAINS[mode] else self._given_stream(batch, name)
+            for name, part in zip(self._streams, self._split(noise))
         ]
 
         def field(x: Tensor, time: Tensor) -> Tensor:
-            times = [time if each in TRAINS[mode] else torch.zeros_like(time) for each in self._streams]
+            times = [time if name in TRAINS[mode] else torch.zeros_like(time) for name in self._streams]
             moves = self._velocity(x[:, None], torch.stack(times, dim=1)[:, None], condition)[:, 0]
             parts = [
-                blanked(own, pads[each]) if each in TRAINS[mode] else torch.zeros_like(own)
-                for each, own in zip(self._streams, self._split(moves))
+                blanked(part, pads[name]) if name in TRAINS[mode] else torch.zeros_like(part)
+                for name, part in zip(self._streams, self._split(moves))
             ]
             return torch.cat(parts, dim=2)
 
-        found = integrate(field, torch.cat(start, dim=2), steps)
-        return dict(zip(self._streams, self._split(found)))
+        sampled = integrate(field, torch.cat(start, dim=2), steps)
+        return dict(zip(self._streams, self._split(sampled)))
 
     def _given_stream(self, batch: Mapping[str, Any], term: str) -> Tensor:
         """Stream that a mode gives as an input, [B, T, dim]; slots are padded where the batch has a mask."""

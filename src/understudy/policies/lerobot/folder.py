@@ -57,27 +57,29 @@ def read_folder(
     sizes = {tuple(shape[1:]) for shape in cameras.values()}
     if len(sizes) != 1 or STATE not in inputs or ACTION not in outputs:
         raise ValueError(f"input_features: cameras of the sizes {sorted(sizes)}: {name} needs one size, and a state")
-    found = {
+    values = {
         "type": name,
         "cameras": list(cameras),
         "image_size": list(sizes.pop()),
         "state_dim": inputs[STATE][1][0],
         "action_dim": outputs[ACTION][1][0],
     }
-    found |= kind.read_stored(stored, _image_figures(folder, list(cameras), name))
+    values |= kind.read_stored(stored, _image_figures(folder, list(cameras), name))
     if normalization is None:
         maps = read_lerobot(folder).maps
         if missing := [key for key in (STATE, ACTION) if key not in maps]:
             raise ConfigError(f"{folder / LEROBOT}: has no normalization of {missing[0]}; restore the file")
-        normalization = {"heads": [""], **{key: {n: [list(own[n])] for n in own} for key, own in maps.items()}}
-    return found, dict(normalization)
+        normalization = {"heads": [""], **{key: {n: [list(affine[n])] for n in affine} for key, affine in maps.items()}}
+    return values, dict(normalization)
 
 
 def _features(stored: Mapping[str, Any], name: str) -> dict[str, tuple[str, list[int]]]:
     features = stored.get(name)
     if not isinstance(features, Mapping):
         raise ValueError(f"{name}: {features!r}: must be an object")
-    return {str(key): (str(own["type"]), [int(side) for side in own["shape"]]) for key, own in features.items()}
+    return {
+        str(key): (str(feature["type"]), [int(side) for side in feature["shape"]]) for key, feature in features.items()
+    }
 
 
 def _image_figures(folder: Path, cameras: list[str], name: str) -> dict[str, list[float]]:
@@ -96,13 +98,13 @@ def _image_figures(folder: Path, cameras: list[str], name: str) -> dict[str, lis
         return IDENTITY
     if mode != "MEAN_STD":
         raise ValueError(f"normalization_mapping: {VISUAL}: {mode}: {name} normalizes images by MEAN_STD")
-    found = {}
-    for field, own in (("image_mean", "mean"), ("image_std", "std")):
-        values = {tuple(np.asarray(figures[f"{camera}.{own}"]).reshape(-1).tolist()) for camera in cameras}
+    colors = {}
+    for field, figure in (("image_mean", "mean"), ("image_std", "std")):
+        values = {tuple(np.asarray(figures[f"{camera}.{figure}"]).reshape(-1).tolist()) for camera in cameras}
         if len(values) != 1:
-            raise ValueError(f"{path}: the {own} of the cameras differ; {name} has the same for all cameras")
-        found[field] = [float(str(np.float32(value))) for value in values.pop()]  # 0.485, not 0.48500001
-    return found
+            raise ValueError(f"{path}: the {figure} of the cameras differ; {name} has the same for all cameras")
+        colors[field] = [float(str(np.float32(value))) for value in values.pop()]  # 0.485, not 0.48500001
+    return colors
 
 
 def describe_folder(
@@ -119,9 +121,9 @@ def describe_folder(
         raise ConfigError("format: lerobot: actions are learnt as differences to the state, which LeRobot lacks")
     widths = {ACTION: config.action_dim, STATE: config.state_dim}
     for key, width in widths.items():
-        own = normalization.get("dims", {}).get(key, [width] * (head + 1))[head]
-        if own != width:
-            raise ConfigError(f"head: {key} has {own} dimensions, and the network {width}; LeRobot pads no vectors")
+        dims = normalization.get("dims", {}).get(key, [width] * (head + 1))[head]
+        if dims != width:
+            raise ConfigError(f"head: {key} has {dims} dimensions, and the network {width}; LeRobot pads no vectors")
     facts = config.their_facts()
     features = {**facts["input_features"], **facts["output_features"]}
     colors = "MEAN_STD" if hasattr(config, "image_mean") else "IDENTITY"
@@ -153,7 +155,7 @@ def _processors(
     figures: dict[str, np.ndarray] = {}
     for key in (STATE, ACTION):
         offset, spread = (np.asarray(normalization[key][name], np.float32) for name in ("offset", "spread"))
-        offset, spread = (own[head] if own.ndim > 1 else own for own in (offset, spread))
+        offset, spread = (array[head] if array.ndim > 1 else array for array in (offset, spread))
         # A constant state must stay finite where it varies after all; a constant action has its constant in reverse.
         std = np.where(spread == 0, np.float32(1), spread) if key == STATE else spread
         figures |= {f"{key}.mean": offset.astype(np.float32), f"{key}.std": std.astype(np.float32)}
@@ -172,12 +174,12 @@ def _processors(
     behind: list[Step] = [("unnormalizer_processor", {**normal, "features": {ACTION: features[ACTION]}}), device]
     files: dict[str, bytes] = {}
     for file, steps in ((LEROBOT, before), (LEROBOT_OUT, behind)):
-        own, entries = file.removesuffix(".json"), []
+        array, entries = file.removesuffix(".json"), []
         for number, (name, content) in enumerate(steps):
             entry: dict[str, Any] = {"registry_name": name, "config": content}
             if "norm_map" in content:
-                entry["state_file"] = f"{own}_step_{number}_{name}.safetensors"
+                entry["state_file"] = f"{array}_step_{number}_{name}.safetensors"
                 files[entry["state_file"]] = save(figures)
             entries.append(entry)
-        files[file] = to_json({"name": own, "steps": entries})
+        files[file] = to_json({"name": array, "steps": entries})
     return files

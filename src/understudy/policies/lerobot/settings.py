@@ -91,8 +91,8 @@ class LerobotSettings(PolicySettings):
     @classmethod
     def network_fields(cls, stored: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of LeRobot's config.json that describe a network."""
-        shared = {own.name for own in fields(_import("lerobot.configs.policies:PreTrainedConfig"))}
-        names = {own.name for own in fields(_import(cls.THEIR_CONFIG))} - shared
+        shared = {entry.name for entry in fields(_import("lerobot.configs.policies:PreTrainedConfig"))}
+        names = {entry.name for entry in fields(_import(cls.THEIR_CONFIG))} - shared
         names -= {*OF_RUN, *cls.CHUNK_FIELDS, *cls.FIXED}
         names |= {"n_obs_steps"} - cls.FIXED.keys()
         return {name: stored[name] for name in sorted(names & stored.keys()) if not name.startswith(TRAINING)}

@@ -84,48 +84,48 @@ class Sizes:
     action."""
 
     def __post_init__(self) -> None:
-        if found := self.problems():
-            raise ValueError("; ".join(found))
+        if problems := self.problems():
+            raise ValueError("; ".join(problems))
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
-        found = [
+        problems = [
             f"{name}: {value}: must be a whole number of at least 1"
             for name, value in _numbers(self).items()
             if isinstance(value, bool) or not isinstance(value, int) or value < 1
         ]
-        if found:
-            return found
+        if problems:
+            return problems
         vision, vlm, expert = self.vision, self.vlm, self.expert
         if vision.width % vision.heads:
-            found.append(f"vision.heads: {vision.heads}: must divide vision.width {vision.width}")
+            problems.append(f"vision.heads: {vision.heads}: must divide vision.width {vision.width}")
         if vision.image % vision.patch:
-            found.append(f"vision.image: {vision.image}: must be a multiple of vision.patch {vision.patch}")
+            problems.append(f"vision.image: {vision.image}: must be a multiple of vision.patch {vision.patch}")
         for name in ("depth", "num_heads", "num_kv_heads", "head_dim"):
             if getattr(vlm, name) != getattr(expert, name):
                 rule = f"must be that of vlm, {getattr(vlm, name)}: the towers attend to each other in each layer"
-                found.append(f"expert.{name}: {getattr(expert, name)}: {rule}")
+                problems.append(f"expert.{name}: {getattr(expert, name)}: {rule}")
         if vlm.num_heads % vlm.num_kv_heads:
-            found.append(f"vlm.num_kv_heads: {vlm.num_kv_heads}: must divide vlm.num_heads {vlm.num_heads}")
+            problems.append(f"vlm.num_kv_heads: {vlm.num_kv_heads}: must divide vlm.num_heads {vlm.num_heads}")
         if vlm.head_dim % 2:
-            found.append(f"vlm.head_dim: {vlm.head_dim}: must be even, for rotary positions")
+            problems.append(f"vlm.head_dim: {vlm.head_dim}: must be even, for rotary positions")
         if expert.width % 2:
-            found.append(f"expert.width: {expert.width}: must be even, for sines and cosines of the flow time")
-        return found
+            problems.append(f"expert.width: {expert.width}: must be even, for sines and cosines of the flow time")
+        return problems
 
     @classmethod
-    def from_mapping(cls, stored: Mapping[str, Any], **given: Any) -> Self:
+    def from_mapping(cls, stored: Mapping[str, Any], **replaced: Any) -> Self:
         """Read the sizes from JSON: `{"vision": {...}, "vlm": {...}, "expert": {...}, "vocab": ..., ...}`.
 
         Args:
             stored: the object; all fields but `adaptive` and `vision.temporal_every` are required. `mem.every` is
                 another name of the latter.
-            given: fields that replace those of `stored`.
+            replaced: fields that replace those of `stored`.
 
         Raises:
             ValueError: a missing or unknown field, or a value that breaks a rule.
         """
-        values = {**stored, **given}
+        values = {**stored, **replaced}
         memory = values.pop(MEMORY, None)
         if isinstance(memory, Mapping) and "every" in memory and isinstance(values.get("vision"), Mapping):
             values["vision"] = {"temporal_every": memory["every"], **values["vision"]}
@@ -137,20 +137,20 @@ class Sizes:
 
 def _numbers(sizes: Sizes) -> dict[str, Any]:
     """Every number of `sizes` by its dotted name."""
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for field in fields(sizes):
         value = getattr(sizes, field.name)
         if isinstance(value, VisionSizes | TowerSizes):
-            found |= {f"{field.name}.{inner.name}": getattr(value, inner.name) for inner in fields(value)}
+            numbers |= {f"{field.name}.{inner.name}": getattr(value, inner.name) for inner in fields(value)}
         elif field.name != "adaptive":
-            found[field.name] = value
-    return found
+            numbers[field.name] = value
+    return numbers
 
 
 def _read(kind: type[T], stored: Mapping[str, Any], prefix: str, optional: tuple[str, ...] = ()) -> T:
-    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # a dataclass
-    missing = [prefix + name for name in known if name not in stored and name not in optional]
-    unknown = [prefix + str(name) for name in stored if name not in known]
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # a dataclass
+    missing = [prefix + name for name in names if name not in stored and name not in optional]
+    unknown = [prefix + str(name) for name in stored if name not in names]
     if missing or unknown:
         lacks = f"missing {', '.join(missing)}" if missing else ""
         extra = f"unknown {', '.join(unknown)}" if unknown else ""
@@ -320,9 +320,9 @@ class Pi05Settings(TextSettings, PolicySettings):
         """
         if self.network or self.size != "base" or not os.path.exists(self.weights):
             return self
-        stored, own = Sizes.from_mapping(_stored_facts(self.weights)["dimensions"]), self.preset()
-        sizes = replace(stored, chunk=own.chunk, adaptive=own.adaptive)
-        if sizes == own:
+        stored, preset = Sizes.from_mapping(_stored_facts(self.weights)["dimensions"]), self.preset()
+        sizes = replace(stored, chunk=preset.chunk, adaptive=preset.adaptive)
+        if sizes == preset:
             return self
         return replace(self, network=json.dumps({k: v for k, v in asdict(sizes).items() if k != "adaptive"}))
 
@@ -363,22 +363,22 @@ class Pi05Settings(TextSettings, PolicySettings):
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
-        found = self.text_problems()
+        problems = self.text_problems()
         try:
             self.preset()
         except ValueError as error:
-            return [*found, f"network: {error}"]
+            return [*problems, f"network: {error}"]
         if not 1 <= self.noise_samples <= MOST_SAMPLES:
-            found.append(f"noise_samples: {self.noise_samples}: must be from 1 to {MOST_SAMPLES}")
+            problems.append(f"noise_samples: {self.noise_samples}: must be from 1 to {MOST_SAMPLES}")
         if self.max_delay < 0:
-            found.append(f"max_delay: {self.max_delay}: must be 0 or more")
-        found += age_problems("history", self.history)
+            problems.append(f"max_delay: {self.max_delay}: must be 0 or more")
+        problems += age_problems("history", self.history)
         if self.state_history and not self.history:
-            found.append("state_history: True: needs the ages of past states; set history")
+            problems.append("state_history: True: needs the ages of past states; set history")
         side = self.preset().vision.image
         if tuple(self.image_size) not in (NETWORK_SIZE, (side, side)):
-            found.append(f"image_size: {self.image_size}: is {(side, side)} with size {self.size}; leave it out")
-        return found
+            problems.append(f"image_size: {self.image_size}: is {(side, side)} with size {self.size}; leave it out")
+        return problems
 
     def stored_name(self, name: str) -> str:
         """Return the released name of a parameter: other tools find every weight of a saved folder."""
@@ -420,7 +420,7 @@ class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
     """Dimensions of the network (`Sizes`) as a JSON object; None: those of `size`. config.json always has them."""
 
     def __post_init__(self) -> None:
-        found = self.fact_problems()
+        problems = self.fact_problems()
         if self.dimensions is None:
             object.__setattr__(self, "dimensions", asdict(self.preset()))
         object.__setattr__(self, "network", "")  # `dimensions` has it
@@ -429,15 +429,15 @@ class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
         object.__setattr__(self, "image_size", (sizes.vision.image,) * 2)
         for name in ("action_dim", "state_dim"):
             if getattr(self, name) > sizes.dim:
-                found.append(f"{name}: {getattr(self, name)}: the network takes up to {sizes.dim} (dim)")
+                problems.append(f"{name}: {getattr(self, name)}: the network takes up to {sizes.dim} (dim)")
         if not sizes.adaptive and not self.state_dim:
-            found.append("state_dim: 0: pi0 needs a state; set data.state to its key")
+            problems.append("state_dim: 0: pi0 needs a state; set data.state to its key")
         if self.state_history and not self.state_dim:
-            found.append("state_history: True: there is no state; set data.state to its key")
+            problems.append("state_history: True: there is no state; set data.state to its key")
         if self.max_delay >= self.chunk:
-            found.append(f"max_delay: {self.max_delay}: must be below the chunk of {self.chunk} actions")
-        if found := [*found, *self.problems_of_fields()]:
-            raise ValueError("; ".join(found))
+            problems.append(f"max_delay: {self.max_delay}: must be below the chunk of {self.chunk} actions")
+        if problems := [*problems, *self.problems_of_fields()]:
+            raise ValueError("; ".join(problems))
 
     def problems_of_fields(self) -> list[str]:
         """List the rules that settings break, apart from the image size, which follows from the dimensions."""
@@ -447,11 +447,11 @@ class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
         """Describe the past that the policy sees, in lines; none without a history."""
         if not self.history:
             return []
-        ages, layers = (", ".join(map(str, each)) for each in (self.history, self.sizes.vision.temporal_layers))
-        found = [
+        ages, layers = (", ".join(map(str, numbers)) for numbers in (self.history, self.sizes.vision.temporal_layers))
+        lines = [
             f"history: frames of {ages} s ago; layers {layers} of vision attend to them, with the weights they have"
         ]
-        return found + ["history: states of these times, by the new proprio_history_proj"] * self.state_history
+        return lines + ["history: states of these times, by the new proprio_history_proj"] * self.state_history
 
     def preset(self) -> Sizes:
         """Return the dimensions of the network."""

@@ -84,7 +84,7 @@ class Robot(NamedTuple):
             if affine is not None:
                 width = read.dims[key][head]
                 maps[key] = RobotMap(
-                    *(each[head, :width].double().numpy() for each in (affine.offset, affine.spread)),
+                    *(array[head, :width].double().numpy() for array in (affine.offset, affine.spread)),
                 )
         delta = () if read.delta is None else tuple(int(dim) for dim in read.delta[head].nonzero().flatten())
         return cls(maps, delta)
@@ -175,15 +175,15 @@ def lerobot_folder(
 def _keys(name: str) -> Sequence[str]:
     """Both keys of the embedding: LeRobot has two parameters there, and a strict `load_state_dict` requires both."""
     key = released_key(name)
-    return [f"model.{each}" for each in ((HEAD, EMBEDDING) if key == HEAD else (key,))]
+    return [f"model.{name_there}" for name_there in ((HEAD, EMBEDDING) if key == HEAD else (key,))]
 
 
 def _check(config: Pi05PolicyConfig, robot: Robot) -> None:
     check_prompts(config, "lerobot")
-    wanted = "state" if config.type == "pi05" else "plain"
-    if config.prompt != wanted:
+    prompt = "state" if config.type == "pi05" else "plain"
+    if config.prompt != prompt:
         raise ConfigError(
-            f"format: lerobot: policy.prompt is {config.prompt}: LeRobot's {config.type} has the prompt {wanted}; "
+            f"format: lerobot: policy.prompt is {config.prompt}: LeRobot's {config.type} has the prompt {prompt}; "
             "export with --format openpi or understudy"
         )
     if STATE not in robot.maps:
@@ -199,10 +199,10 @@ def _features(config: Pi05PolicyConfig, robot: Robot, facts: Mapping[str, Any]) 
     """LeRobot's features by key; cameras in the network's order."""
     side = config.sizes.vision.image
     cameras = [key for key in config.cameras if key in facts.get("cameras", config.cameras)]
-    found: dict[str, dict[str, Any]] = {key: {"type": VISUAL, "shape": [3, side, side]} for key in cameras}
-    found[STATE] = {"type": "STATE", "shape": [robot.width(STATE)]}
-    found[ACTION] = {"type": "ACTION", "shape": [robot.width(ACTION)]}
-    return found
+    features: dict[str, dict[str, Any]] = {key: {"type": VISUAL, "shape": [3, side, side]} for key in cameras}
+    features[STATE] = {"type": "STATE", "shape": [robot.width(STATE)]}
+    features[ACTION] = {"type": "ACTION", "shape": [robot.width(ACTION)]}
+    return features
 
 
 def _config(
@@ -242,15 +242,15 @@ def _relative_names(robot: Robot, facts: Mapping[str, Any]) -> tuple[list[str] |
     differences so, names by number can.
     """
     width = robot.width(ACTION)
-    own = [str(name) for name in facts.get("action_names") or []]
+    recorded = [str(name) for name in facts.get("action_names") or []]
     if not robot.delta:
-        return own or None, []
-    for names in (own, [f"dim{dim:03}" for dim in range(width)]):
+        return recorded or None, []
+    for names in (recorded, [f"dim{dim:03}" for dim in range(width)]):
         if len(names) != width:
             continue
         excluded = [name for dim, name in enumerate(names) if dim not in robot.delta]
-        kept = [dim for dim, name in enumerate(names) if not any(each.lower() in name.lower() for each in excluded)]
-        if tuple(kept) == robot.delta and all(excluded):
+        relative = [dim for dim, name in enumerate(names) if not any(part.lower() in name.lower() for part in excluded)]
+        if tuple(relative) == robot.delta and all(excluded):
             break
     return names, excluded
 
@@ -260,7 +260,7 @@ def _processors(
 ) -> dict[str, bytes]:
     """Both processor files, and the file of statistics of each."""
     names, excluded = _relative_names(robot, facts)
-    known = {"tokenizer_name": TOKENIZER_NAME} if config.sizes.vocab == Sizes.BASE.vocab else {}
+    named = {"tokenizer_name": TOKENIZER_NAME} if config.sizes.vocab == Sizes.BASE.vocab else {}
     text = {"max_length": config.prompt_tokens, "task_key": "task", "padding_side": "right", "padding": "max_length"}
     normal = {"eps": EPS, "norm_map": {VISUAL: "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}}
     rename: Step = ("rename_observations_processor", {"rename_map": {}})
@@ -270,7 +270,7 @@ def _processors(
         {"enabled": bool(robot.delta), "exclude_joints": excluded, "action_names": names},
     )
     normalize: Step = ("normalizer_processor", {**normal, "features": dict(features)})
-    tokenize: Step = ("tokenizer_processor", {**text, "truncation": True, **known})
+    tokenize: Step = ("tokenizer_processor", {**text, "truncation": True, **named})
     device: Step = ("device_processor", {"device": "cpu", "float_dtype": None})
     if config.type == "pi05":
         state: Step = ("pi05_prepare_state_tokenizer_processor_step", {})
@@ -285,25 +285,25 @@ def _processors(
     statistics = save(_statistics(robot))
     files: dict[str, bytes] = {}
     for file, steps in ((LEROBOT, before), (LEROBOT_OUT, behind)):
-        own, entries = file.removesuffix(".json"), []
+        stem, entries = file.removesuffix(".json"), []
         for number, (name, content) in enumerate(steps):
             entry: dict[str, Any] = {"registry_name": name, "config": content}
             if "norm_map" in content:
-                entry["state_file"] = f"{own}_step_{number}_{name}.safetensors"
+                entry["state_file"] = f"{stem}_step_{number}_{name}.safetensors"
                 files[entry["state_file"]] = statistics
             entries.append(entry)
-        files[file] = to_json({"name": own, "steps": entries})
+        files[file] = to_json({"name": stem, "steps": entries})
     return files
 
 
 def _statistics(robot: Robot) -> dict[str, np.ndarray]:
     """Statistics of the MEAN_STD mode, float32 [dim] each, whose map is that of the policy."""
-    found: dict[str, np.ndarray] = {}
+    figures: dict[str, np.ndarray] = {}
     for key, (offset, spread) in robot.maps.items():
         # A constant state must stay finite where it varies after all; a constant action has its constant in reverse.
         std = np.where(spread == 0, 1.0, spread) if key == STATE else spread
-        found |= {f"{key}.mean": offset.astype(np.float32), f"{key}.std": std.astype(np.float32)}
-    return found
+        figures |= {f"{key}.mean": offset.astype(np.float32), f"{key}.std": std.astype(np.float32)}
+    return figures
 
 
 NAMES = {STATE: "state", ACTION: "actions"}
@@ -338,7 +338,7 @@ def openpi_folder(
     settings = ", ".join(f"{name}={value!r}" for name, value in ours.items())
     notes.append(f"settings: openpi reads none from a folder; give its code Pi0Config({settings}), assets {asset!r}")
     cameras = [key for key in config.cameras if key in robot_facts.get("cameras", config.cameras)]
-    pairs = [f"{theirs} is {own}" for theirs, own in zip(CAMERAS, cameras)]
+    pairs = [f"{theirs} is {camera}" for theirs, camera in zip(CAMERAS, cameras)]
     pairs += [f"{theirs} is missing (image_mask False)" for theirs in CAMERAS[len(cameras) :]]
     if more := cameras[len(CAMERAS) :]:
         pairs.append(f"openpi has no camera for {', '.join(more)}")
@@ -365,20 +365,20 @@ def _norm_stats(robot: Robot, quantiles: bool) -> dict[str, dict[str, list[float
     Raises:
         ConfigError: a spread is below that of openpi's formula.
     """
-    found, least = {}, OPENPI_EPS / 2 if quantiles else OPENPI_EPS
-    for key, (offset, own) in robot.maps.items():
+    stats, least = {}, OPENPI_EPS / 2 if quantiles else OPENPI_EPS
+    for key, (offset, stored) in robot.maps.items():
         # A constant state must stay finite where it varies after all; a constant action has its constant in reverse.
-        spread = np.where(own == 0, 1.0 if key == STATE else least, own)
+        spread = np.where(stored == 0, 1.0 if key == STATE else least, stored)
         if (narrow := np.flatnonzero(spread < least * (1 - 1e-6))).size:
             raise ConfigError(
                 f"format: openpi: {key}[{narrow[0]}] has the spread {spread[narrow[0]]:.3g}, and openpi's formula none "
                 f"below {least:.3g}; export with --format lerobot or understudy"
             )
         low = offset - spread
-        found[NAMES[key]] = {
+        stats[NAMES[key]] = {
             "mean": offset.tolist(),
             "std": np.maximum(spread - OPENPI_EPS, 0).tolist(),
             "q01": low.tolist(),
             "q99": (low + np.maximum(2 * spread - OPENPI_EPS, 0)).tolist(),
         }
-    return found
+    return stats

@@ -42,11 +42,11 @@ class FirstWeights:
         dtypes: by parameter, those of the file.
     """
 
-    def __init__(self, wanted: Shapes, path: str | Path = "", fresh: Collection[str] = (), seed: int = 0) -> None:
+    def __init__(self, needed: Shapes, path: str | Path = "", fresh: Collection[str] = (), seed: int = 0) -> None:
         """Match the parameters of a network with a file.
 
         Args:
-            wanted: shape of each parameter by name.
+            needed: shape of each parameter by name.
             path: released weights, safetensors or a JAX tree (`open_weights`); "": all weights are fresh.
             fresh: patterns of parameters that start from fresh weights, whatever the file has.
             seed: of the fresh weights.
@@ -55,11 +55,11 @@ class FirstWeights:
             WeightsError: the file is not one of this network; names each missing, unexpected and misshapen tensor.
             FileNotFoundError: there is no such file. ValueError: it is damaged, or a pattern fits no parameter.
         """
-        self._shapes = {name: tuple(shape) for name, shape in wanted.items()}
+        self._shapes = {name: tuple(shape) for name, shape in needed.items()}
         self._seed = seed
         self._drawn: tuple[str, Tensor] | None = None
         self.files = open_weights(path) if path else None
-        self.match: Match | None = match(self.files.shapes, wanted, path, fresh, NEW) if self.files else None
+        self.match: Match | None = match(self.files.shapes, needed, path, fresh, NEW) if self.files else None
         keys = self.match.keys if self.match else {}
         self.dtypes = {name: self.files.dtypes[key] for name, key in keys.items()} if self.files else {}
 
@@ -80,8 +80,8 @@ def stored_keys(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, 
     """
     if whole := [key for key, dtype in stored_dtypes(weights).items() if not dtype.is_floating_point]:
         raise ValueError(f"{', '.join(whole)}: holds integers, weights are floating-point")
-    own = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
-    return dict(match(stored_shapes(weights), own).keys)
+    needed = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    return dict(match(stored_shapes(weights), needed).keys)
 
 
 def fresh_weight(name: str, shape: Sequence[int], seed: int) -> Tensor:

@@ -58,31 +58,31 @@ class Place(NamedTuple):
 
 def _table() -> dict[str, list[tuple[str, tuple[int, ...], Form]]]:
     """Array -> (parameter, index behind the layer, form) of each parameter in it; `*` is the number of a layer."""
-    img, own = "PaliGemma.img.", "vision."
-    block, layer = f"{img}Transformer.encoderblock.", f"{own}layers.*."
-    found: dict[str, list[tuple[str, tuple[int, ...], Form]]] = {
-        f"{img}embedding.kernel": [(f"{own}patch.weight", (), PATCH)],
-        f"{img}embedding.bias": [(f"{own}patch.bias", (), SAME)],
-        f"{img}pos_embedding": [(f"{own}position.weight", (0,), SAME)],
-        f"{img}Transformer.encoder_norm.scale": [(f"{own}norm.weight", (), SAME)],
-        f"{img}Transformer.encoder_norm.bias": [(f"{own}norm.bias", (), SAME)],
+    img, ours_first = "PaliGemma.img.", "vision."
+    block, layer = f"{img}Transformer.encoderblock.", f"{ours_first}layers.*."
+    table: dict[str, list[tuple[str, tuple[int, ...], Form]]] = {
+        f"{img}embedding.kernel": [(f"{ours_first}patch.weight", (), PATCH)],
+        f"{img}embedding.bias": [(f"{ours_first}patch.bias", (), SAME)],
+        f"{img}pos_embedding": [(f"{ours_first}position.weight", (0,), SAME)],
+        f"{img}Transformer.encoder_norm.scale": [(f"{ours_first}norm.weight", (), SAME)],
+        f"{img}Transformer.encoder_norm.bias": [(f"{ours_first}norm.bias", (), SAME)],
         f"{img}head.kernel": [("projector.weight", (), MATRIX)],
         f"{img}head.bias": [("projector.bias", (), SAME)],
         "PaliGemma.llm.embedder.input_embedding": [("embedding.weight", (), SAME)],
     }
     for number in (0, 1):
-        found[f"{block}LayerNorm_{number}.scale"] = [(f"{layer}layer_norm{number + 1}.weight", (), SAME)]
-        found[f"{block}LayerNorm_{number}.bias"] = [(f"{layer}layer_norm{number + 1}.bias", (), SAME)]
-        found[f"{block}MlpBlock_0.Dense_{number}.kernel"] = [(f"{layer}mlp.fc{number + 1}.weight", (), MATRIX)]
-        found[f"{block}MlpBlock_0.Dense_{number}.bias"] = [(f"{layer}mlp.fc{number + 1}.bias", (), SAME)]
+        table[f"{block}LayerNorm_{number}.scale"] = [(f"{layer}layer_norm{number + 1}.weight", (), SAME)]
+        table[f"{block}LayerNorm_{number}.bias"] = [(f"{layer}layer_norm{number + 1}.bias", (), SAME)]
+        table[f"{block}MlpBlock_0.Dense_{number}.kernel"] = [(f"{layer}mlp.fc{number + 1}.weight", (), MATRIX)]
+        table[f"{block}MlpBlock_0.Dense_{number}.bias"] = [(f"{layer}mlp.fc{number + 1}.bias", (), SAME)]
     for theirs, ours in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "out")):
         name, out = f"{block}MultiHeadDotProductAttention_0.{theirs}", ours == "out"
-        found[f"{name}.kernel"] = [(f"{layer}self_attn.{ours}_proj.weight", (), FROM_HEADS if out else TO_HEADS)]
-        found[f"{name}.bias"] = [(f"{layer}self_attn.{ours}_proj.bias", (), SAME if out else FLAT)]
+        table[f"{name}.kernel"] = [(f"{layer}self_attn.{ours}_proj.weight", (), FROM_HEADS if out else TO_HEADS)]
+        table[f"{name}.bias"] = [(f"{layer}self_attn.{ours}_proj.bias", (), SAME if out else FLAT)]
     for end, tower in (("", "vlm"), ("_1", "expert")):
         llm, layer = "PaliGemma.llm.layers.", f"layers.*.{tower}."
         attention, mlp = f"{layer}self_attn.", f"{layer}mlp."
-        found |= {
+        table |= {
             f"{llm}attn.q_einsum{end}.w": [(f"{attention}q_proj.weight", (), OF_HEADS)],
             f"{llm}attn.kv_einsum{end}.w": [
                 (f"{attention}k_proj.weight", (0,), OF_HEADS),
@@ -99,14 +99,14 @@ def _table() -> dict[str, list[tuple[str, tuple[int, ...], Form]]]:
         norms += [(f"{llm}pre_ffw_norm{end}", f"{layer}post_attention_layernorm")]
         norms += [(f"PaliGemma.llm.final_norm{end}", f"{tower}_norm")]
         for theirs, ours in norms:
-            found[f"{theirs}.scale"] = [(f"{ours}.weight", (), SAME)]
-            found[f"{theirs}.Dense_0.kernel"] = [(f"{ours}.dense.weight", (), MATRIX)]
-            found[f"{theirs}.Dense_0.bias"] = [(f"{ours}.dense.bias", (), SAME)]
+            table[f"{theirs}.scale"] = [(f"{ours}.weight", (), SAME)]
+            table[f"{theirs}.Dense_0.kernel"] = [(f"{ours}.dense.weight", (), MATRIX)]
+            table[f"{theirs}.Dense_0.bias"] = [(f"{ours}.dense.bias", (), SAME)]
     for name in ("action_in_proj", "action_out_proj", "time_mlp_in", "time_mlp_out", "state_proj"):
-        found |= {f"{name}.kernel": [(f"{name}.weight", (), MATRIX)], f"{name}.bias": [(f"{name}.bias", (), SAME)]}
+        table |= {f"{name}.kernel": [(f"{name}.weight", (), MATRIX)], f"{name}.bias": [(f"{name}.bias", (), SAME)]}
     for name in ("action_time_mlp_in", "action_time_mlp_out"):
-        found |= {f"{name}.kernel": [(f"{name}.weight", (), MATRIX)], f"{name}.bias": [(f"{name}.bias", (), SAME)]}
-    return found
+        table |= {f"{name}.kernel": [(f"{name}.weight", (), MATRIX)], f"{name}.bias": [(f"{name}.bias", (), SAME)]}
+    return table
 
 
 TABLE = _table()
@@ -124,18 +124,18 @@ def find_places(arrays: Mapping[str, Shape]) -> dict[str, tuple[Place, tuple[int
         arrays: shapes by name, as `plain_name` returns them. An unknown one, or one with other dimensions than
             openpi's, is a parameter of its own name, so that a comparison with a network names it.
     """
-    found: dict[str, tuple[Place, tuple[int, ...]]] = {}
+    places: dict[str, tuple[Place, tuple[int, ...]]] = {}
     for array, shape in arrays.items():
         for name, index, form in TABLE.get(array, [(array, (), SAME)]):
             stacked = "*" in name
             rest = shape[stacked + len(index) :]
             if form.dimensions not in (0, len(rest)) or len(shape) < stacked + len(index):
-                found[array] = Place(array, (), SAME), tuple(shape)
+                places[array] = Place(array, (), SAME), tuple(shape)
                 continue
             for layer in range(shape[0]) if stacked else (0,):
-                at = (layer, *index) if stacked else index
-                found[name.replace("*", str(layer), 1)] = Place(array, at, form), form.shape(rest)
-    return found
+                place_index = (layer, *index) if stacked else index
+                places[name.replace("*", str(layer), 1)] = Place(array, place_index, form), form.shape(rest)
+    return places
 
 
 MANIFEST = "manifest.ocdbt"
@@ -195,14 +195,14 @@ class JaxTree(TensorReader):
         """
         place = self._places[key]
         if place.form is SAME and self.shapes[key]:
-            found = self._values(key, (*place.at, slice(start, self._stop(key, stop))))
+            rows = self._values(key, (*place.at, slice(start, self._stop(key, stop))))
         else:
             if self._latest is None or self._latest[0] != key:
                 self._latest = key, self._values(key, place.at)
-            found = self._latest[1][start:stop].clone() if self.shapes[key] else self._latest[1]
-        if found.numel() and not all(map(torch.isfinite, torch.aminmax(found))):
+            rows = self._latest[1][start:stop].clone() if self.shapes[key] else self._latest[1]
+        if rows.numel() and not all(map(torch.isfinite, torch.aminmax(rows))):
             raise ValueError(f"{self.path}: {key} has values that are not finite: restore the folder")
-        return found
+        return rows
 
     def digest(self) -> str:
         """Return the SHA-256 of the names and SHA-256 of all files, in hexadecimal digits.
@@ -211,9 +211,9 @@ class JaxTree(TensorReader):
             OSError: a file cannot be read. ValueError: the tree changed since it was opened.
         """
         files = sorted(path for path in self._root.rglob("*") if path.is_file())
-        found = digest_files({path.relative_to(self._root).as_posix(): path for path in files})
+        digest = digest_files({path.relative_to(self._root).as_posix(): path for path in files})
         self._check_version()
-        return found
+        return digest
 
     def _check_version(self) -> None:
         if self._stat() != self._version:
@@ -241,30 +241,30 @@ class JaxTree(TensorReader):
         tensorstore: Any = import_module("tensorstore")
         store = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{root.absolute()}/"}}
         context = tensorstore.Context({"cache_pool": {"total_bytes_limit": CACHE}})
-        found = {}
+        arrays = {}
         try:
             keys = tensorstore.KvStore.open(store, context=context).result().list().result()
-            for key in sorted(each.decode() for each in keys):
+            for key in sorted(raw.decode() for raw in keys):
                 for end, driver in METADATA.items():
                     if key.endswith(end):
                         name = key.removesuffix(end)
                         spec = {"driver": driver, "kvstore": {**store, "path": f"{name}/"}}
                         opened = tensorstore.open(spec, context=context, read=True, open=True)
-                        found[plain_name(name)] = opened.result()
+                        arrays[plain_name(name)] = opened.result()
         except Exception as error:  # tensorstore has no class of errors of its own
             raise ValueError(f"{root} cannot be read: {_line(error)}") from error
-        if not found:
+        if not arrays:
             raise ValueError(f"{root} has no arrays")
-        return found
+        return arrays
 
     def _stat(self) -> tuple[int, int, int]:
-        found = os.stat(self._manifest)
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        stat = os.stat(self._manifest)
+        return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def find_tree(path: str | Path) -> Path | None:
     """Return the folder of a JAX tree at `path` or in its folder `params`; None: there is none."""
-    return next((each for each in (Path(path), Path(path) / "params") if (each / MANIFEST).is_file()), None)
+    return next((folder for folder in (Path(path), Path(path) / "params") if (folder / MANIFEST).is_file()), None)
 
 
 def open_tree(path: str | Path) -> JaxTree | None:

@@ -77,7 +77,7 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize [..., width]."""
-        scale, bias = (each.to(input.dtype).float() for each in (self.weight, self.bias))
+        scale, bias = (parameter.to(input.dtype).float() for parameter in (self.weight, self.bias))
         return F.layer_norm(input.float(), self.normalized_shape, scale, bias, self.eps).to(input.dtype)
 
 
@@ -105,8 +105,8 @@ class Attention(nn.Module):
         )
         if mask is not None:
             v = attend_over_time(q, k, v, mask)
-        found: Tensor = self.out_proj(attend(q, k, v))
-        return found
+        result: Tensor = self.out_proj(attend(q, k, v))
+        return result
 
 
 def attend_over_time(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -126,8 +126,8 @@ def attend_over_time(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     def by_patch(x: Tensor) -> Tensor:  # [M, heads * n, T, head_dim]: the mask needs no copy for each patch
         return x.unflatten(0, (-1, count)).permute(0, 2, 3, 1, 4).flatten(1, 2)
 
-    found = F.scaled_dot_product_attention(by_patch(q), by_patch(k), by_patch(v), attn_mask=mask)
-    return found.unflatten(1, (heads, patches)).permute(0, 3, 1, 2, 4).flatten(0, 1)
+    values = F.scaled_dot_product_attention(by_patch(q), by_patch(k), by_patch(v), attn_mask=mask)
+    return values.unflatten(1, (heads, patches)).permute(0, 3, 1, 2, 4).flatten(0, 1)
 
 
 class Mlp(nn.Module):
@@ -141,8 +141,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., width] to [..., width]."""
-        found: Tensor = self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
-        return found
+        result: Tensor = self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+        return result
 
 
 class VisionLayer(nn.Module):
@@ -169,8 +169,8 @@ class VisionLayer(nn.Module):
         else:
             dated = (x.unflatten(0, (-1, len(past.encoding))) + past.encoding).flatten(0, 1)
             x = x + self.self_attn(self.layer_norm1(dated), past.mask)
-        found: Tensor = x + self.mlp(self.layer_norm2(x))
-        return found
+        result: Tensor = x + self.mlp(self.layer_norm2(x))
+        return result
 
 
 class VisionEncoder(nn.Module):
@@ -209,8 +209,8 @@ class VisionEncoder(nn.Module):
             x = layer(x, past) if past is not None and layer.temporal else layer(x)
             if past is not None and number == self.last_temporal:  # nothing reads the past behind it
                 x, past = x.unflatten(0, (-1, len(past.encoding)))[:, -1], None
-        found: Tensor = self.norm(x)
-        return found
+        result: Tensor = self.norm(x)
+        return result
 
     def _past(self, images: Tensor, dtype: torch.dtype, frames: Frames) -> tuple[Past | None, Tensor]:
         """Mask the frames of videos [M, T, 3, image, image], and join them, [M * T, 3, image, image]."""
@@ -336,8 +336,8 @@ class Pi0Network(nn.Module):
         Returns:
             Embeddings [B, P, width], 0 for missing cameras, and marks bool [B, P]; P = cameras * tokens + L.
         """
-        found = self.observe(images, image_masks, tokens, token_masks)
-        return found.embeddings, found.valid
+        observed = self.observe(images, image_masks, tokens, token_masks)
+        return observed.embeddings, observed.valid
 
     def flow_loss(
         self,
@@ -453,13 +453,13 @@ class Pi0Network(nn.Module):
         for number, layer in enumerate(self.layers):
             last = number == len(self.layers) - 1
             tokens, suffix, _ = layer(tokens, suffix, plan, condition, keys_only=last and not hidden)
-        found = None if suffix is None or noisy is None else self._velocity(suffix, condition, noisy)
+        moves = None if suffix is None or noisy is None else self._velocity(suffix, condition, noisy)
         if tokens is None or not hidden:
-            return found, None
+            return moves, None
         tokens = self.vlm_norm(tokens)[0]
         if slots is not None:
             tokens = torch.zeros_like(padded).flatten(0, 1).index_copy(0, slots, tokens[0]).view_as(padded)
-        return found, tokens
+        return moves, tokens
 
     def integrate(self, observed: Observation, state: Tensor | None, noise: Tensor, steps: int = 10) -> Tensor:
         """Sample actions of an embedded batch; see `sample`."""
@@ -510,9 +510,9 @@ class Pi0Network(nn.Module):
         (batch, cameras), count = images.shape[:2], self.sizes.vision.tokens
         self._check_images(images, frames)
         check_shape("tokens", tokens, (batch, None))
-        for name, given, length in (("image", image_masks, cameras), ("token", token_masks, tokens.shape[1])):
-            if given is not None:
-                check_shape(f"{name}_masks", given, (batch, length))
+        for name, marks_of_input, length in (("image", image_masks, cameras), ("token", token_masks, tokens.shape[1])):
+            if marks_of_input is not None:
+                check_shape(f"{name}_masks", marks_of_input, (batch, length))
         seen = self._present(images.flatten(0, 1), image_masks, _join(frames)).view(
             batch, cameras * count, self.sizes.vlm.width
         )
@@ -520,8 +520,8 @@ class Pi0Network(nn.Module):
         shown = None if image_masks is None else to_device(image_masks, tokens.device).repeat_interleave(count, dim=1)
         parts, marks = [seen, text], [shown, token_masks]
         if states is not None:
-            known = torch.where(states.valid[..., None], states.values, 0.0)
-            parts.insert(1, rows(self.proprio_history_proj, known.float()).to(self.dtype))
+            past = torch.where(states.valid[..., None], states.values, 0.0)
+            parts.insert(1, rows(self.proprio_history_proj, past.float()).to(self.dtype))
             marks.insert(1, states.valid)
         lengths = tuple(part.shape[1] for part in parts)
         mask = key_mask(*marks, lengths=lengths, batch=batch, device=tokens.device)
@@ -558,12 +558,12 @@ class Pi0Network(nn.Module):
         shown = images[where] if count else images.new_zeros(1, *images.shape[1:])
         if frames is not None and frames.valid is not None:
             frames = frames._replace(valid=frames.valid[where] if count else None)
-        found = self._encode(shown, frames)[:count]
-        return found.new_zeros(len(images), *found.shape[1:]).index_copy(0, where, found)
+        features = self._encode(shown, frames)[:count]
+        return features.new_zeros(len(images), *features.shape[1:]).index_copy(0, where, features)
 
     def _encode(self, images: Tensor, frames: Frames | None) -> Tensor:
-        found: Tensor = self.projector(self.vision(images, self.dtype, frames))
-        return found
+        features: Tensor = self.projector(self.vision(images, self.dtype, frames))
+        return features
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens [B, L] as [B, L, width]; Gemma scales them by the root of the width."""

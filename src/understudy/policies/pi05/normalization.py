@@ -69,10 +69,10 @@ def keep_low(computed: Mapping[str, Any]) -> Mapping[str, Any]:
     constant = spread == 0
     most = (np.spacing(np.abs(offset)).astype(np.float64) + np.spacing(spread)) / 2
     low, high = np.float64(offset) - spread - most, np.float64(offset) + spread
-    found = map_range(low, high, np.where(constant, 1.0, 2 * np.float64(spread)))
+    exact = map_range(low, high, np.where(constant, 1.0, 2 * np.float64(spread)))
     state = {
-        "offset": np.where(constant, offset, np.asarray(found["offset"], np.float32)).tolist(),
-        "spread": np.where(constant, spread, np.asarray(found["spread"], np.float32)).tolist(),
+        "offset": np.where(constant, offset, np.asarray(exact["offset"], np.float32)).tolist(),
+        "spread": np.where(constant, spread, np.asarray(exact["spread"], np.float32)).tolist(),
     }
     return {**computed, STATE: {**computed[STATE], **state}}
 
@@ -90,19 +90,19 @@ def read_figures(entry: Any, names: Sequence[str], where: str) -> dict[str, np.n
     """
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where} is no object of statistics; restore the file")
-    found = {}
+    figures = {}
     for name in names:
         if entry.get(name) is None:
             raise ConfigError(f"{where} has no {name!r}, by which these weights are normalized; restore the file")
         try:
-            found[name] = np.asarray(entry[name], np.float64).reshape(-1)
+            figures[name] = np.asarray(entry[name], np.float64).reshape(-1)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{where}: {name!r} holds no numbers; restore the file") from error
-    first, second = (found[name] for name in names)
+    first, second = (figures[name] for name in names)
     finite = len(first) == len(second) > 0 and np.isfinite(first).all() and np.isfinite(second).all()
     if not finite or ((second < 0) if names[1] == "std" else (second < first)).any():
         raise ConfigError(f"{where}: {names[0]!r} and {names[1]!r} are not finite, equally wide and in order")
-    return found
+    return figures
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -150,17 +150,17 @@ def _step(path: Path, name: str) -> Mapping[str, Any]:
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise ConfigError(f"{path}: has no list of steps; restore the file")
     plain = name.replace("_", "")
-    own = [
+    matching = [
         step
         for step in steps
         if step.get("registry_name") == name or str(step.get("class", "")).lower().rpartition(".")[2].startswith(plain)
     ]
-    if len(own) != 1:
-        raise ConfigError(f"{path}: has {len(own)} steps {name}; expected one")
-    config = own[0].get("config")
+    if len(matching) != 1:
+        raise ConfigError(f"{path}: has {len(matching)} steps {name}; expected one")
+    config = matching[0].get("config")
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: the step {name} has no config; restore the file")
-    return own[0]
+    return matching[0]
 
 
 def _statistics(path: Path, step: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
@@ -176,11 +176,11 @@ def _statistics(path: Path, step: Mapping[str, Any]) -> dict[str, dict[str, np.n
         tensors = load_file(file)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path}: its file {name} cannot be read: {error}; restore it") from error
-    found: dict[str, dict[str, np.ndarray]] = {}
+    statistics: dict[str, dict[str, np.ndarray]] = {}
     for flat, values in tensors.items():
         key, _, figure = flat.rpartition(".")
-        found.setdefault(key, {})[figure] = values
-    return found
+        statistics.setdefault(key, {})[figure] = values
+    return statistics
 
 
 def _maps(
@@ -206,15 +206,15 @@ def _maps(
                 "--policy.normalization data"
             )
         if mode == "MEAN_STD":
-            own = read_figures(figures[key], ("mean", "std"), where)
-            maps[key] = map_deviation(own["mean"], own["std"] + eps)
-            padding[key] = (own["mean"] == 0) & ((own["std"] == 0) | (own["std"] == 1))
+            values = read_figures(figures[key], ("mean", "std"), where)
+            maps[key] = map_deviation(values["mean"], values["std"] + eps)
+            padding[key] = (values["mean"] == 0) & ((values["std"] == 0) | (values["std"] == 1))
         elif mode in RANGES:
             low, high = RANGES[mode]
-            own = read_figures(figures[key], (low, high), where)
-            size = own[high] - own[low]
-            maps[key] = map_range(own[low], own[high], np.where(size == 0, eps, size))
-            padding[key] = (own[low] == 0) & (own[high] == 0) | (own[low] == -1) & (own[high] == 1)
+            values = read_figures(figures[key], (low, high), where)
+            size = values[high] - values[low]
+            maps[key] = map_range(values[low], values[high], np.where(size == 0, eps, size))
+            padding[key] = (values[low] == 0) & (values[high] == 0) | (values[low] == -1) & (values[high] == 1)
         else:
             raise ConfigError(f"{where} is normalized by {mode}, which is unknown here")
     return maps, padding
@@ -222,8 +222,10 @@ def _maps(
 
 def _delta(path: Path, maps: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the action dimensions that the processors make differences to the state."""
-    own = [step for step in read_object(path)["steps"] if step.get("registry_name") == "relative_actions_processor"]
-    config: Mapping[str, Any] = (own[0].get("config") if own else None) or {}
+    relative = [
+        step for step in read_object(path)["steps"] if step.get("registry_name") == "relative_actions_processor"
+    ]
+    config: Mapping[str, Any] = (relative[0].get("config") if relative else None) or {}
     if not config.get("enabled") or ACTION not in maps:
         return ()
     width = len(maps[ACTION]["offset"])
@@ -240,9 +242,9 @@ OPENPI_EPS = 1e-6
 def openpi_files(folder: Path) -> dict[str, Path]:
     """Return openpi's files by the ID of their asset; "" is one beside the weights."""
     assets = folder / "assets"
-    found = {str(path.parent.relative_to(assets)): path for path in sorted(assets.rglob(OPENPI))}
+    files = {str(path.parent.relative_to(assets)): path for path in sorted(assets.rglob(OPENPI))}
     beside = folder / OPENPI
-    return {"": beside} | found if beside.is_file() else found
+    return {"": beside} | files if beside.is_file() else files
 
 
 def choose_asset(files: Mapping[str, Path], asset: str, folder: Path) -> Path:
@@ -253,12 +255,12 @@ def choose_asset(files: Mapping[str, Path], asset: str, folder: Path) -> Path:
     """
     if asset in files:
         return files[asset]
-    known = ", ".join(name or "(beside the weights)" for name in files)
+    names = ", ".join(name or "(beside the weights)" for name in files)
     if asset:
-        raise ConfigError(f"policy.norm_asset: {asset}: {folder} has {known}")
+        raise ConfigError(f"policy.norm_asset: {asset}: {folder} has {names}")
     if len(files) > 1:
         raise ConfigError(
-            f"policy.weights: {folder} has several normalizations: {known}; choose: --policy.norm-asset ID"
+            f"policy.weights: {folder} has several normalizations: {names}; choose: --policy.norm-asset ID"
         )
     return next(iter(files.values()))
 
@@ -278,7 +280,7 @@ def read_openpi(path: Path, quantiles: bool) -> Stored:
         if name not in content:
             continue
         figures = read_figures(content[name], needed, f"{path}: {name!r}")
-        low, high = (figures[each] for each in needed)
+        low, high = (figures[figure] for figure in needed)
         if quantiles:
             maps[key] = map_range(low, high, high - low + OPENPI_EPS)
         else:
@@ -376,18 +378,18 @@ def fit_normalization(stored: Stored, computed: Mapping[str, Any]) -> dict[str, 
             f"{stored.where}: the actions {list(stored.delta)} were learnt as differences to the state, and "
             f"data.delta_action_dims is {list(learnt)}; set it to the same"
         )
-    found: dict[str, Any] = {"heads": heads}
+    fitted: dict[str, Any] = {"heads": heads}
     for key in dims:
         if key not in stored.maps:
             raise ConfigError(f"{stored.where}: has no {key!r}, which the data has; {fix}")
-        width, own = dims[key][0], stored.maps[key]
-        if len(own["offset"]) < width or not stored.padding[key][width:].all():
+        width, affine = dims[key][0], stored.maps[key]
+        if len(affine["offset"]) < width or not stored.padding[key][width:].all():
             raise ConfigError(
-                f"{stored.where}: {key!r} has {len(own['offset'])} dimensions, the data {width}, and the rest is no "
+                f"{stored.where}: {key!r} has {len(affine['offset'])} dimensions, the data {width}, and the rest is no "
                 f"padding; {fix}"
             )
-        found[key] = {name: [np.asarray(own[name])[:width].tolist()] for name in ("offset", "spread")}
-    return found | {"delta": computed["delta"], "dims": dims}
+        fitted[key] = {name: [np.asarray(affine[name])[:width].tolist()] for name in ("offset", "spread")}
+    return fitted | {"delta": computed["delta"], "dims": dims}
 
 
 def _read_own(path: Path) -> Stored:

@@ -154,8 +154,8 @@ class Pi05Policy(Policy, Pi0Network):
 
     def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Add the tokens of the texts, and the extent of each sample."""
-        found = self.texts.add(self._split(batch), self._at_host[0])
-        return {**found, EXTENTS: extents(found, self.config.cameras)}
+        prepared = self.texts.add(self._split(batch), self._at_host[0])
+        return {**prepared, EXTENTS: extents(prepared, self.config.cameras)}
 
     def largest_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Add tokens of the greatest lengths; it needs no tokenizer."""
@@ -171,7 +171,7 @@ class Pi05Policy(Policy, Pi0Network):
     def tokens(self, batch: Mapping[str, Any]) -> list[int]:
         """Count the tokens of each sample in training: images, texts, past states, and `noise_samples` chunks."""
         expert = self.config.noise_samples * (self.config.chunk + (not self.sizes.adaptive))  # pi0: each with the state
-        return [each.total(self.sizes.vision.tokens) + expert for each in known_extents(batch, self.config.cameras)]
+        return [extent.total(self.sizes.vision.tokens) + expert for extent in known_extents(batch, self.config.cameras)]
 
     def processed_tokens(self, batch: Mapping[str, Any]) -> int:
         """Count the tokens that the towers compute: without `packs` each sample is as long as the longest."""
@@ -184,11 +184,11 @@ class Pi05Policy(Policy, Pi0Network):
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample per loss term, int64 [B]."""
-        found = {}
+        counts = {}
         for term in self.loss_terms:
             if term == FLOW:
                 dims = self.normalizer.dim_is_pad(ACTION, batch)
-                found[term] = valid_elements(
+                counts[term] = valid_elements(
                     unlearnt_actions(batch, draws, self.config.chunk),
                     draws["flow time"].shape[1],
                     self.config.action_dim,
@@ -198,8 +198,8 @@ class Pi05Policy(Policy, Pi0Network):
                 tokens, is_pad = TOKENS[term]
                 actions = value_of(batch, ACTION)
                 none = torch.zeros(len(actions), dtype=torch.int64, device=actions.device)
-                found[term] = (~batch[is_pad]).sum(dim=1) if tokens in batch else none
-        return found
+                counts[term] = (~batch[is_pad]).sum(dim=1) if tokens in batch else none
+        return counts
 
     def losses(
         self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
@@ -209,16 +209,16 @@ class Pi05Policy(Policy, Pi0Network):
         Raises:
             ValueError: a missing key or a wrong shape, by name.
         """
-        wanted = [term for term in self.loss_terms if terms is None or term in terms]
-        if not wanted:
+        computed = [term for term in self.loss_terms if terms is None or term in terms]
+        if not computed:
             return {}
-        predicted = [term for term in wanted if term != FLOW]
+        predicted = [term for term in computed if term != FLOW]
         observed, sizes = self._observed(batch)
         tail = tail_of(batch, sizes, *self._padding) if len(self.loss_terms) > 1 else None
         if tail is not None:
             observed = self.with_tail(observed, tail)
         noisy = times = clean = None
-        if FLOW in wanted:
+        if FLOW in computed:
             noisy, times, clean = noisy_chunks(batch, draws, self.config, self.normalizer, self.sizes.dim)
         moves, hidden = self.compute(
             observed,
@@ -229,12 +229,12 @@ class Pi05Policy(Policy, Pi0Network):
             hidden=bool(predicted),
             packing=packing_of(sizes, self.sizes.vision.tokens, tail is not None) if self.packs else None,
         )
-        found = {}
+        losses = {}
         if moves is not None and clean is not None:
-            found[FLOW] = flow_loss(batch, draws, moves, clean, self.normalizer, detail)
+            losses[FLOW] = flow_loss(batch, draws, moves, clean, self.normalizer, detail)
         if tail is not None and hidden is not None:
-            found |= token_losses(self, observed, hidden, tail, sizes, predicted)
-        return found
+            losses |= token_losses(self, observed, hidden, tail, sizes, predicted)
+        return losses
 
     @torch.no_grad()
     def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
@@ -246,8 +246,8 @@ class Pi05Policy(Policy, Pi0Network):
             raise ValueError(f"mode {mode!r}: a policy of type {self.config.type} acts in mode {POLICY!r} only")
         observed = self._before_acting(batch)
         check_shape("noise", draws["noise"], (len(observed.valid), self.config.chunk, self.sizes.dim))
-        found = euler(self._field(observed, batch, draws["noise"]), draws["noise"], steps)
-        return self.robot_actions(found, batch)
+        actions = euler(self._field(observed, batch, draws["noise"]), draws["noise"], steps)
+        return self.robot_actions(actions, batch)
 
     @torch.no_grad()
     def continue_chunk(
@@ -275,17 +275,17 @@ class Pi05Policy(Policy, Pi0Network):
         Raises:
             ValueError: `delay` or `horizon` exceeds the chunk, or without `horizon` the trained `max_delay`.
         """
-        config, known = self.config, executing.shape[1]
-        check_delay(delay, horizon, known, config.max_delay)
+        config, length = self.config, executing.shape[1]
+        check_delay(delay, horizon, length, config.max_delay)
         observed = self._before_acting(batch)
-        rest = nn.functional.pad(executing.float(), (0, 0, 0, config.chunk - known))
+        rest = nn.functional.pad(executing.float(), (0, 0, 0, config.chunk - length))
         chunk = widened(self.normalizer.actions({**batch, ACTION: rest}), self.sizes.dim)
         field = self._field(observed, batch, draws["noise"])
         if horizon is None:
-            found = sample_given(field, draws["noise"], chunk, delay, steps)
+            actions = sample_given(field, draws["noise"], chunk, delay, steps)
         else:
-            found = sample_guided(field, draws["noise"], chunk, delay, horizon, steps, dims=self._own_dims(batch))
-        return self.robot_actions(found, batch)
+            actions = sample_guided(field, draws["noise"], chunk, delay, horizon, steps, dims=self._own_dims(batch))
+        return self.robot_actions(actions, batch)
 
     def robot_actions(self, x: Tensor, batch: Mapping[str, Any]) -> Tensor:
         """Convert actions of the network [B, T, dim] to the robot's units, float32 [B, T, A]."""
@@ -330,7 +330,7 @@ class Pi05Policy(Policy, Pi0Network):
         if not self.config.response_tokens:
             return observed
         if TOKENS[TEXT][0] in batch:
-            return self.with_tail(observed, tail_of(batch, [each._replace(fast=0) for each in sizes]))
+            return self.with_tail(observed, tail_of(batch, [extent._replace(fast=0) for extent in sizes]))
         end = self.texts.required().model.eos_id()
         return self.with_tail(observed, respond(self, observed, self.config.response_tokens, end))
 
@@ -348,8 +348,8 @@ class Pi05Policy(Policy, Pi0Network):
         In dimensions that a robot does not have, training shows time * noise and asks for nothing. So the velocity is
         the noise there, which keeps sampling on the path of training.
         """
-        field, own = self.field(observed, self._state(batch)), self._own_dims(batch)
-        return lambda x, time: torch.where(own, field(x, time), noise)
+        field, is_own = self.field(observed, self._state(batch)), self._own_dims(batch)
+        return lambda x, time: torch.where(is_own, field(x, time), noise)
 
     def _own_dims(self, batch: Mapping[str, Any]) -> Tensor:
         """Mark the dimensions of the network's actions that the robot has, bool [B or 1, 1, dim]."""

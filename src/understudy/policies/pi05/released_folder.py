@@ -41,50 +41,50 @@ def complete_dimensions(shapes: Shapes, stated: Mapping[str, Any], where: object
     Raises:
         ValueError: a stated dimension contradicts a tensor; lists all, each with its key.
     """
-    found: dict[str, Any] = {name: value for name, value in stated.items() if name not in PARTS}
+    dimensions: dict[str, Any] = {name: value for name, value in stated.items() if name not in PARTS}
     for part in PARTS:
         value = stated.get(part, {})
         if not isinstance(value, Mapping):
             raise ValueError(f"dimensions.{part}: {value!r}: must be an object")
-        found[part] = dict(value)
+        dimensions[part] = dict(value)
     wrong = []
     for part, name, value, key in _measured(_own_shapes(shapes)):
-        own = found[part] if part else found
+        part_sizes = dimensions[part] if part else dimensions
         label = f"dimensions.{part}.{name}" if part else f"dimensions.{name}"
-        if own.setdefault(name, value) != value:
-            wrong.append(f"  {label} is {own[name]}, and {key} {list(shapes[key])} has {value}")
-    wrong += _complete_heads(found, shapes)
+        if part_sizes.setdefault(name, value) != value:
+            wrong.append(f"  {label} is {part_sizes[name]}, and {key} {list(shapes[key])} has {value}")
+    wrong += _complete_heads(dimensions, shapes)
     if wrong:
         raise ValueError("\n".join([f"{where}: the config states other dimensions than the tensors have", *wrong]))
     adaptive = is_adaptive(shapes)
-    if found.setdefault("adaptive", adaptive) is not adaptive:
+    if dimensions.setdefault("adaptive", adaptive) is not adaptive:
         raise ValueError(
-            f"{where}: dimensions.adaptive is {found['adaptive']}, and the tensors are of the other family"
+            f"{where}: dimensions.adaptive is {dimensions['adaptive']}, and the tensors are of the other family"
         )
-    return found
+    return dimensions
 
 
 def _own_shapes(shapes: Shapes) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return key and shape of each parameter by its name; of embedding and head the embedding."""
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    by_name: dict[str, tuple[str, tuple[int, ...]]] = {}
     tied = any(canonical(key) == EMBEDDING for key in shapes)
     for key, shape in shapes.items():
         name = own_name(key)
         if name is not None and not (tied and canonical(key) == HEAD):
-            found.setdefault(name, (key, tuple(shape)))
-    return found
+            by_name.setdefault(name, (key, tuple(shape)))
+    return by_name
 
 
-def _measured(own: Mapping[str, tuple[str, tuple[int, ...]]]) -> Iterator[tuple[str, str, int, str]]:
+def _measured(stored: Mapping[str, tuple[str, tuple[int, ...]]]) -> Iterator[tuple[str, str, int, str]]:
     """Yield (part, dimension, value, key) of each dimension that a tensor has."""
 
     def of(name: str, axis: int, rank: int) -> Iterator[tuple[int, str]]:
-        if name in own and len(own[name][1]) == rank:
-            yield own[name][1][axis], own[name][0]
+        if name in stored and len(stored[name][1]) == rank:
+            yield stored[name][1][axis], stored[name][0]
 
     for part, first in (("vision", "vision.layers."), ("vlm", "layers."), ("expert", "layers.")):
         layers = {}
-        for name, (key, _) in own.items():
+        for name, (key, _) in stored.items():
             number, _, rest = name.removeprefix(first).partition(".")
             if name.startswith(first) and number.isdigit() and (part == "vision" or rest.startswith(f"{part}.")):
                 layers[number] = key
@@ -110,10 +110,10 @@ def _measured(own: Mapping[str, tuple[str, tuple[int, ...]]]) -> Iterator[tuple[
                 yield "vision", "image", isqrt(tokens) * patch, key
 
 
-def _complete_heads(found: dict[str, Any], shapes: Shapes) -> list[str]:
+def _complete_heads(dimensions: dict[str, Any], shapes: Shapes) -> list[str]:
     """Add the attention heads that are not stated, in place; return the contradictions."""
-    own, wrong = _own_shapes(shapes), []
-    vision = found["vision"]
+    stored, wrong = _own_shapes(shapes), []
+    vision = dimensions["vision"]
     if "heads" not in vision:
         if vision.get("width") != Sizes.BASE.vision.width:
             raise ValueError(
@@ -122,9 +122,9 @@ def _complete_heads(found: dict[str, Any], shapes: Shapes) -> list[str]:
             )
         vision["heads"] = Sizes.BASE.vision.heads
     for part in PARTS[1:]:
-        tower, rows, keys = found[part], {}, {}
+        tower, rows, keys = dimensions[part], {}, {}
         for name in ("q_proj", "k_proj"):
-            key, shape = own.get(f"layers.0.{part}.self_attn.{name}.weight", ("", ()))
+            key, shape = stored.get(f"layers.0.{part}.self_attn.{name}.weight", ("", ()))
             if len(shape) == 2:
                 rows[name], keys[name] = shape[0], key
         if len(rows) < 2:
@@ -192,23 +192,23 @@ def read_folder(
         raise ValueError(f"type: {stored['type']!r}: the tensors are those of {kind}")
     if not stored and (folder / METADATA).is_file():
         stored = read_object(folder / METADATA)
-    found = _translate(stored, kind)
+    values = _translate(stored, kind)
     dimensions = complete_dimensions(shapes, _stated(folder, stored), folder)
-    chunk = found.setdefault("chunk", dimensions.get("chunk"))
+    chunk = values.setdefault("chunk", dimensions.get("chunk"))
     if chunk is None:
         raise ValueError(
             "chunk: required: no tensor has the number of actions that are predicted at once; state it in config.json "
             "(`chunk`; `action_horizon` of openpi, `chunk_size` of LeRobot)"
         )
-    found["dimensions"] = {"chunk": chunk} | dimensions
+    values["dimensions"] = {"chunk": chunk} | dimensions
     if normalization is None:
-        widths = {key: found.get(field) for key, field in FIELDS.items()}
+        widths = {key: values.get(field) for key, field in FIELDS.items()}
         normalization = _normalization(find_normalization(folder, asset, kind == "pi05"), widths)
     if _tool(stored) != "understudy":
         for key, field in FIELDS.items():
-            found.setdefault(field, _width(normalization, key))
-        found.setdefault("cameras", list(CAMERAS))
-    return found, dict(normalization)
+            values.setdefault(field, _width(normalization, key))
+        values.setdefault("cameras", list(CAMERAS))
+    return values, dict(normalization)
 
 
 def stored_facts(weights: str | Path) -> Values:
@@ -224,12 +224,12 @@ def stored_facts(weights: str | Path) -> Values:
     try:
         shapes = open_weights(path).shapes
         kind = "pi05" if is_adaptive(shapes) else "pi0"
-        found = _translate(stored, kind) if stored.get("type", kind) == kind else {}
+        values = _translate(stored, kind) if stored.get("type", kind) == kind else {}
         dimensions = complete_dimensions(shapes, _stated(folder, stored), path)
         Sizes.from_mapping({"chunk": 1} | dimensions)
     except (ValueError, OSError) as error:
         raise ConfigError(f"policy.weights: {error}") from error
-    chunk = found.get("chunk", dimensions.get("chunk"))
+    chunk = values.get("chunk", dimensions.get("chunk"))
     if isinstance(chunk, bool) or not isinstance(chunk, int | None):
         raise ConfigError(f"policy.weights: {file}: chunk: {chunk!r}: must be a whole number")
     return {"dimensions": {"chunk": chunk or Sizes.BASE.chunk} | dimensions} | ({"chunk": chunk} if chunk else {})
@@ -246,11 +246,11 @@ def _tool(stored: Mapping[str, Any]) -> str:
 
 def _stated(folder: Path, stored: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the dimensions that a folder states: in its config, in sizes.json, or by the names of its towers."""
-    for where, found in (("config.json", stored.get("dimensions")), (SIZES, _sizes(folder))):
-        if found is not None:
-            if not isinstance(found, Mapping):
-                raise ValueError(f"{where}: dimensions: {found!r}: must be an object")
-            return found
+    for where, dimensions in (("config.json", stored.get("dimensions")), (SIZES, _sizes(folder))):
+        if dimensions is not None:
+            if not isinstance(dimensions, Mapping):
+                raise ValueError(f"{where}: dimensions: {dimensions!r}: must be an object")
+            return dimensions
     named: Values = {}
     for field, part in (("paligemma_variant", "vlm"), ("action_expert_variant", "expert")):
         for tower, name in VARIANTS.items():
@@ -270,27 +270,27 @@ def _translate(stored: Mapping[str, Any], kind: str) -> Values:
     tool = _tool(stored)
     if tool == "understudy":
         return dict(stored)
-    found: Values = {"type": kind}
+    values: Values = {"type": kind}
     if tool == "LeRobot":
         for field, value in UNSUPPORTED.items():
             if stored.get(field, value) != value:
                 raise ValueError(f"{field}: {stored[field]!r}: only {value!r} is read: the network has other inputs")
         inputs, outputs = (_features(stored, name) for name in ("input_features", "output_features"))
         if inputs:
-            found["cameras"] = [key for key, (type_, _) in inputs.items() if type_ == "VISUAL" and EMPTY not in key]
-            found["state_dim"] = inputs.get(STATE, ("", 0))[1]
+            values["cameras"] = [key for key, (type_, _) in inputs.items() if type_ == "VISUAL" and EMPTY not in key]
+            values["state_dim"] = inputs.get(STATE, ("", 0))[1]
         if ACTION in outputs:
-            found["action_dim"] = outputs[ACTION][1]
-        found |= {"prompt": "state" if kind == "pi05" else "plain"}
+            values["action_dim"] = outputs[ACTION][1]
+        values |= {"prompt": "state" if kind == "pi05" else "plain"}
         if (stored.get("time_sampling_scale"), stored.get("time_sampling_offset")) == (1.0, 0.0):
-            found["flow_time"] = "beta"
+            values["flow_time"] = "beta"
     if tool == "openpi":
         if isinstance(stored.get("pi05"), bool) and stored["pi05"] != (kind == "pi05"):
             raise ValueError(f"pi05: {stored['pi05']}: the tensors are those of {kind}")
-        found["prompt"] = "state" if stored.get("discrete_state_input", kind == "pi05") else "plain"
+        values["prompt"] = "state" if stored.get("discrete_state_input", kind == "pi05") else "plain"
     renamed = {"chunk_size": "chunk", "action_horizon": "chunk"}
     renamed |= {"tokenizer_max_length": "prompt_tokens", "max_token_len": "prompt_tokens"}
-    return found | {own: stored[theirs] for theirs, own in renamed.items() if stored.get(theirs) is not None}
+    return values | {ours: stored[theirs] for theirs, ours in renamed.items() if stored.get(theirs) is not None}
 
 
 def _features(stored: Mapping[str, Any], name: str) -> dict[str, tuple[str, int]]:
@@ -300,26 +300,29 @@ def _features(stored: Mapping[str, Any], name: str) -> dict[str, tuple[str, int]
         ValueError: they are not as LeRobot writes them.
     """
     try:
-        return {str(key): (str(each["type"]), int(each["shape"][0])) for key, each in (stored.get(name) or {}).items()}
+        return {
+            str(key): (str(feature["type"]), int(feature["shape"][0]))
+            for key, feature in (stored.get(name) or {}).items()
+        }
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise ValueError(f"{name}: {stored[name]!r}: must have `type` and `shape` of each feature") from error
 
 
-def _normalization(found: Stored, widths: Mapping[str, int | None]) -> Values:
+def _normalization(stored: Stored, widths: Mapping[str, int | None]) -> Values:
     """Return a stored normalization as normalisation.json has it.
 
     Args:
-        found: the normalization.
+        stored: the normalization.
         widths: of the robot's keys; None: as many dimensions as are no padding at the end.
 
     Raises:
         ValueError: a key has fewer dimensions, or more that are no padding.
     """
-    if found.whole is not None:
-        return dict(found.whole)
+    if stored.whole is not None:
+        return dict(stored.whole)
     made: Values = {}
-    for key, own in found.maps.items():
-        have, padding = len(own["offset"]), found.padding[key]
+    for key, affine in stored.maps.items():
+        have, padding = len(affine["offset"]), stored.padding[key]
         real = np.flatnonzero(~padding)
         width = widths.get(key)
         if width is None:
@@ -327,11 +330,11 @@ def _normalization(found: Stored, widths: Mapping[str, int | None]) -> Values:
         if width == 0:
             continue
         if have < width or not padding[width:].all():
-            raise ValueError(f"{found.where}: {key!r} has {have} dimensions, the config {width}; restore the files")
-        made[key] = {name: list(own[name][:width]) for name in ("offset", "spread")}
-    if found.delta and ACTION in made:
+            raise ValueError(f"{stored.where}: {key!r} has {have} dimensions, the config {width}; restore the files")
+        made[key] = {name: list(affine[name][:width]) for name in ("offset", "spread")}
+    if stored.delta and ACTION in made:
         count = len(made[ACTION]["offset"])
-        made["delta"] = [[dim in found.delta for dim in range(count)]]
+        made["delta"] = [[dim in stored.delta for dim in range(count)]]
     return made
 
 
@@ -355,16 +358,16 @@ def check_implied(config: Pi05PolicyConfig) -> None:
         return
     path = Path(config.weights)
     folder = path if path.is_dir() else path.parent
-    found = []
+    lines = []
     for file in (folder / name for name in FILES):
         if file.is_file():
             for field, theirs, setting, ours in _compare(read_object(file), config):
                 if theirs != ours:
-                    found.append(f"{setting} is {ours}, and {file} has {field}: {theirs}")
-    if found:
+                    lines.append(f"{setting} is {ours}, and {file} has {field}: {theirs}")
+    if lines:
         raise ConfigError(
             "policy.weights: the weights were trained with other settings; take theirs, or train with yours on "
-            "purpose: --policy.weights-settings ignore\n" + "\n".join(f"  {line}" for line in found)
+            "purpose: --policy.weights-settings ignore\n" + "\n".join(f"  {line}" for line in lines)
         )
 
 

@@ -84,7 +84,10 @@ class WeightsError(ValueError):
         self.fix = fix
         lines = [f"  missing: {key}" for key in self.missing]
         lines += [f"  unexpected: {key}{f' ({why})' if why else ''}" for key, why in self.extra.items()]
-        lines += [f"  shape {list(found)}, expected {list(own)}: {key}" for key, (found, own) in self.shapes.items()]
+        lines += [
+            f"  shape {list(stored)}, expected {list(expected)}: {key}"
+            for key, (stored, expected) in self.shapes.items()
+        ]
         shown = [*lines[:20], *([f"  and {len(lines) - 20} more"] if len(lines) > 20 else [])]
         head = f"{where}: {len(lines)} tensors do not fit the network{f': {fix}' if fix else ''}"
         super().__init__("\n".join([head, *shown]))
@@ -109,9 +112,9 @@ def released_key(name: str) -> str:
     """
     if name == "embedding.weight":
         return HEAD
-    for own, released in PREFIXES:
-        if name.startswith(own):
-            return released + name.removeprefix(own)
+    for ours, released in PREFIXES:
+        if name.startswith(ours):
+            return released + name.removeprefix(ours)
     first, *rest = name.split(".", 3)
     for tower, released in TOWERS:
         if first == "layers" and len(rest) == 3 and rest[0].isdigit() and rest[1] == tower:
@@ -126,9 +129,9 @@ def own_name(key: str) -> str | None:
     key = canonical(key)
     if key in (HEAD, EMBEDDING):
         return "embedding.weight"
-    for own, released in PREFIXES:
+    for ours, released in PREFIXES:
         if key.startswith(released):
-            return own + key.removeprefix(released)
+            return ours + key.removeprefix(released)
     for tower, released in TOWERS:
         number, _, leaf = key.removeprefix(released).partition(".")
         if key.startswith(released) and number.isdigit() and leaf:
@@ -177,8 +180,8 @@ def is_adaptive(keys: Iterable[str]) -> bool:
 
 
 def match(
-    found: Shapes,
-    wanted: Shapes,
+    stored: Shapes,
+    needed: Shapes,
     where: object = "weights",
     fresh: Collection[str] = (),
     optional: tuple[str, ...] = (),
@@ -186,8 +189,8 @@ def match(
     """Find the key of each parameter.
 
     Args:
-        found: shapes of the tensors of a file, by key.
-        wanted: shapes of the parameters, by name.
+        stored: shapes of the tensors of a file, by key.
+        needed: shapes of the parameters, by name.
         where: the file, for errors.
         fresh: patterns of parameters that are not read, though the file may have them in any shape.
         optional: first parts of the names of parameters that are fresh where the file lacks them.
@@ -197,20 +200,20 @@ def match(
         ValueError: a pattern of `fresh` fits no parameter.
     """
     for pattern in fresh:
-        if not any(fnmatchcase(name, pattern) for name in wanted):
-            raise ValueError(f"fresh: {pattern!r} fits no parameter, such as {next(iter(wanted), 'none')}")
-    unread = tuple(name for name in wanted if any(fnmatchcase(name, pattern) for pattern in fresh))
+        if not any(fnmatchcase(name, pattern) for name in needed):
+            raise ValueError(f"fresh: {pattern!r} fits no parameter, such as {next(iter(needed), 'none')}")
+    unread = tuple(name for name in needed if any(fnmatchcase(name, pattern) for pattern in fresh))
     keys: dict[str, str] = {}
     ignored: dict[str, str] = {}
     extra: dict[str, str] = {}
-    has_embedding = any(canonical(key) == EMBEDDING for key in found)
-    for key in found:
+    has_embedding = any(canonical(key) == EMBEDDING for key in stored)
+    for key in stored:
         plain, name = canonical(key), own_name(key)
         if plain == HEAD and has_embedding:
             ignored[key] = "the embedding is there itself; a head beside it may be stale"
         elif name in unread:
             ignored[key] = f"{name} starts from fresh weights"
-        elif name is not None and name in wanted:
+        elif name is not None and name in needed:
             if name in keys:
                 extra[key] = f"a second tensor of {name}, beside {keys[name]}"
             keys.setdefault(name, key)
@@ -218,15 +221,15 @@ def match(
             ignored[key] = why
         else:
             extra[key] = _reason(plain, REFUSED)
-    unread += tuple(name for name in wanted if name.startswith(optional) and name not in keys and name not in unread)
+    unread += tuple(name for name in needed if name.startswith(optional) and name not in keys and name not in unread)
     shapes = {
-        key: (tuple(found[key]), tuple(wanted[name]))
+        key: (tuple(stored[key]), tuple(needed[name]))
         for name, key in keys.items()
-        if tuple(found[key]) != tuple(wanted[name])
+        if tuple(stored[key]) != tuple(needed[name])
     }
-    missing = [released_key(name) for name in wanted if name not in keys and name not in unread]
+    missing = [released_key(name) for name in needed if name not in keys and name not in unread]
     if missing or extra or shapes:
-        raise WeightsError(where, missing, extra, shapes, _family(found, wanted))
+        raise WeightsError(where, missing, extra, shapes, _family(stored, needed))
     return Match(keys, unread, ignored)
 
 
@@ -234,12 +237,12 @@ def _reason(key: str, table: Sequence[tuple[str, str]]) -> str:
     return next((why for pattern, why in table if fnmatchcase(key, pattern)), "")
 
 
-def _family(found: Shapes, wanted: Shapes) -> str:
+def _family(stored: Shapes, needed: Shapes) -> str:
     """Remedy where the file is of the other family."""
     try:
-        theirs = is_adaptive(found)
+        theirs = is_adaptive(stored)
     except ValueError:
         return "it holds no weights of pi0.5 or pi0"
-    if theirs == ("time_mlp_in.weight" in wanted):
+    if theirs == ("time_mlp_in.weight" in needed):
         return ""
     return f"it holds weights of {'pi0.5: set policy.type to pi05' if theirs else 'pi0: set policy.type to pi0'}"

@@ -77,7 +77,7 @@ def extents(batch: Mapping[str, Any], cameras: Sequence[str]) -> list[Extent]:
         lengths.append((~marks).sum(dim=1).tolist())
     missing = [batch.get(f"{camera}_is_missing") for camera in cameras]
     count = len(lengths[0])
-    has = [[True] * count if each is None else (~each).tolist() for each in missing]
+    has = [[True] * count if mask is None else (~mask).tolist() for mask in missing]
     states = (~batch[STATES_IS_PAD]).tolist() if STATES_IS_PAD in batch else [()] * count
     rows = zip(zip(*has, strict=True) if has else [()] * count, *lengths, map(tuple, states), strict=True)
     return [Extent(*row) for row in rows]
@@ -153,11 +153,11 @@ def padded_tokens(sizes: Sequence[Extent], image: int, multiple: int = 1, most: 
         multiple: see `padded_length`.
         most: the same, of prompt, response and FAST actions.
     """
-    own = enclosing(sizes)
-    texts = zip((own.prompt, own.text, own.fast), most, strict=True)
+    longest_sample = enclosing(sizes)
+    texts = zip((longest_sample.prompt, longest_sample.text, longest_sample.fast), most, strict=True)
     prompt, text, fast = (padded_length(length, multiple, limit) for length, limit in texts)
-    own = own._replace(prompt=prompt, text=text, fast=fast)
-    return len(sizes) * own.total(image) - sum(each.total(image) for each in sizes)
+    longest_sample = longest_sample._replace(prompt=prompt, text=text, fast=fast)
+    return len(sizes) * longest_sample.total(image) - sum(extent.total(image) for extent in sizes)
 
 
 @host_values()
@@ -174,15 +174,17 @@ def packing_of(sizes: Sequence[Extent], image: int, tail: bool) -> Packing | Non
     """
     most = enclosing(sizes)
     shown = [number for number, seen in enumerate(most.cameras) if seen] or [0][: len(most.cameras)]
-    has = torch.tensor([[each.cameras[number] for number in shown] for each in sizes], dtype=torch.bool)
-    states = torch.tensor([each.states for each in sizes], dtype=torch.bool).view(len(sizes), len(most.states))
-    kept = [has.view(len(sizes), len(shown)).repeat_interleave(image, dim=1), states]
-    for length, own in zip(most[1:4], zip(*(each[1:4] for each in sizes), strict=True), strict=True):
-        kept.append(torch.arange(length) < torch.tensor(own)[:, None])
-    marks = torch.cat(kept if tail else kept[:3], dim=1)
+    has = torch.tensor([[extent.cameras[number] for number in shown] for extent in sizes], dtype=torch.bool)
+    states = torch.tensor([extent.states for extent in sizes], dtype=torch.bool).view(len(sizes), len(most.states))
+    segments = [has.view(len(sizes), len(shown)).repeat_interleave(image, dim=1), states]
+    for length, lengths in zip(most[1:4], zip(*(extent[1:4] for extent in sizes), strict=True), strict=True):
+        segments.append(torch.arange(length) < torch.tensor(lengths)[:, None])
+    marks = torch.cat(segments if tail else segments[:3], dim=1)
     if bool(marks.all()):
         return None
-    images, past, prompt, response, fast = (own.sum(dim=1) * (number < 3 or tail) for number, own in enumerate(kept))
+    images, past, prompt, response, fast = (
+        lengths.sum(dim=1) * (number < 3 or tail) for number, lengths in enumerate(segments)
+    )
     return Packing(marks.flatten().nonzero()[:, 0], images + past + prompt, response, response + fast)
 
 
@@ -191,14 +193,14 @@ def longest(batch: Mapping[str, Any], cameras: Sequence[str], *lengths: int) -> 
 
     Past states count as present, too.
     """
-    found = dict(batch)
-    if STATES_IS_PAD in found:
-        found[STATES_IS_PAD] = torch.zeros_like(found[STATES_IS_PAD])
+    padded = dict(batch)
+    if STATES_IS_PAD in padded:
+        padded[STATES_IS_PAD] = torch.zeros_like(padded[STATES_IS_PAD])
     for (tokens, is_pad), length in zip((PROMPT, TOKENS[TEXT], TOKENS[FAST]), lengths, strict=True):
         if length:
-            found[tokens] = torch.zeros(len(value_of(batch, ACTION)), length, dtype=torch.int64)
-            found[is_pad] = torch.zeros(len(value_of(batch, ACTION)), length, dtype=torch.bool)
-    return {**found, EXTENTS: extents(found, cameras)}
+            padded[tokens] = torch.zeros(len(value_of(batch, ACTION)), length, dtype=torch.int64)
+            padded[is_pad] = torch.zeros(len(value_of(batch, ACTION)), length, dtype=torch.bool)
+    return {**padded, EXTENTS: extents(padded, cameras)}
 
 
 def padded_length(length: int, multiple: int, most: int) -> int:
@@ -235,8 +237,8 @@ def unlearnt_actions(batch: Mapping[str, Any], draws: Draws, chunk: int) -> Tens
     """Mark the actions without a loss, bool [B, T]: padded ones and given ones."""
     is_pad: Tensor = value_of(batch, f"{ACTION}_is_pad")
     check_shape(f"{ACTION}_is_pad", is_pad, (None, chunk))
-    given = _given_actions(draws, chunk)
-    return is_pad if given is None else is_pad | given
+    is_given = _given_actions(draws, chunk)
+    return is_pad if is_given is None else is_pad | is_given
 
 
 def _given_actions(draws: Draws, chunk: int) -> Tensor | None:
@@ -269,11 +271,11 @@ def noisy_chunks(
     clean = widened(torch.where(is_pad[..., None], torch.zeros_like(actions), actions), dim)
     check_shape("noise", noise, (len(clean), None, config.chunk, dim))
     check_shape("time", time, tuple(noise.shape[:2]))
-    given = _given_actions(draws, config.chunk)
+    is_given = _given_actions(draws, config.chunk)
     every = clean[:, None].expand_as(noise)
-    if given is None:
+    if is_given is None:
         return noisy_actions(every, noise, time), time, clean
-    times = torch.where(given[:, None], 0.0, time[..., None].expand(*noise.shape[:3]))
+    times = torch.where(is_given[:, None], 0.0, time[..., None].expand(*noise.shape[:3]))
     return noisy_actions(every.unsqueeze(3), noise.unsqueeze(3), times).squeeze(3), times, clean
 
 
@@ -290,14 +292,14 @@ def flow_loss(
         normalizer: of the policy.
         detail: whether to return the errors of each draw too.
     """
-    noise, own = draws["flow noise"], value_of(batch, ACTION).shape[-1]
+    noise, width = draws["flow noise"], value_of(batch, ACTION).shape[-1]
     target = velocity(clean[:, None].expand_as(noise), noise)
     dims = normalizer.dim_is_pad(ACTION, batch)
     unlearnt = unlearnt_actions(batch, draws, clean.shape[1])
-    found = masked_squared_error(moves[..., :own], target[..., :own], unlearnt, dims, detail)
-    if detail and found.detail is not None:  # the d-th earliest of a sample's times lies in the d-th interval
-        found = found._replace(detail=found.detail._replace(order=draws["flow time"].argsort(dim=1)))
-    return found
+    loss = masked_squared_error(moves[..., :width], target[..., :width], unlearnt, dims, detail)
+    if detail and loss.detail is not None:  # the d-th earliest of a sample's times lies in the d-th interval
+        loss = loss._replace(detail=loss.detail._replace(order=draws["flow time"].argsort(dim=1)))
+    return loss
 
 
 def tail_of(
@@ -343,18 +345,18 @@ def token_losses(
     order = torch.arange(prefix + length, device=hidden.device)
     latest = torch.where(observed.valid, order, 0).cummax(dim=1).values  # [B, P + L], last valid token up to each
     before = latest[:, prefix - 1 : prefix - 1 + length]  # [B, L]
-    found = {}
+    losses = {}
     for term in terms:
         low = 0 if term == TEXT else tail.response
         lengths = torch.tensor([extent.tokens(term) for extent in sizes])
-        wanted = [row * length + low + i for row, own in enumerate(sizes) for i in range(own.tokens(term))]
-        where = to_device(torch.tensor(wanted, dtype=torch.int64), hidden.device)
+        places = [row * length + low + i for row, sample in enumerate(sizes) for i in range(sample.tokens(term))]
+        where = to_device(torch.tensor(places, dtype=torch.int64), hidden.device)
         rows = where // max(1, length)
         states = hidden[rows, before.flatten()[where]]  # [N, width]
-        each = token_cross_entropy(states, network.embedding.weight, tail.tokens.flatten()[where])
-        sums = each.new_zeros(count * length).index_copy(0, where, each).view(count, length).sum(dim=1)
-        found[term] = Loss(sums, to_device(lengths, hidden.device))
-    return found
+        entropies = token_cross_entropy(states, network.embedding.weight, tail.tokens.flatten()[where])
+        sums = entropies.new_zeros(count * length).index_copy(0, where, entropies).view(count, length).sum(dim=1)
+        losses[term] = Loss(sums, to_device(lengths, hidden.device))
+    return losses
 
 
 @torch.no_grad()
@@ -384,14 +386,14 @@ def respond(network: Pi0Network, observed: Observation, length: int, end: int) -
     last = hidden[torch.arange(count, device=device), torch.where(observed.valid, order, 0).amax(dim=1)]  # [B, width]
     table = network.embedding.weight.to(last.dtype)
     while True:
-        best, own = F.linear(last, table).float().argmax(dim=1), ~ended[:, None]
-        tokens, masks = torch.cat([tokens, best[:, None]], dim=1), torch.cat([masks, own], dim=1)
+        best, running = F.linear(last, table).float().argmax(dim=1), ~ended[:, None]
+        tokens, masks = torch.cat([tokens, best[:, None]], dim=1), torch.cat([masks, running], dim=1)
         ended = ended | (best == end)
         if tokens.shape[1] == length or ended.all():
             return Tail(tokens, masks, tokens.shape[1])
-        seen = network.with_tail(observed, Tail(best[:, None], own, 1)).embeddings[:, observed.prefix :]
+        seen = network.with_tail(observed, Tail(best[:, None], running, 1)).embeddings[:, observed.prefix :]
         hidden, caches = _continue(network, seen, torch.cat([observed.valid, masks], dim=1), caches)
-        last = torch.where(own, hidden[:, 0], last)
+        last = torch.where(running, hidden[:, 0], last)
 
 
 def _continue(
@@ -408,13 +410,13 @@ def _continue(
     Returns:
         The tower's tokens in the shape of `x`, and the caches with them.
     """
-    at = rotary((valid.cumsum(dim=1) - 1)[:, -x.shape[1] :], network.sizes.vlm.head_dim)
+    rotation = rotary((valid.cumsum(dim=1) - 1)[:, -x.shape[1] :], network.sizes.vlm.head_dim)
     mask, prefix = valid[:, None, None], x.shape[1] if caches is None else 0
-    plan = Plan(at, mask, None if prefix else mask, None, None, prefix, prefix, 1, insulate=False)
+    plan = Plan(rotation, mask, None if prefix else mask, None, None, prefix, prefix, 1, insulate=False)
     tokens: Tensor | None = x
-    found: list[Cache] = []
+    continued: list[Cache] = []
     for number, layer in enumerate(network.layers):
         tokens, _, cache = layer(tokens, None, plan, cache=None if caches is None else caches[number])
-        found.append(cache)
+        continued.append(cache)
     assert tokens is not None
-    return network.vlm_norm(tokens)[0], found
+    return network.vlm_norm(tokens)[0], continued

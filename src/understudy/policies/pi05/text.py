@@ -88,8 +88,8 @@ class TextSettings(NormalizationSettings):
 
     def resolved(self) -> Self:
         """Return the settings with absolute paths, and the tokenizer beside the weights as `tokenizer`."""
-        found = find_tokenizer(self.tokenizer, self.weights)
-        with_file = replace(self, tokenizer="" if found is None else str(found))
+        tokenizer = find_tokenizer(self.tokenizer, self.weights)
+        with_file = replace(self, tokenizer="" if tokenizer is None else str(tokenizer))
         paths = {name: os.path.abspath(path) for name in self.FILES if (path := getattr(with_file, name))}
         return replace(with_file, **paths)
 
@@ -174,7 +174,7 @@ class TextTokenizer:
     def _prompts(self, tasks: Sequence[str], bins: Sequence[Sequence[int]] | None, response: bool) -> list[list[int]]:
         if bins is None:
             return [self._encode(clean(task), bos=True) + self._encode("\n") for task in tasks]
-        texts = [state_prompt(task, own, response) for task, own in zip(tasks, bins, strict=True)]
+        texts = [state_prompt(task, numbers, response) for task, numbers in zip(tasks, bins, strict=True)]
         return [self._encode(text, bos=True) for text in texts]
 
     def responses(self, texts: Sequence[str], length: int) -> Rows:
@@ -194,7 +194,7 @@ class TextTokenizer:
         before, after = self._encode(lead_text) if lead else [], self._encode(end_text, eos=True)
         top = self.vocab - 1 - RESERVED
         return self.pad(
-            [[] if own is None else [*before, *(top - each for each in own), *after] for own in codes], length
+            [[] if ids is None else [*before, *(top - number for number in ids), *after] for ids in codes], length
         )
 
     @property
@@ -211,9 +211,9 @@ class TextTokenizer:
     def pad(self, sequences: Sequence[Sequence[int]], length: int) -> Rows:
         """Pad and cut sequences to `length` at the right."""
         tokens = np.full((len(sequences), length), PAD, np.int64)
-        sizes = np.array([len(own) for own in sequences], np.int64)
-        for row, own in enumerate(sequences):
-            tokens[row, : min(length, len(own))] = own[:length]
+        sizes = np.array([len(ids) for ids in sequences], np.int64)
+        for row, ids in enumerate(sequences):
+            tokens[row, : min(length, len(ids))] = ids[:length]
         return Rows(tokens, np.arange(length) >= sizes[:, None], sizes > length)
 
     def _encode(self, text: str, bos: bool = False, eos: bool = False) -> list[int]:

@@ -112,26 +112,26 @@ class Texts:
                 "policy.response_tokens: is 0, and the data has responses (data.response); set it to the longest one"
             )
         bins = self._bins(batch, normalizer) if self.has_state else None
-        found = dict(batch)
+        added = dict(batch)
         prompts = tokenizer.prompts(prompts_of(batch), bins, config.prompt_tokens, response=has_response)
-        found |= _entries(prompts, "prompt_tokens", "prompt_is_pad", CUT["prompts"])
+        added |= _entries(prompts, "prompt_tokens", "prompt_is_pad", CUT["prompts"])
         if has_response and RESPONSE in batch:
             responses = tokenizer.responses(batch[RESPONSE], config.response_tokens)
-            found |= _entries(responses, "response_tokens", "response_is_pad", CUT["responses"])
+            added |= _entries(responses, "response_tokens", "response_is_pad", CUT["responses"])
         if self.fast is not None and ACTION in batch:
             codes, clipped = self._codes(self.fast, batch, normalizer)
             lead = has_response or not self.has_state
             actions = tokenizer.actions(codes, config.action_tokens, lead=lead)
-            found |= _entries(actions, "action_tokens", "action_tokens_is_pad", CUT["actions"])
-            found[CUT["action range"]] = torch.from_numpy(clipped)
-        return found
+            added |= _entries(actions, "action_tokens", "action_tokens_is_pad", CUT["actions"])
+            added[CUT["action range"]] = torch.from_numpy(clipped)
+        return added
 
     def _bins(self, batch: Mapping[str, Any], normalizer: Normalizer) -> list[list[int]]:
         """Numbers of each sample's state, of its robot's own dimensions alone."""
         states = normalizer.states(batch, state_now(batch))  # [B, S]
         real = _real(states, normalizer.dim_is_pad(STATE, batch))
         bins = state_bins(states.numpy())
-        return [own[keep].tolist() for own, keep in zip(bins, real)]
+        return [numbers[keep].tolist() for numbers, keep in zip(bins, real)]
 
     def _codes(
         self, fast: FastTokenizer, batch: Mapping[str, Any], normalizer: Normalizer

@@ -49,16 +49,16 @@ class WorldActionSettings(EncoderSettings):
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
-        found = super().problems()
+        problems = super().problems()
         if self.heads >= 1 and self.width % (2 * self.heads):
-            found.append(f"width: {self.width}: must be a multiple of {2 * self.heads}, twice the heads")
+            problems.append(f"width: {self.width}: must be a multiple of {2 * self.heads}, twice the heads")
         if not 0 <= self.future_images <= 2**10:
-            found.append(f"future_images: {self.future_images}: must be from 0 to {2**10}")
+            problems.append(f"future_images: {self.future_images}: must be from 0 to {2**10}")
         for name in ("patch", "future_patch"):
             side = getattr(self, name)
             if side >= 1 and any(length % side for length in self.image_size):
-                found.append(f"{name}: {side}: must divide the image_size of {self.image_size}")
-        return found
+                problems.append(f"{name}: {side}: must divide the image_size of {self.image_size}")
+        return problems
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class WorldActionConfig(WorldActionSettings, PolicyConfig):
         return (self.image_size[0] // self.future_patch) * (self.image_size[1] // self.future_patch)
 
     def __post_init__(self) -> None:
-        found = self.fact_problems()
+        problems = self.fact_problems()
         if self.imagined > self.chunk:
-            found.append(f"future_images: {self.future_images}: must be at most the chunk of {self.chunk} actions")
-        if found := [*found, *self.problems()]:
-            raise ValueError("; ".join(found))
+            problems.append(f"future_images: {self.future_images}: must be at most the chunk of {self.chunk} actions")
+        if problems := [*problems, *self.problems()]:
+            raise ValueError("; ".join(problems))
 
 
 WORLD_ACTION = PolicyType(

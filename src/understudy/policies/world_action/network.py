@@ -92,11 +92,11 @@ def stream_of(term: str, batch: Mapping[str, Any], config: WorldActionConfig, no
 def _given(batch: Mapping[str, Any], term: str) -> Tensor | None:
     if MODE not in batch:
         return None
-    given = torch.zeros_like(batch[MODE], dtype=torch.bool)
+    is_given = torch.zeros_like(batch[MODE], dtype=torch.bool)
     for number, mode in enumerate(MODES):
         if term not in TRAINS[mode]:
-            given = given | (batch[MODE] == number)
-    return given
+            is_given = is_given | (batch[MODE] == number)
+    return is_given
 
 
 def present(image: Tensor) -> Tensor:
@@ -149,8 +149,8 @@ def imagined_images(changes: Tensor, now: Sequence[Tensor], config: WorldActionC
 def check_mode(mode: str, config: WorldActionConfig) -> None:
     """Raise ValueError for a mode that a network without a future does not have."""
     if mode not in MODES or (mode != POLICY and not config.future):
-        known = ", ".join(MODES) if config.future else POLICY
-        raise ValueError(f"mode {mode!r}: this policy has {known}; another `mode` of the run trains the future too")
+        names = ", ".join(MODES) if config.future else POLICY
+        raise ValueError(f"mode {mode!r}: this policy has {names}; another `mode` of the run trains the future too")
 
 
 TIME_FEATURES = 64
@@ -229,13 +229,13 @@ class WorldActionNetwork(nn.Module):
     def streams(self) -> dict[str, tuple[int, int]]:
         """Stream -> its number of tokens and their width."""
         config = self.config
-        found = {FLOW: (config.chunk, config.action_dim)}
+        streams = {FLOW: (config.chunk, config.action_dim)}
         if config.future:
-            found[DYNAMICS] = (config.chunk, config.state_dim)
+            streams[DYNAMICS] = (config.chunk, config.state_dim)
         if config.imagined:
             count = config.imagined * len(config.cameras) * config.patches
-            found[IMAGES] = (count, 3 * config.future_patch**2)
-        return found
+            streams[IMAGES] = (count, 3 * config.future_patch**2)
+        return streams
 
     def observe(
         self, texts: Sequence[str], images: Sequence[Tensor], missing: Sequence[Tensor | None], state: Tensor | None
@@ -287,10 +287,12 @@ class WorldActionNetwork(nn.Module):
             float32 [B, D, tokens, dim] of each stream: velocities, and of the images clean patches.
         """
         dtype, draws = context.tokens.dtype, points[FLOW].shape[1]
-        given = {name: self.in_proj[name](points[name].to(dtype)) + self.slots[name].to(dtype) for name in self.streams}
+        embedded = {
+            name: self.in_proj[name](points[name].to(dtype)) + self.slots[name].to(dtype) for name in self.streams
+        }
         if context.places is not None:
-            given[IMAGES] = given[IMAGES] + context.places.repeat(1, self.config.imagined, 1)[:, None]
-        tokens = torch.cat(list(given.values()), dim=2).flatten(0, 1)
+            embedded[IMAGES] = embedded[IMAGES] + context.places.repeat(1, self.config.imagined, 1)[:, None]
+        tokens = torch.cat(list(embedded.values()), dim=2).flatten(0, 1)
         spread = [self.time[name](sinusoids(times[name], TIME_FEATURES).to(dtype)) for name in self.streams]
         chunks = sum(project(points[name].flatten(2).to(dtype)) for name, project in self.chunk_proj.items())
         common = context.tokens[:, :1] + chunks  # [B, D, width]
@@ -302,31 +304,31 @@ class WorldActionNetwork(nn.Module):
         for number, layer in enumerate(self.layers):
             seen, stream, _ = layer(seen, stream, plan, condition, keys_only=number == len(self.layers) - 1)
         assert stream is not None
-        found = self.norm(stream, condition)[0].unflatten(0, (-1, draws))
-        parts = found.split([count for count, _ in self.streams.values()], dim=2)
+        result = self.norm(stream, condition)[0].unflatten(0, (-1, draws))
+        parts = result.split([count for count, _ in self.streams.values()], dim=2)
         predicted = {name: self.out_proj[name](part).float() for name, part in zip(self.streams, parts)}
         if context.now is not None:
             predicted[IMAGES] = self._changed(predicted[IMAGES], context.now)
         return predicted
 
-    def _changed(self, found: Tensor, now: Tensor) -> Tensor:
+    def _changed(self, output: Tensor, now: Tensor) -> Tensor:
         """Blend new content into the present patches by a mask per pixel: the change of each patch, in `CHANGE`."""
         pixels = self.config.future_patch**2
-        content, logits = found.split([3 * pixels, pixels], dim=-1)
+        content, logits = output.split([3 * pixels, pixels], dim=-1)
         mask = torch.sigmoid(logits + CLOSED).repeat(1, 1, 1, 3)
         return mask * (content - now.repeat(1, self.config.imagined, 1)[:, None]) / CHANGE
 
     def _plan(self, context: Context, tokens: Tensor, draws: int) -> Plan:
         batch, length = context.tokens.shape[:2]
         count, device = tokens.shape[1], tokens.device
-        at = torch.arange(length + count, device=device)[None]
+        places = torch.arange(length + count, device=device)[None]
         dim = self.config.width // self.config.heads
         mask = key_mask(context.valid, None, lengths=(length, count), batch=batch, device=device)
         return Plan(
-            tower=rotary(at[:, :length], dim),
+            tower=rotary(places[:, :length], dim),
             prefix_mask=None if context.valid is None else context.valid[:, None, None],
             tail_mask=None,
-            suffix=rotary(at[:, length:], dim),
+            suffix=rotary(places[:, length:], dim),
             suffix_mask=None if mask is None else mask.repeat_interleave(draws, dim=0),
             prefix=length,
             seen=length,
@@ -337,7 +339,7 @@ class WorldActionNetwork(nn.Module):
 
 def _stacked(missing: Sequence[Tensor | None], batch: int, device: torch.device) -> Tensor | None:
     """Stack marks of cameras to bool [B, cameras]; None where no sample lacks any."""
-    if all(each is None for each in missing):
+    if all(mask is None for mask in missing):
         return None
     none: Any = torch.zeros(batch, dtype=torch.bool, device=device)
-    return torch.stack([none if each is None else each for each in missing], dim=1)
+    return torch.stack([none if mask is None else mask for mask in missing], dim=1)

@@ -119,12 +119,12 @@ class WorldActionPolicy(Policy):
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample per loss term, int64 [B]."""
-        found = {}
+        counts = {}
         for term, (_, dim) in self.network.streams.items():
             stream = stream_of(term, batch, self.config, self.normalizer)
             number = draws["flow time"].shape[1]
-            found[term] = valid_elements(stream.uncounted, number, dim, stream.dim_is_pad)
-        return found
+            counts[term] = valid_elements(stream.uncounted, number, dim, stream.dim_is_pad)
+        return counts
 
     def losses(
         self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
@@ -134,8 +134,8 @@ class WorldActionPolicy(Policy):
         Raises:
             ValueError: a missing key or a wrong shape, by name.
         """
-        wanted = [term for term in self.loss_terms if terms is None or term in terms]
-        if not wanted:
+        computed = [term for term in self.loss_terms if terms is None or term in terms]
+        if not computed:
             return {}
         if MODE in batch and not self.config.future:
             raise ValueError(f"the batch has {MODE!r}; a policy without a future is trained in mode {POLICY!r} only")
@@ -152,14 +152,14 @@ class WorldActionPolicy(Policy):
             points[term] = blanked(noisy_actions(clean, noise, times[term]), stream.dim_is_pad)
             targets[term] = clean if term == IMAGES else velocity(clean, noise)
         predicted = self.network.predict(self._context(batch), points, times)
-        found = {}
-        for term in wanted:
+        losses = {}
+        for term in computed:
             stream, vectors = streams[term], detail and term != IMAGES
             loss = masked_squared_error(predicted[term], targets[term], stream.uncounted, stream.dim_is_pad, vectors)
             if loss.detail is not None:
                 loss = loss._replace(detail=loss.detail._replace(order=drawn[term].argsort(dim=1)))
-            found[term] = loss
-        return found
+            losses[term] = loss
+        return losses
 
     @torch.no_grad()
     def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
@@ -182,14 +182,14 @@ class WorldActionPolicy(Policy):
             raise ValueError(
                 f"mode {mode!r}: nothing to imagine; use a policy with a future in {FORWARD!r} or {POLICY!r}"
             )
-        found = self._sample(batch, draws, steps, mode)
+        sampled = self._sample(batch, draws, steps, mode)
         images = None
-        if IMAGES in found:
+        if IMAGES in sampled:
             now = [present(value_of(batch, camera)) for camera in self.config.cameras]
-            images = imagined_images(found[IMAGES], now, self.config)
+            images = imagined_images(sampled[IMAGES], now, self.config)
         return Imagined(
-            self.normalizer.robot_actions(found[FLOW], batch),
-            self.normalizer.robot_states(found[DYNAMICS], batch),
+            self.normalizer.robot_actions(sampled[FLOW], batch),
+            self.normalizer.robot_states(sampled[DYNAMICS], batch),
             images,
         )
 
@@ -220,24 +220,24 @@ class WorldActionPolicy(Policy):
         if steps < 1:
             raise ValueError(f"steps={steps}: sampling needs at least 1 Euler step")
         context = self._context(batch)
-        count, pads, points, given = len(context.tokens), {}, {}, {}
+        count, pads, points, is_given = len(context.tokens), {}, {}, {}
         for term, shape in self.network.streams.items():
-            given[term] = term not in TRAINS[mode]
+            is_given[term] = term not in TRAINS[mode]
             key = {FLOW: ACTION, DYNAMICS: STATE}.get(term)
             pads[term] = None if key is None else self.normalizer.dim_is_pad(key, batch)
             noise = value_of(draws, NOISE[term])
             check_shape(NOISE[term], noise, (count, *shape))
-            points[term] = self._given_stream(term, batch) if given[term] else blanked(noise, pads[term])
+            points[term] = self._given_stream(term, batch) if is_given[term] else blanked(noise, pads[term])
         even = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
         grids = {term: (shift_times(even, IMAGE_SHIFT) if term == IMAGES else even).tolist() for term in points}
         for step in range(steps):
             times = {
-                term: torch.full((count, 1), 0.0 if given[term] else grids[term][step], device=x.device)
+                term: torch.full((count, 1), 0.0 if is_given[term] else grids[term][step], device=x.device)
                 for term, x in points.items()
             }
             moves = self.network.predict(context, {term: x[:, None] for term, x in points.items()}, times)
             for term, x in points.items():
-                if given[term]:
+                if is_given[term]:
                     continue
                 move, time, after = moves[term][:, 0], *grids[term][step : step + 2]
                 move = (x - move) / time if term == IMAGES else move  # from the clean patches to a velocity
