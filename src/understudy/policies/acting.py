@@ -41,7 +41,7 @@ def bound_actions(actions: np.ndarray, facts: VectorFacts, bounds: ActionBounds)
 
     Args:
         actions: float32 [..., A].
-        facts: of the recorded actions.
+        facts: facts of the recorded actions.
         bounds: the reaction; not "off".
 
     Returns:
@@ -107,7 +107,7 @@ class Prepared:
         delay: actions of `executing` that the robot executes before it gets the chunk.
         horizon: actions of `executing` that guide the chunk; None: the first `delay` are given.
         steps: integration steps.
-        width: of this robot's actions.
+        width: width of this robot's actions.
         single: whether it is one observation, not a batch.
         histories: past observations with this one added; None: the policy sees none.
     """
@@ -202,7 +202,7 @@ def executing_actions(previous: Any, rows: int, single: bool, chunk: int, width:
         rows: B.
         single: whether `previous` is of one observation.
         chunk: most actions.
-        width: of the robot's actions.
+        width: width of the robot's actions.
         padded: width of the policy's.
 
     Raises:

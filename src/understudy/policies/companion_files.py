@@ -44,12 +44,12 @@ def located(config: Any, folder: Path) -> Any:
     for field, path in _named(config):
         if path.is_absolute() or ".." in path.parts:
             raise ValueError(f"{field}: {str(path)!r} is outside the folder; copy the file into it, and name it alone")
-    beside = {
+    unnamed = {
         field: str(folder / names[0])
         for field, names in config.FILES.items()
         if len(names) == 1 and Path(names[0]).stem == field and (folder / names[0]).is_file()
     }
-    return replace(config, **beside | {field: str(folder / path) for field, path in _named(config)})
+    return replace(config, **unnamed | {field: str(folder / path) for field, path in _named(config)})
 
 
 def digests(config: Any) -> dict[str, str]:

@@ -32,7 +32,7 @@ def make_draws(spec: Mapping[str, RandomSpec], seed: int, positions: Any, purpos
 
     Args:
         spec: names and shapes (`Policy.random_spec`).
-        seed: of the run.
+        seed: seed of the run.
         positions: int64 [B], the number that identifies each sample.
         purpose: prefix of the names in the key. A spec of one name is keyed by the purpose alone.
     """

@@ -53,7 +53,7 @@ def describe_folder(
         normalization: see `policies/common/normalizer.py`.
         metadata: facts about the robots.
         head: norm head of the robot; "" for the only one.
-        dtype: of the stored weights, `fp32` or `bf16`.
+        dtype: dtype of the stored weights, `fp32` or `bf16`.
 
     Raises:
         ConfigError: this type of policy, or this one, has no equal there; or `head` names none of several.
@@ -77,7 +77,7 @@ def describe_folder(
 
 
 def save_folder(directory: str | Path, folder: ForeignFolder, weights: Mapping[str, Tensor]) -> None:
-    """Write a new folder beside `directory`, flush it to the disk, then rename it.
+    """Write a new folder next to `directory`, flush it to the disk, then rename it.
 
     Args:
         directory: a path at which nothing exists.

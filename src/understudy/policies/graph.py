@@ -200,7 +200,7 @@ def describe_graph(
         kind: its format.
         steps: integration steps.
         parity: result of `compare`.
-        metadata: of the robot; its `prompt_metadata` belongs to the instruction (`understudy/prompt_metadata.py`).
+        metadata: metadata of the robot; its `prompt_metadata` belongs to the instruction.
     """
     content = {
         "format": kind,

@@ -163,8 +163,8 @@ class RobotPolicy:
         """Start an episode: the policy forgets its past observations and the rest of the chunk in execution.
 
         Args:
-            seed: of the noise; the chunk of control step k has that of `position` + k, as in `understudy rollout` and
-                from a server. None: the noise is that of `act`.
+            seed: seed of the noise; the chunk of control step k has the noise of `position` + k, as in rollouts and
+                from a server. None: `act` draws the noise.
             position: position of the first step.
         """
         self._histories, self._step, self.clamped = [], 0, {}
@@ -227,7 +227,7 @@ class RobotPolicy:
         """Return the next action of the chunk in execution; predict a new chunk where it is used up.
 
         Args:
-            observation: of one moment, see `act`. It is needed in each control step.
+            observation: observation of one moment, see `act`. It is needed in each control step.
             horizon: actions of each chunk to execute; None: all of it.
             options: further arguments of `act`.
 
@@ -279,7 +279,7 @@ class RobotPolicy:
         With `previous` the new chunk continues the one that the robot is still executing (real-time chunking).
 
         Args:
-            observation: numpy arrays or tensors by key, of one moment or of a batch. Keys are those of the policy, or
+            observation: numpy arrays or tensors by key, of one moment or of a batch. Keys are the policy's, or
                 those of the robot's recordings. Images are uint8 [H, W, 3] or [3, H, W], states [S] of this robot (or
                 padded to the policy's width), `task` is a string. A batch has one more dimension in front, and a list
                 of strings. A camera that the robot lacks is left out. `prompt_metadata` may be {"quality": 5}.
@@ -288,7 +288,7 @@ class RobotPolicy:
             steps: integration steps, where the policy samples.
             generator: CPU generator of the random numbers; None: those of `reset`, torch's default one without a seed.
             previous: numbers [n, A], or [B, n, A] of a batch: the rest of the executed chunk in the robot's units, at
-                most T actions. Its first action is the one at the time of the observation. None: a chunk of its own.
+                most T actions. Its first action is the one at the time of the observation. None: a chunk alone.
             delay: actions of `previous` that the robot executes before it gets the new chunk.
             horizon: actions of `previous` that guide the new chunk, at least `delay`. None: the first `delay` actions
                 are given, which needs a policy trained for it (`policy.max_delay`).
@@ -334,7 +334,7 @@ class RobotPolicy:
     ) -> Prepared:
         """Check and convert an observation for `predict` (`acting.py`), which takes several robots' at once.
 
-        Arguments and errors are those of `act`; `draws`, [B, ...] by name, are in place of a generator's. The
+        For arguments and errors see `act`; `draws`, [B, ...] by name, are in place of a generator's. The
         observation enters the history with `accept`.
         """
         policy = self.policy
@@ -354,7 +354,7 @@ class RobotPolicy:
             batch |= self._seen(batch, histories)
         if draws is None and generator is None and self._noise is not None:
             if not single:
-                raise ValueError("a batch has no noise of reset(seed=), which is that of one episode; give a generator")
+                raise ValueError("a batch has no noise of reset(seed=), which is of one episode; give a generator")
             seed, position = self._noise
             draws = make_draws(policy.random_spec("act"), seed, np.array([position + self._step]), "rollout")
         if draws is None:

@@ -69,7 +69,7 @@ class ObservationHistory:
         fps: steps per second; None: every observation needs its time.
 
     Raises:
-        ValueError: a time is no multiple of 1/fps.
+        ValueError: a time is not a multiple of 1/fps.
     """
 
     def __init__(self, times: Mapping[str, Sequence[float]], fps: float | None = None) -> None:
@@ -174,6 +174,6 @@ def _check_steps(times: Sequence[float], fps: float) -> None:
     for seconds in times:
         if abs(round(seconds * fps) / fps - seconds) > TOLERANCE_S:
             raise ValueError(
-                f"the policy sees {-seconds:g} s back, which is no multiple of 1/fps = {1 / fps:.6g} s; observe at "
+                f"the policy sees {-seconds:g} s back, which is not a multiple of 1/fps = {1 / fps:.6g} s; observe at "
                 "another rate, or give the time of each observation"
             )

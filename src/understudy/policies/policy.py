@@ -101,7 +101,7 @@ class Policy(nn.Module):
     def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Prepare a batch on the CPU, in loader threads: tokenise texts, say. Called before `losses` and `act`.
 
-        It reads neither weights nor random numbers, so that threads may run it beside a step.
+        It reads neither weights nor random numbers, so that threads may run it next to a step.
         """
         return batch
 
@@ -243,7 +243,7 @@ class Policy(nn.Module):
         """Rows of the weights of a fresh run, by the names of `named_parameters`; needed with `fills_weights`.
 
         Args:
-            seed: of the weights that are drawn.
+            seed: seed of the weights that are drawn.
 
         Raises:
             ValueError: a file of weights is damaged or not one of this network. OSError: it cannot be read.
@@ -352,7 +352,7 @@ def _form(loss: Loss | Tensor) -> str:
 def load(directory: str | Path) -> Policy:
     """Load a saved policy of any registered type on the CPU; torch's random generators do not change.
 
-    The memory beside the policy is that of a part of a tensor: weights are read into their place.
+    The memory next to the policy is a part of a tensor: weights are read into their place.
 
     Raises:
         ValueError: the folder holds no policy, or a damaged one. OSError: it cannot be read.

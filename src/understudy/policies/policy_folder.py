@@ -57,7 +57,7 @@ def save(
     weights: Mapping[str, Tensor],
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the files beside `directory`, flush them to the disk, then rename: no reader ever sees half a policy.
+    """Write the files next to `directory`, flush them to the disk, then rename: no reader ever sees half a policy.
 
     A README.md that a user wrote or edited stays as it is.
 
@@ -113,7 +113,7 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
     for entry in entries:
         is_ours = entry.name in (CONFIG, NORMALIZATION, WEIGHTS, FILE, CARD, CODE, checksums.FILE)
         if not (is_ours and entry.is_file() and not entry.is_symlink()) and not is_policy_file(files, entry):
-            raise FileExistsError(f"{directory} holds {entry.name}, which is no file of a policy: {fix}")
+            raise FileExistsError(f"{directory} holds {entry.name}, which is not a file of a policy: {fix}")
     try:
         stored = stored_type(_object(target / CONFIG))
     except (OSError, ValueError):

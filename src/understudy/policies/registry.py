@@ -131,7 +131,7 @@ def import_type(kind: str, expected: type) -> Any:
     if not isinstance(getattr(module, name, None), expected):
         names = [other for other, value in vars(module).items() if isinstance(value, expected)]
         there = f"there is {', '.join(names)}" if names else f"it has none; add {name} = {expected.__name__}(...)"
-        raise ValueError(f"{path}: {name} is no {expected.__name__} of this file; {there}")
+        raise ValueError(f"{path}: {name} is not a {expected.__name__} of this file; {there}")
     _contents[kind], _types[kind] = content, getattr(module, name)
     return _types[kind]
 
@@ -173,12 +173,12 @@ def _is_downloaded(path: Path) -> bool:
 
 
 def _import(path: Path, content: bytes) -> ModuleType:
-    """Execute a file as a module of its own, which pickles and type hints can find."""
+    """Execute a file as its own module, which pickles and type hints can find."""
     name = f"understudy_policy_{_digest(str(path).encode() + content)[:16]}"
     if name not in _modules:
         spec = spec_from_file_location(name, path)
         if spec is None:
-            raise ValueError(f"{path}: is no Python file")
+            raise ValueError(f"{path}: is not a Python file")
         module = sys.modules[name] = module_from_spec(spec)
         try:
             exec(compile(content, str(path), "exec"), module.__dict__)
@@ -227,7 +227,7 @@ class PolicySettings:
     """"module:function" that completes the config and the normalization of a folder from its other files, also of a
     folder that another tool wrote (`policy_folder.load`); "" for none."""
     TENSORS: ClassVar[str] = ""
-    """"module:function" that opens the tensors of a folder in a format of its own (a `TensorReader`), None where there
+    """"module:function" that opens the tensors of a folder in another format (a `TensorReader`), None where there
     are none; "": safetensors files alone."""
     START_CHECK: ClassVar[str] = ""
     """"module:function" that checks the config of a new run against the files it starts from; "" for none."""
@@ -266,7 +266,7 @@ class PolicySettings:
             lora_rank: rank of its adapters; 0: none.
 
         Raises:
-            MissingExtraError: they are those of a package that is not installed.
+            MissingExtraError: they come from a package that is not installed.
         """
         return {}
 
@@ -542,7 +542,7 @@ def policy_type(name: str) -> PolicyType:
     """Return the type of this name; built-in types come first, then entry points.
 
     Raises:
-        ValueError: there is no such type, or the entry point is no `PolicyType`.
+        ValueError: there is no such type, or the entry point is not a `PolicyType`.
     """
     if is_code(str(name)):
         imported_type = import_type(name, PolicyType)
@@ -574,7 +574,7 @@ def stored_type(stored: Mapping[str, Any]) -> str:
     LeRobot's folders have its own types: `act` is our `lerobot-act`.
 
     Raises:
-        ValueError: it is no name.
+        ValueError: it is not a name.
     """
     name = stored.get("type", "flow")
     if not isinstance(name, str):

@@ -1,6 +1,6 @@
 """Tensors in safetensors files, read row by row: one file, or several with an index as `transformers` writes them.
 
-A read maps the file for the length of the call, so the memory beside the result is that of the rows read: a file of
+A read maps the file for the length of the call, so it takes memory for the rows read alone: a file of
 14 GB fills a model of 14 GB, or a rank's shard of it, with no second copy.
 """
 
@@ -245,7 +245,7 @@ def fill_parameters(module: nn.Module, tensors: Mapping[str, Tensor], keys: Mapp
 
     Args:
         module: the module.
-        tensors: of the parameters' shapes; those of files are read part by part.
+        tensors: tensors of the parameters' shapes; those of files are read part by part.
         keys: parameter -> name in `tensors`.
     """
     for name, key in keys.items():
@@ -278,12 +278,12 @@ def _index(path: Path) -> dict[str, Path] | None:
         names = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
         files = {str(key): file.parent / str(name) for key, name in names.items()}
     except (ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"{file} is no index of safetensors files: {error!r}") from error
+        raise ValueError(f"{file} is not an index of safetensors files: {error!r}") from error
     for name in sorted(set(files.values())):
         if name.parent != file.parent or not name.is_file():
-            raise FileNotFoundError(f"{file} names {name.name}, which is missing beside it: load the folder again")
+            raise FileNotFoundError(f"{file} names {name.name}, which is missing next to it: load the folder again")
         if name.suffix != ".safetensors":
-            raise ValueError(f"{file} names {name.name}, which is no safetensors file: convert it")
+            raise ValueError(f"{file} names {name.name}, which is not a safetensors file: convert it")
     return files
 
 

@@ -1,10 +1,10 @@
 """Encoders of the small policies.
 
-Texts: Instructions as UTF-8 bytes: any language, no vocabulary file, nothing to download.
+Texts: instructions as UTF-8 bytes: any language, no vocabulary file, nothing to download.
 
-It distinguishes a few hundred instructions. It is no language model: a wording absent from training carries no meaning.
+They distinguish a few hundred instructions. A wording that is absent from training carries no meaning.
 
-Images: Image encoder: a small convolutional network, conditioned on the instruction, that returns keypoints.
+Images: a small convolutional network, conditioned on the instruction, that returns keypoints.
 
 The instruction modulates every convolution block (FiLM, Perez et al. 2018, "Visual Reasoning with a General
 Conditioning Layer"). Keypoints are the expected place of each channel (spatial softmax, Levine et al. 2016, "End-to-End

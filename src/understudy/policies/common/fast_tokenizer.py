@@ -177,7 +177,7 @@ class FastTokenizer:
         integers = quantise(chunks, self.scale)
         inside = np.clip(integers, self.min_token, self.max_token)
         places = inside - self.min_token + FIRST_CHARACTER[self.kind]
-        # One by one: `encode_batch` would start threads of its own beside those of the loader.
+        # One by one: `encode_batch` would start threads next to the loader's.
         tokens = [list(self.tokenizer.encode(_text(row), add_special_tokens=False).ids) for row in places]
         return Encoded(tokens, (inside != integers).reshape(len(integers), -1).any(axis=1))
 

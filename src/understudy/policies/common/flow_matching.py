@@ -200,7 +200,7 @@ def sample_guided(
         delay: actions with weight 1.
         horizon: actions with a weight, `delay` to T.
         steps: Euler steps.
-        decay: of the weights between `delay` and `horizon`, see `guidance_weights`.
+        decay: decay of the weights between `delay` and `horizon`, see `guidance_weights`.
         most: largest factor.
         dims: bool, broadcastable to [B, T, dim], the robot's own dimensions, which alone are guided; None: all. The
             loss trains no others, so the estimate there is arbitrary, and its error would change the robot's own

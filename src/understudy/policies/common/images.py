@@ -36,7 +36,7 @@ def write_letterbox(image: np.ndarray, out: np.ndarray) -> None:
         out: uint8 [3, side, side].
 
     Raises:
-        ValueError: `out` is no square.
+        ValueError: `out` is not a square.
     """
     if out.shape[-2] != out.shape[-1]:
         raise ValueError(f"out is {out.shape}; give a square, [3, side, side]")

@@ -132,7 +132,7 @@ class Normalizer(nn.Module):
                 of the state; without it none
             "dims": {"action": [H], "observation.state": [H]}, how many dimensions are a head's own; without it all
 
-        `widths` are those of the keys that the policy uses.
+        `widths` has the keys that the policy uses.
 
         Raises:
             ValueError: an entry is missing, of another type, of the wrong width, or cannot be inverted.

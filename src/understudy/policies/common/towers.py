@@ -96,7 +96,7 @@ def make_segments(
         query_lengths: [J], queries of each segment; 0 is allowed.
         keys: tokens that they see.
         key_lengths: [J], keys of each segment, 1 or more.
-        device: of the result.
+        device: device of the result.
         causal: the last query of a segment sees all of its keys, the one before it all but the last, and so on.
         varlen: lay out for the varlen back-end.
     """
@@ -284,10 +284,10 @@ def key_mask(*valid: Tensor | None, lengths: tuple[int, ...], batch: int, device
     """Join the marks of several segments into a mask of keys, bool [B, 1, 1, S].
 
     Args:
-        valid: of each segment bool [B, length], None where all its tokens are valid.
+        valid: marks of each segment, bool [B, length], None where all its tokens are valid.
         lengths: tokens of each segment.
         batch: B.
-        device: of the mask.
+        device: device of the mask.
 
     Returns:
         None where all segments are valid.
@@ -323,7 +323,7 @@ def padded_plan(
         candidates: N, chunks of actions of each sample.
         state_token: whether the suffix begins with a token that does not see the actions.
         insulate: see `Plan`.
-        head_dim: of the attention.
+        head_dim: head dim of the attention.
     """
     batch, length = valid.shape
     device = valid.device
@@ -368,7 +368,7 @@ def packed_plan(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Plan:
-    """Positions and segments of packed tokens; see `padded_plan`. `device` and `dtype` are those of the attention."""
+    """Positions and segments of packed tokens; see `padded_plan`. `device` and `dtype` belong to the attention."""
     prefix, tail, seen = packing.prefix, packing.tail, packing.prefix + packing.response
     lengths = prefix + tail
     starts, count = lengths.cumsum(0) - lengths, int(lengths.sum())
@@ -430,7 +430,7 @@ class AdaRMSNorm(nn.Module):
         """Build the norm of vectors of `width`, for conditions of as many numbers.
 
         Args:
-            width: of a token.
+            width: width of a token.
             shared: numbers of consecutive tokens with one condition; (): the condition says it.
         """
         super().__init__()
@@ -525,8 +525,8 @@ class TowerLayer(nn.Module):
         Args:
             x: input of the layer.
             attended: [B, T, heads * head_dim], result of the attention.
-            gate: of the attention's branch.
-            condition: of the adaptive norm.
+            gate: gate of the attention's branch.
+            condition: condition of the adaptive norm.
         """
         x = _add(x, self.self_attn.o_proj(attended), gate)
         y, gate = self.post_attention_layernorm(x, condition)
@@ -565,8 +565,8 @@ class PairLayer(nn.Module):
             tokens: prefix and tail, [B, P + L, width]; None: `cache` replaces them.
             actions: suffix of each chunk, [B * N, T, expert width]; None: fill the cache alone.
             plan: positions and masks.
-            condition: of the expert's adaptive norms, as these take it.
-            cache: of an earlier call with `tokens`; with `tokens` these continue it, each behind all of the cache.
+            condition: condition of the expert's adaptive norms, as these take it.
+            cache: cache of an earlier call with `tokens`; with `tokens` these continue it.
             keys_only: leave out all results of the tower but keys and values. (Nothing reads its last layer's.)
 
         Returns:

@@ -12,7 +12,7 @@ from understudy.policies.graph import GraphInput, PolicyGraph
 class FlowGraph(PolicyGraph):
     """Actions of one robot from its images, state, instruction and noise; the Euler steps are unrolled.
 
-    Inputs of `forward` are those of `inputs`, in that sequence.
+    Inputs of `forward` are `inputs`, in that sequence.
     """
 
     def __init__(self, policy: FlowPolicy, head: int, cameras: dict[str, tuple[int, int]], steps: int) -> None:

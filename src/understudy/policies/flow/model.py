@@ -5,8 +5,8 @@ the velocity of the whole chunk at once. `policies/common/flow_matching.py` has 
 All random numbers are arguments, so the same batch, noise and time give the same numbers anywhere. Inputs and outputs
 are in the robot's units: the policy has the normalization and saves it (`policies/common/normalizer.py`).
 
-With `future` the same network also predicts the states that follow. They are a second stream beside the chunk of
-actions, with a flow time of its own. Given one stream (time 0), the network finds the other: forward and inverse
+With `future` the same network also predicts the states that follow. They are a second stream next to the chunk of
+actions, with its own flow time. Given one stream (time 0), the network finds the other: forward and inverse
 dynamics (`policies/common/settings.py`), as in Zhu et al. 2025, "Unified World Models".
 """
 
@@ -110,7 +110,7 @@ def make_integration(
     def integrate(field: Field, noise: Tensor, steps: int) -> Tensor:
         with torch.no_grad():
             if horizon is None:
-                # The field has one time per sample. The last action is never given, so its time is that of the sample.
+                # The field has one time per sample. The last action is never given, so it has the time of the sample.
                 return sample_given(lambda x, time: field(x, time[:, -1]), noise, chunk, delay, steps)
             dims = None if padded is None else ~padded[:, None]
             return sample_guided(field, noise, chunk, delay, horizon, steps, dims=dims)

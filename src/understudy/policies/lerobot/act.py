@@ -32,7 +32,7 @@ class LerobotAct(LerobotPolicy):
     config: LerobotActConfig
 
     def __init__(self, config: LerobotActConfig, normalization: Mapping[str, Any]) -> None:
-        """Build the network; arguments and errors are those of `LerobotPolicy`."""
+        """Build the network; arguments and errors: see `LerobotPolicy`."""
         super().__init__(config, normalization)
         with optional_imports():
             from lerobot.policies.act.modeling_act import ACT

@@ -37,7 +37,7 @@ class LerobotDiffusion(LerobotPolicy):
     validation_draws = VALIDATION_DRAWS
 
     def __init__(self, config: LerobotDiffusionConfig, normalization: Mapping[str, Any]) -> None:
-        """Build the network; arguments and errors are those of `LerobotPolicy`."""
+        """Build the network; arguments and errors: see `LerobotPolicy`."""
         super().__init__(config, normalization)
         with optional_imports():
             import diffusers  # noqa: F401  # without it LeRobot raises another error

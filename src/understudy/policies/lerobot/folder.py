@@ -37,7 +37,7 @@ def read_folder(
         folder: the folder.
         stored: its config.json.
         normalization: content of normalisation.json; None: take the folder's.
-        shapes: of its tensors.
+        shapes: shapes of its tensors.
         asset: has no meaning here.
 
     Raises:

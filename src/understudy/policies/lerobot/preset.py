@@ -1,6 +1,6 @@
 """Training preset of a policy of LeRobot, read from its config class, as settings of a run.
 
-The values are those of the installed LeRobot: `get_optimizer_preset`, `get_scheduler_preset` and the normalization of
+The values are from the installed LeRobot: `get_optimizer_preset`, `get_scheduler_preset` and the normalization of
 its config class, and the steps and the batch size of its training pipeline. Neither torch nor lerobot is imported until
 `read_preset` is called.
 """

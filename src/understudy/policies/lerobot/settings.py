@@ -325,7 +325,7 @@ class LerobotSmolvlaSettings(LerobotSettings):
     """Type of the policy."""
     weights: str = ""
     """Network to start from: the folder of a SmolVLA of LeRobot or understudy, or the id of a hub repository. Fields
-    that `config` leaves out have the folder's values, apart from frozen parts. The normalization is that of the
+    that `config` leaves out have the folder's values, apart from frozen parts. The normalization is of the
     data."""
     image_size: tuple[int, int] = (480, 640)
     """Height and width of the images in LeRobot's config; the network takes images of any size."""

@@ -41,7 +41,7 @@ class LerobotSmolvla(LerobotPolicy):
     config: LerobotSmolvlaConfig
 
     def __init__(self, config: LerobotSmolvlaConfig, normalization: Mapping[str, Any]) -> None:
-        """Build the network; arguments and errors are those of `LerobotPolicy`.
+        """Build the network; arguments and errors: see `LerobotPolicy`.
 
         Raises:
             ConfigError: the files of `vlm_model_name` cannot be read.

@@ -72,7 +72,7 @@ class Sizes:
     vlm: TowerSizes
     """The tower of images and text."""
     expert: TowerSizes
-    """The tower of actions. Its `depth` and its heads are those of `vlm`."""
+    """The tower of actions. Its `depth` and its heads are the same as of `vlm`."""
     vocab: int
     """Rows of the token embedding."""
     chunk: int
@@ -80,7 +80,7 @@ class Sizes:
     dim: int
     """Width of actions and states inside the network; narrower ones are padded with zeros."""
     adaptive: bool = True
-    """True is pi0.5: the flow time modulates the expert's norms. False is pi0: a state token, and the time beside each
+    """True is pi0.5: the flow time modulates the expert's norms. False is pi0: a state token, and the time next to each
     action."""
 
     def __post_init__(self) -> None:
@@ -388,7 +388,7 @@ class Pi05Settings(TextSettings, PolicySettings):
         """Return the dimensions that `network` has or `size` names.
 
         Raises:
-            ValueError: `network` is no JSON object of dimensions.
+            ValueError: `network` is not a JSON object of dimensions.
         """
         if self.network:
             stored = json.loads(self.network)

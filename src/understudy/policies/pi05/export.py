@@ -297,7 +297,7 @@ def _processors(
 
 
 def _statistics(robot: Robot) -> dict[str, np.ndarray]:
-    """Statistics of the MEAN_STD mode, float32 [dim] each, whose map is that of the policy."""
+    """Statistics of the MEAN_STD mode, float32 [dim] each, whose map is the policy's."""
     figures: dict[str, np.ndarray] = {}
     for key, (offset, spread) in robot.maps.items():
         # A constant state must stay finite where it varies after all; a constant action has its constant in reverse.
@@ -356,7 +356,7 @@ def openpi_folder(
 
 
 def _norm_stats(robot: Robot, quantiles: bool) -> dict[str, dict[str, list[float]]]:
-    """Statistics whose map is that of the policy, under both formulas of openpi.
+    """Statistics whose map is the policy's, under both formulas of openpi.
 
     Args:
         robot: the normalization.

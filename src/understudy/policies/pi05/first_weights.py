@@ -49,7 +49,7 @@ class FirstWeights:
             needed: shape of each parameter by name.
             path: released weights, safetensors or a JAX tree (`open_weights`); "": all weights are fresh.
             fresh: patterns of parameters that start from fresh weights, whatever the file has.
-            seed: of the fresh weights.
+            seed: seed of the fresh weights.
 
         Raises:
             WeightsError: the file is not one of this network; names each missing, unexpected and misshapen tensor.

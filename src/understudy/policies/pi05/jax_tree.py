@@ -122,7 +122,7 @@ def find_places(arrays: Mapping[str, Shape]) -> dict[str, tuple[Place, tuple[int
 
     Args:
         arrays: shapes by name, as `plain_name` returns them. An unknown one, or one with other dimensions than
-            openpi's, is a parameter of its own name, so that a comparison with a network names it.
+            openpi's, is a parameter of that name, so that a comparison with a network names it.
     """
     places: dict[str, tuple[Place, tuple[int, ...]]] = {}
     for array, shape in arrays.items():
@@ -228,7 +228,7 @@ class JaxTree(TensorReader):
         try:
             array = self._arrays[place.array]
             values = place.form.convert(np.asarray((array[index] if index else array).read().result()))
-        except Exception as error:  # tensorstore has no class of errors of its own
+        except Exception as error:  # tensorstore has no class of errors
             raise ValueError(f"{self.path}: {place.array} cannot be read: {_line(error)}") from error
         self._check_version()
         plain = np.array(values, order="C")
@@ -251,7 +251,7 @@ class JaxTree(TensorReader):
                         spec = {"driver": driver, "kvstore": {**store, "path": f"{name}/"}}
                         opened = tensorstore.open(spec, context=context, read=True, open=True)
                         arrays[plain_name(name)] = opened.result()
-        except Exception as error:  # tensorstore has no class of errors of its own
+        except Exception as error:  # tensorstore has no class of errors
             raise ValueError(f"{root} cannot be read: {_line(error)}") from error
         if not arrays:
             raise ValueError(f"{root} has no arrays")

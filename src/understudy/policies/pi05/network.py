@@ -12,7 +12,7 @@ Intelligence 2025, "pi0.5: a Vision-Language-Action Model with Open-World Genera
 Vision encoder: SigLIP (Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training"): an image, a row of tokens.
 
 The patch convolution and the table of positions compute in float32, whatever the precision of the rest, as in the
-released JAX code. The parameter names are those of the released files.
+released JAX code. The parameter names are the same as in the released files.
 
 With past frames the encoder is that of MEM (2026, arXiv 2603.03596), with the same weights. In every
 `temporal_every`-th layer each patch also attends to itself in earlier frames, with the queries and keys of the layer:
@@ -193,7 +193,7 @@ class VisionEncoder(nn.Module):
         Args:
             images: float32 [M, 3, image, image] in -1..1; with `frames` [M, T, 3, image, image], oldest frame first.
                 Frames that are not valid may hold anything.
-            dtype: of the layers' arithmetic.
+            dtype: dtype of the layers' arithmetic.
             frames: times, and marks [M, T].
 
         Returns:
@@ -235,7 +235,7 @@ class VisionEncoder(nn.Module):
 def time_encoding(times: Sequence[float], width: int) -> Tensor:
     """Compute e(t) of times in seconds, float32 [T, width]: sin(t w), cos(t w) - 1 in turn, w = 10000^(-2 i / width).
 
-    e(0) is 0. The frequencies are those of Vaswani et al. 2017, "Attention Is All You Need", computed in float64.
+    e(0) is 0. The frequencies are from Vaswani et al. 2017, "Attention Is All You Need", computed in float64.
     """
     frequencies = 10_000.0 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.tensor(times, dtype=torch.float64)[:, None] * frequencies
@@ -588,8 +588,8 @@ class Pi0Network(nn.Module):
             return action.to(self.dtype), condition
         if state is None:
             raise ValueError("state is None: a pi0 network (adaptive=False) needs the state [B, dim]")
-        beside = torch.cat([action, spread[:, None].expand_as(action) if spread.ndim == 2 else spread], dim=2)
-        mixed = rows(self.action_time_mlp_out, F.silu(rows(self.action_time_mlp_in, beside)))
+        with_time = torch.cat([action, spread[:, None].expand_as(action) if spread.ndim == 2 else spread], dim=2)
+        mixed = rows(self.action_time_mlp_out, F.silu(rows(self.action_time_mlp_in, with_time)))
         first = self.state_proj(state.float()).repeat_interleave(candidates, dim=0)[:, None]
         return torch.cat([first, mixed], dim=1).to(self.dtype), None
 

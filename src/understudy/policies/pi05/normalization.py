@@ -23,7 +23,7 @@ from understudy.errors import ConfigError
 
 @dataclass(frozen=True)
 class Stored:
-    """Normalization as it is stored beside weights."""
+    """Normalization as it is stored next to weights."""
 
     where: Path
     maps: Mapping[str, Mapping[str, Any]]
@@ -89,7 +89,7 @@ def read_figures(entry: Any, names: Sequence[str], where: str) -> dict[str, np.n
         ConfigError: one is missing or damaged.
     """
     if not isinstance(entry, Mapping):
-        raise ConfigError(f"{where} is no object of statistics; restore the file")
+        raise ConfigError(f"{where} is not an object of statistics; restore the file")
     figures = {}
     for name in names:
         if entry.get(name) is None:
@@ -117,7 +117,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 LEROBOT, LEROBOT_OUT = "policy_preprocessor.json", "policy_postprocessor.json"
-"""Files beside weights."""
+"""Files next to weights."""
 RANGES = {"QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90"), "MIN_MAX": ("min", "max")}
 """LeRobot's modes that map a range to -1..1, and its ends."""
 KINDS = {STATE: "STATE", ACTION: "ACTION"}
@@ -240,11 +240,11 @@ OPENPI_EPS = 1e-6
 
 
 def openpi_files(folder: Path) -> dict[str, Path]:
-    """Return openpi's files by the ID of their asset; "" is one beside the weights."""
+    """Return openpi's files by the ID of their asset; "" is one next to the weights."""
     assets = folder / "assets"
     files = {str(path.parent.relative_to(assets)): path for path in sorted(assets.rglob(OPENPI))}
-    beside = folder / OPENPI
-    return {"": beside} | files if beside.is_file() else files
+    neighbor = folder / OPENPI
+    return {"": neighbor} | files if neighbor.is_file() else files
 
 
 def choose_asset(files: Mapping[str, Path], asset: str, folder: Path) -> Path:
@@ -255,7 +255,7 @@ def choose_asset(files: Mapping[str, Path], asset: str, folder: Path) -> Path:
     """
     if asset in files:
         return files[asset]
-    names = ", ".join(name or "(beside the weights)" for name in files)
+    names = ", ".join(name or "(next to the weights)" for name in files)
     if asset:
         raise ConfigError(f"policy.norm_asset: {asset}: {folder} has {names}")
     if len(files) > 1:
@@ -291,7 +291,7 @@ def read_openpi(path: Path, quantiles: bool) -> Stored:
 
 
 OWN = "normalisation.json"
-"""Name of our own file beside weights."""
+"""Name of our own file next to weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,10 +300,10 @@ class NormalizationSettings:
 
     normalization: Literal["weights", "data"] = "weights"
     """Normalization of a run that starts from `weights`: `weights` is the one that they were trained with, from
-    openpi's assets/ID/norm_stats.json or LeRobot's policy_preprocessor.json beside them; `data` is computed from the
+    openpi's assets/ID/norm_stats.json or LeRobot's policy_preprocessor.json next to them; `data` is computed from the
     training episodes (`data.normalize`)."""
     weights_settings: Literal["check", "ignore"] = "check"
-    """Chunk, prompt and dimensions in the config beside `weights`: `check` refuses a run with others, `ignore` trains
+    """Chunk, prompt and dimensions in the config next to `weights`: `check` refuses a run with others, `ignore` trains
     with those of the run."""
     norm_asset: str = ""
     """ID of openpi's normalization, where the weights have several."""
@@ -320,7 +320,7 @@ class NormalizationSettings:
             computed: that of the run's data, also for its heads, dimensions and differences.
 
         Raises:
-            ConfigError: there is none beside the weights, or it is not one of this robot.
+            ConfigError: there is none next to the weights, or it is not one of this robot.
         """
         if not self.weights or self.normalization == "data":
             return keep_low(computed) if self.type != "pi0" else computed
@@ -328,7 +328,7 @@ class NormalizationSettings:
 
 
 def find_normalization(weights: str | Path, asset: str = "", quantiles: bool = True) -> Stored:
-    """Find and read the normalization beside weights.
+    """Find and read the normalization next to weights.
 
     Args:
         weights: file or folder of the weights.

@@ -126,8 +126,8 @@ class Pi05Policy(Policy, Pi0Network):
     def float32_modules(self) -> list[nn.Module]:
         """Patches, positions, and the layers between noisy actions, flow time, state and the expert."""
         alone = ("action_", "time_", "state_", "proprio_")
-        beside = [module for name, module in self.named_children() if name.startswith(alone)]
-        return [self.vision.patch, self.vision.position, *beside]
+        float32_layers = [module for name, module in self.named_children() if name.startswith(alone)]
+        return [self.vision.patch, self.vision.position, *float32_layers]
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
         """Noise and flow time of D draws per sample, one time per stratum; to act one noise.

@@ -34,7 +34,7 @@ def complete_dimensions(shapes: Shapes, stated: Mapping[str, Any], where: object
     """Return the dimensions that `stated` has, and for the others those of the tensors.
 
     Args:
-        shapes: of the tensors of a file, by key of any dialect.
+        shapes: shapes of the tensors of a file, by key of any dialect.
         stated: a part of a `Sizes` object; unknown fields are kept.
         where: the file, for errors.
 
@@ -144,7 +144,7 @@ def _complete_heads(dimensions: dict[str, Any], shapes: Shapes) -> list[str]:
 
 
 def _whole(value: Any) -> int:
-    """Return a stated number; 0 where there is none or it is no whole number above 0."""
+    """Return a stated number; 0 where there is none or it is not a whole number above 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
@@ -177,7 +177,7 @@ def read_folder(
         folder: the folder.
         stored: its config.json; empty where there is none.
         normalization: content of normalisation.json; None: take the folder's.
-        shapes: of its tensors, by key.
+        shapes: shapes of its tensors, by key.
         asset: ID of openpi's normalization, where there are several.
 
     Raises:
@@ -313,7 +313,7 @@ def _normalization(stored: Stored, widths: Mapping[str, int | None]) -> Values:
 
     Args:
         stored: the normalization.
-        widths: of the robot's keys; None: as many dimensions as are no padding at the end.
+        widths: widths of the robot's keys; None: as many dimensions as are no padding at the end.
 
     Raises:
         ValueError: a key has fewer dimensions, or more that are no padding.
@@ -349,7 +349,7 @@ PROMPTS = {True: "state", False: "plain"}
 
 
 def check_implied(config: Pi05PolicyConfig) -> None:
-    """Check the config of a new run against the files beside its weights.
+    """Check the config of a new run against the files next to its weights.
 
     Raises:
         ConfigError: a file implies other values, listed with both; or it is damaged.

@@ -1,6 +1,6 @@
 """Names of released pi0.5 and pi0 weights: the map between them and the network's parameters, both ways. No torch.
 
-The released names are those of openpi's converter and of LeRobot's `pi05_base` and `pi0_base`. `canonical` brings the
+The released names are from openpi's converter and of LeRobot's `pi05_base` and `pi0_base`. `canonical` brings the
 dialects of other tools to them:
 
     model.*                                     LeRobot's trainer puts `model.` before each name
@@ -51,8 +51,8 @@ IGNORED = (
 )
 """Patterns of canonical names without a parameter, and why."""
 REFUSED = (
-    ("discrete_action_embedding.*", "an embedding of action tokens beside the vocabulary, as OpenTau trains it"),
-    ("da_head.*", "a head of action tokens beside the vocabulary, as OpenTau trains it"),
+    ("discrete_action_embedding.*", "an embedding of action tokens next to the vocabulary, as OpenTau trains it"),
+    ("da_head.*", "a head of action tokens next to the vocabulary, as OpenTau trains it"),
     ("proprio_history_proj.*", "a projection of past states: set policy.state_history and policy.history"),
     (
         "*normalize_*",
@@ -210,12 +210,12 @@ def match(
     for key in stored:
         plain, name = canonical(key), own_name(key)
         if plain == HEAD and has_embedding:
-            ignored[key] = "the embedding is there itself; a head beside it may be stale"
+            ignored[key] = "the embedding is there itself; a head next to it may be stale"
         elif name in unread:
             ignored[key] = f"{name} starts from fresh weights"
         elif name is not None and name in needed:
             if name in keys:
-                extra[key] = f"a second tensor of {name}, beside {keys[name]}"
+                extra[key] = f"a second tensor of {name}, next to {keys[name]}"
             keys.setdefault(name, key)
         elif why := _reason(plain, IGNORED):
             ignored[key] = why

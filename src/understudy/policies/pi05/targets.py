@@ -108,9 +108,9 @@ def images_of(
         batch: each camera uint8 [B, 3, H, W]; with `times` [B, T, 3, H, W] and `<camera>_is_pad` bool [B, T].
         cameras: their keys.
         sizes: extent of each sample.
-        side: of the network's images.
-        times: of the frames; empty: the present alone.
-        device: of the result.
+        side: side of the network's images.
+        times: times of the frames; empty: the present alone.
+        device: device of the result.
 
     Raises:
         ValueError: a missing key, a wrong shape or dtype, by name.
@@ -148,7 +148,7 @@ def padded_tokens(sizes: Sequence[Extent], image: int, multiple: int = 1, most: 
     """Return the number of tokens by which a batch is padded.
 
     Args:
-        sizes: of each sample.
+        sizes: sizes of each sample.
         image: tokens of a camera.
         multiple: see `padded_length`.
         most: the same, of prompt, response and FAST actions.
@@ -255,9 +255,9 @@ def noisy_chunks(
 
     Args:
         batch: of training.
-        draws: of the batch.
-        config: of the policy.
-        normalizer: of the policy.
+        draws: draws of the batch.
+        config: config of the policy.
+        normalizer: normalizer of the policy.
         dim: width of the network's actions.
 
     Raises:
@@ -286,10 +286,10 @@ def flow_loss(
 
     Args:
         batch: of training.
-        draws: of the batch.
+        draws: draws of the batch.
         moves: predicted velocity [B, D, T, dim].
         clean: actions [B, T, dim] of `noisy_chunks`.
-        normalizer: of the policy.
+        normalizer: normalizer of the policy.
         detail: whether to return the errors of each draw too.
     """
     noise, width = draws["flow noise"], value_of(batch, ACTION).shape[-1]
@@ -363,7 +363,7 @@ def token_losses(
 def respond(network: Pi0Network, observed: Observation, length: int, end: int) -> Tail:
     """Predict the most likely next token until each sample has ended.
 
-    The prefix takes one pass of the language tower, and each further token one of its own, over the keys and values of
+    The prefix takes one pass of the language tower, and each further token another one, over the keys and values of
     those before it.
 
     Args:

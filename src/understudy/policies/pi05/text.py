@@ -87,7 +87,7 @@ class TextSettings(NormalizationSettings):
         return [*(f"{clean(task)}\n" for task in tasks), *map(clean, responses), *ACTION_TEXTS]
 
     def resolved(self) -> Self:
-        """Return the settings with absolute paths, and the tokenizer beside the weights as `tokenizer`."""
+        """Return the settings with absolute paths, and the tokenizer next to the weights as `tokenizer`."""
         tokenizer = find_tokenizer(self.tokenizer, self.weights)
         with_file = replace(self, tokenizer="" if tokenizer is None else str(tokenizer))
         paths = {name: os.path.abspath(path) for name in self.FILES if (path := getattr(with_file, name))}
@@ -132,8 +132,8 @@ class TextTokenizer:
         """Read a sentencepiece model, or the `tokenizer.model` of a folder.
 
         Raises:
-            ConfigError: there is no such file, it is no sentencepiece model with bos and eos, or it has more ids than
-                the network.
+            ConfigError: there is no such file, it is not a sentencepiece model with bos and eos, or it has more ids
+                than the network.
             MissingExtraError: `sentencepiece` is not installed.
         """
         path = Path(path)
@@ -141,7 +141,7 @@ class TextTokenizer:
         if not file.is_file():
             raise ConfigError(
                 f"policy.tokenizer: {file} does not exist; name PaliGemma's sentencepiece model, the file "
-                f"{TOKENIZER} beside its weights"
+                f"{TOKENIZER} next to its weights"
             )
         stat = file.stat()
         model = _read_model(file, stat.st_mtime_ns, stat.st_size)
@@ -225,8 +225,8 @@ def find_tokenizer(tokenizer: str, weights: str = "") -> Path | None:
     if tokenizer:
         return Path(tokenizer)
     folder = Path(weights)
-    beside = (folder.parent if folder.is_file() else folder) / TOKENIZER
-    return beside if weights and beside.is_file() else None
+    neighbor = (folder.parent if folder.is_file() else folder) / TOKENIZER
+    return neighbor if weights and neighbor.is_file() else None
 
 
 def clean(task: str) -> str:
@@ -262,4 +262,4 @@ def _read_model(file: Path, _time: int, _size: int) -> Any:
         model.LoadFromSerializedProto(file.read_bytes())
         return model
     except (RuntimeError, OSError) as error:
-        raise ConfigError(f"policy.tokenizer: {file} is no sentencepiece model: {error}") from error
+        raise ConfigError(f"policy.tokenizer: {file} is not a sentencepiece model: {error}") from error

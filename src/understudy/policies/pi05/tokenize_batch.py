@@ -65,7 +65,7 @@ class Texts:
         if self.fast is not None and self.fast.vocab_size > room:
             raise ConfigError(
                 f"policy.fast: {config.fast} has {self.fast.vocab_size} ids, and the network's vocabulary has room for "
-                f"{room} beside the texts; fit one with --fast.vocab-size {room} or less"
+                f"{room} next to the texts; fit one with --fast.vocab-size {room} or less"
             )
 
     def required(self) -> TextTokenizer:

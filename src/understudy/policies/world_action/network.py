@@ -128,7 +128,7 @@ def imagined_images(changes: Tensor, now: Sequence[Tensor], config: WorldActionC
     Args:
         changes: float32 [B, tokens, dim], a sample of the stream of images.
         now: present images of each camera, uint8 [B, 3, H, W].
-        config: of the network.
+        config: config of the network.
 
     Returns:
         uint8 [B, K, cameras, 3, height, width] of the network's size.

@@ -1,6 +1,6 @@
 """The world-action model as a `Policy`: actions, and the states and images that follow, by flow matching.
 
-Each stream has a flow time of its own; a stream that the task mode gives has time 0. So one network is a policy, a
+Each stream has its own flow time; a stream that the task mode gives has time 0. So one network is a policy, a
 model of the world (forward dynamics) and an inverse of it, as in Zhu et al. 2025, "Unified World Models".
 """
 
