@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from understudy.check.image_facts import Clip, ImageFacts, noise_level, shrink
-from understudy.check.rules.changed_images import check_changed_images
+from understudy.check.rules.image_detail import check_changed_images
 
 CAMERA = "observation.images.top"
 COUNT = 10

@@ -10,7 +10,7 @@ import pytest
 
 from support.datasets import Spec, edit_json, write_dataset
 from understudy.check.examine import check_dataset
-from understudy.check.idle_frames import IdleCounter
+from understudy.check.row_facts import IdleCounter
 from understudy.cli.main import main
 from understudy.data.write.writer import EpisodeWriter
 
@@ -39,7 +39,7 @@ def test_idle_frames_do_not_depend_on_units(unit: float) -> None:
 
 
 def test_idle_frames_of_a_large_dataset_are_measured_on_its_first_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.check.idle_frames.KNOWN", 60)
+    monkeypatch.setattr("understudy.check.row_facts.KNOWN", 60)
     fast = episodes()
     fast[2] = fast[2] * 100  # faster than the speed that is known by then
     assert idle(fast) == [10, 10, 0, 10, 0, 0]

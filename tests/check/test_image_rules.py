@@ -9,8 +9,7 @@ import pytest
 from understudy.check.findings import Finding
 from understudy.check.image_facts import GRAY, Clip, ImageFacts, sharpness
 from understudy.check.rules.camera_poses import best_pose, check_camera_poses, fine
-from understudy.check.rules.changed_images import check_changed_images
-from understudy.check.rules.image_detail import check_image_detail, held, torn
+from understudy.check.rules.image_detail import check_changed_images, check_image_detail, held, torn
 from understudy.check.rules.images import check_images
 from understudy.check.rules.motion import check_motion
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from understudy.check.findings import SEVERITIES, Report
+from understudy.check.image_facts import VideoFacts, VideoFile
 from understudy.check.row_facts import RowFacts
-from understudy.check.video_facts import VideoFacts, VideoFile
 from understudy.data.format.catalog import Catalog
 from understudy.data.selection.motion import IDLE
 from understudy.plural import plural

@@ -10,31 +10,30 @@ from typing import Any, Literal
 import numpy as np
 
 from understudy.check.contents import describe_contents
-from understudy.check.findings import Finding, Place, Report, merge_undecided, sort_findings
-from understudy.check.image_facts import SAMPLED_EPISODES, ImageFacts, read_images
-from understudy.check.remedies import fill
+from understudy.check.findings import Finding, Place, Report, fill, merge_undecided, sort_findings
+from understudy.check.image_facts import (
+    SAMPLED_EPISODES,
+    SAMPLED_FILES,
+    ImageFacts,
+    VideoFacts,
+    read_images,
+    read_videos,
+)
 from understudy.check.row_facts import ACTION, STATE, RowFacts, read_rows
 from understudy.check.rules.action_state import check_action_state
 from understudy.check.rules.camera_poses import check_camera_poses
-from understudy.check.rules.changed_images import check_changed_images
-from understudy.check.rules.clocks import check_clocks
-from understudy.check.rules.depth import check_depth
 from understudy.check.rules.episodes import check_episodes, rank_episodes
-from understudy.check.rules.files import check_files, check_rows
-from understudy.check.rules.image_detail import check_image_detail
-from understudy.check.rules.images import check_images
-from understudy.check.rules.metadata import check_metadata
+from understudy.check.rules.files import check_clocks, check_files, check_rows
+from understudy.check.rules.image_detail import check_changed_images, check_image_detail
+from understudy.check.rules.images import check_depth, check_images
+from understudy.check.rules.metadata import check_metadata, check_tasks
 from understudy.check.rules.motion import check_motion
-from understudy.check.rules.offsets import check_offsets
 from understudy.check.rules.sensors import check_sensors
-from understudy.check.rules.signals import check_signals
+from understudy.check.rules.signals import check_offsets, check_signals
 from understudy.check.rules.statistics import check_statistics
-from understudy.check.rules.tasks import check_tasks
-from understudy.check.rules.units import check_units
-from understudy.check.rules.values import check_values
+from understudy.check.rules.values import check_units, check_values
 from understudy.check.rules.videos import check_places, check_videos
 from understudy.check.sensor_facts import SensorFacts, read_sensor_facts
-from understudy.check.video_facts import SAMPLED_FILES, VideoFacts, read_videos
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.data.format.standard_keys import rename_keys
 from understudy.data.selection.motion import named_motion

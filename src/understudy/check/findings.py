@@ -67,7 +67,7 @@ RULES = {
     "values.copy": "the action is not a copy of the state",
     "values.frozen": "the state changes while the action moves",
     "values.noise": "no dimension of an episode is noisier or coarser than in the others",
-    "values.zeros": "no rows of zeros are beside other values",
+    "values.zeros": "no rows of zeros are next to other values",
     "values.quaternion": "quaternions have norm 1 in all episodes",
     "statistics.missing": "statistics are recorded for action and state",
     "statistics.shape": "recorded statistics have the shape of their feature",
@@ -148,7 +148,7 @@ class Finding:
         severity: "error", "warning" or "note"; "undecided" is that of `undecided`.
         message: the measured fact as one line, without the place.
         place: its location.
-        measured: measured value, as JSON holds it; None where there is no single one.
+        measured: measured value, as JSON holds it; None where there are several.
         expected: value by the rule.
         fix: command or step that mends it.
         score: how bad, for ranking within a rule: larger is worse.
@@ -296,3 +296,46 @@ def list_ids(ids: Sequence[int], limit: int = 8) -> str:
             ranges.append((i, i))
     shown = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ranges[:limit])
     return shown if len(ranges) <= limit else f"{shown}, ... ({len(ids)} in all)"
+
+
+EDIT = "understudy edit SRC OUT"
+REWRITE = f"{EDIT} (writes index columns, timestamps, totals and statistics anew)"
+RECOMPUTE = f"{EDIT} (computes statistics anew), or train with the default of data.stats, which ignores recorded ones"
+LOOK = "look at the episode; if it is wrong, leave it out with --data.exclude-episodes, or understudy edit"
+_MOST = 200
+
+
+def drop(episodes: Iterable[int]) -> str:
+    """Return the command that writes the dataset without these episodes."""
+    ids = list(episodes)
+    if len(ids) > _MOST:
+        return f"{EDIT} --exclude-bad FILE, with the output of `understudy check SRC --json`"
+    return f"{EDIT} --exclude-episodes {' '.join(map(str, ids))}"
+
+
+def restore(path: str) -> str:
+    """Return the step for a broken or missing file."""
+    return f"download or copy {path} again, or leave its episodes out: --data.on-bad-episode skip"
+
+
+def correct(entry: str, file: str = "meta/info.json") -> str:
+    """Return the step for a wrong value in a metadata file."""
+    return f"correct {entry} in {file}"
+
+
+def fill(fix: str, root: str, leaves_none: bool = False) -> str:
+    """Put the addresses of the dataset and of a new folder into a fix.
+
+    Args:
+        fix: the fix of a finding.
+        root: address of the dataset.
+        leaves_none: whether the finding is about all episodes, so that none may be left out.
+    """
+    if leaves_none and any(flag in fix for flag in ("--exclude-", "--data.on-bad-episode", "--data.exclude-episodes")):
+        fix = (
+            fix.split(", or leave")[0]
+            if ", or leave" in fix
+            else "all episodes have it: repair the files, or record anew"
+        )
+    name = root.rstrip("/").rpartition("/")[2]
+    return fix.replace("SRC OUT", f"{root} {name}-mended").replace("check SRC", f"check {root}")

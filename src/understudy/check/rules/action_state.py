@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from understudy.check.findings import Finding, Place, undecided
-from understudy.check.pairs import LAGS, PairFacts
-from understudy.check.remedies import LOOK, drop
+from understudy.check.column_facts import LAGS, PairFacts
+from understudy.check.findings import LOOK, Finding, Place, drop, undecided
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.check.rules.values import FEW, is_gripper
 from understudy.data.format.catalog import Catalog
@@ -18,7 +17,7 @@ _FOLLOWS = 0.8  # correlation of action and state in nearly all episodes, where 
 _FOREIGN = 0.6  # correlation in an episode whose actions are not its own
 _MOVES = 0.3  # share of the usual range from which a dimension moves in an episode
 _LATE = 0.6  # frames by which a delay differs, and by twice as much as any usual one
-_SHARP = 0.04  # correlation by which that two frames beside the peak is lower, where the delay shows
+_SHARP = 0.04  # correlation by which that two frames from the peak is lower, where the delay shows
 
 
 def check_action_state(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:

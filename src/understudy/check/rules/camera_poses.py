@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from understudy.check.findings import Finding, Place, undecided
+from understudy.check.findings import LOOK, Finding, Place, undecided
 from understudy.check.image_facts import Clip, ImageFacts
-from understudy.check.remedies import LOOK
 from understudy.data.format.catalog import Catalog
 
 ENOUGH = 6

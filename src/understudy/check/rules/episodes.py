@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from understudy.check.column_facts import Column
-from understudy.check.findings import Finding, Place, Severity, undecided
-from understudy.check.remedies import LOOK, drop
-from understudy.check.rotations import quaternions, wrapping
+from understudy.check.column_facts import Column, quaternions, wrapping
+from understudy.check.findings import LOOK, Finding, Place, Severity, drop, undecided
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.check.rules.values import FEW
 from understudy.data.format.catalog import Catalog

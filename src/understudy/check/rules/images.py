@@ -5,9 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from understudy.check.findings import Finding, Place, list_ids, undecided
-from understudy.check.image_facts import CUT, Clip, Cut, ImageFacts
-from understudy.check.remedies import LOOK, drop, restore
+from understudy.check.findings import LOOK, Finding, Place, drop, list_ids, restore, undecided
+from understudy.check.image_facts import CUT, Clip, Cut, DepthRange, ImageFacts
 from understudy.check.row_facts import ACTION, STATE, RowFacts, runs_of
 from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError
@@ -20,7 +19,7 @@ _NOISE = 1.5  # levels of 255: coding noise changes an image by less
 _SAME = 0.2  # largest change of a repeated image, as a share of a lively one
 _CATCH_UP = 1.5  # ratio of the change after a camera has hung to the usual one
 _APART = 4.0  # levels of 255 between the usual images of two cameras, to distinguish them
-_CLEAR = 2.5  # ratio of the change at a cut to those beside it
+_CLEAR = 2.5  # ratio of the change at a cut to those next to it
 _STRANGE = 12.0  # robust z of the usual image of an episode
 
 
@@ -293,3 +292,41 @@ def _boundaries(catalog: Catalog, camera: str, cuts: list[Cut]) -> Iterator[Find
         )
         fix = "look at the first images: they are those of a camera's buffer, or all images belong to other rows"
         yield Finding("images.boundary", "warning", message, place, shifts[0], 0, fix)
+
+
+_SLACK = 1e-3  # of the range: values are rounded to the codes of a video
+
+
+def check_depth(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
+    """Yield findings about sampled depth images."""
+    for camera, ranges in facts.depth.items():
+        flat = [span for span in ranges if not span.most > span.least]
+        if flat:
+            place = Place(tuple(int(catalog.episodes.ids[span.row]) for span in flat), camera=camera)
+            message = "depth images hold one value: the camera measured nothing"
+            yield Finding("depth.empty", "warning", message, place, flat[0].most, None, LOOK)
+        yield from _depth_range(catalog, camera, [span for span in ranges if span not in flat])
+
+
+def _depth_range(catalog: Catalog, camera: str, ranges: list[DepthRange]) -> Iterator[Finding]:
+    """Sampled values beyond the recorded minimum and maximum, as after a change of unit."""
+    try:
+        entry = catalog.stats.get(camera, {})
+    except DatasetError:
+        return
+    recorded_range = [np.asarray(entry.get(name, np.zeros(0)), np.float64).reshape(-1) for name in ("min", "max")]
+    if not ranges or any(len(entry_range) != 1 or not np.isfinite(entry_range).all() for entry_range in recorded_range):
+        return
+    low, high = float(recorded_range[0][0]), float(recorded_range[1][0])
+    slack = _SLACK * (high - low) + 1e-3 * abs(high)
+    codes = catalog.features[camera].pixels.codes
+    low, high = (low, high) if codes is None else np.clip([low, high], codes.minimum, codes.maximum).tolist()
+    for measured, recorded, over in (
+        (min(span.least for span in ranges), low, low - min(span.least for span in ranges)),
+        (max(span.most for span in ranges), high, max(span.most for span in ranges) - high),
+    ):
+        if over > slack:
+            message = f"sampled depth reaches {measured:.4g}, the recorded statistics end at {recorded:.4g}"
+            fix = "correct depth_unit or the scale in meta/info.json, or compute the statistics again"
+            yield Finding("depth.range", "warning", message, Place(camera=camera), measured, recorded, fix)
+            return

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from understudy.check.findings import Finding, Place, Severity, undecided
+from understudy.check.findings import LOOK, Finding, Place, Severity, undecided
 from understudy.check.image_facts import WINDOW, Clip, ImageFacts
-from understudy.check.remedies import LOOK
 from understudy.data.format.catalog import Catalog
 
 LAGS = range(-6, 7)

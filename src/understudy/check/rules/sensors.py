@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from understudy.check.findings import Finding, Place, Severity
-from understudy.check.remedies import LOOK, correct, restore
+from understudy.check.findings import LOOK, Finding, Place, Severity, correct, restore
 from understudy.check.sensor_facts import SensorFacts
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.sensors import SENSORS
@@ -89,7 +88,7 @@ def _check_clock(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
 
 
 def _longest_step(facts: SensorFacts) -> float | None:
-    """Longest step in seconds that is no gap; None where there are too few to know."""
+    """Longest step in seconds that is not a gap; None where there are too few to know."""
     steps = np.concatenate([np.zeros(0), *(samples.steps[samples.steps > 0] for samples in facts.episodes.values())])
     if len(steps) < _FEW:
         return None

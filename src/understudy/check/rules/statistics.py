@@ -9,8 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from understudy.check.column_facts import Column
-from understudy.check.findings import Finding, Place
-from understudy.check.remedies import RECOMPUTE
+from understudy.check.findings import RECOMPUTE, Finding, Place
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.recorded_stats import GLOBAL, PER_EPISODE

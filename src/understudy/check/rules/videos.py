@@ -6,10 +6,9 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from understudy.check.findings import Finding, Place, Severity
-from understudy.check.remedies import EDIT, correct, restore
-from understudy.check.rules.clocks import TOLERANCE, split_gross
-from understudy.check.video_facts import VideoFacts, VideoFile, frame_times
+from understudy.check.findings import EDIT, Finding, Place, Severity, correct, restore
+from understudy.check.image_facts import VideoFacts, VideoFile, frame_times
+from understudy.check.rules.files import TOLERANCE, split_gross
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.data.format.lerobot_v3 import episode_files
 from understudy.data.read.video_frames import CODEC_NAMES
