@@ -14,7 +14,7 @@ time does not suffice are listed as skipped. A row that fails is a result, too: 
     bits         whether two runs with the same seed are equal to the bit
     memory       memory that `understudy plan` predicts for rows of `train`
 
-It needs torch, numpy, safetensors, pydantic and tyro; `memory` and the row with a loader also need pyarrow and av. The
+It needs torch, numpy, safetensors and pydantic; `memory` and the row with a loader also need pyarrow and av. The
 sources are those of this checkout. MFU is the arithmetic of forward and backward, computed once, over the peak of the
 data sheet.
 """

@@ -19,7 +19,7 @@ import understudy as us
 from support.datasets import Spec, write_dataset
 from support.refusals import refused
 from understudy.cli import main
-from understudy.cli.arguments.setting_paths import setting_paths
+from understudy.config.flags import list_settings
 from understudy.config.schema import complete, dump_yaml, load
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.data.format.features import parse_features
@@ -270,7 +270,8 @@ def test_troubleshooting_quotes_messages_of_the_source() -> None:
 
 
 def test_troubleshooting_names_existing_commands_and_settings() -> None:
-    paths = [path for command in main.COMMANDS.values() for path, _ in setting_paths(main.resolve(command.settings))]
+    classes = [command.settings_class() for command in main.COMMANDS.values()]
+    paths = [setting.path for kind in classes for setting in list_settings(kind)]
     flags = {f"--{path.replace('_', '-')}" for path in paths} | {"--debug", "--version", "--launch"}
     page = DOCS["troubleshooting"]
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9.-]*[a-z0-9]", page)) <= flags

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from support.refusals import refused
-from understudy.cli.arguments.setting_paths import setting_paths
 from understudy.cli.main import COMMANDS, read_settings
+from understudy.config.flags import list_settings
 from understudy.config.foreign import ACCELERATE, COSMOS, FOREIGN, LEROBOT, OPENPI, OPENTAU
 from understudy.config.schema import validate
 from understudy.config.train import TrainConfig
@@ -19,8 +19,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "migration.md").read_text()
 
 def flags() -> set[str]:
     """Every flag of `understudy train`, with those of pi0.5."""
-    paths = [path for path, _ in setting_paths(TrainConfig)]
-    paths += [f"policy.{path}" for path, _ in setting_paths(Pi05Settings)]
+    paths = [setting.path for kind in (None, Pi05Settings) for setting in list_settings(TrainConfig, kind)]
     return {f"--{path.replace('_', '-')}" for path in paths}
 
 
@@ -109,7 +108,7 @@ def test_names_of_a_toml_file_of_cosmos_are_refused_with_their_hint() -> None:
 def test_minus_one_is_uncapped(flag: str) -> None:
     config = read_settings("train", ["--data.root", "there", flag, "-1"])
     assert config == read_settings("train", ["--data.root", "there"])
-    with refused(flag.lstrip("-").replace("-", "_"), -2, kind=ConfigError):
+    with refused(flag, -2, kind=ConfigError):
         read_settings("train", ["--data.root", "there", flag, "-2"])
 
 

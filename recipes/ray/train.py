@@ -18,7 +18,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from understudy.train.checkpoint.data_paths import resolve_paths
 
 from understudy.cli.main import read_settings
-from understudy.cli.train import run_and_report
+from understudy.cli.runs import run_and_report
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError, DatasetError, UnderstudyError, is_wrong_input
 from understudy.progress import show_log

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from understudy.errors import UnderstudyError
 
 EXTRAS = {
-    "train": ("pydantic", "annotated_types", "tyro", "yaml", "tqdm"),
+    "train": ("pydantic", "annotated_types", "yaml", "tqdm"),
     "report": ("matplotlib",),
     "remote": ("requests", "urllib3"),
     "hub": ("huggingface_hub",),

@@ -15,7 +15,7 @@ from support.datasets import Spec, edit_json, write_dataset
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding
 from understudy.cli import main
-from understudy.cli.dataset.summary import format_summary
+from understudy.cli.edit import format_summary
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
 

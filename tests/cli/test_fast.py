@@ -9,7 +9,7 @@ import pytest
 
 from support.runs import tiny_config, tiny_dataset
 from understudy.cli.main import main
-from understudy.cli.prepare.fast import read_chunks
+from understudy.cli.prepare import read_chunks
 from understudy.config.schema import override
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.registry import policy_type

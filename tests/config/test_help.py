@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 import pytest
 
 from understudy.cli import main
-from understudy.cli.arguments.examples import EXAMPLES, MOST_USED
+from understudy.cli.help_texts import EXAMPLES, MOST_USED
 from understudy.config import help
 from understudy.config.declare import Ge, Positional
 from understudy.config.schema import load
@@ -81,7 +81,7 @@ def test_format_groups_fits_the_terminal(columns: int, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("name", sorted(main.COMMANDS))
 def test_every_setting_of_a_command_has_a_meaning(name: str) -> None:
-    for group in help.groups(main.resolve(main.COMMANDS[name].settings)):
+    for group in help.groups(main.COMMANDS[name].settings_class()):
         assert group.text
         for own in group.settings:
             assert own.text.endswith("."), own.path

@@ -73,7 +73,7 @@ def test_edit_refuses_repeated_and_unknown_keys(source: Path, tmp_path: Path) ->
 
 
 def test_edit_records_no_credentials(source: Path, tmp_path: Path) -> None:
-    from understudy.cli.dataset.edit import EditConfig, make_plans
+    from understudy.cli.edit import EditConfig, make_plans
     from understudy.edit.write_set import write_outputs
 
     out = tmp_path / "out"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from support.refusals import refused
-from understudy.cli.rollout import rollout as rollout_run
+from understudy.cli.runs import rollout as rollout_run
 from understudy.config.rollout import RolloutConfig
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.errors import ConfigError

@@ -44,7 +44,7 @@ action = policy.select_action(seen)
 with us.AsyncChunks(policy, delay=0) as chunks:
     chunks.reset(seed=5)
     assert (chunks.select_action(seen) == action).all()
-heavy = {"torch", "pyarrow", "av", "pydantic", "tyro"} & set(sys.modules)
+heavy = {"torch", "pyarrow", "av", "pydantic"} & set(sys.modules)
 print(json.dumps([action.shape, sorted(heavy)]))
 """
 

@@ -13,7 +13,7 @@ pytest.importorskip("msgpack", reason="needs the extra serve")
 from support.refusals import refused
 from support.runs import trained_run
 from understudy.cli.main import main
-from understudy.cli.robot.replay import ReplayConfig, replay
+from understudy.cli.replay import ReplayConfig, replay
 from understudy.errors import ConfigError
 
 
@@ -39,7 +39,7 @@ def test_a_replayed_episode_is_that_of_validation_to_the_bit(trained: Path, caps
 def test_a_difference_is_placed(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The served policy moves its second dimension by 0.5 in the second of three steps of each chunk."""
     import understudy as us
-    from understudy.cli.robot.replay import replay_episode
+    from understudy.cli.replay import replay_episode
     from understudy.train.run import open_checkpoint
 
     robot = us.load_policy(trained, contract="off")
@@ -65,7 +65,7 @@ def test_episodes_outside_of_validation_are_refused(trained: Path) -> None:
 
 def test_a_chunk_that_is_not_finite_is_placed(trained: Path) -> None:
     import understudy as us
-    from understudy.cli.robot.replay import replay_episode
+    from understudy.cli.replay import replay_episode
     from understudy.serve.protocol import RemoteError
     from understudy.train.run import open_checkpoint
 

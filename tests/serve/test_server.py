@@ -27,7 +27,7 @@ from support.arm import Observation, arm_observations
 from support.refusals import refused
 from support.serving import outcomes, served
 from understudy.cli.main import main
-from understudy.cli.robot.serve import serve
+from understudy.cli.serve import serve
 from understudy.config.serve import ServeConfig
 from understudy.errors import ConfigError
 from understudy.policies.draws import make_draws

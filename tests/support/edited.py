@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 import understudy as us
-from understudy.cli.dataset.edit import EditConfig, make_plans
-from understudy.cli.dataset.segment import SegmentConfig, make_plan
+from understudy.cli.edit import EditConfig, SegmentConfig, make_plan, make_plans
 from understudy.data.format.catalog import Catalog
 from understudy.edit.write_set import Written, write_outputs
 

@@ -1,23 +1,24 @@
 """The program `understudy`, one file per command.
 
-main         the table of commands, errors and exit codes
-arguments    parsing arguments and files into settings
+main         errors and exit codes
+commands     the table of commands
+arguments    settings of a command from its words, or its help
+help_texts   examples and general flags of the help
+completion   `understudy completion`, and the answers that its scripts ask for
 demo         `understudy demo`
 record       `understudy record`
-train        `understudy train` and `understudy resume`
-validate     `understudy validate`
+runs         `understudy train`, `resume`, `validate`, `rollout`, `export` and `report`
 plan         `understudy plan`
 profile      `understudy profile`
-rollout      `understudy rollout`
-export       `understudy export`
-report       `understudy report`
+check        `understudy check`
+view         `understudy view`
+edit         `understudy edit` and `understudy segment`
 ranges       `understudy ranges`
 order        `understudy order explain`
 hub          `understudy push` and `understudy pull`
-completion   `understudy completion`
-dataset      commands that examine and mend datasets
-prepare      commands that make files for a training
-robot        commands for robots: `understudy serve`, `understudy replay`
+prepare      `understudy fast fit` and `understudy tokenizer fit`
+serve        `understudy serve`
+replay       `understudy replay`
 bench        `understudy bench`
 versions     `understudy --version -v`
 """

@@ -6,8 +6,7 @@
     75   stopped by a signal with a checkpoint: `understudy resume` continues (schedulers may requeue)
     130  interrupted with nothing to save
 
-The table holds names only. A command's settings are imported when it is called, and its code after they are checked.
-So help does not import torch, and a typing error is reported at once.
+The commands are in `commands.py`.
 """
 
 import os
@@ -16,150 +15,11 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
+from understudy.cli.commands import COMMANDS, LESS_MEMORY, LOADING
+
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
-
-
-@dataclass(frozen=True)
-class Command:
-    """A row of the table; `settings` and `run` are "module:name".
-
-    `run` takes the settings and returns an exit code or None.
-    """
-
-    settings: str
-    run: str
-    summary: str
-    argument: str = ""
-    """Positional argument: [FILE] (settings in YAML, TOML or JSON, optional), RUN, PATH or [PATH ...]."""
-    launchable: bool = False
-    """Whether several processes may run it together: `--launch N`, or torchrun."""
-    extra: str = "train"
-    """Extra to install besides the core; reading settings alone needs `train`."""
-
-
-COMMANDS = {
-    "demo": Command(
-        "cli.demo:DemoConfig",
-        "cli.demo:demo",
-        "the whole job in minutes, on a simulated table",
-        "[FILE]",
-        extra="demo",
-    ),
-    "record": Command(
-        "cli.record:RecordConfig", "cli.record:record", "record demonstrations of a scripted expert", "[FILE]"
-    ),
-    "train": Command("config.train:TrainConfig", "cli.train:train", "train a policy", "[FILE]", launchable=True),
-    "resume": Command(
-        "config.train:TrainConfig", "cli.train:resume", "continue at the exact next sample", "RUN", launchable=True
-    ),
-    "validate": Command(
-        "cli.validate:ValidateConfig",
-        "cli.validate:validate",
-        "validation loss per norm head, source and task",
-        "RUN",
-        launchable=True,
-    ),
-    "plan": Command("cli.plan:PlanConfig", "cli.plan:plan", "memory of a run per GPU, before it is started", "[FILE]"),
-    "profile": Command(
-        "cli.profile:ProfileConfig",
-        "cli.profile:profile",
-        "time and memory of a training step",
-        "[FILE]",
-        launchable=True,
-    ),
-    "rollout": Command("config.rollout:RolloutConfig", "cli.rollout:rollout", "success per task, simulated", "RUN"),
-    "export": Command("cli.export:ExportConfig", "cli.export:export", "a run's policy, as a robot loads it", "RUN"),
-    "push": Command(
-        "cli.hub.push:PushConfig", "cli.hub.push:push", "publish a policy, run or dataset on the hub", "PATH"
-    ),
-    "pull": Command(
-        "cli.hub.pull:PullConfig", "cli.hub.pull:pull", "fetch a policy, run or dataset from the hub", "PATH"
-    ),
-    "serve": Command(
-        "config.serve:ServeConfig",
-        "cli.robot.serve:serve",
-        "a policy for robots, over a websocket",
-        "POLICY",
-        extra="serve",
-    ),
-    "replay": Command(
-        "cli.robot.replay:ReplayConfig",
-        "cli.robot.replay:replay",
-        "a recorded episode through the server, beside validation",
-        "RUN",
-        extra="serve",
-    ),
-    "report": Command(
-        "cli.report:ReportConfig",
-        "cli.report:report",
-        "a run's report.html again, or several runs side by side",
-        "RUN [RUN ...]",
-    ),
-    "check": Command(
-        "cli.dataset.check:CheckConfig", "cli.dataset.check:check", "contents and faults of a dataset", "PATH"
-    ),
-    "view": Command(
-        "cli.dataset.view:ViewConfig", "cli.dataset.view:view", "look through episodes in a browser", "PATH"
-    ),
-    "edit": Command(
-        "cli.dataset.edit:EditConfig",
-        "cli.dataset.edit:edit",
-        "select, merge, change or transcode datasets",
-        "[PATH ...]",
-    ),
-    "segment": Command(
-        "cli.dataset.segment:SegmentConfig", "cli.dataset.segment:segment", "cut episodes into segments", "[PATH ...]"
-    ),
-    "ranges": Command("cli.ranges:RangesConfig", "cli.ranges:ranges", "find the frames in which a robot moves", "PATH"),
-    "bench": Command(
-        "cli.bench.bench:BenchConfig",
-        "cli.bench.bench:bench",
-        "loading speed of a dataset, beside its codec",
-        "PATH",
-        launchable=True,
-    ),
-    "fast fit": Command(
-        "cli.prepare.fast:FastFitConfig",
-        "cli.prepare.fast:fit",
-        "fit action tokens (FAST) to a dataset",
-        "[FILE]",
-        extra="train",
-    ),
-    "tokenizer fit": Command(
-        "cli.prepare.tokenizer:TokenizerFitConfig",
-        "cli.prepare.tokenizer:fit",
-        "fit a small text tokenizer to a dataset",
-        "[FILE]",
-        extra="train",
-    ),
-    "order explain": Command(
-        "cli.order:ExplainConfig", "cli.order:explain", "the order of samples, and how well it mixes", "[PATH ...]"
-    ),
-    "completion": Command(
-        "cli.completion.completion:CompletionConfig",
-        "cli.completion.completion:completion",
-        "print a completion script for a shell",
-        "SHELL",
-    ),
-}
-
-LOADING = ("demo", "train", "resume", "validate", "profile", "bench")
-"""Commands that load images in a process of their own; for them freed memory is kept (see `load/malloc.py`)."""
-
-
-LESS_MEMORY = {
-    **dict.fromkeys(
-        ("train", "resume", "profile"),
-        "reduce it with --micro-batch-size N (fewer samples at a time, the same batch), --activation-checkpoint full "
-        "(recompute activations) or --precision bf16",
-    ),
-    "rollout": "reduce it with --num-envs N (fewer environments at a time)",
-}
-"""Command -> settings that reduce its memory on the device."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -168,6 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from understudy.policies.registry import given_code
 
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["__complete"]:
+        from understudy.cli.completion import complete
+
+        print("\n".join(complete(arguments[1:])))
+        return 0
     if argv is None:
         sys.argv[1:] = map(strip_credentials, arguments)  # trackers record the command line
     file, arguments = take_option(arguments, "--policy-code")
@@ -186,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"understudy {__version__}")
         if arguments[1:] in (["-v"], ["--verbose"]):
-            print(resolve("cli.versions:versions")())
+            from understudy.cli.versions import versions
+
+            print(versions())
         return 0
     if arguments[0] == "help":
         arguments = [*arguments[1:], "--help"]
@@ -256,23 +123,31 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
     try:
         command = COMMANDS[name]
         require("train", command.extra)  # settings need the first
-        resolve("progress:show_log")()
+        from understudy.config.schema import dump_yaml
+        from understudy.progress import show_log
+
+        show_log()
         if os.environ.get("UNDERSTUDY_NATIVE"):  # the check imports PyAV, which help must not
-            resolve("video.native.loops:check_native_mode")()
+            from understudy.video.native.loops import check_native_mode
+
+            check_native_mode()
         count, arguments = split_launch(arguments) if command.launchable else (None, arguments)
         print_only = "--print-config" in arguments
         arguments = [argument for argument in arguments if argument != "--print-config"]
         settings = read_settings(name, arguments)  # checked once here, before every rank reads them too
         if print_only:
-            print(resolve("config.schema:dump_yaml")(settings), end="")
+            print(dump_yaml(settings), end="")
             return 0
         if count is not None:
             words = [sys.executable, "-m", "understudy", *name.split(), *arguments, *(["--debug"] if debug else [])]
-            return int(resolve("distributed.launch:launch")(words, count, f"understudy {name}"))
+            from understudy.distributed.launch import launch
+
+            return launch(words, count, f"understudy {name}")
         if name in LOADING:
-            resolve("load.malloc:keep_freed_memory")()
-        code = resolve(command.run)(settings)
-        return int(code or 0)
+            from understudy.load.malloc import keep_freed_memory
+
+            keep_freed_memory()
+        return int(command.function()(settings) or 0)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output is gone
         return FAILED
@@ -317,11 +192,10 @@ def read_settings(name: str, arguments: Sequence[str]) -> Any:
     Raises:
         ConfigError: Lists all errors in the settings.
     """
+    from understudy.cli.arguments import settings
+
     command = COMMANDS[name]
-    resumed = resolve("train.checkpoint.run_dir:resumed_settings") if name == "resume" else None
-    parse = resolve("cli.arguments.parse:settings")
-    cls = resolve(command.settings)
-    return parse(name, cls, command.argument, list(arguments), launchable=command.launchable, resumed=resumed)
+    return settings(name, command.settings_class(), command.argument, list(arguments), launchable=command.launchable)
 
 
 def split_launch(arguments: list[str]) -> tuple[int | None, list[str]]:
@@ -350,9 +224,3 @@ def take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]
                 text, rest = (rest[0], rest[1:]) if rest else ("", rest)
             return text, arguments[:index] + rest
     return None, arguments
-
-
-def resolve(where: str) -> Any:
-    """Import "module:name" of this package."""
-    module, name = where.split(":")
-    return getattr(import_module(f"understudy.{module}"), name)

@@ -3,7 +3,8 @@
 schema       read, check, compare and write settings
 declare      bounds and command-line markers of settings
 on_resume    consequence of changing a setting on resume, declared beside it
-help         flags, meanings and defaults of settings as text
+help         flags, meanings, placeholders and rules of settings as text
+flags        the command line as a second settings file
 foreign      settings of other trainers, and the equivalent ones
 train        settings of a training run
 data         settings of its data

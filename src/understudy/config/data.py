@@ -11,7 +11,7 @@ from math import inf
 from typing import Annotated, Literal
 
 from understudy.bytesize import parse_bytes
-from understudy.config.declare import Ge, Interval, Suppress
+from understudy.config.declare import Ge, Interval
 from understudy.config.on_resume import (
     COMPUTED,
     NO_EFFECT,
@@ -129,7 +129,7 @@ class SourceConfig(DatasetConfig):
 class DataConfig(DatasetConfig):
     """The data of a run."""
 
-    sources: Annotated[tuple[SourceConfig, ...], Suppress] = ()
+    sources: tuple[SourceConfig, ...] = ()
     """Mixture of several datasets, instead of the single one above; only in a file (docs/mixtures.md)."""
     cameras: tuple[str, ...] = ()
     """Keys of the policy's cameras (`observation.images.wrist`); the default is every camera of any source. `none`: no

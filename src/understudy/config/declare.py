@@ -1,9 +1,15 @@
-"""Metadata of settings: bounds of values, command-line markers. Needs the extra `train`."""
+"""Metadata of settings: bounds of values, and the argument without a flag. Needs the extra `train`."""
+
+from typing import Annotated, TypeVar
 
 from understudy.optional_packages import optional_imports
 
 with optional_imports():
     from annotated_types import Ge, Gt, Interval, Le
-    from tyro.conf import Positional, Suppress
 
-__all__ = ["Ge", "Gt", "Interval", "Le", "Positional", "Suppress"]
+T = TypeVar("T")
+POSITIONAL = "positional"
+"""Marker of a setting that is an argument without a flag."""
+Positional = Annotated[T, POSITIONAL]
+
+__all__ = ["POSITIONAL", "Ge", "Gt", "Interval", "Le", "Positional"]

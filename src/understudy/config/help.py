@@ -1,29 +1,34 @@
 """Help text of a settings class: each setting with its flag, meaning and default, in groups.
 
-The meaning of a setting is the docstring below its field, read from the source. tyro, which parses the flags, is not
-imported: help is printed at once.
+The meaning of a setting is the docstring below its field, read from the source. The same types give the placeholder of
+a value in the help (`placeholder`) and the rule in an error (`expected`).
 """
 
 import ast
+import difflib
 import functools
 import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from itertools import pairwise
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from understudy.config.declare import Positional
+from understudy.config.declare import POSITIONAL
 from understudy.policies.registry import PolicySettings, type_names
 
 COLUMN = 30
 """Column at which the meanings begin; a longer flag has a line of its own."""
 VALUES = {int: "INT", float: "FLOAT", str: "TEXT"}
 """Placeholder of a value by its type."""
-_MARKERS = get_args(Positional[str])[1:]
+OTHER_TYPE = {
+    *("int_type", "int_parsing", "int_from_float", "float_type", "float_parsing", "bool_type", "bool_parsing"),
+    *("string_type", "literal_error", "dict_type", "tuple_type", "list_type", "too_short", "too_long", "missing"),
+}
+"""Pydantic's errors about a value of another type than its setting; the message is `expected`."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +51,9 @@ class Setting:
 
     def flag(self) -> str:
         """Return the flag with a placeholder of its value: `--optim.lr FLOAT`."""
-        path = self.path.replace("_", "-")
-        group, dot, name = path.rpartition(".")
         if self.kind is bool:
-            return f"--{path}, --{group}{dot}no-{name}"
-        return f"--{path} {placeholder(self.kind, name)}"
+            return f"{flag_of(self.path)}, {negation_of(self.path)}"
+        return f"{flag_of(self.path)} {placeholder(self.kind, self.path.rpartition('.')[2].replace('_', '-'))}"
 
     def meaning(self) -> str:
         """Return the meaning with the default, unless the text or an empty value already gives it."""
@@ -85,9 +88,9 @@ def groups(cls: type, default: Any = None, name: str = "") -> Iterator[Group]:
         value = _default_of(own) if default is None else getattr(default, own.name)
         if is_dataclass(value):
             inner.append((type(value), value, f"{prefix}{own.name}"))
-        elif item_class(own.name, cls) is None:
+        elif item_class(get_type_hints(cls)[own.name]) is None:
             markers = getattr(hints[own.name], "__metadata__", ())
-            positional = any(marker in _MARKERS for marker in markers)
+            positional = POSITIONAL in markers
             text, kind = texts.get(own.name, ""), get_type_hints(cls)[own.name]
             if issubclass(cls, PolicySettings) and own.name == "type":
                 kind = Literal[tuple(type_names())]
@@ -96,14 +99,6 @@ def groups(cls: type, default: Any = None, name: str = "") -> Iterator[Group]:
     yield Group(name, " ".join(inspect.cleandoc(cls.__doc__ or "").split()), plain)
     for kind, value, path in inner:
         yield from groups(kind, value, path)
-
-
-def item_class(name: str, cls: type) -> type | None:
-    """Return the class of the items of a list of dataclasses, which flags cannot set; None for other fields."""
-    for one in get_args(get_type_hints(cls)[name]):
-        if isinstance(one, type) and is_dataclass(one):
-            return one
-    return None
 
 
 def format_groups(found: Sequence[Group]) -> str:
@@ -144,6 +139,70 @@ def first_sentence(text: str) -> str:
     return f"{sentence}{stop.strip()} {default[0] if default else ''}".strip()
 
 
+def flag_of(path: str) -> str:
+    """Return the flag of a dotted path: `--data.val-fraction`."""
+    return "--" + path.replace("_", "-")
+
+
+def negation_of(path: str) -> str:
+    """Return the flag that switches a setting off: `--log.no-report`."""
+    group, dot, name = path.rpartition(".")
+    return flag_of(f"{group}{dot}no-{name}")
+
+
+def members(kind: Any) -> list[Any]:
+    """Return the types of a union without None, or the type itself."""
+    if get_origin(kind) in (None, Literal, tuple, dict, Mapping):
+        return [kind]
+    return [member for member in get_args(kind) if member is not NoneType]
+
+
+def takes_many(kind: Any) -> bool:
+    """Return whether any number of words may follow the flag of a setting of this type."""
+    return any(get_origin(member) is dict or Ellipsis in get_args(member) for member in members(kind))
+
+
+def item_class(kind: Any) -> type | None:
+    """Return the class of the items of a list of dataclasses, which flags cannot set; None for other types."""
+    return next((item for item in get_args(kind) if isinstance(item, type) and is_dataclass(item)), None)
+
+
+def choices(kind: Any) -> tuple[str, ...]:
+    """Return the values to choose from, also of those inside a union, a list or a mapping."""
+    if get_origin(kind) is Literal:
+        return tuple(str(choice) for choice in get_args(kind) if choice not in ("", None))
+    inside = [choice for inner in get_args(kind) if inner is not Ellipsis for choice in choices(inner)]
+    return tuple(dict.fromkeys(inside))
+
+
+def expected(kind: Any, name: str = "") -> str:
+    """Describe the values of a type, as in `must be a whole number or one of 'latest', 'best'`.
+
+    Args:
+        kind: the type.
+        name: its setting or flag, for an example.
+    """
+    rules = []
+    for member in members(kind):
+        origin, inside = get_origin(member), get_args(member)
+        if origin is tuple:
+            number = "" if Ellipsis in inside else f"{len(inside)} values, each "
+            rules.append(f"{number}{expected(inside[0])}")
+        elif origin is dict:
+            first, last = (choices(inside[0]) or ("NAME",))[0], (choices(inside[0]) or ("OTHER",))[-1]
+            rules.append(f"weights as in `{name} {first} 0.5 {last} 0.5`")
+        elif origin is Literal:
+            rules.append(("one of " if len(choices(member)) > 1 else "") + ", ".join(map(repr, choices(member))))
+        else:
+            rules.append({int: "a whole number", float: "a number", bool: "true or false"}.get(member, "a text"))
+    return ", or ".join(rules)
+
+
+def nearest_choice(kind: Any, value: Any) -> str:
+    """Return the choice that a misspelt word is near to, or ""."""
+    return next(iter(difflib.get_close_matches(value, choices(kind), n=1)), "") if isinstance(value, str) else ""
+
+
 def placeholder(kind: Any, name: str = "name") -> str:
     """Return the placeholder of a value: `INT`, `{cpu,cuda}`, `TEXT ...`.
 
@@ -155,8 +214,7 @@ def placeholder(kind: Any, name: str = "name") -> str:
     if kind is bool:
         return "{true,false}"
     if origin is Literal:
-        choices = [str(one) for one in inside if one not in ("", None)]
-        return "{" + ",".join(choices) + "}" if len(choices) > 1 else choices[0]
+        return "{" + ",".join(choices(kind)) + "}" if len(choices(kind)) > 1 else choices(kind)[0]
     if origin is tuple:
         kinds = [placeholder(one) for one in inside if one is not Ellipsis]
         return " ".join(kinds) + (" ..." if Ellipsis in inside else "")

@@ -1,20 +1,20 @@
 """Settings as frozen dataclasses: read from a YAML, TOML or JSON file, checked as a whole, written back, compared.
 
-A dataclass is the only schema: pydantic checks a file against it, and all errors of a file are reported at once, by
-dotted path. The settings themselves are in `train.py` and beside each command. Command-line flags are parsed with tyro
-in `cli/arguments/parse.py`.
+A dataclass is the only schema: pydantic checks a file and the flags over it (`flags.py`), and all errors are reported
+at once, by dotted path or flag. The settings themselves are in `train.py` and next to each command.
 """
 
 import difflib
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from understudy.config.foreign import equivalent
+from understudy.config.help import OTHER_TYPE, expected, flag_of, item_class, nearest_choice
 from understudy.credentials import remember_credentials
 from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
@@ -99,6 +99,7 @@ def validate(
     where: object = None,
     fresh: bool = True,
     brought: Mapping[str, Any] | None = None,
+    flags: Collection[str] = (),
 ) -> T:
     """Make an instance of the dataclass `cls` from a nested mapping; missing names take the defaults.
 
@@ -110,37 +111,50 @@ def validate(
         where: the file, for messages.
         fresh: see `without_credentials`.
         brought: defaults that precede those of the classes, nested like `content`.
+        flags: dotted paths that the command line gives: a message about them has the flag, and all are in one line.
 
     Raises:
         ConfigError: lists *all* errors, one `dotted.path: reason` a line; an unknown name comes with the nearest known
             one.
     """
     with optional_imports():
-        from pydantic import TypeAdapter, ValidationError
+        from pydantic import ValidationError
 
     content = _joined(cls, brought or {}, content)
-    content = {**content, **{name: None for name in getattr(cls, "UNCAPPED", ()) if content.get(name) == -1}}
-    found = [*_unknown_names(cls, content), *_unwritable(content)]
+    content = {**content, **{name: None for name in getattr(cls, "UNCAPPED", ()) if str(content.get(name)) == "-1"}}
+    lines = [*_unknown_names(cls, content), *_unwritable(content)]
     try:
-        config = TypeAdapter(cls).validate_python(content)
+        kind: Any = cls
+        config: T = _adapter(kind).validate_python(content)
     except ValidationError as error:
-        found += [_format_error(e["loc"], e["msg"], e["input"]) for e in error.errors()]
-    if found:
-        raise _as_error(found, where)
+        lines += _describe_errors(cls, content, error.errors(), flags)
+    if lines and flags:
+        raise ConfigError("; ".join(lines))
+    if lines:
+        raise _as_error(lines, where)
     return without_credentials(config, fresh)
 
 
-def validate_new(cls: type[T], content: Mapping[str, Any], where: object = None, fresh: bool = True) -> T:
+@cache
+def _adapter(cls: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
+
+
+def validate_new(
+    cls: type[T], content: Mapping[str, Any], where: object = None, fresh: bool = True, flags: Collection[str] = ()
+) -> T:
     """`validate` the settings of a new run: missing names take the defaults that its policy brings (`run_defaults`).
 
     Raises:
         ConfigError: as in `validate`.
         MissingExtraError: the defaults are those of a package that is not installed.
     """
-    config = validate(cls, content, where, fresh)
+    config = validate(cls, content, where, fresh, flags=flags)
     for _ in range(2):  # the schedule follows from the steps, which may be brought, too
         if brought := run_defaults(config):
-            config = validate(cls, content, where, fresh, brought=brought)
+            config = validate(cls, content, where, fresh, brought, flags)
     return config
 
 
@@ -259,12 +273,50 @@ def _as_error(lines: list[str], where: object) -> ConfigError:
     return ConfigError(f"{head}{len(lines)} settings cannot be used\n" + "\n".join(f"  {line}" for line in lines))
 
 
-def _format_error(path: Iterable[object], message: str, given: object) -> str:
-    """One line of a pydantic error: path, rule, and the wrong value if it is a plain one."""
-    suffix = f", not {given!r}" if isinstance(given, str | int | float) else ""
-    # For a union, pydantic adds the member to the path: "literal['policy','joint']".
-    names = [str(part) for part in path if "[" not in str(part)]
-    return f"{'.'.join(names)}: {message[:1].lower()}{message[1:]}{suffix}"
+def _describe_errors(cls: type, content: Mapping[str, Any], errors: Iterable[Any], flags: Collection[str]) -> list[str]:
+    """One line for each wrong setting: path or flag, rule, and the value if it is a plain one."""
+    reports: dict[tuple[str, ...], list[Any]] = {}
+    kinds: dict[tuple[str, ...], Any] = {}
+    for error in errors:
+        path, kind = _setting_at(cls, content, error["loc"])
+        reports.setdefault(path, []).append(error)
+        kinds[path] = kind
+    lines = []
+    for path, group in reports.items():
+        dotted = ".".join(path)
+        label = flag_of(dotted) if dotted in flags else dotted
+        of_rule = [error for error in group if error["type"] not in OTHER_TYPE]
+        error = (of_rule or group)[0]
+        shown = error["input"] if isinstance(error["input"], str | int | float) else None
+        if of_rule:
+            rule = f"{error['msg'][:1].lower()}{error['msg'][1:]}"
+            lines.append(f"{label}: {rule}" + (f", not {shown}" if shown is not None else ""))
+        else:
+            near = nearest_choice(kinds[path], shown)
+            lines.append(
+                f"{label}: must be {expected(kinds[path], label)}"
+                + (f", not {shown!r}" if shown is not None else "")
+                + (f"; did you mean {near}?" if near else "")
+            )
+    return lines
+
+
+def _setting_at(cls: type, content: Any, place: Sequence[Any]) -> tuple[tuple[str, ...], Any]:
+    """Return path and type of the setting to which pydantic's place of an error belongs."""
+    path, kind = list[str](), cls
+    for part in place:
+        if isinstance(kind, type) and is_dataclass(kind):
+            kind = get_type_hints(_selected(kind, content) or kind).get(part, Any)
+        elif isinstance(part, int) and (item := item_class(kind)) is not None:
+            kind = item
+        else:
+            break
+        path.append(str(part))
+        try:
+            content = content[part]
+        except (KeyError, IndexError, TypeError):
+            content = {}
+    return tuple(path), kind
 
 
 def _unwritable(content: Any, path: str = "") -> Iterator[str]:
@@ -279,11 +331,11 @@ def _unwritable(content: Any, path: str = "") -> Iterator[str]:
         yield f"{path}: {content!r} contains the character NUL"
 
 
-def _selected(cls: type, value: Mapping[str, Any]) -> type | None:
+def _selected(cls: type, value: Any) -> type | None:
     """Return the class that `value` selects, if `cls` is a tagged union, else `cls`; None: there is no such class."""
     try:
         return getattr(cls, "select", lambda _: cls)(value)
-    except ValueError:
+    except (ValueError, AttributeError):
         return None  # the check of the values reports it, and its names are not known
 
 
@@ -313,7 +365,7 @@ def _unknown_names(cls: type, content: Mapping[str, Any], prefix: str = "") -> I
             else:
                 yield from _unknown_names(selected, value, f"{prefix}{name}.")
         elif isinstance(value, list):
-            item_type = next(iter(get_args(hints[name])), None)
+            item_type = item_class(hints[name])
             for number, item in enumerate(value):
-                if isinstance(item, Mapping) and isinstance(item_type, type) and is_dataclass(item_type):
+                if isinstance(item, Mapping) and item_type is not None:
                     yield from _unknown_names(item_type, item, f"{prefix}{name}.{number}.")

@@ -1,0 +1,103 @@
+"""Settings of a command from its words: defaults, then a file or a run, then flags; or its help."""
+
+import inspect
+import pydoc
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from understudy.cli.help_texts import EXAMPLES, GENERAL, LAUNCH, MOST_USED, POSITIONAL
+from understudy.config import help
+from understudy.config.flags import chosen_type, list_settings, read_flags
+from understudy.config.schema import SUFFIXES, complete, plain, read_file
+from understudy.errors import ConfigError
+from understudy.optional_packages import MissingExtraError
+
+
+def settings(name: str, cls: type, argument: str, arguments: list[str], *, launchable: bool) -> Any:
+    """Parse and check the settings of a command.
+
+    Args:
+        name: Name of the command.
+        cls: Class of its settings.
+        argument: Its positional argument (`main.Command.argument`).
+        arguments: Words of the command line after the name.
+        launchable: Whether several processes may run it.
+
+    Raises:
+        ConfigError: Lists all errors, one line each.
+        SystemExit: Help was requested and has been printed.
+    """
+    content, file, words = dict[str, Any](), None, list(arguments)
+    new, helped = name != "resume", bool({"-h", "--help"} & set(arguments))
+    program = f"understudy {name}"
+    about = inspect.cleandoc(cls.__doc__ or "")
+    if not new and words and not words[0].startswith("-"):
+        from understudy.train.checkpoint.run_dir import resumed_settings
+
+        program += f" {words[0]}"
+        content = plain(resumed_settings(words.pop(0)))
+        about = "Continue the run with its own settings, which are the defaults below, and these changes."
+    elif not new and not helped:
+        raise ConfigError("run: required: understudy resume RUN")
+    elif "FILE" in argument and words and Path(words[0]).suffix in SUFFIXES:
+        content = read_file(file := words.pop(0))
+    elif argument:
+        program += f" {argument}"
+        if not new:
+            about = "Continue the run with its own settings and these changes. The defaults below are those of a new "
+            about += "run: `understudy resume RUN --help` shows the run's own."
+    if not helped:
+        return complete(read_flags(cls, words, content, file, new=new))
+    kind = [f"--policy.type={kind}"] if (kind := chosen_type(words)) else []
+    try:
+        default = read_flags(cls, kind, content, file, new=new)
+    except MissingExtraError as error:
+        default = read_flags(cls, kind, content, file, new=False)
+        about += f" The policy brings other defaults than those below, but {error}."
+    paged = sys.stdin.isatty() and sys.stdout.isatty()
+    _print(_help(name, cls, default, program, argument, about, launchable=launchable, paged=paged), paged)
+    raise SystemExit(0)
+
+
+def _help(
+    name: str, cls: type, default: Any, program: str, argument: str, about: str, *, launchable: bool, paged: bool
+) -> str:
+    """Return the help of a command: argument, settings in groups, those of lists in a file, examples last.
+
+    A pager shows the beginning first, and a terminal without one the end: there the most used settings are.
+    """
+    groups = list(help.groups(cls, default))
+    rows = {setting.path: (setting.flag(), setting.meaning()) for group in groups for setting in group.settings}
+    meaning = next((setting.meaning() for setting in groups[0].settings if setting.positional), "")
+    parts = [f"usage: {program} [--setting VALUE ...]", help.wrap(about)]
+    if summarized := len(rows) > 2 * len(MOST_USED):
+        place = "below" if paged else "at the end"
+        parts.append(help.wrap(f"`most used`, {place}, repeats the settings that most runs need."))
+    if argument:
+        parts.append("argument:\n" + help.format_rows([(argument, meaning or POSITIONAL[argument])]))
+    parts.append(help.format_groups(groups))
+    for setting in list_settings(cls):
+        if setting.item is not None:
+            items = help.format_items(setting.item)
+            parts.append(f"In a settings file, each item of `{setting.path}` may have:\n{items}")
+    parts.append("every command:\n" + help.format_rows(GENERAL))
+    if launchable:
+        parts.append("several processes:\n" + help.format_rows([LAUNCH]))
+    if summarized:
+        most_used = [rows[path] for path in MOST_USED if path in rows] + [LAUNCH] * launchable
+        first = [(flag, help.first_sentence(text)) for flag, text in most_used]
+        parts.insert(3 if paged else len(parts), "most used:\n" + help.format_rows(first))
+    parts.append("examples:\n" + "\n".join(f"  {example}" for example in EXAMPLES.get(name, ())))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _print(text: str, paged: bool) -> None:
+    """Print a text on a terminal of any encoding; one that is longer than the terminal comes in the user's pager."""
+    encoding = sys.stdout.encoding or "utf-8"
+    text = text.encode(encoding, "replace").decode(encoding)
+    if paged and text.count("\n") >= shutil.get_terminal_size().lines:
+        pydoc.pager(text)
+    else:
+        print(text)

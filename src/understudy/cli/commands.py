@@ -1,0 +1,80 @@
+"""The table of commands.
+
+It holds names only. A command's module is imported when it is called. The function imports torch and the like itself,
+after the settings are checked. So help is printed at once, and so is a typing error.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, get_type_hints
+
+
+@dataclass(frozen=True)
+class Command:
+    """A row of the table."""
+
+    run: str
+    """Its function as "module:name" below `cli`. It takes the settings, and returns an exit code or None."""
+    summary: str
+    argument: str = ""
+    """Positional argument: [FILE] (settings in YAML, TOML or JSON, optional), RUN, PATH or [PATH ...]."""
+    launchable: bool = False
+    """Whether several processes may run it together: `--launch N`, or torchrun."""
+    extra: str = "train"
+    """Extra to install besides the core; reading settings alone needs `train`."""
+
+    def function(self) -> Callable[[Any], int | None]:
+        """Import the function."""
+        module, name = self.run.split(":")
+        function: Callable[[Any], int | None] = getattr(import_module(f"understudy.cli.{module}"), name)
+        return function
+
+    def settings_class(self) -> type:
+        """Return the class of the settings, the type of the function's argument."""
+        kind: type = next(iter(get_type_hints(self.function()).values()))
+        return kind
+
+
+COMMANDS = {
+    "demo": Command("demo:demo", "the whole job in minutes, on a simulated table", "[FILE]", extra="demo"),
+    "record": Command("record:record", "record demonstrations of a scripted expert", "[FILE]"),
+    "train": Command("runs:train", "train a policy", "[FILE]", launchable=True),
+    "resume": Command("runs:resume", "continue at the exact next sample", "RUN", launchable=True),
+    "validate": Command("runs:validate", "validation loss per norm head, source and task", "RUN", launchable=True),
+    "plan": Command("plan:plan", "memory of a run per GPU, before it is started", "[FILE]"),
+    "profile": Command("profile:profile", "time and memory of a training step", "[FILE]", launchable=True),
+    "rollout": Command("runs:rollout", "success per task, simulated", "RUN"),
+    "export": Command("runs:export", "a run's policy, as a robot loads it", "RUN"),
+    "push": Command("hub:push", "publish a policy, run or dataset on the hub", "PATH"),
+    "pull": Command("hub:pull", "fetch a policy, run or dataset from the hub", "PATH"),
+    "serve": Command("serve:serve", "a policy for robots, over a websocket", "POLICY", extra="serve"),
+    "replay": Command(
+        "replay:replay", "a recorded episode through the server, and open-loop validation", "RUN", extra="serve"
+    ),
+    "report": Command("runs:report", "a run's report.html again, or several runs side by side", "RUN [RUN ...]"),
+    "check": Command("check:check", "contents and faults of a dataset", "PATH"),
+    "view": Command("view:view", "look through episodes in a browser", "PATH"),
+    "edit": Command("edit:edit", "select, merge, change or transcode datasets", "[PATH ...]"),
+    "segment": Command("edit:segment", "cut episodes into segments", "[PATH ...]"),
+    "ranges": Command("ranges:ranges", "find the frames in which a robot moves", "PATH"),
+    "bench": Command("bench.bench:bench", "loading speed of a dataset, and of its codec", "PATH", launchable=True),
+    "fast fit": Command("prepare:fit_fast", "fit action tokens (FAST) to a dataset", "[FILE]"),
+    "tokenizer fit": Command("prepare:fit_tokenizer", "fit a small text tokenizer to a dataset", "[FILE]"),
+    "order explain": Command("order:explain", "the order of samples, and how well it mixes", "[PATH ...]"),
+    "completion": Command("completion:completion", "print a completion script for a shell", "SHELL"),
+}
+
+LOADING = ("demo", "train", "resume", "validate", "profile", "bench")
+"""Commands that load images in a process of their own; for them freed memory is kept (see `load/malloc.py`)."""
+
+
+LESS_MEMORY = {
+    **dict.fromkeys(
+        ("train", "resume", "profile"),
+        "reduce it with --micro-batch-size N (fewer samples at a time, the same batch), --activation-checkpoint full "
+        "(recompute activations) or --precision bf16",
+    ),
+    "rollout": "reduce it with --num-envs N (fewer environments at a time)",
+}
+"""Command -> settings that reduce its memory on the device."""

@@ -1,0 +1,535 @@
+"""`understudy edit SRC [SRC ...] OUT` and `understudy segment SRC OUT`: new datasets from episodes of others."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from understudy.atomic import is_taken
+from understudy.cli.ranges import RangesConfig, keys_of, rule_of
+from understudy.config.declare import Ge, Gt, Interval, Positional
+from understudy.plural import plural
+
+if TYPE_CHECKING:
+    from understudy.data.format.catalog import Catalog
+    from understudy.data.format.features import Feature
+    from understudy.edit.plan import Encoding, Piece, Plan, TextColumn
+    from understudy.edit.recommend import Choice
+    from understudy.edit.write_set import Written
+
+
+@dataclass(frozen=True)
+class EditConfig:
+    """Write a new dataset from one or more others: selected, merged, split, renamed, annotated, transcoded.
+
+    The output is LeRobot v3.0 in a new folder, which appears complete or not at all; sources of v2.0, v2.1 and v3.x are
+    never changed. Several sources are merged. Statistics are computed anew. Video packets are copied. An episode cut
+    at a frame that is not a key frame, and each camera with `--size`, `--codec`, `--gop` or `--crf`, is encoded again.
+    """
+
+    paths: Positional[tuple[str, ...]] = ()
+    """Datasets to read (folders or URLs), then the folder to write: a new or an empty one."""
+    episodes: tuple[str, ...] = ()
+    """Ids of the episodes to keep, as in `0-7 12`; the default is all."""
+    exclude_episodes: tuple[str, ...] = ()
+    """Ids of the episodes to leave out."""
+    where: str = ""
+    """Condition on the metadata of episodes, as in `success and quality >= 3`. Names are those of the metadata, and
+    `episode`, `length`, `seconds`, `task`, `tasks`."""
+    exclude_bad: str = ""
+    """File of `understudy check --skip-bad`, or output of `understudy check --json`: leave its bad episodes out."""
+    keep_ranges: str = ""
+    """JSON file of keep-ranges; each range becomes an episode, and episodes without a key are left out."""
+    drop_n_first_frames: Annotated[int, Ge(0)] = 0
+    """Frames to leave out at the start of each episode."""
+    drop_n_last_frames: Annotated[int, Ge(0)] = 0
+    """Frames to leave out at the end of each episode."""
+    split: tuple[str, ...] = ()
+    """Parts of the output, each a dataset in a folder of its own: NAME=SHARE (`train=0.9 val=0.1`) or NAME=IDS
+    (`train=0-7 val=8,9`)."""
+    seed: int = 0
+    """Seed of the random order in which shares divide the episodes."""
+    rename: tuple[str, ...] = ()
+    """Features to rename: OLD=NEW."""
+    drop_features: tuple[str, ...] = ()
+    """Features to leave out."""
+    cast: tuple[str, ...] = ()
+    """Features to convert: KEY=DTYPE. A value that the dtype cannot hold is an error."""
+    ignore_names: bool = False
+    """Merge sources whose dimensions have other names; those of the first are kept."""
+    robot_type: str = ""
+    """Robot type of the output; the default is that of the sources."""
+    task: str = ""
+    """Task text of all frames, instead of theirs."""
+    tasks: str = ""
+    """JSON file of task texts to change: {"old text": "new text"}."""
+    metadata: str = ""
+    """JSON or CSV file with metadata of all episodes (docs/datasets.md): success, quality, operator and others."""
+    subtasks: str = ""
+    """JSON or CSV file with the subtasks of frames (docs/datasets.md), written as the text column
+    `--subtask-key`."""
+    subtasks_from: str = ""
+    """Text column, or `COLUMN:STYLE` of a language column, to write as the column `--subtask-key`."""
+    subtask_key: str = "subtask"
+    """Key of the column that `--subtasks` or `--subtasks-from` writes."""
+    unit: Literal["seconds", "frames"] = "seconds"
+    """Unit of the times in the file of subtasks."""
+    size: str = ""
+    """Size of the images: `224` for the longer side with the aspect ratio kept, or `WIDTHxHEIGHT`."""
+    codec: Literal["", "libx264", "libx265", "libsvtav1"] = ""
+    """Encoder of the videos; the default is that of their codec."""
+    gop: Annotated[int, Interval(ge=1, le=1_000_000)] | None = None
+    """Frames from key frame to key frame; the default is the source's."""
+    crf: Annotated[int, Interval(ge=0, le=63)] | None = None
+    """Quality on the encoder's own scale, less is better. The default is 22, 24 and 20 for libx264, libx265 and
+    libsvtav1, and 6 less where the source has the same codec and size."""
+    cameras: tuple[str, ...] = ()
+    """Cameras that `--size`, `--codec`, `--gop` and `--crf` are for; the default is all."""
+    recommend: Annotated[int, Interval(ge=16, le=4096)] | None = None
+    """Write nothing: encode samples of one dataset in several ways for a policy with images of this many pixels, and
+    print size, quality and decoding cost of each way, with the recommended one."""
+    num_workers: Annotated[int, Ge(1)] | None = None
+    """Threads; the default is one per core."""
+    json: bool = False
+    """Print the summary as one JSON object."""
+
+    def problems(self) -> list[str]:
+        """List errors in the settings, one line each."""
+        if self.recommend is not None:
+            return (
+                []
+                if len(self.paths) == 1
+                else ["recommend: give one dataset and no output: understudy edit SRC --recommend 224"]
+            )
+        found = output_problems(self.paths, "edit")
+        one = {"episodes": self.episodes, "exclude_episodes": self.exclude_episodes, "exclude_bad": self.exclude_bad}
+        one |= {"keep_ranges": self.keep_ranges, "metadata": self.metadata, "subtasks": self.subtasks}
+        if len(self.paths) > 2:
+            found += [
+                f"{name}: is for one source: edit the sources first, then merge" for name, on in one.items() if on
+            ]
+        found += pair_problems("rename", self.rename) + pair_problems("cast", self.cast)
+        if self.task and self.tasks:
+            found.append("task: give either one text for all frames, or `tasks`")
+        if self.subtasks and self.subtasks_from:
+            found.append("subtasks: give either a file, or `subtasks_from`")
+        if (self.crf or 0) > 51 and self.codec in ("libx264", "libx265"):
+            found.append(f"crf: {self.crf}: the scale of {self.codec} ends at 51")
+        if self.cameras and not self.encodes():
+            found.append("cameras: name cameras together with --size, --codec, --gop or --crf")
+        return found
+
+    def encodes(self) -> bool:
+        """Return whether videos are to be encoded again."""
+        return bool(self.size or self.codec or self.gop is not None or self.crf is not None)
+
+
+def output_problems(paths: Sequence[str], command: str) -> list[str]:
+    """List errors of the positional arguments."""
+    if len(paths) < 2:
+        return [f"paths: required, the dataset to read and the folder to write: understudy {command} SRC OUT"]
+    if "://" in paths[-1]:
+        return [f"paths: {paths[-1]}: the output is a folder on this machine"]
+    return [f"paths: {paths[-1]} exists; name a new folder, nothing is overwritten"] if is_taken(paths[-1]) else []
+
+
+def pair_problems(name: str, pairs: Sequence[str]) -> list[str]:
+    """List errors of settings of the form KEY=VALUE."""
+    bad = [pair for pair in pairs if not all(pair.partition("="))]
+    keys = [pair.partition("=")[0] for pair in pairs]
+    repeated = [key for key in dict.fromkeys(keys) if keys.count(key) > 1]
+    return [f"{name}: {pair}: give KEY=VALUE" for pair in bad] + [f"{name}: {key}: is repeated" for key in repeated]
+
+
+def edit(config: EditConfig) -> None:
+    """Write the output and print a summary."""
+    from understudy.data.format.catalog import Catalog
+
+    if config.recommend is not None:
+        measure_and_print(Catalog.open(config.paths[0]), config.recommend, config.json)
+        return
+    out = Path(config.paths[-1])
+    catalogs = [Catalog.open(path) for path in config.paths[:-1]]
+    write_and_print(make_plans(config, catalogs, out), out, config.num_workers, config.json)
+
+
+def make_plans(config: EditConfig, catalogs: Sequence["Catalog"], out: Path) -> dict[str, "Plan"]:
+    """Return the datasets to write by name; one dataset has the name ""."""
+    from understudy.edit.annotations import piece_metadata, read_metadata
+    from understudy.edit.features import (
+        common_features,
+        common_rate,
+        common_robot,
+        edit_features,
+        resized,
+        resized_feature,
+    )
+    from understudy.edit.plan import Plan, split_pieces
+    from understudy.edit.write_set import check_output
+
+    check_output(out, catalogs)
+    casts = dict(_pairs(config.cast))
+    sources = edit_features(catalogs, dict(_pairs(config.rename)), config.drop_features, casts)
+    encode, sizes = _encodings(config, sources)
+    compared = [resized(source, own) for source, own in zip(sources, sizes)]
+    features = common_features(compared, config.ignore_names)
+    features |= {key: resized_feature(features[key], size) for key, size in sizes[0].items()}
+    texts = _texts(config, sources)
+    features |= {key: _text_feature(key, features) for key in texts}
+    pieces = _pieces(config, sources)
+    attached = read_metadata(sources[0], config.metadata) if config.metadata else {}
+    plan = Plan(
+        sources=sources,
+        pieces=tuple(pieces),
+        features=features,
+        fps=common_rate(sources),
+        robot_type=common_robot(sources, config.robot_type),
+        task_of=_task_of(config, sources),
+        texts=texts,
+        encode=encode,
+    )
+    parts = split_pieces(sources, pieces, config.split, config.seed) if config.split else {"": pieces}
+    return {
+        name: replace(plan, pieces=tuple(own), metadata=piece_metadata(sources, own, attached))
+        for name, own in parts.items()
+    }
+
+
+def _pairs(pairs: Sequence[str]) -> list[tuple[str, str]]:
+    return [(pair.partition("=")[0], pair.partition("=")[2]) for pair in pairs]
+
+
+def _pieces(config: EditConfig, sources: Sequence["Catalog"]) -> list["Piece"]:
+    from understudy.data.selection.select import Selection
+    from understudy.edit.plan import parse_ids, read_bad_episodes, select_pieces
+
+    keep = parse_ids(config.episodes, "episodes")
+    drop = parse_ids(config.exclude_episodes, "exclude_episodes")
+    drop += read_bad_episodes(config.exclude_bad) if config.exclude_bad else []
+    selection = Selection(
+        episodes=keep or None,
+        exclude_episodes=drop,
+        where=config.where or None,
+        keep_ranges=config.keep_ranges or None,
+        drop_n_first_frames=config.drop_n_first_frames,
+        drop_n_last_frames=config.drop_n_last_frames,
+    )
+    return [piece for number, source in enumerate(sources) for piece in select_pieces(source, number, selection)]
+
+
+def _texts(config: EditConfig, sources: Sequence["Catalog"]) -> dict[str, "TextColumn"]:
+    from understudy.edit.annotations import read_subtasks, text_column
+
+    if config.subtasks:
+        return {config.subtask_key: read_subtasks(sources[0], config.subtasks, config.unit)}
+    if config.subtasks_from:
+        columns = [text_column(source, config.subtasks_from) for source in sources]
+        return {config.subtask_key: lambda piece: columns[piece.source](piece)}
+    return {}
+
+
+def _text_feature(key: str, features: Mapping[str, object]) -> "Feature":
+    from understudy.data.write.writer import check_features
+    from understudy.errors import DatasetError
+
+    if key in features:
+        raise DatasetError(f"subtask_key is {key!r}, which exists", fix="drop or rename that feature, or name another")
+    try:
+        return check_features({key: {"dtype": "string", "shape": (1,)}})[key]
+    except ValueError as error:
+        raise DatasetError(f"subtask_key: {error}") from None
+
+
+def _task_of(config: EditConfig, sources: Sequence["Catalog"]) -> "Callable[[Piece, str], str]":
+    from understudy.edit.annotations import read_tasks
+
+    if config.task:
+        return lambda piece, text: config.task
+    known = [text for source in sources for text in source.tasks]
+    changed = read_tasks(config.tasks, known) if config.tasks else {}
+    return lambda piece, text: changed.get(text, text)
+
+
+def _encodings(
+    config: EditConfig, sources: Sequence["Catalog"]
+) -> tuple[dict[str, "Encoding"], list[dict[str, tuple[int, int]]]]:
+    """Encoding of each camera, and for each source the new (height, width) of cameras that are resized."""
+    from understudy.edit.features import fit_size, parse_size
+    from understudy.edit.plan import Encoding
+    from understudy.errors import DatasetError
+
+    videos = [key for key, feature in sources[0].features.items() if feature.is_video]
+    for key in config.cameras:
+        if key not in videos:
+            fix = f"its video cameras: {', '.join(videos) or 'none'}"
+            raise DatasetError(f"cameras names {key!r}", where=sources[0].root, fix=fix)
+    if not config.encodes():
+        return {}, [{} for _ in sources]
+    encode: dict[str, Encoding] = {}
+    sizes: list[dict[str, tuple[int, int]]] = [{} for _ in sources]
+    for key in config.cameras or videos:
+        encode[key] = Encoding(None, config.codec or None, config.gop, config.crf)
+        for source, own in zip(sources, sizes):
+            if config.size and key in source.features and (size := source.features[key].size) is not None:
+                own[key] = fit_size(size, parse_size(config.size))
+                encode[key] = replace(encode[key], size=own[key])
+    return encode, sizes
+
+
+@dataclass(frozen=True)
+class SegmentConfig:
+    """Cut episodes into segments: at given times, where a text column changes, or at idle gaps.
+
+    Each segment becomes an episode of a new LeRobot v3.0 dataset, with the metadata of its episode. Video packets are
+    copied where a segment begins at a key frame; other segments are encoded again.
+    """
+
+    paths: Positional[tuple[str, ...]] = ()
+    """Dataset to read (a folder or URL), then the folder to write: a new or an empty one."""
+    times: str = ""
+    """JSON file, key of an episode -> cut points [1.5, 4] or segments [[0, 1.5], [2, 4]]. Episodes without a key are
+    left out."""
+    unit: Literal["seconds", "frames"] = "seconds"
+    """Unit of the times in files."""
+    by: str = ""
+    """Cut where the text of this column differs from the frame before: a text column, `COLUMN:STYLE` of a language
+    column, or `task`. Frames with an empty text are left out. `pauses` cuts at idle gaps and leaves them out; a dataset
+    without any is refused."""
+    subtasks: str = ""
+    """JSON or CSV file with the subtasks of frames (docs/datasets.md): cut where they change."""
+    task_from_text: bool = False
+    """Make the text of a segment its task; for `--by COLUMN` and `--subtasks`."""
+    keys: tuple[str, ...] = ()
+    """Columns that are compared for idle gaps; the default is all of actions and states."""
+    threshold: Annotated[float, Gt(0)] | None = None
+    """A frame is idle when all values changed by less than this, in the columns' units. The default is that of
+    `understudy ranges`: a share of each dimension's own speed."""
+    min_idle: Annotated[int, Ge(1)] | None = None
+    """Idle frames of a gap at least; the default is one second."""
+    min_frames: Annotated[int, Ge(1)] = 1
+    """Frames of a segment at least; shorter ones are left out."""
+    num_workers: Annotated[int, Ge(1)] | None = None
+    """Threads; the default is one per core."""
+    json: bool = False
+    """Print the summary as one JSON object."""
+
+    def problems(self) -> list[str]:
+        """List errors in the settings, one line each."""
+        found = output_problems(self.paths, "segment")
+        if len(self.paths) > 2:
+            found.append("paths: give one dataset and the folder to write; merge with `understudy edit`")
+        if sum(map(bool, (self.times, self.by, self.subtasks))) != 1:
+            found.append("by: give one of --times FILE, --by COLUMN, --by pauses, --subtasks FILE")
+        if self.by != "pauses" and (self.keys or self.min_idle is not None or self.threshold is not None):
+            found.append("by: --keys, --threshold and --min-idle are for --by pauses")
+        if self.task_from_text and (self.times or self.by == "pauses"):
+            found.append("task_from_text: needs a text: --by COLUMN or --subtasks FILE")
+        return found
+
+
+def segment(config: SegmentConfig) -> None:
+    """Write the output and print a summary."""
+    from understudy.data.format.catalog import Catalog
+
+    out = Path(config.paths[-1])
+    plan = make_plan(config, Catalog.open(config.paths[0]), out)
+    write_and_print({"": plan}, out, config.num_workers, config.json)
+
+
+def make_plan(config: SegmentConfig, catalog: "Catalog", out: Path) -> "Plan":
+    """Return the dataset to write."""
+    from understudy.edit.annotations import piece_metadata, read_subtasks, text_column
+    from understudy.edit.features import common_features, edit_features
+    from understudy.edit.plan import Plan, cut_at_pauses, cut_at_times, cut_by_text
+    from understudy.edit.write_set import check_output
+
+    check_output(out, [catalog])
+    sources = edit_features([catalog], {}, (), {})
+    source = sources[0]
+    texts = None
+    if config.times:
+        pieces = cut_at_times(source, 0, config.times, config.unit)
+    elif config.by == "pauses":
+        ranges = RangesConfig(keys=config.keys, threshold=config.threshold, min_idle=config.min_idle)
+        keys = keys_of(ranges, source)
+        pieces = cut_at_pauses(source, 0, keys, rule_of(ranges, source, keys))
+    else:
+        given = config.subtasks
+        texts = read_subtasks(source, given, config.unit) if given else text_column(source, config.by)
+        pieces = cut_by_text(source, 0, texts)
+    _check_cut(config, source, pieces)
+    pieces = _long_enough(pieces, config.min_frames, source)
+    named = {piece: texts(piece)[0] for piece in pieces} if texts is not None and config.task_from_text else {}
+    return Plan(
+        sources=sources,
+        pieces=tuple(pieces),
+        features=common_features(sources),
+        fps=catalog.fps,
+        robot_type=catalog.robot_type,
+        task_of=lambda piece, text: named.get(piece, text),
+        metadata=piece_metadata(sources, pieces, {}),
+    )
+
+
+def _check_cut(config: SegmentConfig, source: "Catalog", pieces: "Sequence[Piece]") -> None:
+    """Refuse pauses that cut nothing, and warn of texts and times that do: the output would be a copy of the source.
+
+    Raises:
+        DatasetError: `by` is `pauses`, and no episode has a gap.
+    """
+    import warnings
+
+    from understudy.errors import DatasetError
+
+    whole = [(row, 0, length) for row, length in enumerate(source.episodes.lengths.tolist()) if length]
+    if [(piece.row, piece.start, piece.stop) for piece in pieces] != whole:
+        return
+    what = f"none of {len(whole)} episodes is cut"
+    if config.by != "pauses":
+        warnings.warn(f"{source.root}: {what}: the output has the same episodes", stacklevel=2)
+        return
+    gap = f"{config.min_idle} idle frames" if config.min_idle else "one second"
+    fix = "give a smaller --min-idle or a larger --threshold; `understudy edit SRC OUT` makes a copy"
+    raise DatasetError(f"{what}: there is no pause of {gap}", where=source.root, fix=fix)
+
+
+def _long_enough(pieces: "Sequence[Piece]", least: int, source: "Catalog") -> "list[Piece]":
+    from understudy.errors import DatasetError
+
+    kept = [piece for piece in pieces if piece.length >= least]
+    if not kept:
+        what = f"no segment of {least} frames or more is left of {len(pieces)}"
+        raise DatasetError(what, where=source.root, fix="cut less, or give a smaller --min-frames")
+    return kept
+
+
+_LARGER = 2.0
+"""Ratio of bytes from which a summary names `--crf`."""
+
+
+def write_and_print(plans: "Mapping[str, Plan]", out: Path, num_workers: int | None, as_json: bool) -> None:
+    """Write datasets into the new folder `out`, and print a summary."""
+    from understudy.cores import available_cores
+    from understudy.edit.write_set import write_outputs
+    from understudy.progress import Progress
+
+    workers = num_workers or available_cores()
+    with Progress(sum(plan.work for plan in plans.values()), "edit", "frame") as bar:
+        written = write_outputs(plans, out, ["understudy", *sys.argv[1:]], workers, bar.update)
+    facts = {name: describe(plans[name], own, out / name if name else out) for name, own in written.items()}
+    if as_json:
+        print(json.dumps(facts[""] if list(facts) == [""] else facts, ensure_ascii=False))
+        return
+    for own in facts.values():
+        print("\n".join(format_summary(own)))
+
+
+def measure_and_print(catalog: "Catalog", pixels: int, as_json: bool) -> None:
+    """Measure ways to store the videos of a dataset for a policy, and print them with the recommended one."""
+    from understudy.edit.recommend import CANDIDATES, recommend
+    from understudy.progress import Progress
+
+    cameras = sum(feature.is_video for feature in catalog.features.values())
+    with Progress(cameras * len(CANDIDATES), "recommend", "encoding") as bar:
+        choices = recommend(catalog, pixels, bar.update)
+    facts = [_describe_choice(choice) for choice in choices]
+    if as_json:
+        print(json.dumps(facts, ensure_ascii=False))
+        return
+    print(f"{'':12}{'codec':10}{'GOP':>4}{'size':>10}{'bytes':>9}{'PSNR dB':>9}{'SSIM':>8}  CPU ms per image")
+    for own in facts:
+        if own["psnr_db"] is None:
+            print(f"{own['camera']}:")
+        mark = "  recommended" if own["is_recommended"] else ""
+        quality = f"{own['psnr_db']:9.1f}{own['ssim']:8.4f}" if own["psnr_db"] is not None else f"{'as it is':>17}"
+        cost = f"{own['decode_ms']['stretch']:.3f} in a row, {own['decode_ms']['single']:.3f} at random{mark}"
+        print(f"{'':12}{own['codec']:10}{own['gop']:4}{own['size']:>10}{own['bytes']:9,.0f}{quality}  {cost}")
+    best = next(own for own in facts if own["is_recommended"])
+    settings = f"--size {pixels} --codec {best['codec']} --gop {best['gop']}"
+    print(f"recommended: understudy edit {catalog.root} OUT {settings}")
+
+
+def _describe_choice(choice: "Choice") -> dict[str, Any]:
+    height, width = choice.size
+    return {
+        "camera": choice.camera,
+        "codec": choice.codec,
+        "gop": choice.gop,
+        "size": f"{width}x{height}",
+        "bytes": choice.bytes,
+        "psnr_db": _finite(choice.quality.psnr) if choice.quality.images else None,
+        "ssim": choice.quality.ssim if choice.quality.images else None,
+        "decode_ms": asdict(choice.cost),
+        "is_recommended": choice.is_recommended,
+    }
+
+
+def describe(plan: "Plan", written: "Written", root: Path) -> dict[str, Any]:
+    """Return the facts of one output; cameras that were encoded again have quality and decode cost."""
+    from understudy.data.format.catalog import Catalog
+    from understudy.edit.recommend import measure_cost
+
+    facts: dict[str, Any] = {
+        "root": str(root),
+        "episodes": written.episodes,
+        "frames": written.frames,
+        "tasks": written.tasks,
+        "timestamps_rewritten": written.clocks,
+        "undeclared_columns": written.undeclared,
+        "skipped_features": {key: why for source in plan.sources for key, why in source.skipped_features.items()},
+        "cameras": {},
+    }
+    after = Catalog.open(root)
+    for key in plan.cameras:
+        before_bytes, bytes_now = written.bytes[key]
+        own: dict[str, Any] = {"copied": written.copied[key], "encoded": written.encoded[key]}
+        own |= {"bytes_before": before_bytes, "bytes": bytes_now}
+        if written.encoded[key]:
+            quality = written.quality[key]
+            own |= {"images_compared": quality.images, "psnr_db": _finite(quality.psnr), "ssim": quality.ssim}
+        if key in plan.encode:
+            cost = measure_cost(plan.sources, plan.pieces, after, key)
+            own |= {"decode_ms_before": asdict(cost[0]), "decode_ms": asdict(cost[1])}
+        facts["cameras"][key] = own
+    return facts
+
+
+def format_summary(facts: Mapping[str, Any]) -> list[str]:
+    """Format the facts for a terminal."""
+    counts = ", ".join(plural(facts[f"{unit}s"], unit) for unit in ("episode", "frame", "task"))
+    lines = [f"{facts['root']}: {counts}"]
+    for key, own in facts["cameras"].items():
+        sizes = f"{_size(own['bytes_before'])} -> {_size(own['bytes'])}"
+        lines.append(f"  {key}: {plural(own['copied'], 'episode')} copied, {own['encoded']:,} encoded, {sizes}")
+        if own["encoded"]:
+            compared = f"{own['images_compared']:,} images compared"
+            psnr = "equal images" if own["psnr_db"] is None else f"PSNR {own['psnr_db']:.1f} dB"
+            lines.append(f"    {psnr}, SSIM {own['ssim']:.4f} ({compared})")
+        if own["encoded"] and own["bytes"] > _LARGER * max(1, own["bytes_before"]):
+            lines.append(
+                f"    {own['bytes'] / own['bytes_before']:.1f} times the bytes: other cuts than at key frames encode; "
+                f"`understudy edit {facts['root']} OUT --crf N` with a larger N makes them smaller"
+            )
+        if "decode_ms" in own:
+            before, after = own["decode_ms_before"], own["decode_ms"]
+            lines.append(
+                f"    decoding, CPU ms per image: {before['stretch']:.3f} -> {after['stretch']:.3f} in a row, "
+                f"{before['single']:.3f} -> {after['single']:.3f} at random places"
+            )
+    if facts["timestamps_rewritten"]:
+        lines.append(f"  timestamps of {facts['timestamps_rewritten']:,} episodes differed from frame / fps; now equal")
+    lines += [f"  column {name} is not declared in info.json: left out" for name in facts["undeclared_columns"]]
+    lines += [f"  {key} {why}: left out" for key, why in facts["skipped_features"].items()]
+    return lines
+
+
+def _finite(psnr: float) -> float | None:
+    """PSNR as JSON holds it; None for equal images."""
+    return psnr if isfinite(psnr) else None
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"

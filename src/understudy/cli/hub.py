@@ -1,0 +1,230 @@
+"""`understudy push` and `understudy pull`: policies, runs and datasets on the hub."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from understudy import checksums
+from understudy.atomic import DRAFT_SUFFIX
+from understudy.config.declare import Ge, Positional
+from understudy.errors import ConfigError
+from understudy.hub.ids import HubId, model_id, near_path, parse_address
+
+Kind = Literal["policy", "run", "dataset"]
+_MARKS: dict[Kind, tuple[str, ...]] = {
+    "run": ("config.yaml", "order.json", "checkpoints"),
+    "dataset": ("meta/info.json",),
+    "policy": ("config.json", "model.safetensors"),
+}
+
+_OF_THIS_MACHINE = ("wandb",)
+"""Folders of a run with names of the user and of the machine; no later process needs them."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """Content of a folder for the hub.
+
+    Attributes:
+        kind: "policy", "run" or "dataset".
+        files: paths of its files, relative to it, sorted. Hidden files and drafts are left out.
+        step: step of the checkpoint of a run; -1 for another kind.
+        tag: format of a dataset, by which LeRobot finds it; "" for another kind.
+    """
+
+    kind: Kind
+    files: tuple[Path, ...]
+    step: int = -1
+    tag: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of files."""
+        return len(self.files)
+
+
+def folder_kind(folder: Path) -> Kind | None:
+    """Return the kind of a folder; None for a folder that is neither a policy nor a run nor a dataset."""
+    for kind, names in _MARKS.items():
+        if all((folder / name).exists() for name in names):
+            return kind
+    return None
+
+
+def read_content(folder: Path, checkpoint: int | str = "latest") -> Content:
+    """List the files of a folder for the hub.
+
+    Args:
+        folder: a policy, a run or a dataset.
+        checkpoint: of a run: step of the checkpoint, "latest" or "best". Its other checkpoints are left out.
+
+    Raises:
+        ConfigError: the folder is none of these, the run has no such checkpoint, info.json is no JSON object, or a file
+            of a policy is not the one that was written, which no load accepts.
+        OSError: a folder or a file in it cannot be read.
+    """
+    kind = folder_kind(folder)
+    if kind is None:
+        what = "holds no policy, run or dataset" if folder.is_dir() else "there is no such folder"
+        if not folder.exists() and (near := near_path(str(folder))):
+            what += f"; did you mean {near}?"
+        raise ConfigError(f"path: {folder}: {what}; name the folder of one, such as RUN/policy, RUN or a dataset")
+    files = _visible(folder)
+    for path in files:
+        if path.name == checksums.FILE:
+            try:
+                checksums.check_checksums(folder / path.parent)
+            except checksums.ChecksumError as error:
+                raise ConfigError(f"path: {error}") from error
+    if kind == "dataset":
+        return Content(kind, files, tag=_format(folder / "meta" / "info.json"))
+    if kind == "policy":
+        return Content(kind, files)
+    from understudy.train.checkpoint.export import find_checkpoint
+    from understudy.train.checkpoint.run_dir import RunDir
+
+    run = RunDir(folder)
+    metric = run.settings().checkpoint.keep_best
+    chosen = find_checkpoint(run.checkpoints, checkpoint, metric).relative_to(folder)
+    outside = [path for path in files if path.parts[0] not in (chosen.parts[0], run.stop.name, *_OF_THIS_MACHINE)]
+    # A checkpoint is published as it is: its list of tensors is the file `.metadata`.
+    inside = [path.relative_to(folder) for path in (folder / chosen).rglob("*") if path.is_file()]
+    return Content(kind, tuple(sorted(outside + inside)), step=int(chosen.name.rpartition("-")[2]))
+
+
+def _format(info: Path) -> str:
+    try:
+        return str(json.loads(info.read_bytes()).get("codebase_version", ""))
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"path: {info}: is no JSON object ({error}); repair it before it is published") from error
+
+
+def _visible(folder: Path) -> tuple[Path, ...]:
+    return tuple(sorted(path.relative_to(folder) for path in _files(folder, frozenset())))
+
+
+def _files(folder: Path, outer: frozenset[Path]) -> Iterator[Path]:
+    """Yield the files below a folder, also those behind links: videos may be on another disk."""
+    here = folder.resolve()
+    if here in outer:
+        raise ConfigError(f"path: {folder}: links to the folder that it is in; remove this link")
+    for entry in os.scandir(folder):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _files(Path(entry.path), outer | {here})
+        elif entry.is_file() and not entry.name.endswith(DRAFT_SUFFIX):
+            yield Path(entry.path)
+        elif entry.is_symlink():
+            raise ConfigError(f"path: {entry.path}: links to a file that is not there; restore it, or remove the link")
+
+
+@dataclass(frozen=True)
+class PushConfig:
+    """Publish a policy, a run with one checkpoint, or a dataset on the hub, as one commit."""
+
+    path: Positional[str] = ""
+    """Folder of a policy, of a run or of a dataset."""
+    to: str = ""
+    """Repository: hf://OWNER/NAME for policies and runs, hf://datasets/OWNER/NAME for datasets. A missing one is made.
+    The token comes from `hf auth login` or HF_TOKEN."""
+    public: bool = False
+    """Make a new repository public. An existing one stays as it is."""
+    update: bool = False
+    """Add a commit to a repository that holds files already. Its earlier files stay in its history."""
+    checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"
+    """Of a run: the checkpoint to publish, by its step, `latest` or `best`."""
+    message: str = ""
+    """Title of the commit; the default names the kind."""
+
+    def problems(self) -> list[str]:
+        """List the rules that the values break, one line each."""
+        found = (
+            [] if self.path else ["path: required, the folder to publish: understudy push PATH --to hf://OWNER/NAME"]
+        )
+        if self.repository() is None:
+            found.append(f"to: {self.to!r}: must be hf://OWNER/NAME, or hf://datasets/OWNER/NAME for a dataset")
+        return found
+
+    def repository(self) -> HubId | None:
+        """Return the repository of `to`; None where it has another form."""
+        return parse_address(self.to)
+
+
+def push(config: PushConfig) -> None:
+    """Publish the folder and print the commit.
+
+    Raises:
+        ConfigError: the folder is none of these kinds, the kind of repository is another one, or the hub refuses.
+    """
+    from understudy.contract.model_card import FILE, is_unchanged
+    from understudy.errors import ConfigError
+    from understudy.hub import upload
+
+    folder, wanted = Path(config.path).expanduser().resolve(), config.repository()
+    assert wanted is not None
+    content = read_content(folder, config.checkpoint)
+    if (content.kind == "dataset") != (wanted.kind == "dataset"):
+        fits = HubId(wanted.name, kind="dataset" if content.kind == "dataset" else "model")
+        raise ConfigError(f"to: {wanted}: {config.path} is a {content.kind}, and belongs to {fits}")
+    step = f" at step {content.step}" if content.kind == "run" else ""
+    message = config.message or f"Add a {content.kind}{step} of understudy"
+    cards = [path for path in content.files if path.name == FILE and is_unchanged((folder / path).read_bytes())]
+    commit = upload.push(
+        folder,
+        content.files,
+        wanted,
+        message=message,
+        public=config.public,
+        update=config.update,
+        tag=content.tag,
+        generated={path.as_posix(): is_unchanged for path in cards},
+    )
+    print(f"{wanted}@{commit}: {content.kind}{step}, {content.size} files")
+
+
+@dataclass(frozen=True)
+class PullConfig:
+    """Fetch a policy, a run or a dataset from the hub into a new folder."""
+
+    path: Positional[str] = ""
+    """Repository: hf://OWNER/NAME, hf://datasets/OWNER/NAME, or either with @REVISION."""
+    output_dir: str = ""
+    """Folder to make; the default is NAME in the current folder. A stopped download continues with the same command."""
+
+    def problems(self) -> list[str]:
+        """List the rules that the values break, one line each."""
+        if not self.path:
+            return ["path: required, a repository on the hub: understudy pull hf://OWNER/NAME"]
+        if self.repository() is None:
+            return [f"path: {self.path!r}: must be hf://OWNER/NAME, or hf://datasets/OWNER/NAME for a dataset"]
+        return []
+
+    def repository(self) -> HubId | None:
+        """Return the repository of `path`; None where it is none."""
+        return parse_address(self.path) or model_id(self.path)
+
+
+def pull(config: PullConfig) -> None:
+    """Fetch the repository, and print its folder and the next command.
+
+    Raises:
+        ConfigError: the folder exists, or the hub refuses. OSError: the folder cannot be written.
+    """
+    from understudy.hub import download
+
+    wanted = config.repository()
+    assert wanted is not None
+    target = Path(config.output_dir or wanted.name.partition("/")[2]).expanduser().absolute()
+    download.pull(wanted, target)
+    kind = folder_kind(target)
+    print(f"{target}: {kind or 'files'} of {wanted}")
+    if kind == "run":
+        print(f"  understudy resume {target}")
+    elif kind == "policy":
+        print(f"  us.load_policy({str(target)!r})")
+    elif kind == "dataset":
+        print(f"  understudy check {target}")

@@ -1,0 +1,193 @@
+"""Commands of runs: `train`, `resume`, `validate`, `rollout`, `export` and `report`."""
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from understudy.config.data import DataConfig
+from understudy.config.declare import Ge, Positional
+from understudy.config.rollout import RolloutConfig
+from understudy.config.train import TrainConfig
+from understudy.train.checkpoint.export import ExportConfig
+from understudy.train.checkpoint.export import export as export_folder
+
+
+def train(config: TrainConfig) -> int:
+    """Start a run; write its report when it ends or stops. Returns the exit code."""
+    return run_and_report("train", config)
+
+
+def resume(config: TrainConfig) -> int:
+    """Continue a run; write its report when it ends or stops. Returns the exit code."""
+    return run_and_report("resume", config)
+
+
+def run_and_report(command: str, config: TrainConfig) -> int:
+    """Train or resume, then write the report on rank 0. Returns the exit code.
+
+    Args:
+        command: "train" or "resume".
+        config: The settings of the run.
+    """
+    from understudy.distributed.signals import Stopped, stop_signals
+
+    report = config.log.report and is_rank_0()
+    try:
+        with stop_signals(at_once=True):  # importing torch takes seconds
+            from understudy.train import run
+
+        code = run.train(config) if command == "train" else run.resume(config)
+    except Stopped as signal:
+        print(f"stopped by {signal} before training began", file=sys.stderr)
+        return 75
+    policy = Path(config.output_dir, "policy")
+    if code == 0 and is_rank_0() and policy.is_dir():
+        print(f"policy: {policy}")
+    if report and Path(config.output_dir, "config.yaml").exists():
+        from understudy.report.run.page import write_report
+
+        print(f"report: {write_report(Path(config.output_dir), predict=False)}")
+    return code
+
+
+def is_rank_0() -> bool:
+    """Whether this process is the one that prints and writes for its run."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@dataclass(frozen=True)
+class PlaceConfig:
+    """Place of the run's dataset."""
+
+    root: str = ""
+    """Folder or URL where the dataset is now; the default is that of the run. A mixture has them in its config.yaml."""
+
+
+@dataclass(frozen=True)
+class ValidateConfig:
+    """Validation loss of a checkpoint per norm head, source and task, equal to the run's own at that step."""
+
+    run: Positional[str] = ""
+    """Run directory."""
+    checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"
+    """Step of the checkpoint, `latest`, or `best`: the best by the run's `keep_best`, by default the lowest loss."""
+    data: PlaceConfig = field(default_factory=PlaceConfig)
+    per_dim: bool = False
+    """Also print the action's loss by dimension."""
+    json: bool = False
+    """Print one JSON object."""
+
+    def problems(self) -> list[str]:
+        """List errors in the settings, one line each."""
+        return [] if self.run else ["run: required, the directory of a run: understudy validate RUN"]
+
+
+def validate(config: ValidateConfig) -> None:
+    """Evaluate the checkpoint on the validation frames; rank 0 prints the tables."""
+    from understudy.report.run.tables import format_validation
+    from understudy.train.checkpoint.run_dir import RunDir
+    from understudy.train.run import evaluate_checkpoint
+    from understudy.train.track.metrics_file import finite
+
+    root = Path(config.run)
+    found = evaluate_checkpoint(root, config.checkpoint, per_dim=config.per_dim, data_root=config.data.root)
+    result = finite(found)
+    if is_rank_0():
+        mode = RunDir(root).settings().val_mode()
+        print(json.dumps(result, ensure_ascii=False) if config.json else format_validation(result, mode))
+
+
+def rollout(config: RolloutConfig) -> int:
+    """Run a policy in an environment; print success per task, write results and images to the run's rollouts/."""
+    import torch
+
+    from understudy.errors import ConfigError
+    from understudy.rollout.files import write_result
+    from understudy.rollout.play import rollout_saved_policy
+    from understudy.train.checkpoint.run_dir import RunDir
+
+    torch.set_num_threads(1)  # for small matrices a second thread gains little, and costs much on a busy machine
+    run = RunDir(Path(config.run))
+    run.require_policy()
+    # A folder with only policy/ suffices if the environment has the policy's own names.
+    data, sources = DataConfig(), None
+    if run.config.is_file():
+        settings = run.settings()
+        if not settings.mode_weights()["policy"]:
+            raise ConfigError(f"{run.root}: the run trained no policy to act: its mode is {settings.mode}")
+        data, sources = settings.data, run.read_record().get("sources")
+    result = rollout_saved_policy(run.policy, data, sources, config, config.swap_text, config.films)
+    where = write_result(result, run.root / "rollouts")
+    print(f"results and images: {where}")
+    print(result.table())
+    return 0
+
+
+def export(config: ExportConfig) -> None:
+    """Write the folder and print its path; raises as `export_folder` and `export_graph` do."""
+    if config.is_graph():
+        from understudy.train.checkpoint.export import export_graph
+
+        export_graph(config)
+    else:
+        export_folder(config)
+
+
+OUTPUT = "comparison.html"
+"""Page of several runs, in the current folder, unless `--output` names another one."""
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Write a run's report.html again, or compare several runs on one page."""
+
+    runs: Positional[tuple[str, ...]] = ()
+    """Run directories; runs may be active, stopped or complete. One run gets its report.html again. Of several runs
+    nothing is changed."""
+    output: str = ""
+    """HTML page to write. The default is RUN/report.html for one run, and comparison.html in the current folder for
+    several."""
+    overwrite: bool = False
+    """Replace an earlier page at that place. RUN/report.html is always written again."""
+    worst_episodes: Annotated[int, Ge(0)] = 3
+    """Validation episodes to show, those with the largest losses: frames of each camera, and the recorded and the
+    predicted actions. The predicted ones need a checkpoint, which is loaded as `validate` does. 0 shows none."""
+    json: bool = False
+    """Print the figures of the runs and of their comparison as one JSON object; write a page only with `--output`."""
+
+    def problems(self) -> list[str]:
+        """List errors in the settings, one line each."""
+        found = [] if self.runs else ["runs: required, directories of runs: understudy report RUN [RUN ...]"]
+        if self.output and not Path(self.output).absolute().parent.is_dir():
+            found.append(f"output: {Path(self.output).parent} is not a folder; create it first")
+        return found
+
+
+def report(config: ReportConfig) -> None:
+    """Write the page and print its path, or print the data."""
+    from understudy.atomic import refuse_existing
+    from understudy.report.compare.page import compare_runs, refuse_other_files, write_comparison
+    from understudy.report.page import refuse_foreign
+    from understudy.report.run.page import write_report
+
+    roots = [Path(run) for run in config.runs]
+    if config.json:
+        print(json.dumps(compare_runs(roots, config.worst_episodes), ensure_ascii=False))
+        if not config.output:
+            return
+    if len(roots) == 1:
+        output = Path(config.output) if config.output else None
+        if output and output.resolve() != (roots[0] / "report.html").resolve():
+            refuse_foreign(output)
+            refuse_existing(output, "output", config.overwrite)
+        path = write_report(roots[0], output, worst_episodes=config.worst_episodes)
+    else:
+        path = Path(config.output or OUTPUT)
+        refuse_other_files(path, [] if config.output else roots)
+        refuse_existing(path, "output", config.overwrite)
+        write_comparison(roots, path, config.worst_episodes)
+    if not config.json:
+        print(f"report: {path}")
