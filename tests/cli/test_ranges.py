@@ -143,7 +143,7 @@ def test_check_reports_keep_ranges(root: Path, tmp_path: Path, capsys: pytest.Ca
     words = ["check", str(root), "--depth", "metadata", "--keep-ranges", str(keep)]
     assert main([*words, "--page", str(tmp_path / "page.html"), "--shown", "0"]) == 0
     assert "1 of 2 keys match an episode of this dataset, 1 of its 4 episodes have a key" in capsys.readouterr().out
-    assert "keys match no episode of this dataset: &#x27;x--y&#x27;" in (tmp_path / "page.html").read_text()
+    assert "keys match no episode of this dataset: &#39;x--y&#39;" in (tmp_path / "page.html").read_text()
     for flags, samples in (
         ([], 20),
         (["--keep-rule", "window"], 20),
