@@ -197,7 +197,7 @@ def test_exact_order_is_saved_distinguished_and_pickled() -> None:
 
 def test_golden_numbers() -> None:
     """The contract of version 2, frozen: saved runs must find their samples again (see test_contract.py)."""
-    golden = json.loads((Path(__file__).parents[1] / "golden" / "order_v2.json").read_text())
+    golden = json.loads((Path(__file__).parent / "golden" / "order_v2.json").read_text())
     order = Order.from_json(golden["spec"], [SOURCE_A, SOURCE_B, SOURCE_LONG])
     assert [of.tolist() for of in order.locate(GOLDEN_POSITIONS)] == golden["samples"]
     assert order.lanes(GOLDEN_POSITIONS)[1].tolist() == golden["lanes"]
