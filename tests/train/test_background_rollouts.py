@@ -488,7 +488,10 @@ def test_trackers_get_rollouts_at_the_logged_step(tmp_path: Path) -> None:
     from support.tracked import in_tensorboard
 
     pytest.importorskip("tensorboard", reason="pip install 'understudy[tensorboard]'")
-    config, there = validate(TrainConfig, {"data": {"root": "d"}, "trackers": ["tensorboard"]}), RunDir(tmp_path)
+    config, there = (
+        validate(TrainConfig, {"data": {"root": "d"}, "log": {"trackers": ["tensorboard"]}}),
+        RunDir(tmp_path),
+    )
     log = MetricsLog(there.root, config, 0)
     for step in range(1, 9):
         log.log(step, {"kind": "train", "loss": 1.0})

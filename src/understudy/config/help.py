@@ -190,7 +190,8 @@ def expected(kind: Any, name: str = "") -> str:
             rules.append(f"{number}{expected(inside[0])}")
         elif origin is dict:
             first, last = (choices(inside[0]) or ("NAME",))[0], (choices(inside[0]) or ("OTHER",))[-1]
-            rules.append(f"weights as in `{name} {first} 0.5 {last} 0.5`")
+            pairs, example = ("weights", "0.5") if inside[1] is float else ("pairs", "TEXT")
+            rules.append(f"{pairs} as in `{name} {first} {example} {last} {example}`")
         elif origin is Literal:
             rules.append(("one of " if len(choices(member)) > 1 else "") + ", ".join(map(repr, choices(member))))
         else:

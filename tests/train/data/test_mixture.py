@@ -63,10 +63,10 @@ def test_source_errors_are_reported_with_paths(tmp_path: Path) -> None:
     for told in (
         "data.sources.0.weight: input should be greater than 0, not -1",
         "data.sources.1.wieght: unknown name; did you mean 'weight'?",
-        "data.sources.1.cameras.observation.images.top: input should be a valid string, not 3",
+        "data.sources.1.cameras: must be pairs as in `data.sources.1.cameras NAME TEXT OTHER TEXT`, not 3",
         "data.sources.2.drop_n_first_frames: ",
         "data.sources.2.keep_rule: ",
-        "mode: input should be 'policy', 'forward_dynamics', 'inverse_dynamics' or 'joint', not 'jont'",
+        "mode: must be one of 'policy', 'forward_dynamics', 'inverse_dynamics', 'joint', or weights as in ",
     ):
         assert told in text
     (tmp_path / "rules.yaml").write_text(
