@@ -180,15 +180,6 @@ def test_record_refuses_other_settings_without_changes(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
 
 
-def test_record_continues_a_recording_with_settings_of_the_old_name(tmp_path: Path) -> None:
-    root = tmp_path / "data"
-    record(settings(root, episodes=1))
-    note = root / module.NOTE
-    note.write_text(note.read_text().replace('"env"', '"world"').replace('"image_size"', '"size"'))
-    assert record(settings(root, episodes=2)) == 0
-    assert len(Catalog.open(root).episodes.ids) == 2
-
-
 def test_record_refuses_a_foreign_folder(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(DatasetError):
