@@ -9,7 +9,18 @@ from understudy.distributed.mesh import ACCELERATE
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/commands.md").read_text()
-NO_VARIABLES = {"ERROR", "GET", "CERTIFICATE_VERIFY_FAILED", "PATH", "POLICY", "SHELL"}
+NO_VARIABLES = {
+    "CERTIFICATE_VERIFY_FAILED",
+    "ERROR",
+    "FOLDER",
+    "GET",
+    "JPEG",
+    "PATH",
+    "PNG",
+    "POLICY",
+    "SHELL",
+    "TENSORS",
+}
 """Texts in capitals beside reads of variables: words of messages and of help, and the PATH of a test environment."""
 OF_SHELL = {"PWD", "OLDPWD", "SECONDS"}
 
