@@ -125,7 +125,7 @@ def test_wrong_inputs_are_named(env: Tabletop) -> None:
 
 def test_seed_and_actions_decide_everything_in_any_process() -> None:
     here = trajectory(7)
-    own, tests = str(Path(__file__).parent), str(Path(__file__).parents[2])  # this file and `support`
+    own, tests = str(Path(__file__).parent), str(Path(__file__).parents[1])  # this file and `support`
     code = f"""
 import sys; sys.path[:0] = [{own!r}, {tests!r}]
 import numpy; numpy.random.random(100)
