@@ -3,7 +3,7 @@
     import understudy as us
     batch = next(us.Loader("path or hub id", batch_size=32, seed=0))
 
-The public names are those of `__init__.pyi`. Each is imported when it is first used, so `import understudy` is quick,
+The public names are listed in `__init__.pyi`. Each is imported when it is first used, so `import understudy` is quick,
 and a tool that reads metadata only never imports torch.
 """
 

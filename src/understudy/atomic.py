@@ -1,6 +1,6 @@
 """Files and folders replaced in one step: a reader, or a kill at any instant, finds the old content or the new one.
 
-A draft is written beside its target under a hidden name, flushed to the disk and renamed. An error removes the draft;
+A draft is written next to its target under a hidden name, flushed to the disk and renamed. An error removes the draft;
 only a kill leaves one behind.
 """
 
@@ -84,7 +84,7 @@ def replace_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def draft_path(path: Path) -> Path:
-    """Return an unused hidden name beside `path` for a draft of it."""
+    """Return an unused hidden name next to `path` for a draft of it."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{DRAFT_SUFFIX}")
 
 
@@ -120,7 +120,7 @@ def replace_folder(target: Path) -> Iterator[Path]:
     `recover_folder`, which is called first, then finishes the replacement. Only files are flushed, not subfolders.
 
     Raises:
-        OSError: `target` is as before and nothing is left beside it.
+        OSError: `target` is as before and nothing is left next to it.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     work, lock = _work_folder(target)
@@ -156,8 +156,8 @@ def create_folder(target: Path) -> Iterator[Path]:
 
     Raises:
         BeingWritten: Another process is creating `target` now.
-        FileExistsError: `target` exists and is no empty folder, before or after the block; it is not touched.
-        OSError: Nothing is created and nothing is left beside it; the error names `target` and no draft.
+        FileExistsError: `target` exists and is not an empty folder, before or after the block; it is not touched.
+        OSError: Nothing is created and nothing is left next to it; the error names `target` and no draft.
     """
     taken = FileExistsError(errno.EEXIST, "exists already", str(target))
     if is_taken(target):
@@ -192,7 +192,7 @@ class BeingWritten(FileExistsError):
 
 
 def _work_folder(target: Path, alone: bool = False) -> tuple[Path, int | None]:
-    """Make and lock a working folder beside `target`, after a recovery; one process at a time does so.
+    """Make and lock a working folder next to `target`, after a recovery; one process at a time does so.
 
     Raises:
         BeingWritten: another process has one, and this one is to be `alone`.
@@ -219,15 +219,15 @@ def recover_folder(target: Path) -> bool:
     for work in sorted(target.parent.glob(f".{glob.escape(target.name)}-*{_WORK_SUFFIX}")):
         unique = work.name.removeprefix(f".{target.name}-").removesuffix(_WORK_SUFFIX)
         if "-" in unique or work.is_symlink() or not work.is_dir():
-            continue  # belongs to a longer name, or is no working folder
+            continue  # belongs to a longer name, or is not a working folder
         try:
-            own = {path.name for path in work.iterdir()} <= {"new", "old"}
-            lock = _lock(work) if own else None
+            is_ours = {path.name for path in work.iterdir()} <= {"new", "old"}
+            lock = _lock(work) if is_ours else None
         except FileNotFoundError:
             continue  # its process has just ended
         if lock is None:
-            busy = busy or (own and _is_held(work))
-            continue  # not made here, or another process is writing
+            busy = busy or (is_ours and _is_held(work))
+            continue  # not ours, or another process is writing
         try:
             if not target.exists() and (work / "old").is_dir():
                 os.rename(work / "new" if (work / "new").is_dir() else work / "old", target)

@@ -1,4 +1,4 @@
-"""SHA-256 of the files of a folder, stored beside them, so that a reader of a whole file notices a changed bit.
+"""SHA-256 of the files of a folder, stored next to them, so that a reader of a whole file notices a changed bit.
 
 The file `understudy.sha256` has a line "<64 digits>  <path>" for each file; `sha256sum -c understudy.sha256` checks
 them by hand. Texts for people (README.md) have no line: users and the hub edit them, and no program reads them. A file
@@ -83,13 +83,13 @@ def _read(path: Path) -> dict[str, str]:
         raise ChecksumError(path, "", file_sha256(path)) from error
     if lines.pop():
         raise ChecksumError(path, "", file_sha256(path))
-    found = {}
+    digests = {}
     for line in lines:
         match = _LINE.fullmatch(line)
         if match is None or not _is_inside(match["name"]):
             raise ChecksumError(path, "", file_sha256(path))
-        found[match["name"]] = match["digest"]
-    return found
+        digests[match["name"]] = match["digest"]
+    return digests
 
 
 def _is_inside(name: str) -> bool:

@@ -58,8 +58,8 @@ def _strip_url(url: str) -> str:
         rest = rest[rest.rfind("@") + 1 :]
         place = re.split(r"[?#]", rest, maxsplit=1)[0]
         host, slash, path = place.partition("/")
-    user, at, bare = host.rpartition("@")
-    if at and scheme not in _PUBLIC_USERS and (":" in user or scheme in ("http", "https")):
+    user, at_sign, bare = host.rpartition("@")
+    if at_sign and scheme not in _PUBLIC_USERS and (":" in user or scheme in ("http", "https")):
         host = bare
     return f"{scheme}://{host}{slash}{path}{number[0] if number else ''}"
 
@@ -123,10 +123,10 @@ def _secrets(address: str) -> Iterator[str]:
     """Yield the secret parts of an address, longest first."""
     rest = address.partition("://")[2]
     before, _, query = rest.partition("?")
-    user, at, _ = before.partition("/")[0].rpartition("@")
+    user, at_sign, _ = before.partition("/")[0].rpartition("@")
     password = user.partition(":")[2]
     plain = unquote(user)
-    pieces = {user, plain, base64.b64encode(plain.encode()).decode(), password, unquote(password)} if at else set()
+    pieces = {user, plain, base64.b64encode(plain.encode()).decode(), password, unquote(password)} if at_sign else set()
     pieces = {piece for piece in pieces if len(piece) >= _MIN_SECRET}
     values = {pair.partition("=")[2] for pair in re.split("[&;]", query.partition("#")[0])}
     pieces |= {piece for value in values for piece in (value, unquote(value)) if len(piece) >= _MIN_VALUE}

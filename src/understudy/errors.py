@@ -71,7 +71,7 @@ class LfsPointerError(DatasetError):
 class SourceError(DatasetError):
     """The source of a file gives no answer, or the file changed since it was opened.
 
-    The data itself is not at fault: it is no bad image or row, and no other sample may replace it.
+    The data itself is not at fault: it is not a bad image or row, and no other sample may replace it.
 
     Attributes:
         transient: Whether the same command may succeed later: retries ended at their deadline.

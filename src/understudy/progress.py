@@ -34,7 +34,7 @@ class Progress:
 
     Args:
         total: Number of units of the whole work.
-        what: Name of the work.
+        description: Name of the work.
         unit: Name of a unit, in the singular.
         done: Units done before.
         shown: False displays nothing.
@@ -45,10 +45,10 @@ class Progress:
     """
 
     def __init__(
-        self, total: int, what: str, unit: str, *, done: int = 0, shown: bool = True, last: bool = False
+        self, total: int, description: str, unit: str, *, done: int = 0, shown: bool = True, last: bool = False
     ) -> None:
         self.n = done
-        self._total, self._what, self._unit, self._last = total, what, unit, last
+        self._total, self._description, self._unit, self._last = total, description, unit, last
         self._bar: Any = None
         self._note = ""
         notebook = _in_notebook()
@@ -64,7 +64,7 @@ class Progress:
             if notebook:
                 options = {"ncols": NOTEBOOK_COLUMNS, "ascii": False, "file": _Nowhere(), "delay": 0.0 if last else 0.5}
             self._bar = (NotebookBar if notebook else tqdm)(
-                total=total, desc=what, unit=unit, unit_scale=total > 100_000, initial=done, mininterval=0.5,
+                total=total, desc=description, unit=unit, unit_scale=total > 100_000, initial=done, mininterval=0.5,
                 leave=last, **options,
             )  # fmt: skip
 
@@ -106,7 +106,7 @@ class Progress:
         share = f" ({self.n / self._total:.0%})" if self._total else ""
         note = f", {self._note}" if self._note else ""
         done = f"{self.n:,} of {self._total:,} {self._unit}s{share}"
-        print(f"{self._what}: {done}, {_rate(rate)}/s{left}{note}", file=sys.stderr, flush=True)
+        print(f"{self._description}: {done}, {_rate(rate)}/s{left}{note}", file=sys.stderr, flush=True)
         self._last_n, self._last_time, self._logged = self.n, now, self.n
 
     def __enter__(self) -> "Progress":

@@ -28,7 +28,7 @@ def metadata_lines(values: Mapping[str, Any], names: Iterable[str]) -> str:
         names: fields of the prompt.
 
     Raises:
-        ValueError: a value is no text, number, true or false.
+        ValueError: a value is not a text, number, true or false.
     """
     texts = ((label(name), _value(name, values.get(name))) for name in names)
     return "\n".join(f"{name}: {text}" for name, text in texts if text)
@@ -36,10 +36,10 @@ def metadata_lines(values: Mapping[str, Any], names: Iterable[str]) -> str:
 
 def label(name: str) -> str:
     """Return the name of a field in a prompt. Raises ValueError where it cannot have one."""
-    found = " ".join(name.replace("_", " ").split())
-    if not found or ":" in found:
+    words = " ".join(name.replace("_", " ").split())
+    if not words or ":" in words:
         raise ValueError(f"prompt_metadata: {name!r}: names of a prompt have no colon and are not empty")
-    return found
+    return words
 
 
 def add_metadata(tasks: Sequence[str], lines: Sequence[str] | None) -> list[str]:
@@ -52,7 +52,7 @@ def add_metadata(tasks: Sequence[str], lines: Sequence[str] | None) -> list[str]
         return list(tasks)
     if len(tasks) != len(lines):
         raise ValueError(f"{len(tasks)} instructions and {len(lines)} entries of prompt_metadata: give one for each")
-    return [_prompt(task, own.splitlines()) if own else task for task, own in zip(tasks, lines)]
+    return [_prompt(task, entry.splitlines()) if entry else task for task, entry in zip(tasks, lines)]
 
 
 def drop_fields(lines: str, dropped: Iterable[str]) -> str:
@@ -73,18 +73,18 @@ def observed_metadata(observation: Mapping[str, Any], facts: Mapping[str, Any], 
         ValueError: a name that the prompts of training do not have, a value without text, another number of
             observations, or another format.
     """
-    given, stored = observation.get(PROMPT_METADATA), facts.get(PROMPT_METADATA, {})
+    entries, stored = observation.get(PROMPT_METADATA), facts.get(PROMPT_METADATA, {})
     names = list(stored.get("names", ()))
     if names and stored.get("format") != FORMAT:
         raise ValueError(f"the prompts have the format {stored.get('format')!r}, this release has {FORMAT!r}")
-    every = [given or {}] if given is None or isinstance(given, Mapping) else list(given)
+    every = [entries or {}] if entries is None or isinstance(entries, Mapping) else list(entries)
     every = every * rows if len(every) == 1 else every
     if len(every) != rows:
         raise ValueError(f"prompt_metadata has {len(every)} entries for {rows} observations; give one for each")
-    if unknown := [name for own in every for name in own if name not in names]:
-        known = ", ".join(names) or "no metadata"
-        raise ValueError(f"prompt_metadata has {unknown[0]!r}, the prompts of training have {known}")
-    return {PROMPT_METADATA: [metadata_lines(own, names) for own in every]} if names else {}
+    if unknown := [name for entry in every for name in entry if name not in names]:
+        expected = ", ".join(names) or "no metadata"
+        raise ValueError(f"prompt_metadata has {unknown[0]!r}, the prompts of training have {expected}")
+    return {PROMPT_METADATA: [metadata_lines(entry, names) for entry in every]} if names else {}
 
 
 def _value(name: str, value: Any) -> str:

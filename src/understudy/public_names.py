@@ -1,4 +1,4 @@
-"""Public names of a package: those that the stub beside its `__init__.py` imports. Each is imported when it is used."""
+"""Public names of a package: those that the stub next to its `__init__.py` imports. Each is imported on use."""
 
 import ast
 from pathlib import Path

@@ -92,25 +92,25 @@ def _choices(before: list[str], current: str) -> list[str]:
     name = next((name for name in COMMANDS if before[: name.count(" ") + 1] == name.split()), None)
     if name is None:
         depth = len(before)
-        found = {
+        commands = {
             name.split()[depth]: command.summary
             for name, command in reversed(COMMANDS.items())
             if name.split()[:depth] == before
         }
         if not before and not asks:
-            found |= {"help": "help of a command", "--help": "list the commands", "--version": "print the version"}
-        return [f"{word}\t{text}" for word, text in found.items()]
+            commands |= {"help": "help of a command", "--help": "list the commands", "--version": "print the version"}
+        return [f"{word}\t{text}" for word, text in commands.items()]
     cls = COMMANDS[name].settings_class()
     flags = {flag: (setting, text) for flag, setting, text in flags_of(cls, chosen_type(before))}
     if current.startswith("-"):
         options = [(words.split(", ")[-1].split()[0], text) for words, text in GENERAL]
         options += [("--launch", LAUNCH[1])] * COMMANDS[name].launchable
         return [f"{flag}\t{text}" for flag, (_, text) in flags.items()] + [f"{flag}\t{text}" for flag, text in options]
-    given = [number for number, word in enumerate(before) if word.startswith("--")]
-    setting = flags.get(before[given[-1]].replace("_", "-"), (None, ""))[0] if given else None
-    if setting is not None and (given[-1] == len(before) - 1 or help.takes_many(setting.kind)):
+    flag_numbers = [number for number, word in enumerate(before) if word.startswith("--")]
+    setting = flags.get(before[flag_numbers[-1]].replace("_", "-"), (None, ""))[0] if flag_numbers else None
+    if setting is not None and (flag_numbers[-1] == len(before) - 1 or help.takes_many(setting.kind)):
         return list(help.choices(setting.kind))
-    return next((list(help.choices(own.kind)) for own in next(help.groups(cls)).settings if own.positional), [])
+    return next((list(help.choices(field.kind)) for field in next(help.groups(cls)).settings if field.positional), [])
 
 
 def flags_of(cls: type, policy: str = "") -> Iterator[tuple[str, help.Setting, str]]:

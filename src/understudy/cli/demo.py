@@ -146,7 +146,7 @@ def _run_command(*arguments: object) -> None:
 
 
 def _start(*arguments: object, stderr: IO[str] | None = None) -> "subprocess.Popen[bytes]":
-    """Start a command in a process of its own."""
+    """Start a command in a separate process."""
     command = [sys.executable, "-m", "understudy", *map(str, arguments)]
     # glibc returns every large array to the system at once, and torch requests the next: keeping them saves 10 %.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
@@ -193,12 +193,12 @@ def compare_runs(run: Path, never_stopped: Path, kill_at: int, end: int) -> bool
     from understudy.train.checkpoint.checkpoint import read_tensors
     from understudy.train.track import metrics_file
 
-    one, two = (metrics_file.read(path / "metrics.jsonl", "train")[:end] for path in (run, never_stopped))
+    resumed, whole = (metrics_file.read(path / "metrics.jsonl", "train")[:end] for path in (run, never_stopped))
     print("  step  killed and resumed     never stopped")
-    for a, b in list(zip(one, two))[kill_at - 3 : kill_at + 4]:
+    for a, b in list(zip(resumed, whole))[kill_at - 3 : kill_at + 4]:
         print(f"{a['step']:6d}  {a['loss']:<20.17g}  {b['loss']:<20.17g}")
     first, second = (read_tensors(path / f"checkpoints/step-{end:08d}") for path in (run, never_stopped))
     differ = [name for name in first if not first[name].equal(second[name])]
-    print(f"of {end} steps {sum(a != b for a, b in zip(one, two))} differ (loss, gradient norm, learning rate)")
+    print(f"of {end} steps {sum(a != b for a, b in zip(resumed, whole))} differ (loss, gradient norm, learning rate)")
     print(f"of {len(first)} tensors at step {end} {len(differ)} differ (weights and moments)")
-    return len(one) == end and one == two and not differ and first.keys() == second.keys()
+    return len(resumed) == end and resumed == whole and not differ and first.keys() == second.keys()

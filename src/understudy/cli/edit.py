@@ -104,23 +104,23 @@ class EditConfig:
                 if len(self.paths) == 1
                 else ["recommend: give one dataset and no output: understudy edit SRC --recommend 224"]
             )
-        found = output_problems(self.paths, "edit")
-        one = {"episodes": self.episodes, "exclude_episodes": self.exclude_episodes, "exclude_bad": self.exclude_bad}
-        one |= {"keep_ranges": self.keep_ranges, "metadata": self.metadata, "subtasks": self.subtasks}
+        errors = output_problems(self.paths, "edit")
+        edits = {"episodes": self.episodes, "exclude_episodes": self.exclude_episodes, "exclude_bad": self.exclude_bad}
+        edits |= {"keep_ranges": self.keep_ranges, "metadata": self.metadata, "subtasks": self.subtasks}
         if len(self.paths) > 2:
-            found += [
-                f"{name}: is for one source: edit the sources first, then merge" for name, on in one.items() if on
+            errors += [
+                f"{name}: is for one source: edit the sources first, then merge" for name, on in edits.items() if on
             ]
-        found += pair_problems("rename", self.rename) + pair_problems("cast", self.cast)
+        errors += pair_problems("rename", self.rename) + pair_problems("cast", self.cast)
         if self.task and self.tasks:
-            found.append("task: give either one text for all frames, or `tasks`")
+            errors.append("task: give either one text for all frames, or `tasks`")
         if self.subtasks and self.subtasks_from:
-            found.append("subtasks: give either a file, or `subtasks_from`")
+            errors.append("subtasks: give either a file, or `subtasks_from`")
         if (self.crf or 0) > 51 and self.codec in ("libx264", "libx265"):
-            found.append(f"crf: {self.crf}: the scale of {self.codec} ends at 51")
+            errors.append(f"crf: {self.crf}: the scale of {self.codec} ends at 51")
         if self.cameras and not self.encodes():
-            found.append("cameras: name cameras together with --size, --codec, --gop or --crf")
-        return found
+            errors.append("cameras: name cameras together with --size, --codec, --gop or --crf")
+        return errors
 
     def encodes(self) -> bool:
         """Return whether videos are to be encoded again."""
@@ -174,7 +174,7 @@ def make_plans(config: EditConfig, catalogs: Sequence["Catalog"], out: Path) -> 
     casts = dict(_pairs(config.cast))
     sources = edit_features(catalogs, dict(_pairs(config.rename)), config.drop_features, casts)
     encode, sizes = _encodings(config, sources)
-    compared = [resized(source, own) for source, own in zip(sources, sizes)]
+    compared = [resized(source, source_sizes) for source, source_sizes in zip(sources, sizes)]
     features = common_features(compared, config.ignore_names)
     features |= {key: resized_feature(features[key], size) for key, size in sizes[0].items()}
     texts = _texts(config, sources)
@@ -193,8 +193,8 @@ def make_plans(config: EditConfig, catalogs: Sequence["Catalog"], out: Path) -> 
     )
     parts = split_pieces(sources, pieces, config.split, config.seed) if config.split else {"": pieces}
     return {
-        name: replace(plan, pieces=tuple(own), metadata=piece_metadata(sources, own, attached))
-        for name, own in parts.items()
+        name: replace(plan, pieces=tuple(part), metadata=piece_metadata(sources, part, attached))
+        for name, part in parts.items()
     }
 
 
@@ -248,8 +248,8 @@ def _task_of(config: EditConfig, sources: Sequence["Catalog"]) -> "Callable[[Pie
 
     if config.task:
         return lambda piece, text: config.task
-    known = [text for source in sources for text in source.tasks]
-    changed = read_tasks(config.tasks, known) if config.tasks else {}
+    texts = [text for source in sources for text in source.tasks]
+    changed = read_tasks(config.tasks, texts) if config.tasks else {}
     return lambda piece, text: changed.get(text, text)
 
 
@@ -272,10 +272,10 @@ def _encodings(
     sizes: list[dict[str, tuple[int, int]]] = [{} for _ in sources]
     for key in config.cameras or videos:
         encode[key] = Encoding(None, config.codec or None, config.gop, config.crf)
-        for source, own in zip(sources, sizes):
+        for source, source_sizes in zip(sources, sizes):
             if config.size and key in source.features and (size := source.features[key].size) is not None:
-                own[key] = fit_size(size, parse_size(config.size))
-                encode[key] = replace(encode[key], size=own[key])
+                source_sizes[key] = fit_size(size, parse_size(config.size))
+                encode[key] = replace(encode[key], size=source_sizes[key])
     return encode, sizes
 
 
@@ -318,16 +318,16 @@ class SegmentConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        found = output_problems(self.paths, "segment")
+        errors = output_problems(self.paths, "segment")
         if len(self.paths) > 2:
-            found.append("paths: give one dataset and the folder to write; merge with `understudy edit`")
+            errors.append("paths: give one dataset and the folder to write; merge with `understudy edit`")
         if sum(map(bool, (self.times, self.by, self.subtasks))) != 1:
-            found.append("by: give one of --times FILE, --by COLUMN, --by pauses, --subtasks FILE")
+            errors.append("by: give one of --times FILE, --by COLUMN, --by pauses, --subtasks FILE")
         if self.by != "pauses" and (self.keys or self.min_idle is not None or self.threshold is not None):
-            found.append("by: --keys, --threshold and --min-idle are for --by pauses")
+            errors.append("by: --keys, --threshold and --min-idle are for --by pauses")
         if self.task_from_text and (self.times or self.by == "pauses"):
-            found.append("task_from_text: needs a text: --by COLUMN or --subtasks FILE")
-        return found
+            errors.append("task_from_text: needs a text: --by COLUMN or --subtasks FILE")
+        return errors
 
 
 def segment(config: SegmentConfig) -> None:
@@ -357,8 +357,8 @@ def make_plan(config: SegmentConfig, catalog: "Catalog", out: Path) -> "Plan":
         keys = keys_of(ranges, source)
         pieces = cut_at_pauses(source, 0, keys, rule_of(ranges, source, keys))
     else:
-        given = config.subtasks
-        texts = read_subtasks(source, given, config.unit) if given else text_column(source, config.by)
+        subtasks_file = config.subtasks
+        texts = read_subtasks(source, subtasks_file, config.unit) if subtasks_file else text_column(source, config.by)
         pieces = cut_by_text(source, 0, texts)
     _check_cut(config, source, pieces)
     pieces = _long_enough(pieces, config.min_frames, source)
@@ -387,23 +387,23 @@ def _check_cut(config: SegmentConfig, source: "Catalog", pieces: "Sequence[Piece
     whole = [(row, 0, length) for row, length in enumerate(source.episodes.lengths.tolist()) if length]
     if [(piece.row, piece.start, piece.stop) for piece in pieces] != whole:
         return
-    what = f"none of {len(whole)} episodes is cut"
+    problem = f"none of {len(whole)} episodes is cut"
     if config.by != "pauses":
-        warnings.warn(f"{source.root}: {what}: the output has the same episodes", stacklevel=2)
+        warnings.warn(f"{source.root}: {problem}: the output has the same episodes", stacklevel=2)
         return
     gap = f"{config.min_idle} idle frames" if config.min_idle else "one second"
     fix = "give a smaller --min-idle or a larger --threshold; `understudy edit SRC OUT` makes a copy"
-    raise DatasetError(f"{what}: there is no pause of {gap}", where=source.root, fix=fix)
+    raise DatasetError(f"{problem}: there is no pause of {gap}", where=source.root, fix=fix)
 
 
 def _long_enough(pieces: "Sequence[Piece]", least: int, source: "Catalog") -> "list[Piece]":
     from understudy.errors import DatasetError
 
-    kept = [piece for piece in pieces if piece.length >= least]
-    if not kept:
-        what = f"no segment of {least} frames or more is left of {len(pieces)}"
-        raise DatasetError(what, where=source.root, fix="cut less, or give a smaller --min-frames")
-    return kept
+    long_pieces = [piece for piece in pieces if piece.length >= least]
+    if not long_pieces:
+        problem = f"no segment of {least} frames or more is left of {len(pieces)}"
+        raise DatasetError(problem, where=source.root, fix="cut less, or give a smaller --min-frames")
+    return long_pieces
 
 
 _LARGER = 2.0
@@ -419,12 +419,12 @@ def write_and_print(plans: "Mapping[str, Plan]", out: Path, num_workers: int | N
     workers = num_workers or available_cores()
     with Progress(sum(plan.work for plan in plans.values()), "edit", "frame") as bar:
         written = write_outputs(plans, out, ["understudy", *sys.argv[1:]], workers, bar.update)
-    facts = {name: describe(plans[name], own, out / name if name else out) for name, own in written.items()}
+    facts = {name: describe(plans[name], output, out / name if name else out) for name, output in written.items()}
     if as_json:
         print(json.dumps(facts[""] if list(facts) == [""] else facts, ensure_ascii=False))
         return
-    for own in facts.values():
-        print("\n".join(format_summary(own)))
+    for output_facts in facts.values():
+        print("\n".join(format_summary(output_facts)))
 
 
 def measure_and_print(catalog: "Catalog", pixels: int, as_json: bool) -> None:
@@ -440,14 +440,14 @@ def measure_and_print(catalog: "Catalog", pixels: int, as_json: bool) -> None:
         print(json.dumps(facts, ensure_ascii=False))
         return
     print(f"{'':12}{'codec':10}{'GOP':>4}{'size':>10}{'bytes':>9}{'PSNR dB':>9}{'SSIM':>8}  CPU ms per image")
-    for own in facts:
-        if own["psnr_db"] is None:
-            print(f"{own['camera']}:")
-        mark = "  recommended" if own["is_recommended"] else ""
-        quality = f"{own['psnr_db']:9.1f}{own['ssim']:8.4f}" if own["psnr_db"] is not None else f"{'as it is':>17}"
-        cost = f"{own['decode_ms']['stretch']:.3f} in a row, {own['decode_ms']['single']:.3f} at random{mark}"
-        print(f"{'':12}{own['codec']:10}{own['gop']:4}{own['size']:>10}{own['bytes']:9,.0f}{quality}  {cost}")
-    best = next(own for own in facts if own["is_recommended"])
+    for way in facts:
+        if way["psnr_db"] is None:
+            print(f"{way['camera']}:")
+        mark = "  recommended" if way["is_recommended"] else ""
+        quality = f"{way['psnr_db']:9.1f}{way['ssim']:8.4f}" if way["psnr_db"] is not None else f"{'as it is':>17}"
+        cost = f"{way['decode_ms']['stretch']:.3f} in a row, {way['decode_ms']['single']:.3f} at random{mark}"
+        print(f"{'':12}{way['codec']:10}{way['gop']:4}{way['size']:>10}{way['bytes']:9,.0f}{quality}  {cost}")
+    best = next(way for way in facts if way["is_recommended"])
     settings = f"--size {pixels} --codec {best['codec']} --gop {best['gop']}"
     print(f"recommended: understudy edit {catalog.root} OUT {settings}")
 
@@ -485,15 +485,15 @@ def describe(plan: "Plan", written: "Written", root: Path) -> dict[str, Any]:
     after = Catalog.open(root)
     for key in plan.cameras:
         before_bytes, bytes_now = written.bytes[key]
-        own: dict[str, Any] = {"copied": written.copied[key], "encoded": written.encoded[key]}
-        own |= {"bytes_before": before_bytes, "bytes": bytes_now}
+        camera: dict[str, Any] = {"copied": written.copied[key], "encoded": written.encoded[key]}
+        camera |= {"bytes_before": before_bytes, "bytes": bytes_now}
         if written.encoded[key]:
             quality = written.quality[key]
-            own |= {"images_compared": quality.images, "psnr_db": _finite(quality.psnr), "ssim": quality.ssim}
+            camera |= {"images_compared": quality.images, "psnr_db": _finite(quality.psnr), "ssim": quality.ssim}
         if key in plan.encode:
             cost = measure_cost(plan.sources, plan.pieces, after, key)
-            own |= {"decode_ms_before": asdict(cost[0]), "decode_ms": asdict(cost[1])}
-        facts["cameras"][key] = own
+            camera |= {"decode_ms_before": asdict(cost[0]), "decode_ms": asdict(cost[1])}
+        facts["cameras"][key] = camera
     return facts
 
 
@@ -501,20 +501,20 @@ def format_summary(facts: Mapping[str, Any]) -> list[str]:
     """Format the facts for a terminal."""
     counts = ", ".join(plural(facts[f"{unit}s"], unit) for unit in ("episode", "frame", "task"))
     lines = [f"{facts['root']}: {counts}"]
-    for key, own in facts["cameras"].items():
-        sizes = f"{_size(own['bytes_before'])} -> {_size(own['bytes'])}"
-        lines.append(f"  {key}: {plural(own['copied'], 'episode')} copied, {own['encoded']:,} encoded, {sizes}")
-        if own["encoded"]:
-            compared = f"{own['images_compared']:,} images compared"
-            psnr = "equal images" if own["psnr_db"] is None else f"PSNR {own['psnr_db']:.1f} dB"
-            lines.append(f"    {psnr}, SSIM {own['ssim']:.4f} ({compared})")
-        if own["encoded"] and own["bytes"] > _LARGER * max(1, own["bytes_before"]):
+    for key, camera in facts["cameras"].items():
+        sizes = f"{_size(camera['bytes_before'])} -> {_size(camera['bytes'])}"
+        lines.append(f"  {key}: {plural(camera['copied'], 'episode')} copied, {camera['encoded']:,} encoded, {sizes}")
+        if camera["encoded"]:
+            compared = f"{camera['images_compared']:,} images compared"
+            psnr = "equal images" if camera["psnr_db"] is None else f"PSNR {camera['psnr_db']:.1f} dB"
+            lines.append(f"    {psnr}, SSIM {camera['ssim']:.4f} ({compared})")
+        if camera["encoded"] and camera["bytes"] > _LARGER * max(1, camera["bytes_before"]):
             lines.append(
-                f"    {own['bytes'] / own['bytes_before']:.1f} times the bytes: other cuts than at key frames encode; "
-                f"`understudy edit {facts['root']} OUT --crf N` with a larger N makes them smaller"
+                f"    {camera['bytes'] / camera['bytes_before']:.1f} times the bytes: other cuts than at key frames "
+                f"encode; `understudy edit {facts['root']} OUT --crf N` with a larger N makes them smaller"
             )
-        if "decode_ms" in own:
-            before, after = own["decode_ms_before"], own["decode_ms"]
+        if "decode_ms" in camera:
+            before, after = camera["decode_ms_before"], camera["decode_ms"]
             lines.append(
                 f"    decoding, CPU ms per image: {before['stretch']:.3f} -> {after['stretch']:.3f} in a row, "
                 f"{before['single']:.3f} -> {after['single']:.3f} at random places"

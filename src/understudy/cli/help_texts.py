@@ -16,7 +16,7 @@ POSITIONAL = {
     "RUN": "Run directory: the --output-dir of its `train`.",
     "POLICY": "Folder of `understudy export`, or a run directory.",
 }
-"""Meaning of a positional argument that is no setting."""
+"""Meaning of a positional argument that is not a setting."""
 MOST_USED = (
     "data.root",
     "output_dir",

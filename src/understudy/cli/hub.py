@@ -68,10 +68,10 @@ def read_content(folder: Path, checkpoint: int | str = "latest") -> Content:
     """
     kind = folder_kind(folder)
     if kind is None:
-        what = "holds no policy, run or dataset" if folder.is_dir() else "there is no such folder"
+        problem = "holds no policy, run or dataset" if folder.is_dir() else "there is no such folder"
         if not folder.exists() and (near := near_path(str(folder))):
-            what += f"; did you mean {near}?"
-        raise ConfigError(f"path: {folder}: {what}; name the folder of one, such as RUN/policy, RUN or a dataset")
+            problem += f"; did you mean {near}?"
+        raise ConfigError(f"path: {folder}: {problem}; name the folder of one, such as RUN/policy, RUN or a dataset")
     files = _visible(folder)
     for path in files:
         if path.name == checksums.FILE:
@@ -108,14 +108,14 @@ def _visible(folder: Path) -> tuple[Path, ...]:
 
 def _files(folder: Path, outer: frozenset[Path]) -> Iterator[Path]:
     """Yield the files below a folder, also those behind links: videos may be on another disk."""
-    here = folder.resolve()
-    if here in outer:
+    resolved = folder.resolve()
+    if resolved in outer:
         raise ConfigError(f"path: {folder}: links to the folder that it is in; remove this link")
     for entry in os.scandir(folder):
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            yield from _files(Path(entry.path), outer | {here})
+            yield from _files(Path(entry.path), outer | {resolved})
         elif entry.is_file() and not entry.name.endswith(DRAFT_SUFFIX):
             yield Path(entry.path)
         elif entry.is_symlink():
@@ -142,12 +142,12 @@ class PushConfig:
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
-        found = (
+        errors = (
             [] if self.path else ["path: required, the folder to publish: understudy push PATH --to hf://OWNER/NAME"]
         )
         if self.repository() is None:
-            found.append(f"to: {self.to!r}: must be hf://OWNER/NAME, or hf://datasets/OWNER/NAME for a dataset")
-        return found
+            errors.append(f"to: {self.to!r}: must be hf://OWNER/NAME, or hf://datasets/OWNER/NAME for a dataset")
+        return errors
 
     def repository(self) -> HubId | None:
         """Return the repository of `to`; None where it has another form."""
@@ -164,26 +164,26 @@ def push(config: PushConfig) -> None:
     from understudy.errors import ConfigError
     from understudy.hub import upload
 
-    folder, wanted = Path(config.path).expanduser().resolve(), config.repository()
-    assert wanted is not None
+    folder, repository = Path(config.path).expanduser().resolve(), config.repository()
+    assert repository is not None
     content = read_content(folder, config.checkpoint)
-    if (content.kind == "dataset") != (wanted.kind == "dataset"):
-        fits = HubId(wanted.name, kind="dataset" if content.kind == "dataset" else "model")
-        raise ConfigError(f"to: {wanted}: {config.path} is a {content.kind}, and belongs to {fits}")
+    if (content.kind == "dataset") != (repository.kind == "dataset"):
+        fits = HubId(repository.name, kind="dataset" if content.kind == "dataset" else "model")
+        raise ConfigError(f"to: {repository}: {config.path} is a {content.kind}, and belongs to {fits}")
     step = f" at step {content.step}" if content.kind == "run" else ""
     message = config.message or f"Add a {content.kind}{step} of understudy"
     cards = [path for path in content.files if path.name == FILE and is_unchanged((folder / path).read_bytes())]
     commit = upload.push(
         folder,
         content.files,
-        wanted,
+        repository,
         message=message,
         public=config.public,
         update=config.update,
         tag=content.tag,
         generated={path.as_posix(): is_unchanged for path in cards},
     )
-    print(f"{wanted}@{commit}: {content.kind}{step}, {content.size} files")
+    print(f"{repository}@{commit}: {content.kind}{step}, {content.size} files")
 
 
 @dataclass(frozen=True)
@@ -216,12 +216,12 @@ def pull(config: PullConfig) -> None:
     """
     from understudy.hub import download
 
-    wanted = config.repository()
-    assert wanted is not None
-    target = Path(config.output_dir or wanted.name.partition("/")[2]).expanduser().absolute()
-    download.pull(wanted, target)
+    repository = config.repository()
+    assert repository is not None
+    target = Path(config.output_dir or repository.name.partition("/")[2]).expanduser().absolute()
+    download.pull(repository, target)
     kind = folder_kind(target)
-    print(f"{target}: {kind or 'files'} of {wanted}")
+    print(f"{target}: {kind or 'files'} of {repository}")
     if kind == "run":
         print(f"  understudy resume {target}")
     elif kind == "policy":

@@ -199,7 +199,7 @@ def read_settings(name: str, arguments: Sequence[str]) -> Any:
 
 
 def split_launch(arguments: list[str]) -> tuple[int | None, list[str]]:
-    """Remove `--launch N`, which is no setting of a run; returns N (or None) and the other arguments.
+    """Remove `--launch N`, which is not a setting of a run; returns N (or None) and the other arguments.
 
     Raises:
         ConfigError: N is not a number.

@@ -43,16 +43,16 @@ class PlanConfig(TrainConfig):
 
     def problems(self) -> list[str]:
         """Return broken rules between fields, one line each."""
-        found = super().problems()
+        errors = super().problems()
         for size in self.gpu_memory:
             try:
                 parse_bytes(size)
             except ValueError as error:
-                found.append(f"gpu_memory: {error}")
+                errors.append(f"gpu_memory: {error}")
             else:
                 if size.strip()[-1].isdigit():
-                    found.append(f"gpu_memory: {size!r} has no unit; give one, as in {size.strip()}GB")
-        return found
+                    errors.append(f"gpu_memory: {size!r} has no unit; give one, as in {size.strip()}GB")
+        return errors
 
 
 def plan(config: PlanConfig) -> int:
@@ -60,45 +60,45 @@ def plan(config: PlanConfig) -> int:
     from understudy.train.profiling import plan as planning
 
     device = "cpu" if config.device == "cpu" else "cuda"
-    found = planning.plan(config, config.world_size, device, [parse_bytes(size) for size in config.gpu_memory])
-    print(json.dumps(found.plain()) if config.json else format_plan(found, config.gpu_memory))
-    return 0 if not found.cards or found.memory["peak"] <= max(card.limit for card in found.cards) else 1
+    estimate = planning.plan(config, config.world_size, device, [parse_bytes(size) for size in config.gpu_memory])
+    print(json.dumps(estimate.plain()) if config.json else format_plan(estimate, config.gpu_memory))
+    return 0 if not estimate.cards or estimate.memory["peak"] <= max(card.limit for card in estimate.cards) else 1
 
 
-def format_plan(found: "Plan", cards: Sequence[str]) -> str:
+def format_plan(costs: "Plan", cards: Sequence[str]) -> str:
     """Format a plan for a terminal; `cards` are the names of `found.cards`."""
     from understudy.train.profiling.plan import MOST
 
-    c, width = found.conditions, max(map(len, NAMES.values())) + 2
+    c, width = costs.conditions, max(map(len, NAMES.values())) + 2
     ranks = f"{c['ranks']} ranks ({c['ranks'] // c['shards']} replicas of {c['shards']} shards)"
-    words = [f"{found.parameters:,} parameters, {found.trained:,} trained", c["precision"]]
+    words = [f"{costs.parameters:,} parameters, {costs.trained:,} trained", c["precision"]]
     words += [f"attention {c['attention']}"] if c["attention"] != "sdpa" else []
     words += [f"activation checkpointing {c['activation_checkpoint']}", ranks if c["ranks"] > 1 else "1 rank"]
-    lines = [", ".join([*words, f"micro-batch {found.micro_batch_size}", f"arithmetic of a {c['device']} device"]), ""]
+    lines = [", ".join([*words, f"micro-batch {costs.micro_batch_size}", f"arithmetic of a {c['device']} device"]), ""]
     lines.append(f"{'memory per rank':<{width}}{'MiB':>12}")
-    sizes = found.memory | {"inputs": found.inputs}
+    sizes = costs.memory | {"inputs": costs.inputs}
     sizes["rest"] = 2 * sizes["peak"] - sum(sizes.values())
     notes = {"inputs": f"cameras: {', '.join(c['cameras']) or 'none'}"}
     if not sizes["average"]:
-        notes["average"] = f"off; --optim.ema.decay adds {found.average_if_kept / 2**20:,.2f}"
+        notes["average"] = f"off; --optim.ema.decay adds {costs.average_if_kept / 2**20:,.2f}"
     lines += [f"{text:<{width}}{sizes[name] / 2**20:>12,.2f}  {notes.get(name, '')}" for name, text in NAMES.items()]
     lines += ["", f"{'by --activation-checkpoint':<{width}}{'activations':>12}{'peak':>12}"]
     lines += [
-        f"{mode:<{width}}{size / 2**20:>12,.2f}{found.peaks[mode] / 2**20:>12,.2f}"
-        for mode, size in found.activations.items()
+        f"{mode:<{width}}{size / 2**20:>12,.2f}{costs.peaks[mode] / 2**20:>12,.2f}"
+        for mode, size in costs.activations.items()
     ]
-    lines += ["", f"{'bytes per trained parameter':<{width}}{found.bytes_per_parameter:>12.2f}"]
-    lines.append(f"{'model GFLOP per sample':<{width}}{found.flops_per_sample / 1e9:>12,.2f}  {FLOPS_NOTE}")
-    if found.tokens_per_sample is not None:
-        lines.append(f"{'tokens per sample':<{width}}{found.tokens_per_sample:>12,}")
-    if found.longest_prompt is not None:
-        longest, most, setting = found.longest_prompt
+    lines += ["", f"{'bytes per trained parameter':<{width}}{costs.bytes_per_parameter:>12.2f}"]
+    lines.append(f"{'model GFLOP per sample':<{width}}{costs.flops_per_sample / 1e9:>12,.2f}  {FLOPS_NOTE}")
+    if costs.tokens_per_sample is not None:
+        lines.append(f"{'tokens per sample':<{width}}{costs.tokens_per_sample:>12,}")
+    if costs.longest_prompt is not None:
+        longest, most, setting = costs.longest_prompt
         note = f"of policy.{setting} {most:,}" + (", the rest is cut" if longest > most else "")
         lines.append(f"{'length of the longest prompt':<{width}}{longest:>12,}  {note}")
-    if found.cards:
+    if costs.cards:
         lines += ["", f"{'card':<{width}}{'usable MiB':>12}{'the run':>14}  largest micro-batch"]
-    for name, card in zip(cards, found.cards):
-        fits = "fits" if found.memory["peak"] <= card.limit else "does not fit"
-        more = " or more" if card.largest_micro_batch == max(MOST, found.micro_batch_size) else ""
+    for name, card in zip(cards, costs.cards):
+        fits = "fits" if costs.memory["peak"] <= card.limit else "does not fit"
+        more = " or more" if card.largest_micro_batch == max(MOST, costs.micro_batch_size) else ""
         lines.append(f"{name:<{width}}{card.limit / 2**20:>12,.2f}{fits:>14}  {card.largest_micro_batch:,}{more}")
     return "\n".join(map(str.rstrip, lines))

@@ -33,22 +33,22 @@ class FitConfig(TrainConfig):
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        found = super().problems()
+        errors = super().problems()
         folder = Path(self.output_dir)
         if not self.output_dir:
-            found.append("output_dir: required, the folder to write")
+            errors.append("output_dir: required, the folder to write")
         elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            found.append(f"output_dir: {self.output_dir} exists; name another folder, or remove it")
-        return found
+            errors.append(f"output_dir: {self.output_dir} exists; name another folder, or remove it")
+        return errors
 
 
 def spread_rows(dataset: "EpisodeDataset", count: int, batch: int) -> Iterator[dict[str, Any]]:
     """Yield rows of `count` samples, evenly spread over `dataset`, in batches of up to `batch` samples."""
     import numpy as np
 
-    wanted = np.linspace(0, len(dataset) - 1, count).round().astype(np.int64)
+    rows = np.linspace(0, len(dataset) - 1, count).round().astype(np.int64)
     for begin in range(0, count, batch):
-        yield dataset.row_batch(*dataset.locate(wanted[begin : begin + batch]))
+        yield dataset.row_batch(*dataset.locate(rows[begin : begin + batch]))
 
 
 CHUNKS = 512
@@ -122,8 +122,8 @@ def read_chunks(config: TrainConfig) -> "Iterator[np.ndarray]":
             }
             batch[HEAD] = torch.full((len(read[ACTION]),), int(data.head_of_source[number]), dtype=torch.int64)
             actions = normalizer.actions(batch)
-            own = normalizer.dims[ACTION][int(data.head_of_source[number])]
-            yield from actions[..., :own].numpy()
+            action_dim = normalizer.dims[ACTION][int(data.head_of_source[number])]
+            yield from actions[..., :action_dim].numpy()
 
 
 def measure(tokenizer: "FastTokenizer", chunks: "list[np.ndarray]") -> dict[str, Any]:
@@ -232,13 +232,13 @@ def fit_tokenizer(config: TokenizerFitConfig) -> None:
 
 def read_responses(config: TokenizerFitConfig, data: "RunData") -> list[str]:
     """Return the distinct responses of frames that are evenly spread over each source's training frames, sorted."""
-    found: set[str] = set()
+    responses: set[str] = set()
     for source, part in zip(config.data.mixed(), data.training):
         if not source.response:
             continue
         for read in spread_rows(part, min(len(part), config.tokenizer.frames), FRAMES):
-            found.update(read[RESPONSE])
-    return sorted(found)
+            responses.update(read[RESPONSE])
+    return sorted(responses)
 
 
 def format_tokenizer(facts: dict[str, Any]) -> str:

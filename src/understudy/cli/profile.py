@@ -33,7 +33,7 @@ class ProfileConfig(TrainConfig):
     }
 
     steps: Annotated[int, Interval(ge=1, le=10**12)] = 2500
-    """Steps of the profiled run, from a settings file alone: the flag is refused. `--profile.steps` are measured."""
+    """Steps of the run_profile run, from a settings file alone: the flag is refused. `--profile.steps` are measured."""
     output_dir: str = "runs/profile"
     """Folder of profile.html and profile.json; no other file is written. A run's report shows those in its folder."""
     profile: MeasureConfig = field(default_factory=MeasureConfig)
@@ -68,7 +68,7 @@ def profile(config: ProfileConfig) -> None:
 
 
 def _refuse_foreign_facts(path: Path) -> None:
-    """Raise ConfigError if `path` exists and is no earlier measurement."""
+    """Raise ConfigError if `path` exists and is not an earlier measurement."""
     from understudy.errors import ConfigError
 
     if not path.exists():
@@ -82,7 +82,7 @@ def _refuse_foreign_facts(path: Path) -> None:
         raise ConfigError(f"{path}: {message}")
 
 
-def format_profile(found: "Profile") -> str:
+def format_profile(run_profile: "Profile") -> str:
     """Format the measurement for a terminal."""
     from understudy.report.step_profile import (
         GROUPS,
@@ -93,17 +93,17 @@ def format_profile(found: "Profile") -> str:
         milliseconds,
     )
 
-    step, width = found.step_s, max(len(name) for name in [*found.phases, *GROUPS.values()]) + 2
-    lines = [describe(found.conditions), ""]
-    lines += [f"{name:<{width - 1}} {value}" for value, name in headlines(found)]
+    step, width = run_profile.step_s, max(len(name) for name in [*run_profile.phases, *GROUPS.values()]) + 2
+    lines = [describe(run_profile.conditions), ""]
+    lines += [f"{name:<{width - 1}} {value}" for value, name in headlines(run_profile)]
     lines += ["", f"{'phase, synchronised':<{width}}{'worst rank':>12}{'mean':>12}{'share':>8}"]
-    for name, phase in found.phases.items():
-        rank = f"  rank {phase.rank}" if found.conditions["ranks"] > 1 else ""
-        share = f"{phase.worst / found.timed_step_s:.0%}"
+    for name, phase in run_profile.phases.items():
+        rank = f"  rank {phase.rank}" if run_profile.conditions["ranks"] > 1 else ""
+        share = f"{phase.worst / run_profile.timed_step_s:.0%}"
         lines.append(f"{name:<{width}}{milliseconds(phase.worst):>12}{milliseconds(phase.mean):>12}{share:>8}{rank}")
-    lines.append(f"{'step, synchronised':<{width}}{milliseconds(found.timed_step_s):>12}")
+    lines.append(f"{'step, synchronised':<{width}}{milliseconds(run_profile.timed_step_s):>12}")
     lines.append(f"{'step, as in training':<{width}}{milliseconds(step):>12}")
-    lines.append(explain_difference(found))
-    head, *rows = memory_table(found)
+    lines.append(explain_difference(run_profile))
+    head, *rows = memory_table(run_profile)
     lines += ["", *(f"{name:<{width}}" + "".join(f"{cell:>12}" for cell in cells) for name, *cells in [head, *rows])]
     return "\n".join(lines)

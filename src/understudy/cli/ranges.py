@@ -66,15 +66,15 @@ class RangesConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        found = [] if self.path else ["path: required, the folder or URL of a dataset: understudy ranges PATH"]
+        errors = [] if self.path else ["path: required, the folder or URL of a dataset: understudy ranges PATH"]
         folder = Path(self.output).absolute().parent
         if not self.output:
-            found.append("output: required, the JSON file to write: --output FILE.json")
+            errors.append("output: required, the JSON file to write: --output FILE.json")
         elif not folder.is_dir():
-            found.append(f"output: {folder} is no folder; create it first")
+            errors.append(f"output: {folder} is no folder; create it first")
         if self.dims and not self.keys and self.preset != "droid":
-            found.append("dims: name their column with --keys")
-        return found
+            errors.append("dims: name their column with --keys")
+        return errors
 
 
 def ranges(config: RangesConfig) -> None:
@@ -86,10 +86,10 @@ def ranges(config: RangesConfig) -> None:
     refuse_existing(config.output, "output", None)
     catalog = Catalog.open(config.path)
     names = _episode_names(catalog, config.name_by)
-    kept, facts = find_ranges(catalog, config)
+    spans, facts = find_ranges(catalog, config)
     _check_kept(facts, catalog.root)
     refuse_existing(config.output, "output", None)  # it may be new since then
-    lines = [f"  {json.dumps(names[row], ensure_ascii=False)}: {json.dumps(own)}" for row, own in kept.items()]
+    lines = [f"  {json.dumps(names[row], ensure_ascii=False)}: {json.dumps(pairs)}" for row, pairs in spans.items()]
     write_text(Path(config.output), "{\n" + ",\n".join(lines) + "\n}\n")
     facts |= {"out": config.output}
     plain = json.dumps(finite(facts), ensure_ascii=False, allow_nan=False) if config.json else ""
@@ -101,13 +101,13 @@ def _check_kept(facts: dict[str, Any], where: str) -> None:
     """Raise DatasetError if no frame remains, or if frames are left out although there is no pause."""
     from understudy.errors import DatasetError
 
-    rule, kept, frames = facts["rule"], facts["frames_kept"], facts["frames"]
+    rule, used, frames = facts["rule"], facts["frames_kept"], facts["frames"]
     of = f"{', '.join(facts['keys'])} by {_threshold(facts)}"
-    if not facts["frames_in_pauses"] and kept < frames:
-        message = f"no frame is in a pause ({of}), but {frames - kept:,} of {frames:,} frames would be left out: "
+    if not facts["frames_in_pauses"] and used < frames:
+        message = f"no frame is in a pause ({of}), but {frames - used:,} of {frames:,} frames would be left out: "
         message += f"--min-moving {rule['min_moving']}, --cut-last {rule['cut_last']}"
         raise DatasetError(message, where=where, fix="give --min-moving 1 --cut-last 0, or train on all frames")
-    if not kept:
+    if not used:
         message = f"no frame of {frames:,} would be kept, of which {facts['frames_in_pauses']:,} are in pauses ({of})"
         raise DatasetError(message, where=where, fix="give a smaller --threshold, --min-moving or --cut-last")
 
@@ -127,27 +127,28 @@ def find_ranges(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, lis
 
     keys = keys_of(config, catalog)
     rule, episodes = rule_of(config, catalog, keys), catalog.episodes
-    kept: dict[int, list[tuple[int, int]]] = {}
+    spans: dict[int, list[tuple[int, int]]] = {}
     idle, paused, steps = 0, 0, 0
     with Progress(int((episodes.lengths > 0).sum()), "ranges", "episode") as bar:
         for row, values in episode_values(catalog, keys, config.dims):
-            kept[row] = non_idle_ranges(values, rule)
+            spans[row] = non_idle_ranges(values, rule)
             paused += sum(stop - start for start, stop in idle_ranges(values, rule))
             idle += int(idle_frames(values, rule)[1:].sum())
             steps += len(values) - 1
             bar.update()
-    kept = dict(sorted(kept.items()))
-    lengths = [stop - start for own in kept.values() for start, stop in own]
-    without = [int(episodes.ids[row]) for row, own in kept.items() if not own]
+    spans = dict(sorted(spans.items()))
+    lengths = [stop - start for pairs in spans.values() for start, stop in pairs]
+    without = [int(episodes.ids[row]) for row, pairs in spans.items() if not pairs]
     counts = [
-        (int(episodes.ids[row]), int(episodes.lengths[row]), sum(b - a for a, b in own)) for row, own in kept.items()
+        (int(episodes.ids[row]), int(episodes.lengths[row]), sum(b - a for a, b in pairs))
+        for row, pairs in spans.items()
     ]
-    return kept, {
+    return spans, {
         "root": catalog.root,
         "keys": keys,
         "rule": asdict(rule),
         "threshold_share": config.threshold_share if isinstance(rule.threshold, tuple) else None,
-        "episodes": len(kept),
+        "episodes": len(spans),
         "frames": int(episodes.frames),
         "frames_kept": sum(lengths),
         "idle_share": idle / steps if steps else 0.0,
@@ -182,8 +183,8 @@ def format_summary(facts: dict[str, Any], config: RangesConfig) -> str:
         largest = f", the {SHOWN} largest shares:" if len(cut) > SHOWN else ":"
         lines.append(f"  {len(cut):,} of {facts['episodes']:,} episodes lose frames{largest}")
         lines += [
-            f"    episode {episode}: {frames - kept:,} of {frames:,} frames left out ({1 - kept / frames:.1%})"
-            for episode, frames, kept in cut[:SHOWN]
+            f"    episode {episode}: {frames - used:,} of {frames:,} frames left out ({1 - used / frames:.1%})"
+            for episode, frames, used in cut[:SHOWN]
         ]
     if facts["episodes_without"]:
         first = ", ".join(map(str, facts["first_without"])) + (", ..." if facts["episodes_without"] > 5 else "")
@@ -198,7 +199,7 @@ def warn_of_large_cuts(facts: dict[str, Any], share: float) -> None:
     lost = 1 - facts["frames_kept"] / facts["frames"]
     if lost > share:
         warnings.warn(f"{facts['root']}: {lost:.1%} of its frames are left out, more than {share:.0%}", stacklevel=2)
-    large = [f"{episode} ({1 - kept / n:.0%})" for episode, n, kept in facts["cut"] if 1 - kept / n > share]
+    large = [f"{episode} ({1 - used / n:.0%})" for episode, n, used in facts["cut"] if 1 - used / n > share]
     if large:
         more = ", ..." if len(large) > SHOWN else ""
         text = f"{len(large):,} episodes lose more than {share:.0%} of their frames: {', '.join(large[:SHOWN])}{more}"
@@ -231,12 +232,12 @@ def rule_of(config: RangesConfig, catalog: "Catalog", keys: list[str]) -> "IdleR
     droid = config.preset == "droid"
     rule = IdleRule.droid() if droid else IdleRule(min_idle=max(1, round(catalog.fps)))
     names = ("threshold", "difference", "min_idle", "min_moving", "cut_last")
-    given: dict[str, Any] = {name: getattr(config, name) for name in names}
+    options: dict[str, Any] = {name: getattr(config, name) for name in names}
     if not droid and config.threshold is None:
         share, difference = config.threshold_share, config.difference
-        found = motion_thresholds(catalog, keys, config.dims, share=share, difference=difference)
-        given["threshold"], given["rates"] = found
-    return replace(rule, **{name: value for name, value in given.items() if value is not None})
+        thresholds = motion_thresholds(catalog, keys, config.dims, share=share, difference=difference)
+        options["threshold"], options["rates"] = thresholds
+    return replace(rule, **{name: value for name, value in options.items() if value is not None})
 
 
 def keys_of(config: RangesConfig, catalog: "Catalog") -> list[str]:

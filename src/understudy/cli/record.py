@@ -51,14 +51,14 @@ class RecordConfig:
         """List errors in the settings, one line each."""
         from understudy.video.encode import check_size
 
-        found = (
+        errors = (
             [] if self.output_dir else ["output_dir: required, the folder of the dataset to write: --output-dir FOLDER"]
         )
         try:
             check_size(self.codec, self.image_size, self.image_size)
         except ValueError as error:
-            found.append(f"image_size: {error}")
-        return found
+            errors.append(f"image_size: {error}")
+        return errors
 
 
 def record(config: RecordConfig) -> int:
@@ -140,7 +140,7 @@ def _check_note(config: RecordConfig, fresh: bool) -> None:
 
 
 def _write_note(config: RecordConfig) -> None:
-    """Write the settings beside the dataset."""
+    """Write the settings next to the dataset."""
     import json
 
     from understudy.atomic import write_text

@@ -83,9 +83,9 @@ def replay(config: ReplayConfig) -> int:
             robot = load_policy(folder, head=head or None, contract=config.contract)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        found = replay_episode(state, validation, robot, number, config)
-    print(json.dumps(asdict(found)) if config.json else _format(found))
-    return 0 if found.equal else 1
+        outcome = replay_episode(state, validation, robot, number, config)
+    print(json.dumps(asdict(outcome)) if config.json else _format(outcome))
+    return 0 if outcome.equal else 1
 
 
 def replay_episode(
@@ -149,8 +149,8 @@ def replay_episode(
                 parts_at = frame + int(np.flatnonzero(apart.any(1))[0])
             if apart.max() > largest:
                 largest, dimension = float(apart.max()), names[int(apart.max(0).argmax())]
-        found = tuple(map(str, policy.mismatches))
-    return Replay(episode, length, chunks, parts_at is None, parts_at, (largest, dimension), found)
+        mismatches = tuple(map(str, policy.mismatches))
+    return Replay(episode, length, chunks, parts_at is None, parts_at, (largest, dimension), mismatches)
 
 
 def _open_loop(
@@ -174,17 +174,17 @@ def _open_loop(
     if mode != POLICY:
         raise ConfigError(f"mode: the run is validated in the mode {mode!r}, and a server computes {POLICY!r}")
     policy = state.eval_policy.eval()
-    own = np.flatnonzero((validation.source == source) & (validation.episode == episode))
-    chosen = own[choose_starts(validation.frame[own], policy.config.chunk)]
+    rows = np.flatnonzero((validation.source == source) & (validation.episode == episode))
+    chosen = rows[choose_starts(validation.frame[rows], policy.config.chunk)]
     for number in chosen.tolist():
         part = slice(number, number + 1)
         batch = validation.read(part)
         if error := batch.pop(UNREADABLE):
             raise ConfigError(f"episode {episode}: a frame cannot be read: {next(iter(error.values()))}")
         identity, task = validation.identity(part), batch[TASK][0]
-        here = batch_to_device(policy.preprocess(batch), state.mesh.device)
+        device_batch = batch_to_device(policy.preprocess(batch), state.mesh.device)
         with torch.no_grad():
-            actions = predict_actions(policy, here, identity, state.config.seed, mode)[0]
+            actions = predict_actions(policy, device_batch, identity, state.config.seed, mode)[0]
         yield int(validation.frame[number]), (int(identity[0]), actions.float().cpu().numpy(), task)
 
 
@@ -194,7 +194,7 @@ def _observation(batch: Mapping[str, Any], robot: "RobotPolicy") -> dict[str, An
     from understudy.prompt_metadata import label
 
     config = robot.config
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key in (*config.cameras, *((STATE,) if config.state_dim else ())):
         missing = batch.get(f"{key}_is_missing")
         if key not in batch or (missing is not None and bool(missing[0])):
@@ -203,12 +203,12 @@ def _observation(batch: Mapping[str, Any], robot: "RobotPolicy") -> dict[str, An
         image = key != STATE
         if value.ndim > (3 if image else 1):  # a window; the present is last
             value = value[-1]
-        found[key] = value.permute(1, 2, 0).contiguous().numpy() if image else value.numpy()
+        values[key] = value.permute(1, 2, 0).contiguous().numpy() if image else value.numpy()
     if lines := batch.get(PROMPT_METADATA, [""])[0]:
-        own = dict(line.split(": ", 1) for line in lines.splitlines())
+        metadata = dict(line.split(": ", 1) for line in lines.splitlines())
         names = robot.metadata.get(PROMPT_METADATA, {}).get("names", ())
-        found[PROMPT_METADATA] = {name: own[label(name)] for name in names if label(name) in own}
-    return found
+        values[PROMPT_METADATA] = {name: metadata[label(name)] for name in names if label(name) in metadata}
+    return values
 
 
 def _exported_step(folder: Path) -> "int | str":
@@ -234,22 +234,22 @@ def _choose_episode(episode: int, source: int, validation: "ValidationData") -> 
 
     from understudy.errors import ConfigError
 
-    known = np.unique(validation.episode[validation.source == source])
+    episodes = np.unique(validation.episode[validation.source == source])
     if episode < 0:
-        return int(known[0])
-    if episode not in known:
-        some = ", ".join(map(str, known[:8].tolist()))
+        return int(episodes[0])
+    if episode not in episodes:
+        some = ", ".join(map(str, episodes[:8].tolist()))
         raise ConfigError(
             f"episode: {episode} is no validation episode of {validation.names[source]}; there are {some}"
         )
     return episode
 
 
-def _format(found: Replay) -> str:
-    lines = [f"episode {found.episode}: {found.frames} frames, {found.chunks} chunks through the server"]
-    if found.equal:
+def _format(outcome: Replay) -> str:
+    lines = [f"episode {outcome.episode}: {outcome.frames} frames, {outcome.chunks} chunks through the server"]
+    if outcome.equal:
         lines.append("all actions are those of open-loop validation to the bit")
     else:
-        size, dimension = found.difference
-        lines.append(f"the actions part at step {found.parts_at}; the largest difference is {size:.6g} ({dimension})")
-    return "\n".join([*lines, *found.mismatches])
+        size, dimension = outcome.difference
+        lines.append(f"the actions part at step {outcome.parts_at}; the largest difference is {size:.6g} ({dimension})")
+    return "\n".join([*lines, *outcome.mismatches])

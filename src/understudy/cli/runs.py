@@ -93,8 +93,8 @@ def validate(config: ValidateConfig) -> None:
     from understudy.train.track.metrics_file import finite
 
     root = Path(config.run)
-    found = evaluate_checkpoint(root, config.checkpoint, per_dim=config.per_dim, data_root=config.data.root)
-    result = finite(found)
+    metrics = evaluate_checkpoint(root, config.checkpoint, per_dim=config.per_dim, data_root=config.data.root)
+    result = finite(metrics)
     if is_rank_0():
         mode = RunDir(root).settings().val_mode()
         print(json.dumps(result, ensure_ascii=False) if config.json else format_validation(result, mode))
@@ -160,10 +160,10 @@ class ReportConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        found = [] if self.runs else ["runs: required, directories of runs: understudy report RUN [RUN ...]"]
+        errors = [] if self.runs else ["runs: required, directories of runs: understudy report RUN [RUN ...]"]
         if self.output and not Path(self.output).absolute().parent.is_dir():
-            found.append(f"output: {Path(self.output).parent} is not a folder; create it first")
-        return found
+            errors.append(f"output: {Path(self.output).parent} is not a folder; create it first")
+        return errors
 
 
 def report(config: ReportConfig) -> None:

@@ -9,21 +9,21 @@ PACKAGES = ("torch", "numpy", "av", "pyarrow")
 
 def versions() -> str:
     """Format the versions of Python, packages and FFmpeg's libraries, and the state of `UNDERSTUDY_NATIVE`."""
-    found = {"python": f"{platform.python_version()} on {sys.platform} {platform.machine()}"}
+    entries = {"python": f"{platform.python_version()} on {sys.platform} {platform.machine()}"}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            entries[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
+            entries[name] = "not installed"
     try:
         import av
     except ImportError as error:
-        found["native"] = f"not used: PyAV cannot be imported ({error})"
+        entries["native"] = f"not used: PyAV cannot be imported ({error})"
     else:
         libraries = {name: ".".join(map(str, version)) for name, version in sorted(av.library_versions.items())}
-        found["ffmpeg"] = ", ".join(f"{name} {version}" for name, version in libraries.items())
-        found["native"] = _native()
-    return "\n".join(f"{name:<10} {text}" for name, text in found.items())
+        entries["ffmpeg"] = ", ".join(f"{name} {version}" for name, version in libraries.items())
+        entries["native"] = _native()
+    return "\n".join(f"{name:<10} {text}" for name, text in entries.items())
 
 
 def _native() -> str:

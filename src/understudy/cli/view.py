@@ -53,19 +53,19 @@ class ViewConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        found = [] if self.path else ["path: required, the folder or URL of a dataset, or a run: understudy view PATH"]
+        errors = [] if self.path else ["path: required, the folder or URL of a dataset, or a run: understudy view PATH"]
         if self.export and not self.episodes:
-            found.append("export: name the episodes to write, as in --episodes 0 3 7")
+            errors.append("export: name the episodes to write, as in --episodes 0 3 7")
         if self.rerun and not self.episodes:
-            found.append("rerun: name the episodes to write, as in --episodes 0 3 7")
+            errors.append("rerun: name the episodes to write, as in --episodes 0 3 7")
         if self.rerun and (self.export or self.keep_ranges or self.findings):
-            found.append(
+            errors.append(
                 "rerun: a recording has images, curves and texts alone; give --rerun without --export, "
                 "--keep-ranges and --findings"
             )
         if len(set(self.episodes)) < len(self.episodes):
-            found.append("episodes: an id is repeated; give each once")
-        return found
+            errors.append("episodes: an id is repeated; give each once")
+        return errors
 
 
 def view(config: ViewConfig) -> None:
@@ -134,15 +134,15 @@ def _run_viewer(config: ViewConfig, state: "TrainState", validation: "Validation
     from understudy.train.validation.open_loop import EpisodeActions
 
     actions = EpisodeActions(state, validation)
-    sources, found = [], 0
+    sources, episode_count = [], 0
     for number, (name, dataset) in enumerate(zip(validation.names, validation.datasets)):
         ids = actions.episodes(number)
         ids = np.intersect1d(ids, np.asarray(config.episodes, np.int64)) if config.episodes else ids
-        found += len(ids)
+        episode_count += len(ids)
         sources.append(Source(name, dataset.catalog, dataset.catalog.episodes.rows_of(ids)))
-    if not found:
-        known = ", ".join(map(str, actions.episodes(0)[:8].tolist()))
-        raise ConfigError(f"episodes: none is a validation episode of the run; {validation.names[0]} has {known}, …")
+    if not episode_count:
+        examples = ", ".join(map(str, actions.episodes(0)[:8].tolist()))
+        raise ConfigError(f"episodes: none is a validation episode of the run; {validation.names[0]} has {examples}, …")
     return Viewer(sources, f"{Path(config.path).name}, step {state.step}", actions.predict)
 
 

@@ -2,7 +2,7 @@
 
 schema       read, check, compare and write settings
 declare      bounds and command-line markers of settings
-on_resume    consequence of changing a setting on resume, declared beside it
+on_resume    consequence of changing a setting on resume, declared next to it
 help         flags, meanings, placeholders and rules of settings as text
 flags        the command line as a second settings file
 foreign      settings of other trainers, and the equivalent ones

@@ -190,7 +190,7 @@ class DataConfig(DatasetConfig):
         """Return the sources; a single dataset as one source."""
         if self.sources:
             return self.sources
-        return (SourceConfig(**{own.name: getattr(self, own.name) for own in fields(DatasetConfig)}),)
+        return (SourceConfig(**{setting.name: getattr(self, setting.name) for setting in fields(DatasetConfig)}),)
 
     def names(self) -> tuple[str, ...]:
         """Return a unique name for each source: its own, or its folder's with #2, #3 for the next ones."""
@@ -228,9 +228,9 @@ class DataConfig(DatasetConfig):
             yield from self.mixed()[0].problems()
             return
         plain = DataConfig()
-        for own in fields(DatasetConfig):
-            if (value := getattr(self, own.name)) != getattr(plain, own.name):
-                yield f"{own.name}: {value}: describes a single dataset; with `sources`, set it in each of them"
+        for setting in fields(DatasetConfig):
+            if (value := getattr(self, setting.name)) != getattr(plain, setting.name):
+                yield f"{setting.name}: {value}: describes a single dataset; with `sources`, set it in each of them"
         for number, source in enumerate(self.sources):
             yield from (f"sources.{number}.{line}" for line in source.problems())
             if not source.root:

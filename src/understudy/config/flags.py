@@ -55,7 +55,7 @@ def list_settings(cls: type, policy: type | None = None, prefix: str = "") -> It
 
 
 def is_policy(kind: Any) -> bool:
-    """Return whether a type is that of the settings of a policy."""
+    """Return whether a type is a class of policy settings."""
     return isinstance(kind, type) and issubclass(kind, PolicySettings)
 
 
@@ -91,12 +91,12 @@ def read_flags(
 
 def chosen_type(words: Sequence[str]) -> str:
     """Return the type of policy that flags name; "" without one."""
-    found = ""
+    policy_type = ""
     for word, following in zip(words, [*words[1:], ""]):
         flag, equals, text = word.partition("=")
         if flag == "--policy.type":
-            found = text if equals else following
-    return found
+            policy_type = text if equals else following
+    return policy_type
 
 
 @dataclass
@@ -186,7 +186,7 @@ class _Line:
         if close and close[0] not in flags:
             return f"{flag}: unknown setting; {close[0]} of another trainer is here {FOREIGN[close[0][2:]]}"
         close = difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=0.65)
-        close = close or [known for known in flags if known.rpartition(".")[2] == name][:1]
+        close = close or [candidate for candidate in flags if candidate.rpartition(".")[2] == name][:1]
         return f"{flag}: unknown setting; " + (f"did you mean {close[0]}?" if close else "--help lists all")
 
 

@@ -21,7 +21,7 @@ from understudy.config.declare import POSITIONAL
 from understudy.policies.registry import PolicySettings, type_names
 
 COLUMN = 30
-"""Column at which the meanings begin; a longer flag has a line of its own."""
+"""Column at which the meanings begin; a longer flag has a separate line."""
 VALUES = {int: "INT", float: "FLOAT", str: "TEXT"}
 """Placeholder of a value by its type."""
 OTHER_TYPE = {
@@ -58,8 +58,8 @@ class Setting:
     def meaning(self) -> str:
         """Return the meaning with the default, unless the text or an empty value already gives it."""
         if self.default in (None, "", (), {}):
-            known = "default" in self.text or "equired" in self.text or self.positional
-            return self.text if known else f"{self.text} (default: none)".strip()
+            says_default = "default" in self.text or "equired" in self.text or self.positional
+            return self.text if says_default else f"{self.text} (default: none)".strip()
         return f"{self.text} (default: {_shown(self.default)})".strip()
 
 
@@ -84,28 +84,28 @@ def groups(cls: type, default: Any = None, name: str = "") -> Iterator[Group]:
     hints, texts = get_type_hints(cls, include_extras=True), _texts(cls)
     plain, inner = [], []
     prefix = f"{name}." if name else ""
-    for own in fields(cls):
-        value = _default_of(own) if default is None else getattr(default, own.name)
+    for setting in fields(cls):
+        value = _default_of(setting) if default is None else getattr(default, setting.name)
         if is_dataclass(value):
-            inner.append((type(value), value, f"{prefix}{own.name}"))
-        elif item_class(get_type_hints(cls)[own.name]) is None:
-            markers = getattr(hints[own.name], "__metadata__", ())
+            inner.append((type(value), value, f"{prefix}{setting.name}"))
+        elif item_class(get_type_hints(cls)[setting.name]) is None:
+            markers = getattr(hints[setting.name], "__metadata__", ())
             positional = POSITIONAL in markers
-            text, kind = texts.get(own.name, ""), get_type_hints(cls)[own.name]
-            if issubclass(cls, PolicySettings) and own.name == "type":
+            text, kind = texts.get(setting.name, ""), get_type_hints(cls)[setting.name]
+            if issubclass(cls, PolicySettings) and setting.name == "type":
                 kind = Literal[tuple(type_names())]
                 text = f"{text} The settings of another one: --{prefix}type NAME --help."
-            plain.append(Setting(f"{prefix}{own.name}", kind, text, value, positional))
+            plain.append(Setting(f"{prefix}{setting.name}", kind, text, value, positional))
     yield Group(name, " ".join(inspect.cleandoc(cls.__doc__ or "").split()), plain)
     for kind, value, path in inner:
         yield from groups(kind, value, path)
 
 
-def format_groups(found: Sequence[Group]) -> str:
+def format_groups(shown_groups: Sequence[Group]) -> str:
     """Format groups of flags for a terminal, one paragraph each."""
     parts = []
-    for group in found:
-        rows = [(own.flag(), own.meaning()) for own in group.settings if not own.positional]
+    for group in shown_groups:
+        rows = [(setting.flag(), setting.meaning()) for setting in group.settings if not setting.positional]
         if rows:
             head = [wrap(f"{group.name}: {group.text}" if group.text else group.name)] if group.name else ["settings:"]
             parts.append("\n".join([*head, format_rows(rows)]))
@@ -114,7 +114,7 @@ def format_groups(found: Sequence[Group]) -> str:
 
 def format_items(cls: type) -> str:
     """Format the settings of a class with names as in a file."""
-    rows = [(f"{own.path} {placeholder(own.kind)}".strip(), own.meaning()) for own in next(groups(cls)).settings]
+    rows = [(f"{item.path} {placeholder(item.kind)}".strip(), item.meaning()) for item in next(groups(cls)).settings]
     return format_rows(rows)
 
 
@@ -217,28 +217,28 @@ def placeholder(kind: Any, name: str = "name") -> str:
     if origin is Literal:
         return "{" + ",".join(choices(kind)) + "}" if len(choices(kind)) > 1 else choices(kind)[0]
     if origin is tuple:
-        kinds = [placeholder(one) for one in inside if one is not Ellipsis]
+        kinds = [placeholder(member) for member in inside if member is not Ellipsis]
         return " ".join(kinds) + (" ..." if Ellipsis in inside else "")
     if origin is dict:
-        return " ".join(placeholder(one) for one in inside).replace("TEXT", "NAME", 1) + " ..."
+        return " ".join(placeholder(member) for member in inside).replace("TEXT", "NAME", 1) + " ..."
     if {Literal, dict} <= set(map(get_origin, inside)):  # a choice, or weights of choices
         return f"{name.upper()} | {name.upper()} WEIGHT ..."
     if inside:  # a union
-        return "|".join(placeholder(one) for one in inside if one is not NoneType)
+        return "|".join(placeholder(member) for member in inside if member is not NoneType)
     return VALUES.get(kind, "VALUE")
 
 
-def _default_of(own: "Field[Any]") -> Any:
-    if own.default is not MISSING:
-        return own.default
-    return own.default_factory() if own.default_factory is not MISSING else None
+def _default_of(setting: "Field[Any]") -> Any:
+    if setting.default is not MISSING:
+        return setting.default
+    return setting.default_factory() if setting.default_factory is not MISSING else None
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, dict):
-        return " ".join(f"{key} {one}" for key, one in value.items())
+        return " ".join(f"{key} {entry}" for key, entry in value.items())
     return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
@@ -251,10 +251,10 @@ def _texts(cls: type) -> dict[str, str]:
             body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
         except (OSError, TypeError, SyntaxError):  # a class without source
             continue
-        for own, following in pairwise(body):
-            if isinstance(own, ast.AnnAssign) and isinstance(own.target, ast.Name) and isinstance(following, ast.Expr):
-                text = getattr(following.value, "value", None)
-                texts |= {own.target.id: " ".join(text.split())} if isinstance(text, str) else {}
+        for node, doc in pairwise(body):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(doc, ast.Expr):
+                text = getattr(doc.value, "value", None)
+                texts |= {node.target.id: " ".join(text.split())} if isinstance(text, str) else {}
     return texts
 
 

@@ -24,10 +24,10 @@ def too_many(name: str, value: int | str | None, bound: tuple[int, int]) -> list
 
 def available_memory() -> int:
     """Return the bytes of memory for all processes here: the machine's, or less where a container has less."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            found.append(int(Path(path).read_text()))
+            limits.append(int(Path(path).read_text()))
         except (OSError, ValueError):  # another version of cgroups, or "max"
             continue
-    return min(found)
+    return min(limits)

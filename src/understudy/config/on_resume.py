@@ -1,6 +1,6 @@
-"""Consequence of changing a setting when a run is resumed, declared beside the setting.
+"""Consequence of changing a setting when a run is resumed, declared next to the setting.
 
-A setting without a marker of its own takes the marker of the group around it. `train/resume_check.py` reads the
+A setting without a marker takes the marker of the group around it. `train/resume_check.py` reads the
 markers and prints each consequence before training starts.
 """
 
@@ -43,7 +43,7 @@ def marker(config: Any, path: str) -> OnResume | Fixed | None:
         config: the settings. They decide the class of each group, which the type alone may leave open.
         path: as in `schema.differences`; a list item is its number, the rest of a mapping's path is its key.
     """
-    found: OnResume | Fixed | None = None
+    nearest: OnResume | Fixed | None = None
     value = config
     names = path.split(".")
     for depth, name in enumerate(names):
@@ -51,13 +51,13 @@ def marker(config: Any, path: str) -> OnResume | Fixed | None:
             if {name, ".".join(names[depth:])} & set(
                 getattr(value, "RUN_ONLY", ())
             ):  # a policy's setting that its weights do not depend on
-                found = FROM_HERE
+                nearest = FROM_HERE
             hint = get_type_hints(type(value), include_extras=True)[name]
             metadata = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-            found = next((each for each in metadata if isinstance(each, OnResume | Fixed)), found)
+            nearest = next((entry for entry in metadata if isinstance(entry, OnResume | Fixed)), nearest)
             value = getattr(value, name)
         elif isinstance(value, tuple) and name.isdigit() and int(name) < len(value):
             value = value[int(name)]
         else:
             break
-    return found
+    return nearest

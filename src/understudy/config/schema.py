@@ -181,11 +181,11 @@ def without_credentials(config: T, fresh: bool = True) -> T:
         config: the settings.
         fresh: whether they replace credentials of the same addresses that are already known.
     """
-    given: dict[str, str] = {}
+    credentials: dict[str, str] = {}
 
     def clean(value: Any) -> Any:
         if isinstance(value, str):
-            return remember_credentials(value, given, fresh)
+            return remember_credentials(value, credentials, fresh)
         if isinstance(value, Mapping):
             return {key: clean(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -207,8 +207,8 @@ def complete(config: T, where: object = None) -> T:
         ConfigError: lists all problems.
     """
     problems = getattr(config, "problems", None)
-    if problems is not None and (found := problems()):
-        raise _as_error(found, where)
+    if problems is not None and (errors := problems()):
+        raise _as_error(errors, where)
     return config
 
 
@@ -350,14 +350,14 @@ def _of_other_tools(path: str, value: Any) -> list[str]:
 def _unknown_names(cls: type, content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """One line for each unknown name: pydantic ignores them, and a misspelt setting would silently be its default."""
     hints = get_type_hints(cls)
-    known = [field.name for field in fields(cls)]
+    field_names = [field.name for field in fields(cls)]
     for name, value in content.items():
-        if name not in known:
+        if name not in field_names:
             if ours := _of_other_tools(f"{prefix}{name}", value):
                 yield from ours
                 continue
-            close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
+            close = difflib.get_close_matches(str(name), field_names, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(field_names)}"
             yield f"{prefix}{name}: unknown name; {hint}"
         elif isinstance(value, Mapping) and is_dataclass(hints[name]):
             if (selected := _selected(hints[name], value)) is None:

@@ -58,11 +58,11 @@ class ServeConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        found = [] if self.policy else ["policy: required, the folder of a policy: understudy serve POLICY"]
+        errors = [] if self.policy else ["policy: required, the folder of a policy: understudy serve POLICY"]
         if self.tls_key and not self.tls_cert:
-            found.append("tls_key: needs tls_cert, the certificate of this key")
+            errors.append("tls_key: needs tls_cert, the certificate of this key")
         if self.lerobot_port >= 0 and self.tls_cert:
-            found.append("lerobot_port: LeRobot's client cannot encrypt; serve it without tls_cert, through `ssh -L`")
+            errors.append("lerobot_port: LeRobot's client cannot encrypt; serve it without tls_cert, through `ssh -L`")
         if self.lerobot_port > 0 and self.lerobot_port == self.port:
-            found.append(f"lerobot_port: {self.lerobot_port} is the port of the websocket; give another one")
-        return found
+            errors.append(f"lerobot_port: {self.lerobot_port} is the port of the websocket; give another one")
+        return errors

@@ -351,63 +351,63 @@ class TrainConfig:
 
     def problems(self) -> list[str]:
         """Return broken rules between fields, one line each; `rollout_problems` where the chunk is known."""
-        found = too_many("torch_threads", self.torch_threads, THREADS)
-        found += too_many("loader.num_threads", self.loader.num_threads, LOADER_THREADS)
+        errors = too_many("torch_threads", self.torch_threads, THREADS)
+        errors += too_many("loader.num_threads", self.loader.num_threads, LOADER_THREADS)
         try:
             parse_bytes(self.loader.memory)
         except ValueError as error:
-            found.append(f"loader.{error}")
+            errors.append(f"loader.{error}")
         if self.loader.decoded_cache and self.loader.colors == "yuv":
-            found.append("loader.decoded_cache: keeps RGB images, and loader.colors is yuv: leave out one of both")
-        found += [f"data.{line}" for line in self.data.problems()]
+            errors.append("loader.decoded_cache: keeps RGB images, and loader.colors is yuv: leave out one of both")
+        errors += [f"data.{line}" for line in self.data.problems()]
         if self.data.chunk_size or not getattr(self.policy, "weights", ""):  # otherwise the weights decide the chunk
-            found += self.rollout_problems()
+            errors += self.rollout_problems()
         if self.rollout.every and not self.mode_weights()["policy"]:
-            found.append(f"rollout.every: {self.rollout.every}: mode {self.mode} does not train the policy to act")
+            errors.append(f"rollout.every: {self.rollout.every}: mode {self.mode} does not train the policy to act")
         if not any(self.mode_weights().values()):
-            found.append(f"mode: {self.mode}: no mode has a weight, so nothing would be trained")
-        found += [f"policy.{line}" for line in self.policy.problems()]
+            errors.append(f"mode: {self.mode}: no mode has a weight, so nothing would be trained")
+        errors += [f"policy.{line}" for line in self.policy.problems()]
         if self.init_from and (released := getattr(self.policy, "weights", "")):
-            found.append(
+            errors.append(
                 f"init_from: {self.init_from}: policy.weights {released} is another start: leave out one of both"
             )
         named = [source.response for source in self.data.mixed() if source.response]
         if named and not self.policy.learns_responses:
             fix = "set policy.response_tokens of a policy that has it"
-            found.append(f"data.response: {named[0]}: this policy learns no responses; {fix}")
+            errors.append(f"data.response: {named[0]}: this policy learns no responses; {fix}")
         if self.policy.learns_responses and not named and not self.data.response:
-            found.append("data.response: required: the policy learns responses (policy.response_tokens)")
+            errors.append("data.response: required: the policy learns responses (policy.response_tokens)")
         keep_best = self.checkpoint.keep_best
         if keep_best != "none" and not (self.val.every and self.data.has_validation()):
             missing = "val.every" if not self.val.every else "data.val_fraction"
-            found.append(f"checkpoint.keep_best: {keep_best} needs validations, and {missing} is 0")
+            errors.append(f"checkpoint.keep_best: {keep_best} needs validations, and {missing} is 0")
         if self.micro_batch_size and self.batch_size % self.micro_batch_size:
-            found.append(f"micro_batch_size: {self.micro_batch_size}: must divide the batch_size of {self.batch_size}")
+            errors.append(f"micro_batch_size: {self.micro_batch_size}: must divide the batch_size of {self.batch_size}")
         if self.micro_batch_size and (limits := self.max_num_tokens or self.max_samples):
             name = "max_num_tokens" if self.max_num_tokens else "max_samples"
-            found.append(
+            errors.append(
                 f"micro_batch_size: {self.micro_batch_size}: sets equal parts, and {name} ({limits}) limits them: "
                 "leave out one of both"
             )
         if self.activation_checkpoint_blocks and self.activation_checkpoint == "none":
             blocks = " ".join(self.activation_checkpoint_blocks)
-            found.append(
+            errors.append(
                 f"activation_checkpoint_blocks: {blocks}: activation_checkpoint is none; set selective or full"
             )
         if self.attention == "eager" and not self.policy.TORCH_ATTENTION:
-            found.append(f"attention: eager: changes nothing for {self.policy.type}, which has no attention of torch")
+            errors.append(f"attention: eager: changes nothing for {self.policy.type}, which has no attention of torch")
         if self.attention == "eager" and self.max_num_tokens and self.device != "cpu":
-            found.append(
+            errors.append(
                 f"attention: eager: packed tokens (max_num_tokens {self.max_num_tokens}) have a kernel of their own; "
                 "leave out one of both, or set device to cpu"
             )
-        found += self._window_problems()
+        errors += self._window_problems()
         if self.precision == "bf16-split" and self.parallel.dp_shard > 1:
-            found.append(
+            errors.append(
                 f"precision: bf16-split saves nothing with parallel.dp_shard={self.parallel.dp_shard}: a float32 shard "
                 f"takes 4 bytes, as do 2 + 2; use bf16, which computes the same way from float32 shards"
             )
-        return found
+        return errors
 
     def _window_problems(self) -> list[str]:
         """Return a line for each key that would have windows of the past and of the future."""

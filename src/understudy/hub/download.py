@@ -1,4 +1,4 @@
-"""A repository of the hub as a folder: in the cache of huggingface_hub, or in a place of its own.
+"""A repository of the hub as a folder: in the cache of huggingface_hub, or in a separate folder.
 
 huggingface_hub supplies the token (`hf auth login`, or HF_TOKEN). No message of this module has it.
 """
@@ -33,7 +33,7 @@ _PART = ".understudy-pull"
 logger = logging.getLogger(__name__)
 
 
-def fetch_model(wanted: HubId) -> Path:
+def fetch_model(repo: HubId) -> Path:
     """Fetch a model repository into the cache of huggingface_hub, without pickles and checkpoints of runs.
 
     Files whose names leave the folder are left out, too.
@@ -50,14 +50,14 @@ def fetch_model(wanted: HubId) -> Path:
 
     outside = [pattern for pattern in _OUTSIDE if "\\" not in pattern]  # it would take a backslash for a slash
     left_out = [*PICKLES, *outside, _CHECKPOINTS]
-    with hub_errors(str(wanted), "cannot be fetched from the hub"):
-        return Path(snapshot_download(wanted.name, revision=wanted.revision, ignore_patterns=left_out))
+    with hub_errors(str(repo), "cannot be fetched from the hub"):
+        return Path(snapshot_download(repo.name, revision=repo.revision, ignore_patterns=left_out))
 
 
-def pull(wanted: HubId, target: Path) -> Path:
+def pull(repo: HubId, target: Path) -> Path:
     """Fetch all files of a repository into a new folder; a stopped download continues with the next call.
 
-    Files come into a hidden folder beside `target`, which a rename turns into `target`. A folder that an earlier call
+    Files come into a hidden folder next to `target`, which a rename turns into `target`. A folder that an earlier call
     fetched from this repository is returned as it is.
 
     Returns:
@@ -68,34 +68,34 @@ def pull(wanted: HubId, target: Path) -> Path:
             written (`checksums.py`).
         MissingExtraError: the extra `hub` is not installed. OSError: the disk cannot be written.
     """
-    if is_origin(target, wanted):
-        logger.info("%s: was fetched from %s before, and is used as it is", target, wanted)
+    if is_origin(target, repo):
+        logger.info("%s: was fetched from %s before, and is used as it is", target, repo)
         return target
-    _check_absent(target, wanted)
+    _check_absent(target, repo)
     require("hub")
     from huggingface_hub import HfApi, snapshot_download
 
-    with hub_errors(str(wanted), "cannot be found on the hub"):
-        info = HfApi().repo_info(wanted.name, revision=wanted.revision, repo_type=wanted.kind)
-    _check_names(wanted, [file.rfilename for file in info.siblings])
+    with hub_errors(str(repo), "cannot be found on the hub"):
+        info = HfApi().repo_info(repo.name, revision=repo.revision, repo_type=repo.kind)
+    _check_names(repo, [file.rfilename for file in info.siblings])
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}{_PART}")
     with _locked(part, target):
-        if is_origin(target, wanted):  # by a process that was faster
+        if is_origin(target, repo):  # by a process that was faster
             return target
-        _check_absent(target, wanted)
-        if (part / ORIGIN).is_file() and not is_origin(part, wanted):
+        _check_absent(target, repo)
+        if (part / ORIGIN).is_file() and not is_origin(part, repo):
             shutil.rmtree(part)  # ours alone: the rest of another repository
             part.mkdir()
-        write_text(part / ORIGIN, json.dumps({"id": str(wanted), "commit": info.sha}) + "\n")
-        with hub_errors(str(wanted), "cannot be fetched from the hub"):
-            snapshot_download(wanted.name, revision=info.sha, repo_type=wanted.kind, local_dir=part)
+        write_text(part / ORIGIN, json.dumps({"id": str(repo), "commit": info.sha}) + "\n")
+        with hub_errors(str(repo), "cannot be fetched from the hub"):
+            snapshot_download(repo.name, revision=info.sha, repo_type=repo.kind, local_dir=part)
         _remove_others(part, {file.rfilename for file in info.siblings})
-        _check_sums(part, wanted)
+        _check_sums(part, repo)
         shutil.rmtree(part / ".cache" / "huggingface", ignore_errors=True)  # the state of the download
         if (part / ".cache").is_dir() and not any((part / ".cache").iterdir()):
             (part / ".cache").rmdir()
-        _check_absent(target, wanted)
+        _check_absent(target, repo)
         for folder, _, names in os.walk(part, topdown=False):
             for name in (*names, ""):
                 sync(Path(folder, name))
@@ -104,24 +104,24 @@ def pull(wanted: HubId, target: Path) -> Path:
     return target
 
 
-def is_origin(folder: Path, wanted: HubId) -> bool:
+def is_origin(folder: Path, repo: HubId) -> bool:
     """Return whether `pull` fetched a folder from this repository."""
     try:
-        found = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
-        return bool(found["id"] == str(wanted))
+        origin = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
+        return bool(origin["id"] == str(repo))
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def _check_absent(target: Path, wanted: HubId) -> None:
+def _check_absent(target: Path, repo: HubId) -> None:
     if os.path.lexists(target):
         raise ConfigError(
-            f"output_dir: {target}: exists, was not fetched from {wanted}, and is not replaced; name a folder that "
-            f"does not exist yet: understudy pull {wanted} --output-dir FOLDER"
+            f"output_dir: {target}: exists, was not fetched from {repo}, and is not replaced; name a folder that "
+            f"does not exist yet: understudy pull {repo} --output-dir FOLDER"
         )
 
 
-def _check_names(wanted: HubId, names: Iterable[str]) -> None:
+def _check_names(repo: HubId, names: Iterable[str]) -> None:
     """Refuse names that leave the folder into which they are fetched.
 
     Raises:
@@ -129,27 +129,25 @@ def _check_names(wanted: HubId, names: Iterable[str]) -> None:
     """
     for name in names:
         if any(fnmatchcase(name, pattern) for pattern in _OUTSIDE):
-            raise ConfigError(f"{wanted}: holds a file named {name!r}, which is outside its folder; nothing is fetched")
+            raise ConfigError(f"{repo}: holds a file named {name!r}, which is outside its folder; nothing is fetched")
 
 
 def _remove_others(part: Path, names: set[str]) -> None:
     """Remove files of a draft that a stopped download of an earlier commit left, and this commit has not."""
     for path in part.rglob("*"):
-        own = path.relative_to(part)
-        if path.is_file() and own.parts[:2] != (".cache", "huggingface") and own.as_posix() not in {*names, ORIGIN}:
+        file = path.relative_to(part)
+        if path.is_file() and file.parts[:2] != (".cache", "huggingface") and file.as_posix() not in {*names, ORIGIN}:
             path.unlink()
 
 
-def _check_sums(part: Path, wanted: HubId) -> None:
+def _check_sums(part: Path, repo: HubId) -> None:
     """Compare the files of a draft with their checksums; a wrong one is removed, so that the next call fetches it."""
     try:
         for sums in part.rglob(FILE):
             check_checksums(sums.parent)
     except ChecksumError as error:
         error.path.unlink(missing_ok=True)
-        raise ConfigError(
-            f"{wanted}: {error}; if a second pull ends so, the repository itself has this file"
-        ) from error
+        raise ConfigError(f"{repo}: {error}; if a second pull ends so, the repository itself has this file") from error
 
 
 @contextmanager
@@ -173,7 +171,7 @@ def _locked(part: Path, target: Path) -> Iterator[None]:
 
 
 @contextmanager
-def hub_errors(where: str, what: str) -> Iterator[None]:
+def hub_errors(where: str, failure: str) -> Iterator[None]:
     """Turn any error of huggingface_hub inside the block into a ConfigError without the token.
 
     Errors of this machine's disk stay OSErrors.
@@ -191,5 +189,5 @@ def hub_errors(where: str, what: str) -> Iterator[None]:
         token = get_token()
         text = text.replace(token, "***") if token else text
         raise ConfigError(
-            f"{where}: {what} ({text}); {hub_remedy(error)}"
+            f"{where}: {failure} ({text}); {hub_remedy(error)}"
         ) from None  # an inner error may have the token

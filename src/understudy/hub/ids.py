@@ -76,5 +76,5 @@ def near_path(text: str) -> str:
 
 def model_id(text: str) -> HubId | None:
     """Return the model repository that a text names where a local folder is expected; None for a local path."""
-    found = hub_id(text)
-    return HubId(*found) if found is not None else None
+    parts = hub_id(text)
+    return HubId(*parts) if parts is not None else None

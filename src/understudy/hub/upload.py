@@ -20,7 +20,7 @@ Replaceable = Callable[[bytes], bool]
 def push(
     folder: Path,
     files: Sequence[Path],
-    wanted: HubId,
+    repo: HubId,
     *,
     message: str,
     public: bool = False,
@@ -36,7 +36,7 @@ def push(
     Args:
         folder: the folder.
         files: paths to publish, relative to it.
-        wanted: the repository.
+        repo: the repository.
         message: title of the commit.
         public: whether a new repository is public.
         update: whether the repository may hold files already. They stay in its history.
@@ -54,40 +54,40 @@ def push(
     require("hub")
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-    if wanted.revision:
-        raise ConfigError(f"{wanted}: files are published on the main branch; leave out @{wanted.revision}")
-    api, own = HfApi(), {path.as_posix() for path in files}
-    with hub_errors(str(wanted), "cannot be published"):
-        api.create_repo(wanted.name, repo_type=wanted.kind, private=not public, exist_ok=True)
-        there = set(api.list_repo_files(wanted.name, repo_type=wanted.kind))
+    if repo.revision:
+        raise ConfigError(f"{repo}: files are published on the main branch; leave out @{repo.revision}")
+    api, names = HfApi(), {path.as_posix() for path in files}
+    with hub_errors(str(repo), "cannot be published"):
+        api.create_repo(repo.name, repo_type=repo.kind, private=not public, exist_ok=True)
+        there = set(api.list_repo_files(repo.name, repo_type=repo.kind))
         if (claimed := there - _UNCLAIMED) and not update:
             raise ConfigError(
-                f"{wanted}: holds {len(claimed)} files, such as {min(claimed)}; --update adds a commit, and earlier "
+                f"{repo}: holds {len(claimed)} files, such as {min(claimed)}; --update adds a commit, and earlier "
                 "files stay in its history"
             )
-        for name in own & there:
+        for name in names & there:
             if name == "README.md" and name not in (generated or {}) and not update:
-                raise ConfigError(f"{wanted}: has another {name}; --update replaces it, and it stays in the history")
-        edited = {name for name, ours in (generated or {}).items() if name in there and not ours(_read(wanted, name))}
+                raise ConfigError(f"{repo}: has another {name}; --update replaces it, and it stays in the history")
+        edited = {name for name, ours in (generated or {}).items() if name in there and not ours(_read(repo, name))}
         for name in sorted(edited):
-            logger.warning("%s: %s was edited there, and is left as it is", wanted, name)
-        folders = {name.partition("/")[0] for name in own if "/" in name}
-        gone = sorted(name for name in there - own if "/" in name and name.partition("/")[0] in folders)
+            logger.warning("%s: %s was edited there, and is left as it is", repo, name)
+        folders = {name.partition("/")[0] for name in names if "/" in name}
+        gone = sorted(name for name in there - names if "/" in name and name.partition("/")[0] in folders)
         if gone:
-            logger.info("%s: %d files of earlier commits leave the branch, such as %s", wanted, len(gone), gone[0])
+            logger.info("%s: %d files of earlier commits leave the branch, such as %s", repo, len(gone), gone[0])
         operations = [
-            *(CommitOperationAdd(name, str(folder / name)) for name in sorted(own - edited)),
+            *(CommitOperationAdd(name, str(folder / name)) for name in sorted(names - edited)),
             *(CommitOperationDelete(name) for name in gone),
         ]
-        done = api.create_commit(wanted.name, operations, commit_message=message, repo_type=wanted.kind)
+        done = api.create_commit(repo.name, operations, commit_message=message, repo_type=repo.kind)
         if tag:
-            if any(each.name == tag for each in api.list_repo_refs(wanted.name, repo_type=wanted.kind).tags):
-                api.delete_tag(wanted.name, tag=tag, repo_type=wanted.kind)
-            api.create_tag(wanted.name, tag=tag, revision=done.oid, repo_type=wanted.kind)
+            if any(ref.name == tag for ref in api.list_repo_refs(repo.name, repo_type=repo.kind).tags):
+                api.delete_tag(repo.name, tag=tag, repo_type=repo.kind)
+            api.create_tag(repo.name, tag=tag, revision=done.oid, repo_type=repo.kind)
     return str(done.oid)
 
 
-def _read(wanted: HubId, name: str) -> bytes:
+def _read(repo: HubId, name: str) -> bytes:
     from huggingface_hub import hf_hub_download
 
-    return Path(hf_hub_download(wanted.name, name, repo_type=wanted.kind)).read_bytes()
+    return Path(hf_hub_download(repo.name, name, repo_type=repo.kind)).read_bytes()

@@ -27,22 +27,22 @@ def install(module: ModuleType | None = None, *, samples: int = 0) -> None:
     Raises:
         ModuleNotFoundError: openpi is not installed. ImportError: it is a release with other functions.
     """
-    found = module if module is not None else import_module(MODULE)
-    if getattr(found, "_understudy", False):
+    loader_module = module if module is not None else import_module(MODULE)
+    if getattr(loader_module, "_understudy", False):
         return
-    if missing := [name for name in _NEEDED if not hasattr(found, name)]:
-        raise ImportError(f"{found.__name__} has no {missing[0]}: this release of openpi is another one")
-    make, original = found.create_torch_dataset, found.TorchDataLoader
+    if missing := [name for name in _NEEDED if not hasattr(loader_module, name)]:
+        raise ImportError(f"{loader_module.__name__} has no {missing[0]}: this release of openpi is another one")
+    make, original = loader_module.create_torch_dataset, loader_module.TorchDataLoader
 
     def create_torch_dataset(data_config: Any, action_horizon: int, model_config: Any) -> Any:
         if data_config.repo_id in (None, "fake"):
             return make(data_config, action_horizon, model_config)
-        meta = found.lerobot_dataset.LeRobotDatasetMetadata(data_config.repo_id)
+        meta = loader_module.lerobot_dataset.LeRobotDatasetMetadata(data_config.repo_id)
         steps = [step / meta.fps for step in range(action_horizon)]
         data = EpisodeDataset(meta.root, delta_timestamps=dict.fromkeys(data_config.action_sequence_keys, steps))
         if not data_config.prompt_from_task:
             return data
-        return found.TransformedDataset(data, [found._transforms.PromptFromLeRobotTask(meta.tasks)])
+        return loader_module.TransformedDataset(data, [loader_module._transforms.PromptFromLeRobotTask(meta.tasks)])
 
     def torch_data_loader(dataset: Any, local_batch_size: int, **options: Any) -> Any:
         data = _innermost(dataset)
@@ -54,9 +54,9 @@ def install(module: ModuleType | None = None, *, samples: int = 0) -> None:
             sampler.load_state_dict(sampler.state_dict(consumed=samples))
         return original(dataset, local_batch_size, **{**options, "sampler": sampler, "shuffle": False})
 
-    found.create_torch_dataset = create_torch_dataset  # type: ignore[attr-defined]
-    found.TorchDataLoader = torch_data_loader  # type: ignore[attr-defined]
-    found._understudy = True  # type: ignore[attr-defined]
+    loader_module.create_torch_dataset = create_torch_dataset  # type: ignore[attr-defined]
+    loader_module.TorchDataLoader = torch_data_loader  # type: ignore[attr-defined]
+    loader_module._understudy = True  # type: ignore[attr-defined]
 
 
 def _innermost(dataset: Any) -> EpisodeDataset | None:

@@ -31,8 +31,8 @@ def as_arrays(batch: Any) -> dict[str, np.ndarray]:
             f"a batch is a {type(batch).__name__}; it must be a mapping or a list of mappings: give `adapt`, a function"
             " that makes one of it"
         )
-    found = {str(key): _as_array(value) for key, value in batch.items()}
-    return {key: value for key, value in found.items() if value.dtype.kind in "biufU" and value.ndim}
+    arrays = {str(key): _as_array(value) for key, value in batch.items()}
+    return {key: value for key, value in arrays.items() if value.dtype.kind in "biufU" and value.ndim}
 
 
 def _as_array(value: Any) -> np.ndarray:
@@ -40,8 +40,8 @@ def _as_array(value: Any) -> np.ndarray:
         value = value.detach().cpu()
         return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     if isinstance(value, (list, tuple)) and value and isinstance(value[0], (torch.Tensor, np.ndarray)):
-        arrays = [_as_array(one) for one in value]
-        same = len({one.shape for one in arrays}) == 1
+        arrays = [_as_array(element) for element in value]
+        same = len({array.shape for array in arrays}) == 1
         return np.stack(arrays) if same else np.empty(0, object)
     try:
         return np.asarray(value)
@@ -117,17 +117,17 @@ class SampleNumbers:
             by = np.argsort(first, kind="stable")
             self._first_index = first[by], ids[by]
         first, ids = self._first_index
-        at = np.clip(np.searchsorted(first, index, side="right") - 1, 0, None)
-        return ids[at], index - first[at]
+        row = np.clip(np.searchsorted(first, index, side="right") - 1, 0, None)
+        return ids[row], index - first[row]
 
     def number(self, episode: np.ndarray, frame: np.ndarray) -> np.ndarray:
         """Return the numbers of samples, int64 (B,); -1 for a frame outside the selection."""
         segments = self.data.segments
         key = segments[:, 0] * (1 << 32) + segments[:, 1]
-        at = np.searchsorted(key, episode * (1 << 32) + np.clip(frame, 0, (1 << 32) - 1), side="right") - 1
-        own = segments[np.maximum(at, 0)]
-        inside = (at >= 0) & (own[:, 0] == episode) & (frame >= own[:, 1]) & (frame < own[:, 2])
-        return np.where(inside, self._ends[np.maximum(at, 0)] - own[:, 2] + frame, -1)
+        row = np.searchsorted(key, episode * (1 << 32) + np.clip(frame, 0, (1 << 32) - 1), side="right") - 1
+        segment = segments[np.maximum(row, 0)]
+        inside = (row >= 0) & (segment[:, 0] == episode) & (frame >= segment[:, 1]) & (frame < segment[:, 2])
+        return np.where(inside, self._ends[np.maximum(row, 0)] - segment[:, 2] + frame, -1)
 
     def place(self, number: int) -> str:
         """Return the episode and frame of a sample as text."""

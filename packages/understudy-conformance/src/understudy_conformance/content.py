@@ -55,8 +55,8 @@ class Content:
     def __init__(self, data: EpisodeDataset, max_images: int) -> None:
         self._data = data
         cameras = (*data.video_keys, *data.image_keys)
-        own = [key for key in data.keys if key not in data.missing_cameras]
-        columns = [key for key in own if key not in cameras]
+        keys = [key for key in data.keys if key not in data.missing_cameras]
+        columns = [key for key in keys if key not in cameras]
         self._rows = EpisodeDataset(data.catalog, keys=columns)
         self._cameras = {key: EpisodeDataset(data.catalog, keys=[key]) for key in cameras}
         self._columns = tuple(dict.fromkeys([*columns, *INDEX_KEYS, "task"]))
@@ -70,11 +70,11 @@ class Content:
     def visit(self, values: dict[str, np.ndarray], episode: np.ndarray, frame: np.ndarray) -> None:
         """Compare a batch. Samples outside the selection are left out: `coverage` reports them."""
         stops = [self._stop(e, f) for e, f in zip(episode.tolist(), frame.tolist())]
-        known = np.array([stop is not None for stop in stops])
-        if not known.any():
+        has_stop = np.array([stop is not None for stop in stops])
+        if not has_stop.any():
             return
-        values = {key: value[known] for key, value in values.items() if len(value) == len(known)}
-        episode, frame = episode[known], frame[known]
+        values = {key: value[has_stop] for key, value in values.items() if len(value) == len(has_stop)}
+        episode, frame = episode[has_stop], frame[has_stop]
         stop = np.array([stop for stop in stops if stop is not None], np.int64)
         self._compare_rows(values, episode, frame)
         for key, offsets in self._data.offsets.items():
@@ -86,8 +86,8 @@ class Content:
     def _stop(self, episode: int, frame: int) -> int | None:
         """End of the windows of a sample; None outside the selection."""
         segments = self._data.segments
-        own = (segments[:, 0] == episode) & (segments[:, 1] <= frame) & (frame < segments[:, 2])
-        return int(self._data.window_stops[own][0]) if own.any() else None
+        inside = (segments[:, 0] == episode) & (segments[:, 1] <= frame) & (frame < segments[:, 2])
+        return int(self._data.window_stops[inside][0]) if inside.any() else None
 
     def _compare_rows(self, values: Mapping[str, np.ndarray], episode: np.ndarray, frame: np.ndarray) -> None:
         truth = self._rows.row_batch(episode, frame)
@@ -117,22 +117,22 @@ class Content:
         else:
             same = flags.size == pad.size
             wrong = (flags.reshape(pad.shape) != pad).any(1) if same else np.ones(len(pad), bool)
-            found = [f"{key}_is_pad of {_at(episode, frame, i)}" for i in np.flatnonzero(wrong).tolist()]
-            self.padding.add(key, wrong, found)
+            places = [f"{key}_is_pad of {_at(episode, frame, i)}" for i in np.flatnonzero(wrong).tolist()]
+            self.padding.add(key, wrong, places)
         if key in self._cameras:
             return
         if key not in values:
             self.not_compared[key] = "not in the batches"
             return
-        wanted = np.array([[at for at, _ in row] for row in steps])
-        flat = self._rows.row_batch(np.repeat(episode, len(offsets)), wanted.reshape(-1))[key]
-        truth = np.asarray(flat).reshape(*wanted.shape, *np.asarray(flat).shape[1:])
-        given = values[key]
-        if given.size != truth.size:
-            shapes = f"{key} has the shape {list(given.shape[1:])}, its window {list(truth.shape[1:])}"
-            self.windows.add(key, np.ones(len(given), bool), [shapes])
+        frames = np.array([[position for position, _ in row] for row in steps])
+        flat = self._rows.row_batch(np.repeat(episode, len(offsets)), frames.reshape(-1))[key]
+        truth = np.asarray(flat).reshape(*frames.shape, *np.asarray(flat).shape[1:])
+        actual = values[key]
+        if actual.size != truth.size:
+            shapes = f"{key} has the shape {list(actual.shape[1:])}, its window {list(truth.shape[1:])}"
+            self.windows.add(key, np.ones(len(actual), bool), [shapes])
             return
-        differs = _differs(given.reshape(-1, *truth.shape[2:]), truth.reshape(-1, *truth.shape[2:]))
+        differs = _differs(actual.reshape(-1, *truth.shape[2:]), truth.reshape(-1, *truth.shape[2:]))
         wrong = (differs.reshape(pad.shape) & ~pad).any(1)
         self.windows.add(key, wrong, [f"{key} of {_at(episode, frame, i)}" for i in np.flatnonzero(wrong).tolist()])
 
@@ -158,55 +158,55 @@ class Content:
             return
         offsets = self._data.offsets[camera].tolist() if camera in self._data.offsets else [0]
         steps = [_step(frame, offset, stop) for offset in offsets]
-        given = values[camera][i]
-        for step, (at, outside) in enumerate(steps):
+        actual = values[camera][i]
+        for step, (position, outside) in enumerate(steps):
             if outside or self._images_left <= 0:
                 continue
-            near = [f for f in (at, at - 1, at + 1) if 0 <= f < self._length[episode]]
+            near = [f for f in (position, position - 1, position + 1) if 0 <= f < self._length[episode]]
             batch = self._cameras[camera].batch(np.full(len(near), episode), np.array(near))
             truth = np.asarray(batch[camera]).astype(np.float32)
-            image = _as_levels(given, len(steps), step, truth.shape[1:])
+            image = _as_levels(actual, len(steps), step, truth.shape[1:])
             if image is None:
-                self.not_compared[camera] = f"shape {list(given.shape)}, recorded as {list(truth.shape[1:])}"
+                self.not_compared[camera] = f"shape {list(actual.shape)}, recorded as {list(truth.shape[1:])}"
                 return
             self._images_left -= 1
             distance = np.abs(truth - image).mean(axis=(1, 2, 3))
             best = int(distance.argmin())
             if distance[0] > IMAGE_TOLERANCE or distance[best] < NEARER * distance[0]:
                 nearest = f"; frame {near[best]} is nearer ({distance[best]:.2f})" if best else ""
-                what = f"{camera} of episode {episode} frame {at} differs by {distance[0]:.2f} of 255{nearest}"
-                self.images.add(camera, np.ones(1, bool), [what])
+                message = f"{camera} of episode {episode} frame {position} differs by {distance[0]:.2f} of 255{nearest}"
+                self.images.add(camera, np.ones(1, bool), [message])
             else:
                 self.images.add(camera, np.zeros(1, bool), [])
 
 
 def _step(frame: int, offset: int, stop: int) -> tuple[int, bool]:
     """Frame of one step of a window, and whether the step lies outside [0, stop)."""
-    at = frame + offset
-    if at < 0:
+    position = frame + offset
+    if position < 0:
         return 0, True
-    return (stop - 1, True) if at >= stop else (at, False)
+    return (stop - 1, True) if position >= stop else (position, False)
 
 
-def _differs(given: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def _differs(actual: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """Whether each sample differs, bool (B,); numbers may have been cast to float32."""
-    if given.size != truth.size:
-        return np.ones(len(given), bool)
-    given, truth = given.reshape(len(truth), -1), truth.reshape(len(truth), -1)
-    if truth.dtype.kind not in "biuf" or given.dtype.kind not in "biuf":
-        return np.asarray((given.astype(str) != truth.astype(str)).any(1))
-    if given.dtype.kind in "biu" and truth.dtype.kind in "biu":
-        return np.asarray((given != truth).any(1))
-    close = np.isclose(given.astype(np.float64), truth.astype(np.float64), rtol=_CLOSE, atol=1e-12, equal_nan=True)
+    if actual.size != truth.size:
+        return np.ones(len(actual), bool)
+    actual, truth = actual.reshape(len(truth), -1), truth.reshape(len(truth), -1)
+    if truth.dtype.kind not in "biuf" or actual.dtype.kind not in "biuf":
+        return np.asarray((actual.astype(str) != truth.astype(str)).any(1))
+    if actual.dtype.kind in "biu" and truth.dtype.kind in "biu":
+        return np.asarray((actual != truth).any(1))
+    close = np.isclose(actual.astype(np.float64), truth.astype(np.float64), rtol=_CLOSE, atol=1e-12, equal_nan=True)
     return np.asarray(~close.all(1))
 
 
-def _as_levels(given: np.ndarray, steps: int, step: int, shape: tuple[int, ...]) -> np.ndarray | None:
+def _as_levels(actual: np.ndarray, steps: int, step: int, shape: tuple[int, ...]) -> np.ndarray | None:
     """Image of one step as float32 (3, H, W) in levels of 255; None if it has another size."""
     size = int(np.prod(shape))
-    if given.size != steps * size:
+    if actual.size != steps * size:
         return None
-    image = given.reshape(steps, *given.shape[-3:])[step] if given.ndim >= 3 else given.reshape(steps, *shape)[step]
+    image = actual.reshape(steps, *actual.shape[-3:])[step] if actual.ndim >= 3 else actual.reshape(steps, *shape)[step]
     if image.shape != shape:
         if image.shape != (*shape[1:], shape[0]):
             return None

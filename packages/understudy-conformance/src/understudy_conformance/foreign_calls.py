@@ -50,11 +50,11 @@ class ForeignCalls:
             self._tasks = None
 
     def _note(self, args: Any) -> None:
-        own = args.thread is None or args.thread.ident not in self._before
+        from_loader = args.thread is None or args.thread.ident not in self._before
         if args.exc_value is not None:
             name = args.thread.name if args.thread is not None else "?"
-            self._failed.append((own, time.monotonic(), args.exc_value, name))
-        if not own:
+            self._failed.append((from_loader, time.monotonic(), args.exc_value, name))
+        if not from_loader:
             self._previous(args)
 
     def call(self, work: Callable[[], Any]) -> Any:
@@ -89,8 +89,8 @@ class ForeignCalls:
     def _check_threads(self, end: float, waiting: bool = True) -> None:
         """Raise LoaderStalled where a thread has failed, or the time is up; from then on no call is made."""
         now = time.monotonic()
-        for own, when, error, name in self._failed:
-            if own or (waiting and now > when + GRACE):
+        for from_loader, when, error, name in self._failed:
+            if from_loader or (waiting and now > when + GRACE):
                 words = f"{type(error).__name__}: {' '.join(str(error).split())[:300]} (in the thread {name})"
                 self._give_up(words, error)
         if waiting and now > end:

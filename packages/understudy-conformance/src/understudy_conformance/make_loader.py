@@ -41,8 +41,12 @@ class Factory:
     def __init__(self, make_loader: Callable[..., Any]) -> None:
         parameters = inspect.signature(make_loader).parameters.values()
         self._make = make_loader
-        self._any = any(one.kind is one.VAR_KEYWORD for one in parameters)
-        self._names = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+        self._any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        self._names = {
+            parameter.name
+            for parameter in parameters
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        }
 
     def takes(self, *names: str) -> bool:
         """Whether `make_loader` takes all of these arguments."""
@@ -50,8 +54,8 @@ class Factory:
 
     def make(self, *, rank: int = 0, world_size: int = 1, num_workers: int = 0, epoch: int = 0) -> Any:
         """Make a loader."""
-        given = {"rank": rank, "world_size": world_size, "num_workers": num_workers, "epoch": epoch, "seed": 0}
-        return self._make(**{name: value for name, value in given.items() if self.takes(name)})
+        arguments = {"rank": rank, "world_size": world_size, "num_workers": num_workers, "epoch": epoch, "seed": 0}
+        return self._make(**{name: value for name, value in arguments.items() if self.takes(name)})
 
 
 class Epochs:

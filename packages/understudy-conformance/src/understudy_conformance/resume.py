@@ -22,34 +22,34 @@ from understudy_conformance.sample_order import check_equal
 def check_resume(
     factory: Factory,
     reader: Reader,
-    known: list[Stretch],
+    stretches: list[Stretch],
     *,
     num_workers: int,
     limit: int,
     max_steps: int | None,
     hooks: tuple[SaveState, LoadState] | None,
 ) -> LoaderCheck:
-    """Interrupt a loader in each known epoch, and compare a resumed one with the rest of the first.
+    """Interrupt a loader in each epoch, and compare a resumed one with the rest of the first.
 
     Args:
         factory: makes the loaders.
         reader: reads their batches.
-        known: the epochs 0, 1, ... as one process reads them.
+        stretches: the epochs 0, 1, ... as one process reads them.
         num_workers: worker processes of the loaders.
         limit: samples of an epoch.
         max_steps: batches to read in each epoch.
         hooks: functions that save and load a state; None for those of the loader.
     """
     results = []
-    for epoch, whole in enumerate(known):
+    for epoch, whole in enumerate(stretches):
         if whole.steps < 2:
             return LoaderCheck("resume", "not checked", f"epoch {epoch} has {whole.steps} batches; it takes 2")
-        before = sum(len(stretch.numbers) for stretch in known[:epoch])
-        one = _Interrupted(factory, reader, num_workers, limit, max_steps, hooks)
+        before = sum(len(stretch.numbers) for stretch in stretches[:epoch])
+        interrupted = _Interrupted(factory, reader, num_workers, limit, max_steps, hooks)
         try:
-            result = one.check(epoch, before, whole.steps // 2, known)
+            result = interrupted.check(epoch, before, whole.steps // 2, stretches)
         finally:
-            one.close()
+            interrupted.close()
         if result.status != "passed":
             return result
         results.append(result)
@@ -74,10 +74,10 @@ class _Interrupted:
         self._epochs = Epochs(factory, reader.calls, num_workers=num_workers)
         self._resumed: Any = None
 
-    def check(self, epoch: int, before: int, count: int, known: list[Stretch]) -> LoaderCheck:
+    def check(self, epoch: int, before: int, count: int, stretches: list[Stretch]) -> LoaderCheck:
         """Take `count` batches of an epoch, save, resume, and compare the batches that follow."""
-        begun = self._begin(epoch, known)
-        head = self._reader.read(lambda: begun.begin(epoch, known[0].end == "limit"), max_steps=count)
+        begun = self._begin(epoch, stretches)
+        head = self._reader.read(lambda: begun.begin(epoch, stretches[0].end == "limit"), max_steps=count)
         if head.end == "error":
             return _raised(head.error)
         loader = begun.loaders[0]
@@ -91,7 +91,7 @@ class _Interrupted:
             state = self._reader.calls.call(partial(save, loader, consumed))
         except Exception as error:  # any error of foreign code is a result
             return _raised(f"{type(error).__name__} in save_state: {str(error)[:300]}")
-        left = known[epoch].steps - count if known[epoch].end != "end" or self._max_steps is not None else None
+        left = stretches[epoch].steps - count if stretches[epoch].end != "end" or self._max_steps is not None else None
         rest = self._reader.read(begun.current, limit=self._limit, max_steps=left)
 
         def resume() -> list[Iterator[Any]]:
@@ -105,16 +105,16 @@ class _Interrupted:
         result = check_equal("resume", rest, again, words)
         return replace(result, detail=f"{words}: {result.detail}") if result.status == "passed" else result
 
-    def _begin(self, epoch: int, known: list[Stretch]) -> Epochs:
+    def _begin(self, epoch: int, stretches: list[Stretch]) -> Epochs:
         """Loaders whose next epoch is `epoch`."""
         if not self._factory.takes("epoch"):
             for earlier in range(epoch):
-                self._read_again(earlier, known)
+                self._read_again(earlier, stretches)
         return self._epochs
 
-    def _read_again(self, epoch: int, known: list[Stretch]) -> None:
-        endless = known[0].end == "limit"
-        steps = known[epoch].steps if endless or self._max_steps is not None else None
+    def _read_again(self, epoch: int, stretches: list[Stretch]) -> None:
+        endless = stretches[0].end == "limit"
+        steps = stretches[epoch].steps if endless or self._max_steps is not None else None
         self._reader.read(lambda: self._epochs.begin(epoch, endless and epoch > 0), max_steps=steps)
 
     def close(self) -> None:

@@ -97,7 +97,7 @@ class RanksAtOnce:
 
 
 def check_resume_ranks(
-    factory: Factory, reader: Reader, hooks: Hooks | None, known: Stretch, world_size: int, limit: int, cut: bool
+    factory: Factory, reader: Reader, hooks: Hooks | None, stretch: Stretch, world_size: int, limit: int, cut: bool
 ) -> LoaderCheck:
     """Resume all ranks in the middle of epoch 0, and compare them with those that went on.
 
@@ -105,15 +105,15 @@ def check_resume_ranks(
         factory: makes the loaders.
         reader: reads their batches.
         hooks: see `RanksAtOnce`.
-        known: the epoch, as these ranks read it.
+        stretch: the epoch, as these ranks read it.
         world_size: number of ranks.
         limit: samples of an epoch.
-        cut: whether only the batches of `known` are to be read.
+        cut: whether only the batches of `stretch` are to be read.
     """
-    name, count = "resume.ranks", known.steps // 2
+    name, count = "resume.ranks", stretch.steps // 2
     if not count:
-        return LoaderCheck(name, "not checked", f"a rank has {known.steps} batches; it takes 2")
-    limits = {"limit": limit, "max_steps": known.steps - count if known.end != "end" or cut else None}
+        return LoaderCheck(name, "not checked", f"a rank has {stretch.steps} batches; it takes 2")
+    limits = {"limit": limit, "max_steps": stretch.steps - count if stretch.end != "end" or cut else None}
     ranks = partial(RanksAtOnce, factory, reader, hooks, world_size)
     with ranks() as first, ranks() as second:
         head = first.read(max_steps=count)
@@ -127,12 +127,12 @@ def check_resume_ranks(
             return _raised(name, f"{type(error).__name__} in save_state: {str(error)[:300]}")
         rest, again = first.go_on(**limits), second.read(states, **limits)
     words = f"{world_size} ranks resumed after {count} batches"
-    found = check_equal(name, rest, again, words)
-    return replace(found, detail=f"{words}: {found.detail}") if found.status == "passed" else found
+    check = check_equal(name, rest, again, words)
+    return replace(check, detail=f"{words}: {check.detail}") if check.status == "passed" else check
 
 
 def check_resume_world(
-    factory: Factory, reader: Reader, hooks: Hooks | None, known: Stretch, world_size: int, limit: int
+    factory: Factory, reader: Reader, hooks: Hooks | None, stretch: Stretch, world_size: int, limit: int
 ) -> LoaderCheck:
     """Read a third of epoch 0 on several ranks, a third on one rank, and the rest on one that is resumed again.
 
@@ -140,20 +140,20 @@ def check_resume_world(
         factory: makes the loaders.
         reader: reads their batches.
         hooks: see `RanksAtOnce`.
-        known: the epoch, as `world_size` ranks read it.
+        stretch: the epoch, as `world_size` ranks read it.
         world_size: number of ranks at first.
         limit: samples of an epoch.
     """
-    name, count = "resume.world", known.steps // 3
+    name, count = "resume.world", stretch.steps // 3
     if not count:
-        return LoaderCheck(name, "not checked", f"a rank has {known.steps} batches; it takes 3")
+        return LoaderCheck(name, "not checked", f"a rank has {stretch.steps} batches; it takes 3")
     states: list[Any] | None = None
     parts: list[np.ndarray] = []
     batches = 0
     for stage, world in enumerate((world_size, 1, 1)):
         with RanksAtOnce(factory, reader, hooks, world) as ranks:
-            own = None if states is None else states[:1] * world
-            part = ranks.read(own, limit=limit, max_steps=count if stage < 2 else None)
+            rank_states = None if states is None else states[:1] * world
+            part = ranks.read(rank_states, limit=limit, max_steps=count if stage < 2 else None)
             if ranks.refused and stage == 1:
                 return LoaderCheck(name, "not applicable", f"the loader refuses states of other ranks: {ranks.refused}")
             if part.end == "error":

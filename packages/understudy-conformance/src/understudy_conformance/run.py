@@ -121,11 +121,11 @@ def check_loader(
         hooks = (save_state, load_state) if save_state is not None and load_state is not None else None
         warnings.filterwarnings("ignore", "a loader was given rank=0")  # the check of one rank means it
         checks = _Checks(factory, reader, data, max_batches, frozenset(skip), hooks)
-        found = checks.run(world_size, num_workers, shuffled, max_images)
+        results = checks.run(world_size, num_workers, shuffled, max_images)
     return LoaderReport(
         dataset=str(data.catalog.root),
         samples=len(numbers),
-        checks=tuple(found[name] for name in CHECKS),
+        checks=tuple(results[name] for name in CHECKS),
         batches=reader.batches,
         seconds=time.monotonic() - begin,
     )
@@ -155,19 +155,19 @@ class _Checks:
 
     def run(self, world_size: int, num_workers: int, shuffled: bool, max_images: int) -> dict[str, LoaderCheck]:
         content = Content(self._data, max_images)
-        known = self._read(epochs=2, content=content)
-        self._put(check_coverage("coverage", self._numbers, self._contiguous(known)))
+        stretches = self._read(epochs=2, content=content)
+        self._put(check_coverage("coverage", self._numbers, self._contiguous(stretches)))
         self._put_content(content)
-        if known[0].end == "error" or not known[0].samples:
-            reason = known[0].error or "it has no batches"
+        if stretches[0].end == "error" or not stretches[0].samples:
+            reason = stretches[0].error or "it has no batches"
             for name in CHECKS:
                 self._put_missing(name, f"one process cannot read an epoch: {reason}")
             return self._found
-        self._check_epochs(known, shuffled)
+        self._check_epochs(stretches, shuffled)
         ranks = self._check_ranks(world_size)
-        workers = self._check_workers(num_workers, known[0])
+        workers = self._check_workers(num_workers, stretches[0])
         if "resume" not in self._skip:
-            epochs = [stretch for stretch in known if stretch.end != "error" and stretch.samples]
+            epochs = [stretch for stretch in stretches if stretch.end != "error" and stretch.samples]
             self._put(
                 check_resume(
                     self._factory,
@@ -194,11 +194,11 @@ class _Checks:
         """Read epochs 0, 1, ...; the content of the first is compared with the dataset."""
         marks = (mark_workers, unmark_workers) if num_workers else ()
         loaders = Epochs(self._factory, self._reader.calls, world_size, num_workers, *marks)
-        found = list[Stretch]()
+        stretches = list[Stretch]()
         try:
             for epoch in range(epochs):
-                endless = bool(found) and found[-1].end == "limit"
-                found.append(
+                endless = bool(stretches) and stretches[-1].end == "limit"
+                stretches.append(
                     self._reader.read(
                         partial(loaders.begin, epoch, endless),
                         limit=len(self._numbers),
@@ -206,11 +206,11 @@ class _Checks:
                         visit=content.visit if content is not None and not epoch else None,
                     )
                 )
-                if found[-1].end == "error":
+                if stretches[-1].end == "error":
                     break
         finally:
             loaders.close()
-        return found
+        return stretches
 
     def _contiguous(self, epochs: list[Stretch]) -> list[Stretch]:
         """Epochs of which each begins where the one before ends."""
@@ -226,27 +226,33 @@ class _Checks:
             ("padding", content.padding, bool(windows)),
             ("images", content.images, bool(cameras)),
         ):
-            own = {"images": cameras, "windows": windows - cameras, "padding": {f"{key}_is_pad" for key in windows}}
-            other = set[str]().union(*own.values())
-            missing = {k: why for k, why in left_out.items() if (k in own[name] if name in own else k not in other)}
+            key_sets = {
+                "images": cameras,
+                "windows": windows - cameras,
+                "padding": {f"{key}_is_pad" for key in windows},
+            }
+            other = set[str]().union(*key_sets.values())
+            missing = {
+                k: why for k, why in left_out.items() if (k in key_sets[name] if name in key_sets else k not in other)
+            }
             self._put(_describe(name, tally, missing, applies))
 
-    def _check_epochs(self, known: list[Stretch], shuffled: bool) -> None:
+    def _check_epochs(self, stretches: list[Stretch], shuffled: bool) -> None:
         if "epochs.repeat" not in self._skip:
             again = self._read()[0]
-            self._put(check_equal("epochs.repeat", known[0], again, "epoch 0 of another loader"))
+            self._put(check_equal("epochs.repeat", stretches[0], again, "epoch 0 of another loader"))
         if not shuffled:
             for name in ("epochs.differ", "shuffling"):
                 self._put(LoaderCheck(name, "not applicable", "shuffled=False"))
             return
-        self._put(check_shuffling(self._numbers, known[0]))
-        if len(known) < 2 or not known[1].samples:
+        self._put(check_shuffling(self._numbers, stretches[0]))
+        if len(stretches) < 2 or not stretches[1].samples:
             self._put_missing("epochs.differ", "the loader ended after one epoch: let make_loader take `epoch`")
-        elif known[1].end == "error":
-            self._put(LoaderCheck("epochs.differ", "failed", f"the loader failed in epoch 1: {known[1].error}"))
+        elif stretches[1].end == "error":
+            self._put(LoaderCheck("epochs.differ", "failed", f"the loader failed in epoch 1: {stretches[1].error}"))
         else:
-            total, first, second = len(self._numbers), known[0].numbers, known[1].numbers
-            if known[0].end == "limit" and not self._factory.takes("epoch"):
+            total, first, second = len(self._numbers), stretches[0].numbers, stretches[1].numbers
+            if stretches[0].end == "limit" and not self._factory.takes("epoch"):
                 second = np.concatenate([first, second])[total : 2 * total]
             self._put(check_differ(first[:total], second[:total]))
 
@@ -268,25 +274,25 @@ class _Checks:
         )
         return ranks[0] if ranks[0].end != "error" else None
 
-    def _check_resumed_ranks(self, known: Stretch | None, world_size: int) -> None:
+    def _check_resumed_ranks(self, stretch: Stretch | None, world_size: int) -> None:
         limit, premise = len(self._numbers), self._found["resume"].status
         for name in ("resume.ranks", "resume.world"):
             if name in self._found:
                 continue
-            if known is None:
+            if stretch is None:
                 self._put_missing(name, "several ranks cannot be read")
             elif premise == "not checked":
                 self._put_missing(name, self._found["resume"].detail)
             elif name == "resume.ranks":
                 cut = self._max_steps is not None
-                made = (self._factory, self._reader, self._hooks, known, world_size, limit)
+                made = (self._factory, self._reader, self._hooks, stretch, world_size, limit)
                 self._put(check_resume_ranks(*made, cut))
             elif self._max_steps is not None:
                 self._put_missing(name, "max_batches ended the epoch")
             elif self._found["coverage"].status == "failed":
                 self._put_missing(name, "one process alone does not cover an epoch")
             else:
-                made = (self._factory, self._reader, self._hooks, known, world_size, limit)
+                made = (self._factory, self._reader, self._hooks, stretch, world_size, limit)
                 self._put(check_resume_world(*made))
 
     def _check_workers(self, num_workers: int, alone: Stretch) -> int:

@@ -48,29 +48,29 @@ def is_epoch(samples: np.ndarray, counts: np.ndarray) -> bool:
 
 def describe_samples(name: str, numbers: SampleNumbers, samples: np.ndarray) -> LoaderCheck:
     """Failed check with the missing, doubled and foreign samples of an epoch."""
-    known = samples[samples >= 0]
-    more = np.bincount(known, minlength=len(numbers.counts)) - numbers.counts
+    known_samples = samples[samples >= 0]
+    more = np.bincount(known_samples, minlength=len(numbers.counts)) - numbers.counts
     missing, doubled = np.flatnonzero(more < 0), np.flatnonzero(more > 0)
     often = "more than once" if numbers.data.frame_weights is None else "too often"
-    foreign = len(samples) - len(known)
+    foreign = len(samples) - len(known_samples)
     parts = [
-        f"{len(found):,} {word} ({_list_places(numbers, found)})"
-        for word, found in (("missing", missing), (often, doubled))
-        if len(found)
+        f"{len(places):,} {word} ({_list_places(numbers, places)})"
+        for word, places in (("missing", missing), (often, doubled))
+        if len(places)
     ]
     parts += [f"{foreign:,} outside the selection"] if foreign else []
     measured = {"missing": int(-more[missing].sum()), "doubled": int(more[doubled].sum()), "foreign": foreign}
     return LoaderCheck(name, "failed", f"of {len(numbers):,} samples {', '.join(parts)}", measured)
 
 
-def _list_places(numbers: SampleNumbers, found: np.ndarray) -> str:
-    return ", ".join(map(numbers.place, found[:3].tolist())) + (", ..." if len(found) > 3 else "")
+def _list_places(numbers: SampleNumbers, samples: np.ndarray) -> str:
+    return ", ".join(map(numbers.place, samples[:3].tolist())) + (", ..." if len(samples) > 3 else "")
 
 
 def _check_cut(name: str, numbers: SampleNumbers, samples: np.ndarray) -> LoaderCheck:
-    known = samples[samples >= 0]
-    doubled = int((np.bincount(known, minlength=len(numbers.counts)) > numbers.counts).sum())
-    if (doubled or len(known) < len(samples)) and len(samples) <= len(numbers):
+    known_samples = samples[samples >= 0]
+    doubled = int((np.bincount(known_samples, minlength=len(numbers.counts)) > numbers.counts).sum())
+    if (doubled or len(known_samples) < len(samples)) and len(samples) <= len(numbers):
         return describe_samples(name, numbers, samples)
     detail = f"max_batches ended the epoch after {len(samples):,} of {len(numbers):,} samples, none of them too often"
     return LoaderCheck(name, "not checked", detail)
@@ -81,32 +81,32 @@ def check_even(ranks: Stretch, world_size: int) -> LoaderCheck:
     sizes: dict[int, list[int]] = {rank: [] for rank in range(world_size)}
     for rank, samples in zip(ranks.ranks, ranks.samples):
         sizes[rank].append(len(samples))
-    counts = [len(own) for own in sizes.values()]
+    counts = [len(lengths) for lengths in sizes.values()]
     detail = f"batches per rank: {', '.join(map(str, counts))}"
-    even = all(own == sizes[0] for own in sizes.values())
+    even = all(lengths == sizes[0] for lengths in sizes.values())
     if not even and len(set(counts)) == 1:
-        detail += f"; last batches of {', '.join(str(own[-1]) for own in sizes.values())} samples"
+        detail += f"; last batches of {', '.join(str(lengths[-1]) for lengths in sizes.values())} samples"
     return LoaderCheck("ranks.even", "passed" if even else "failed", detail, {"batches": counts})
 
 
-def check_equal(name: str, one: Stretch, other: Stretch, words: str) -> LoaderCheck:
+def check_equal(name: str, first: Stretch, other: Stretch, words: str) -> LoaderCheck:
     """Check that two stretches have the same batches, samples and content."""
-    for stretch in (one, other):
+    for stretch in (first, other):
         if stretch.end == "error":
             return LoaderCheck(name, "failed", f"the loader failed: {stretch.error}", {"error": stretch.error})
-    if len(one.samples) != len(other.samples):
-        counts = [len(one.samples), len(other.samples)]
+    if len(first.samples) != len(other.samples):
+        counts = [len(first.samples), len(other.samples)]
         detail = f"{words}: {counts[1]} batches, not {counts[0]}"
         return LoaderCheck(name, "failed", detail, {"batches": counts})
-    pairs = list(zip(one.samples, other.samples))
+    pairs = list(zip(first.samples, other.samples))
     order = [i for i, (a, b) in enumerate(pairs) if not np.array_equal(a, b)]
-    content = [i for i, (a, b) in enumerate(zip(one.digests, other.digests)) if a != b]
+    content = [i for i, (a, b) in enumerate(zip(first.digests, other.digests)) if a != b]
     measured = {"batches": len(pairs), "other_samples": len(order), "other_content": len(content)}
     if order:
-        a, b = (Counter(stretch.numbers.tolist()) for stretch in (one, other))
+        a, b = (Counter(stretch.numbers.tolist()) for stretch in (first, other))
         common = sum((a & b).values())
         detail = f"{words}: {len(order)} of {len(pairs)} batches hold other samples, the first is number {order[0]}"
-        detail += f"; {common:,} of {len(one.numbers):,} samples are common to both"
+        detail += f"; {common:,} of {len(first.numbers):,} samples are common to both"
         return LoaderCheck(name, "failed", detail, measured)
     if content:
         detail = f"{words}: the same samples, but {len(content)} of {len(pairs)} batches have other values"
@@ -131,20 +131,20 @@ def check_shuffling(numbers: SampleNumbers, epoch: Stretch) -> LoaderCheck:
     segments = numbers.data.epoch_segments
     lengths = np.bincount(np.unique(segments[:, 0], return_inverse=True)[1], segments[:, 2] - segments[:, 1])
     episode, frame = numbers.data.locate(samples)
-    found: dict[str, list[float]] = {}
+    effects: dict[str, list[float]] = {}
     for batches in (1, 8):
         window = batches * size
         windows = len(samples) // window if window else 0
         if window < 2 or not windows:
             continue
-        at = np.arange(windows * window).reshape(windows, window)
-        measured = float(design_effect(episode[at], frame[at]).mean())
-        found[str(batches)] = [round(measured, 3), round(expected_uniform(lengths, window), 3)]
-    if not found:
+        positions = np.arange(windows * window).reshape(windows, window)
+        measured = float(design_effect(episode[positions], frame[positions]).mean())
+        effects[str(batches)] = [round(measured, 3), round(expected_uniform(lengths, window), 3)]
+    if not effects:
         return LoaderCheck("shuffling", "not checked", f"{len(samples)} samples are too few")
-    good = all(measured <= WORST_DESIGN_EFFECT * ideal for measured, ideal in found.values())
+    good = all(measured <= WORST_DESIGN_EFFECT * ideal for measured, ideal in effects.values())
     detail = "; ".join(
-        f"design effect of {count} batch{'es' if count != '1' else ''} of {size}: {one}, perfect shuffle {ideal}"
-        for count, (one, ideal) in found.items()
+        f"design effect of {count} batch{'es' if count != '1' else ''} of {size}: {measured}, perfect shuffle {ideal}"
+        for count, (measured, ideal) in effects.items()
     )
-    return LoaderCheck("shuffling", "passed" if good else "failed", detail, {"design_effect": found})
+    return LoaderCheck("shuffling", "passed" if good else "failed", detail, {"design_effect": effects})

@@ -1,4 +1,4 @@
-"""`understudy bench`: loader throughput beside the decode limit.
+"""`understudy bench`: loader throughput and the decode limit.
 
 bench           the command
 measure         our loader and another one, in rounds

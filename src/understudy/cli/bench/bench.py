@@ -1,4 +1,4 @@
-"""`understudy bench PATH|URL`: throughput of the loader on a dataset, beside the limit of its codec.
+"""`understudy bench PATH|URL`: throughput of the loader on a dataset and the limit of its codec.
 
 In each round the decode limits of the same files, our loader and optionally LeRobot's take turns on the same cores; the
 command prints the medians. `decode_limit.py` describes the limits: sequential reading with a standard library, the bare
@@ -65,19 +65,19 @@ class BenchConfig:
         from understudy.config.limits import LOADER_THREADS, too_many
         from understudy.report.figures import check_figure_path
 
-        found = [] if self.path else ["path: required, the folder or URL of a dataset: understudy bench PATH"]
+        errors = [] if self.path else ["path: required, the folder or URL of a dataset: understudy bench PATH"]
         try:
             parse_bytes(self.memory)
         except ValueError as error:
-            found.append(str(error))
-        found += check_figure_path(self.figure)
-        found += too_many("num_threads", self.num_threads, LOADER_THREADS)
+            errors.append(str(error))
+        errors += check_figure_path(self.figure)
+        errors += too_many("num_threads", self.num_threads, LOADER_THREADS)
 
         if self.lerobot and shutil.which(self.lerobot) is None:
-            found.append(f"lerobot: {self.lerobot} is no program; give the Python interpreter that has LeRobot")
+            errors.append(f"lerobot: {self.lerobot} is no program; give the Python interpreter that has LeRobot")
         if self.against and "://" in self.path:
-            found.append("against: LeRobot's loader reads local folders only; copy the dataset to disk to compare")
-        return found
+            errors.append("against: LeRobot's loader reads local folders only; copy the dataset to disk to compare")
+        return errors
 
     def setting(self) -> "Setting":
         """Settings of the measured loader."""
@@ -107,15 +107,15 @@ def bench(config: BenchConfig) -> None:
     if target:
         refuse_existing(target, "figure", config.overwrite)
         require("report")  # before the measurement, not after it
-    found = measure(config)
+    report = measure(config)
     if target:
         from understudy.report.figures import draw_bench
 
-        draw_bench(found, target)
+        draw_bench(report, target)
     if config.json:
-        print(json.dumps(found, ensure_ascii=False))
+        print(json.dumps(report, ensure_ascii=False))
         return
-    print(format_figures(found))
+    print(format_figures(report))
     print(f"\nfigure: {target}")
 
 
@@ -142,8 +142,8 @@ def measure(config: BenchConfig) -> dict[str, Any]:
             ours.append(trial.measure(time))
 
         parts: list[Callable[[float], object]] = [library.measure, codec.measure, shuffled.measure, measure_ours]
-        what = f"rounds of {seconds:g} s per loader or limit"
-        progress = stack.enter_context(Progress(config.rounds * len(parts), what, "part"))
+        title = f"rounds of {seconds:g} s per loader or limit"
+        progress = stack.enter_context(Progress(config.rounds * len(parts), title, "part"))
         for _ in range(config.rounds):
             with others.watched():
                 for part in parts:
@@ -161,7 +161,7 @@ def measure(config: BenchConfig) -> dict[str, Any]:
                 )
                 by.wait_for_quiet()
         figures = by.median_round(ours)
-        found = {
+        report = {
             "path": config.path,
             "batch": config.batch_size,
             "chunk": config.chunk_size,
@@ -176,7 +176,7 @@ def measure(config: BenchConfig) -> dict[str, Any]:
             "lerobot": rival and by.other_figures(rival, theirs),
             "conditions": by.conditions() | others.found(),
         }
-        return found | {"doubt": doubt(found)}
+        return report | {"doubt": doubt(report)}
 
 
 def _facts(trial: "Trial") -> dict[str, Any]:
@@ -201,13 +201,13 @@ def _share(figures: dict[str, Any], limit: dict[str, Any], doubt: str) -> float:
     return float(figures["samples_per_s"] / limit["samples_per_s"])
 
 
-def format_figures(found: dict[str, Any]) -> str:
+def format_figures(facts: dict[str, Any]) -> str:
     """Format the figures as a table with some lines of text."""
-    rate, rival = found["samples_per_s"], found["lerobot"]
-    sides: list[tuple[str, dict[str, Any], float | None]] = [("understudy", found, found["order"]["distinct_episodes"])]
+    rate, rival = facts["samples_per_s"], facts["lerobot"]
+    sides: list[tuple[str, dict[str, Any], float | None]] = [("understudy", facts, facts["order"]["distinct_episodes"])]
     for key, name in (("limit", "decode limit"), ("codec_limit", "strictest"), ("shuffled_limit", "shuffled")):
-        if found[key]:
-            sides.append((f"{name} ({found[key]['by']})", found[key], None))
+        if facts[key]:
+            sides.append((f"{name} ({facts[key]['by']})", facts[key], None))
     if rival and "missing" not in rival:
         sides.append((f"LeRobot {rival['version']}, 2 workers", rival, rival["distinct_episodes"]))
     width = max(len(side[0]) for side in sides)
@@ -218,30 +218,30 @@ def format_figures(found: dict[str, Any]) -> str:
     for name, figures, episodes in sides:
         cells = f"{figures['samples_per_s']:>11,.0f}{figures['cpu_ms_per_sample']:>15.3f}"
         for key, wide in (("limit", 10), ("codec_limit", 10), ("shuffled_limit", 13)):
-            share = f"{_share(figures, found[key], found['doubt']):.0%}" if found[key] else ""
+            share = f"{_share(figures, facts[key], facts['doubt']):.0%}" if facts[key] else ""
             cells += f"{share:>{wide}}"
         lines.append(f"{name:<{width}}{cells}" + f"{'' if episodes is None else f'{episodes:.1f}':>16}")
-    if found["doubt"]:
-        lines.append(f"Do not quote these ratios, which are of CPU time per sample: {found['doubt']}.")
+    if facts["doubt"]:
+        lines.append(f"Do not quote these ratios, which are of CPU time per sample: {facts['doubt']}.")
     if rival and "missing" in rival:
         lines.append(f"LeRobot was not measured: {rival['missing']}")
-    if found["codec_limit"] and found["work"]["decode"] < 0.01:
+    if facts["codec_limit"] and facts["work"]["decode"] < 0.01:
         lines.append("Nothing was decoded in these rounds: all images fit into memory. Less --memory shows decoding.")
-    work, order, at = found["work"], found["order"], found["conditions"]
+    work, order, conditions = facts["work"], facts["order"], facts["conditions"]
     walk = f"{order['lanes']} lanes of clips of {order['clip']}" if order["clip"] > 1 else "uniform over frames"
     deff = ", ".join(f"{value:.2f}" for value in order["deff"])
     lines += [
         "",
-        f"delivered     {found['batch_mb'] * rate / found['batch']:,.0f} MB/s in batches of {found['batch']}, "
-        f"first batch after {found['first_batch_s']:.2f} s",
+        f"delivered     {facts['batch_mb'] * rate / facts['batch']:,.0f} MB/s in batches of {facts['batch']}, "
+        f"first batch after {facts['first_batch_s']:.2f} s",
         "work          " + ", ".join(f"{name} {share:.0%}" for name, share in work.items())
-        + f"; the idle consumer waited {found['waited_share']:.0%} of the time",
+        + f"; the idle consumer waited {facts['waited_share']:.0%} of the time",
         f"order         {walk}; deff over 1, 8, 64 batches: {deff} "
         f"(1 batch of a uniform shuffle: {order['deff_uniform']:.2f})",
-        *(f"{'' if i else 'plan':<14}{line}" for i, line in enumerate(found["plan"].splitlines())),
-        f"measured      {at['date']} UTC, {at['cpu']}, {at['cores']} cores, load average "
-        + ", ".join(f"{value:.1f}" for value in at["load_average"])
-        + ("" if at["loops"] == "compiled" else f"; decoding in {at['loops']}"),
+        *(f"{'' if i else 'plan':<14}{line}" for i, line in enumerate(facts["plan"].splitlines())),
+        f"measured      {conditions['date']} UTC, {conditions['cpu']}, {conditions['cores']} cores, load average "
+        + ", ".join(f"{value:.1f}" for value in conditions["load_average"])
+        + ("" if conditions["loops"] == "compiled" else f"; decoding in {conditions['loops']}"),
         f"terms         {GLOSSARY}",
     ]  # fmt: skip
     return "\n".join(lines)

@@ -1,17 +1,17 @@
 """Decode limits: throughput of the cores when they only decode a dataset's videos from front to back.
 
-Each limit uses one decoder per core, each on frames of its own and with one thread. All use the same frames in one run:
+Each limit uses one decoder per core, each on separate frames and with one thread. All use the same frames in one run:
 
 - `library`: sequential reading with a standard library into RGB, uint8, in the caller's memory. It is the faster of
   torchcodec (16 frames at a time into a tensor; if it loads) and PyAV (container, packed RGB, one array per frame).
   This is the column "of limit".
 - `codec`: a stricter limit that no library reaches. Bare codec contexts decode packets in memory, without container or
-  reading. RGB conversion writes into a frame that is never copied; no frame has memory of its own.
+  reading. RGB conversion writes into a frame that is never copied; no frame has separate memory.
 - `shuffled`: the same bare codec contexts with shuffled output. Decoded frames wait among as many others as the
   loader's lanes hold. They are converted when they are due, into batches that stay in use for a while. So they leave
   the cores' caches and return, which the other two limits never pay. There is no order, no row, no choice of frames.
 
-With these codecs no loader exceeds `codec`, except one that keeps decoded frames in memory. `shuffled` is no such
+With these codecs no loader exceeds `codec`, except one that keeps decoded frames in memory. `shuffled` is not such a
 bound, but the part of `codec` that shuffling leaves. A loader with fewer frames in flight, or with another conversion,
 may exceed it. A loader that shuffles like ours with as many frames has at least this work.
 """
@@ -115,19 +115,19 @@ class Limit:
         """Return {"by", "threads", "samples_per_s", "cpu_ms_per_sample"}; a sample is one frame of each camera."""
         if not self.rounds:
             return None
-        rates = {name: median(one.per_s for one in rounds) for name, rounds in self.rounds.items()}
+        rates = {name: median(trial.per_s for trial in rounds) for name, rounds in self.rounds.items()}
         best = max(rates, key=rates.__getitem__)
         return {
             "by": best,
             "threads": len(self.stretches),
             "samples_per_s": rates[best] / self.cameras,
-            "cpu_ms_per_sample": median(one.cpu_ms for one in self.rounds[best]) * self.cameras,
+            "cpu_ms_per_sample": median(trial.cpu_ms for trial in self.rounds[best]) * self.cameras,
         }
 
     def share(self, per_s: float) -> float | None:
         """Divide samples per second by the limit."""
-        found = self.found()
-        return per_s / found["samples_per_s"] if found else None
+        limit = self.found()
+        return per_s / limit["samples_per_s"] if limit else None
 
 
 def limits(data: EpisodeDataset, held: int) -> tuple[Limit, Limit, Limit]:
@@ -158,7 +158,7 @@ def stretches(data: EpisodeDataset, count: int) -> list[Stretch]:
     files: list[tuple[str, int]] = []
     for camera in videos(data):
         _, first = np.unique(catalog.videos(camera).file[rows], return_index=True)
-        files += [(camera, int(rows[at])) for at in first]
+        files += [(camera, int(rows[start])) for start in first]
     picked = [files[i * len(files) // count] for i in range(count)]
     out = []
     for number, (camera, row) in enumerate(picked):

@@ -28,10 +28,10 @@ class Others:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Count other processes during a round of this one; a context manager."""
-        busy, own, start = busy_seconds(), time.process_time(), time.perf_counter()
+        busy, process_s, start = busy_seconds(), time.process_time(), time.perf_counter()
         yield
         if busy is not None and (later := busy_seconds()) is not None:
-            self._theirs += max(0.0, later - busy - (time.process_time() - own))
+            self._theirs += max(0.0, later - busy - (time.process_time() - process_s))
             self._seconds += time.perf_counter() - start
 
     def found(self) -> dict[str, Any]:
@@ -42,21 +42,21 @@ class Others:
         return {"load": self._load, "others": self._theirs / self._seconds if self._seconds else None}
 
 
-def doubt(found: Mapping[str, Any]) -> str:
+def doubt(report: Mapping[str, Any]) -> str:
     """Explain why the ratios of a measurement must not be quoted; "" if they may be."""
-    at = found["conditions"]
-    used = at["others"] if at["others"] is not None else at["load"]  # a load average includes the recent past
-    limit = MOST if at["others"] is not None else 0.5
-    if used is not None and used > limit * at["cores"]:
-        load = "" if at["load"] is None else f"load {at['load']:.1f} on {at['cores']} cores"
-        others = "" if at["others"] is None else f"others used {at['others']:.1f} of them"
-        return f"the machine is busy ({', '.join(filter(None, (load, others)))})"
+    conditions = report["conditions"]
+    load, others, core_count = conditions["load"], conditions["others"], conditions["cores"]
+    used, limit = (others, MOST) if others is not None else (load, 0.5)  # a load average includes the recent past
+    if used is not None and used > limit * core_count:
+        load_text = "" if load is None else f"load {load:.1f} on {core_count} cores"
+        others_text = "" if others is None else f"others used {others:.1f} of them"
+        return f"the machine is busy ({', '.join(filter(None, (load_text, others_text)))})"
     for key in ("limit", "codec_limit"):
-        other = found[key]
-        if other is None or found["work"]["decode"] < 0.01:  # all was decoded before, so no limit applies
+        other = report[key]
+        if other is None or report["work"]["decode"] < 0.01:  # all was decoded before, so no limit applies
             continue
-        quicker = found["samples_per_s"] > other["samples_per_s"]
-        if quicker and found["cpu_ms_per_sample"] > other["cpu_ms_per_sample"]:
+        quicker = report["samples_per_s"] > other["samples_per_s"]
+        if quicker and report["cpu_ms_per_sample"] > other["cpu_ms_per_sample"]:
             return "more samples per second than a decode limit, at more CPU time per sample: the rounds were disturbed"
     return ""
 
@@ -71,4 +71,4 @@ def busy_seconds() -> float | None:
         return None
     times = [list(map(int, line.split()[1:9])) for line in lines if line.split(" ", 1)[0] in allowed]
     # user, nice, system, idle, waiting for a disk, interrupts (2), stolen by other virtual machines
-    return sum(sum(each) - each[3] - each[4] for each in times) / tick if len(times) == cores() else None
+    return sum(sum(cpu) - cpu[3] - cpu[4] for cpu in times) / tick if len(times) == cores() else None

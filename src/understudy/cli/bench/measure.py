@@ -59,8 +59,8 @@ class Round:
 def median_round(rounds: Sequence[Round]) -> dict[str, float]:
     """Medians over rounds: {"samples_per_s", "cpu_ms_per_sample"}."""
     return {
-        "samples_per_s": median(one.per_s for one in rounds),
-        "cpu_ms_per_sample": median(one.cpu_ms for one in rounds),
+        "samples_per_s": median(trial.per_s for trial in rounds),
+        "cpu_ms_per_sample": median(trial.cpu_ms for trial in rounds),
     }
 
 
@@ -91,12 +91,12 @@ class Setting:
         """
         whole = EpisodeDataset(self.path)
         catalog = whole.catalog
-        known = catalog.camera_keys
-        cameras = known if self.cameras is None else self.cameras
+        names = catalog.camera_keys
+        cameras = names if self.cameras is None else self.cameras
         for camera in cameras:
-            if camera not in known:
-                raise DatasetError(f"unknown camera {camera!r}", where=self.path, fix=f"cameras: {', '.join(known)}")
-        keys = [key for key in whole.keys if key not in known or key in cameras]
+            if camera not in names:
+                raise DatasetError(f"unknown camera {camera!r}", where=self.path, fix=f"cameras: {', '.join(names)}")
+        keys = [key for key in whole.keys if key not in names or key in cameras]
         windows = {"action": [i / catalog.fps for i in range(self.chunk)]} if "action" in keys else {}
         return EpisodeDataset(catalog, delta_timestamps=windows, keys=keys)
 
@@ -191,12 +191,12 @@ class Trial:
             self.take()
             batches += 1
         samples = batches * self.order.batch_size // self.loader.world_size
-        found = Round(samples, spent, time.process_time() - cpu)
+        trial = Round(samples, spent, time.process_time() - cpu)
         self._peak = max(self._peak, peak_bytes())
         self._spent += spent
         new = {"waited": self.loader.wait_seconds - waited} | {k: v - parts[k] for k, v in self._parts().items()}
         self.parts = {key: self.parts.get(key, 0.0) + value for key, value in new.items()}
-        return found
+        return trial
 
     @property
     def held(self) -> int:
@@ -210,8 +210,8 @@ class Trial:
     def _turn(self) -> int:
         """Batches until each lane has read its first run: until then more is decoded than delivered."""
         plan, sources = self.loader.plan, self.order.spec.sources
-        each = zip(sources, plan.policies, plan.keeps_decoded)
-        read = [source.lanes * policy.run_length for source, policy, keep in each if source.shuffle and not keep]
+        plans = zip(sources, plan.policies, plan.keeps_decoded)
+        read = [source.lanes * policy.run_length for source, policy, keep in plans if source.shuffle and not keep]
         return -(-sum(read) // self.order.batch_size)
 
     def _parts(self) -> dict[str, float]:

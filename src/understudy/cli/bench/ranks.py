@@ -61,12 +61,12 @@ def _summarize(cameras: int, ranks: Sequence[tuple[Sequence[Round], dict[str, fl
         )
         for parts in zip(*(rounds for rounds, _ in ranks))
     ]
-    each = [_with_frames(median_round(rounds), cameras) | further for rounds, further in ranks]
+    figures = [_with_frames(median_round(rounds), cameras) | further for rounds, further in ranks]
     return {
         "world_size": len(ranks),
         **_with_frames(median_round(together), cameras),
-        "waited_share": median(rank["waited_share"] for rank in each),
-        "ranks": each,
+        "waited_share": median(rank["waited_share"] for rank in figures),
+        "ranks": figures,
         "conditions": conditions(),
     }
 

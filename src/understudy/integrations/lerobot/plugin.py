@@ -69,10 +69,10 @@ def install(script: ModuleType) -> None:
 
     def make_datasets(config: Any) -> Any:
         _check_config(config)
-        found = make(config)
-        _check_dataset(found[0])
-        run.config, run.dataset, run.eval_dataset = config, found[0], found[1]
-        return found
+        datasets = make(config)
+        _check_dataset(datasets[0])
+        run.config, run.dataset, run.eval_dataset = config, datasets[0], datasets[1]
+        return datasets
 
     def make_sampler(*args: Any, **kwargs: Any) -> Any:
         run.sampler = kwargs
@@ -100,9 +100,9 @@ def install(script: ModuleType) -> None:
 
 def _describe_wrapped(batches: Any, dataset: Any) -> str:
     """Return the message about a training loader that is not of the dataset that LeRobot made."""
-    found = f"a {type(dataset).__name__}" if dataset is not None else f"in a {type(batches).__name__} without a dataset"
+    kind = f"a {type(dataset).__name__}" if dataset is not None else f"in a {type(batches).__name__} without a dataset"
     return (
-        f"the training dataset is {found}, not the LeRobotDataset of make_train_eval_datasets: the plugin cannot load "
+        f"the training dataset is {kind}, not the LeRobotDataset of make_train_eval_datasets: the plugin cannot load "
         "it, and LeRobot's own loader would; pass the dataset to the DataLoader as it is, or leave out the plugin"
     )
 
