@@ -8,6 +8,7 @@ one is made again. About 2 GB at full size.
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # which encode videos
 
 from support.videos import encode_video
 from understudy.data.format.features import DEFAULTS, Feature

@@ -30,6 +30,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from planted_images import CAMERA_FAULTS, CameraFault
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # which encode videos
+
 from support.videos import encode_video
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding, Report

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from understudy.batch_keys import ACTION, STATE, TASK
-from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh, num_micro_batches
 from understudy.errors import ConfigError
 from understudy.order.rank_positions import rank_slice
@@ -194,7 +193,7 @@ def largest_part(config: "TrainConfig", world_size: int, tokens: int | None) -> 
     return max(1, min(share, config.max_samples or share, by_tokens))
 
 
-def check_budget(policy: Policy, config: TrainConfig, data: "RunData") -> None:
+def check_budget(policy: Policy, config: "TrainConfig", data: "RunData") -> None:
     """Raise ConfigError where a sample of the data could have more tokens than `max_num_tokens`.
 
     A sample is taken to have all cameras of its source, and texts as long as the policy takes. So no sample of a
@@ -217,7 +216,7 @@ def check_budget(policy: Policy, config: TrainConfig, data: "RunData") -> None:
         )
 
 
-def largest_tokens(policy: Policy, config: TrainConfig, data: "RunData") -> Sequence[int] | None:
+def largest_tokens(policy: Policy, config: "TrainConfig", data: "RunData") -> Sequence[int] | None:
     """Return the tokens of the largest possible sample of each source; None: the policy has no tokens."""
     rows, network = len(data.names), policy.config
     past = (len(config.policy.state_times),) if config.policy.state_times else ()
