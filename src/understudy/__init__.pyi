@@ -16,8 +16,8 @@ from understudy.errors import UnderstudyError as UnderstudyError
 from understudy.load.choose_order import choose_order as choose_order
 from understudy.load.dataloader.episode_sampler import EpisodeSampler as EpisodeSampler
 from understudy.load.dataloader.episode_stream import EpisodeStream as EpisodeStream
-from understudy.load.images.buffer_pool import keep_freed_memory as keep_freed_memory
 from understudy.load.loader import Loader as Loader
+from understudy.load.malloc import keep_freed_memory as keep_freed_memory
 from understudy.optim.master_weights import MasterWeights as MasterWeights
 from understudy.order import Order as Order
 from understudy.order import sample_rng as sample_rng

@@ -66,7 +66,7 @@ COMMANDS = {
 }
 
 LOADING = ("demo", "train", "resume", "validate", "profile", "bench")
-"""Commands that load images in a separate process; for them freed memory is kept (see `load/images/buffer_pool.py`)."""
+"""Commands that load images in a separate process; for them freed memory is kept (see `load/malloc.py`)."""
 
 
 LESS_MEMORY = {

@@ -144,7 +144,7 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
 
             return launch(words, count, f"understudy {name}")
         if name in LOADING:
-            from understudy.load.images.buffer_pool import keep_freed_memory
+            from understudy.load.malloc import keep_freed_memory
 
             keep_freed_memory()
         return int(command.function()(settings) or 0)

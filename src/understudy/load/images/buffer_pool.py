@@ -4,15 +4,11 @@ Fresh memory costs up to a tenth of the decoding: the system zeroes each page wh
 handed out as a tensor over a numpy array. Once the consumer has dropped the tensor and everything that shares its
 memory, only this pool refers to the array, and the next batch is written into it. A consumer that keeps its batches
 gets fresh memory. Page-locked memory is reused by torch, which knows of copies under way.
-
-The C library's handling of freed memory, a setting of the whole process.
 """
 
-import ctypes
 import sys
 import threading
 import time
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -64,23 +60,3 @@ class BufferPool:
         if not self._pin:
             return rows
         return {key: value.pin_memory() if isinstance(value, torch.Tensor) else value for key, value in rows.items()}
-
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
-
-
-@lru_cache(maxsize=1)
-def keep_freed_memory() -> None:
-    """Let this process reuse the memory of freed images instead of returning it to the system.
-
-    glibc returns freed blocks of that size to the system at once and requests zeroed ones for the next image. This
-    takes up to a third of the loader's time at 640x480, nearly all of it in the kernel. After this call, blocks below
-    8 MB are reused, up to 256 MB at the top of each arena. Blocks of 8 MB and more are returned as before.
-
-    The setting applies to the whole process and cannot be undone. Only the command line makes it by itself; a training
-    loop of your own should call it before the first batch. It does nothing with another C library.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, 8 << 20)
-        mallopt(_TRIM_THRESHOLD, 256 << 20)
