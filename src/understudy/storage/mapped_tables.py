@@ -180,8 +180,9 @@ def _align(place: int) -> int:
 
 def _map(path: Path) -> np.memmap[Any, Any]:
     with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_uid != os.geteuid():
-            raise OSError("it belongs to another user")
+        stat = os.fstat(file.fileno())
+        if stat.st_uid != os.geteuid() or stat.st_mode & 0o022:
+            raise OSError("another user can have written it")
         return np.memmap(file, np.uint8, "r")
 
 
