@@ -192,6 +192,24 @@ def test_unwritable_folder_gives_private_tables(
     assert Catalog.open(root).episodes.lengths.tolist() == list(LENGTHS)
 
 
+def test_a_table_that_others_can_write_is_made_again(tables: Path) -> None:
+    made = []
+
+    def make() -> tuple[dict[str, np.ndarray], bool]:
+        made.append(np.arange(9))
+        return {"a": made[-1]}, True
+
+    def read() -> int:
+        assert mapped_tables.once_per_host("ab" * 20, make)["a"].tolist() == list(range(9))
+        return len(made)
+
+    assert (read(), read()) == (1, 1)
+    for mode, count in ((0o666, 2), (0o620, 3), (0o644, 3)):
+        (path,) = map(tables.joinpath, files(tables))
+        path.chmod(mode)
+        assert read() == count
+
+
 def test_least_recently_used_tables_are_removed(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped_tables, "BUDGET", 20_000)
     kept = []
