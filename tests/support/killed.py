@@ -15,6 +15,7 @@ the weights once. `benchmarks/soak_trainer.py` does this a hundred times.
 
 import os
 import random
+import select
 import signal
 import socket
 import sys
@@ -28,7 +29,7 @@ import numpy as np
 import torch._dynamo
 import torch.distributed.checkpoint  # imported before the forks, not in each of them
 import torch.distributed.fsdp
-import torch.distributed.tensor  # noqa: F401
+import torch.distributed.tensor
 
 from support.checkpoint_ranks import digest
 from support.ranks import reserved
@@ -145,7 +146,7 @@ class Tally:
 
     kills: int = 0
     in_saves: int = 0
-    """Kills that left an unfinished checkpoint."""
+    """Kills inside a save; the survivor may have removed the unfinished checkpoint."""
     attempts: int = 0
     finished: int = 0
     looked_at: int = 0
@@ -211,6 +212,10 @@ def attempt(kind: Kind, number: int, data: Path, out: Path, victim: Victim | Non
         os.close(writing)
         ranks.append((child, reading))
     if victim is not None and victim.seconds is not None:
+        for _, reading in (
+            ranks if world > 1 else []
+        ):  # a rank that has not met the victim would wait for it; a launcher ends it then
+            select.select([reading], [], [], PATIENCE)
         time.sleep(max(0.0, started + victim.seconds - time.monotonic()))
         os.kill(ranks[victim.rank][0], signal.SIGKILL)  # not yet waited for, so its number is not reused
     counts = _ended(ranks, victim, out, tally)
@@ -220,6 +225,13 @@ def attempt(kind: Kind, number: int, data: Path, out: Path, victim: Victim | Non
 
 def _live(kind: Kind, number: int, data: Path, out: Path, changes: Changes, writing: int) -> None:
     """Run a rank. Does not return."""
+    join = torch.distributed.init_process_group
+
+    def meet(*arguments: Any, **options: Any) -> None:
+        join(*arguments, **options)
+        os.write(writing, b" ")
+
+    torch.distributed.init_process_group = meet
     try:
         with open(out.with_name(f"{out.name}.log"), "a") as log:
             os.dup2(log.fileno(), 2)
@@ -258,7 +270,7 @@ def _ended(ranks: list[tuple[int, int]], victim: Victim | None, out: Path, tally
     counts = []
     for _, reading in ranks:
         with os.fdopen(reading) as pipe:
-            counts.append(int(pipe.read() or 0))
+            counts.append(int(pipe.read().strip() or 0))
     if victim is not None and codes[victim.rank] == -signal.SIGKILL:
         return None
     if any(codes.values()):
@@ -271,8 +283,8 @@ class Whole:
     """An uninterrupted run of a kind."""
 
     out: Path
-    changes: int
-    """Changes of the disk, by rank 0."""
+    changes: list[int]
+    """Changes of the disk, by each rank."""
     seconds: float
     digests: dict[int, str]
     """Step -> hash of all tensors of its checkpoint."""
@@ -285,7 +297,7 @@ def uninterrupted(kind: Kind, data: Path, out: Path, tally: Tally) -> Whole:
     assert changes is not None
     found = {step: out / f"checkpoints/step-{step:08d}" for step in checkpoint.list_steps(out / "checkpoints")}
     digests = {step: digest(checkpoint.read_tensors(path)) for step, path in found.items()}
-    return Whole(out, changes[0], seconds, digests)
+    return Whole(out, changes, seconds, digests)
 
 
 def lineage(kind: Kind, whole: Whole, data: Path, out: Path, kills: int, draw: random.Random, tally: Tally) -> None:
@@ -301,13 +313,13 @@ def lineage(kind: Kind, whole: Whole, data: Path, out: Path, kills: int, draw: r
         elif killed % 3 == 1:
             victim = Victim(rank, seconds=draw.uniform(0.1, 0.9) * whole.seconds * (0.2 + 0.8 * left))
         else:
-            most = whole.changes if rank == 0 else whole.changes // 5  # rank 0 changes most
-            victim = Victim(rank, change=draw.randrange(1 + int(most * left)))
+            most = whole.changes[min(rank, len(whole.changes) - 1)]
+            victim = Victim(rank, change=draw.randrange(max(1, int(most * left))))
         dead = attempt(kind, number, data, out, victim, tally) is None
         number += 1
         if dead:
             killed += 1
-            tally.in_saves += any((out / "checkpoints").glob("*.tmp")) if (out / "checkpoints").is_dir() else 0
+            tally.in_saves += victim.in_save is not None or any((out / "checkpoints").glob("*.tmp"))
             _look(kind, whole, out, tally)
         elif RunDir(out).policy.exists():
             break
