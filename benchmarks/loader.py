@@ -6,10 +6,11 @@
 The datasets are made once in the cache folder (about 2 GB; a few minutes), from the real recordings in
 UNDERSTUDY_TEST_DATA where that is set, otherwise from drawn images. In each round the three decode limits, our loader
 (in its own process) and LeRobot (in the interpreter given; null where it is missing) take turns. Figures are medians.
-Of the limits (`cli/bench/decode_limit.py`), `limit` is plain reading by a standard library, `codec` the bare codec, and
-`shuffled` the bare codec with frames that wait before delivery. The memory budget is smaller than the decoded images,
-so this measures streaming, not copying. Only the real recordings are also measured with enough memory ("-half": with
-too little). Datasets with one camera also have a row NAME-yuv, with `"colors": "yuv"`: planes that the GPU converts.
+Of the limits (`cli/bench/decode_limit.py`, `loader_measure.py`), `limit` is plain reading by a standard library,
+`codec` the bare codec, and `shuffled` the bare codec with frames that wait before delivery. The memory budget is
+smaller than the decoded images, so this measures streaming, not copying. Only the real recordings are also measured
+with enough memory ("-half": with too little). Datasets with one camera also have a row NAME-yuv, with
+`"colors": "yuv"`: planes that the GPU converts.
 
 A full run takes half an hour or more. With `--out` each row is in the file as soon as it is measured, and a later run
 with the same file measures only missing rows. So the parts (datasets and rows without video; first batches; remote
@@ -29,9 +30,21 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from loader_measure import (
+    MemoryTrial,
+    OtherLoader,
+    lerobot,
+    limits,
+    other_figures,
+    picture_bytes,
+    quality,
+    wait_for_quiet,
+)
 from loader_remote import remote_rows
 from loader_results import Results, render, say
 from loader_sets import Set, rows_only, sets
+from understudy._version import __version__
+from understudy.cli.bench.measure import Round, Setting, conditions, median_round
 
 BATCH, CHUNK = 32, 16
 PARTS = ("rows", "first", "remote")
@@ -42,13 +55,10 @@ COLORS = ("rgb", "yuv")
 
 def serve(setting: Any) -> None:
     """Measure our loader in this process: one round per line on stdin, with its facts so far."""
-    from understudy._version import __version__
-    from understudy.cli.bench.measure import Trial
-
     print(json.dumps({"version": __version__}), flush=True)
     trial = None
     for line in sys.stdin:
-        trial = trial or Trial(setting)
+        trial = trial or MemoryTrial(setting)
         found = trial.measure(json.loads(line)["seconds"])
         print(json.dumps(asdict(found) | facts(trial)), flush=True)
     if trial:
@@ -77,7 +87,6 @@ def first_batch(root: str) -> dict[str, float]:
     import time
 
     from understudy import EpisodeDataset, Loader, Order  # noqa: F401
-    from understudy.cli.bench.measure import Setting
 
     setting = Setting(root, BATCH, CHUNK)
     start = time.perf_counter()
@@ -112,18 +121,6 @@ def measure_set(
     one: Set, rival: Any, known: dict[Path, Any], seconds: float, rounds: int, colors: str = "rgb"
 ) -> dict[str, Any]:
     """Measure one row. `known` has LeRobot's figures on earlier datasets by their path."""
-    from understudy.cli.bench.decode_limit import limits
-    from understudy.cli.bench.measure import (
-        OtherLoader,
-        Round,
-        Setting,
-        median_round,
-        other_figures,
-        picture_bytes,
-        quality,
-        wait_for_quiet,
-    )
-
     data = Setting(str(one.root), BATCH, CHUNK).data()
     memory = int(picture_bytes(data) * len(data) * one.memory)
     memory = memory if one.memory > 1 else min(MEMORY, memory)
@@ -145,7 +142,7 @@ def measure_set(
                 )
                 wait_for_quiet()
     figures = median_round([Round(each["samples"], each["seconds"], each["cpu_seconds"]) for each in ours])
-    limit, strict, cold = (one.found() or {} for one in (library, codec, shuffled))
+    limit, strict, cold = (limit.figures() or {} for limit in (library, codec, shuffled))
     last = ours[-1]
     if theirs:
         known[one.lerobot] = other_figures(rival, theirs)
@@ -194,8 +191,6 @@ def row_name(one: Set, colors: str) -> str:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure `parts` as far as `out` lacks them, into one object (`loader_results.py`)."""
-    from understudy.cli.bench.measure import conditions
-
     real = Path(os.environ["UNDERSTUDY_TEST_DATA"]) if os.environ.get("UNDERSTUDY_TEST_DATA") else None
     quick, cache, parts = arguments.quick, Path(arguments.cache), arguments.parts.split(",")
     if not set(parts) <= set(PARTS):
@@ -221,8 +216,6 @@ def measure_rows(
     results: Results, chosen: list[Set], rows_root: Path, python: str, seconds: float, rounds: int
 ) -> None:
     """Measure the datasets one by one, then rows without video."""
-    from understudy.cli.bench.measure import OtherLoader, Round, lerobot, median_round, other_figures
-
     there, known = [row["name"] for row in results.found["rows"]], dict[Path, Any]()
     with lerobot(python) as rival:
         if rival.missing:
@@ -276,8 +269,6 @@ def main() -> None:
     parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.part and arguments.part[0] == "ours":
-        from understudy.cli.bench.measure import Setting
-
         serve(Setting(**json.loads(arguments.part[1])))
     elif arguments.part:
         print(json.dumps(first_batch(json.loads(arguments.part[1])["root"])))

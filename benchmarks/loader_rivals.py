@@ -21,7 +21,7 @@ that has used 40 s of a row skips its further steps and rounds (`rounds`). Figur
 - `peak_mb`: largest proportional set size of all its processes, libraries included, read twice a second.
 - `read_ratio`: bytes read by system calls (rchar) over the video bytes of the delivered frames; null for loaders that
   read from a server. Above 1 more is read than used, below 1 images are kept.
-- `deff`: design effect over 1, 8 and 64 batches of the first 256 (`order/audit/design_effect.py`). The sequence comes
+- `deff`: design effect over 1, 8 and 64 batches of the first 256 (`order/design_effect.py`). The sequence comes
   from the loader's own sampler; `matches`: each delivered sample was its next one.
 - `resumes`: tried once on the first row (`rival_loaders.py`).
 
@@ -45,9 +45,11 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from loader_measure import OtherLoader
 from loader_sets import Encoding, Recording, joined
 from rival_loaders import process_tree
-from understudy.cli.bench.measure import OtherLoader, conditions, cores
+from understudy.cli.bench.measure import conditions
+from understudy.cores import available_cores
 
 CHUNK, TILES, ORDER, RESUME = 16, 8, 256, 6
 STEPS = (10, 50, 150)
@@ -225,7 +227,7 @@ def design_effects(order: dict[str, Any], batch: int) -> dict[str, float | None]
     """Mean design effect over windows of WINDOWS batches, from the samples in their sequence."""
     import numpy as np
 
-    from understudy.order.audit.design_effect import design_effect
+    from understudy.order.design_effect import design_effect
 
     episode, frame = (np.array(order[key], np.int64).reshape(-1, batch) for key in ("episode", "frame"))
     found: dict[str, float | None] = {}
@@ -272,7 +274,7 @@ def measure_row(row: Row, root: Path, pythons: dict[str, str], seconds: float, r
     """Measure one dataset with all loaders in turn."""
     frames = json.loads((root / "meta" / "info.json").read_text())["total_frames"]
     video_bytes = sum(path.stat().st_size for path in root.rglob("*.mp4")) / frames
-    asked = {"batch": row.batch, "chunk": CHUNK, "workers": cores()}
+    asked = {"batch": row.batch, "chunk": CHUNK, "workers": available_cores()}
     found = []
     with started(pythons, s3=row.name == S3_ROW) as rivals:
         turns, costs = [], {}
@@ -332,7 +334,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     pythons = {"understudy": sys.executable, **dict(text.split("=", 1) for text in arguments.python)}
     if unknown := set(pythons) - set(INTERPRETERS.values()):
         raise SystemExit(f"--python {', '.join(sorted(unknown))}: names are {', '.join(INTERPRETERS.values())}")
-    settings = {"chunk": CHUNK, "workers": cores(), "steps_ms": STEPS, "seconds": seconds, "rounds": rounds}
+    settings = {"chunk": CHUNK, "workers": available_cores(), "steps_ms": STEPS, "seconds": seconds, "rounds": rounds}
     settings |= {"recordings": "real" if real else "drawn", "quick": quick}
     settings["skipped"] = [name for name, interpreter in INTERPRETERS.items() if interpreter not in pythons]
     found: dict[str, Any] = {"rows": [], "resumes": {}, "conditions": conditions() | settings}

@@ -23,6 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from order_compare import CompareConfig, compare, read_tables
 from order_rivals import RIVALS, cpu_seconds, peak_growth_mb
 from understudy.order import Order
 from understudy.order.random import make_key, permutation
@@ -111,10 +112,8 @@ def in_child(script: str, *arguments: str) -> dict[str, Any]:
 
 
 def shuffle_quality() -> dict[str, Any]:
-    """deff over 1, 8 and 64 batches on the synthetic DROID-like table, as `understudy order explain` prints them."""
-    from understudy.report.order import ExplainConfig, compare, read_tables
-
-    config = ExplainConfig()
+    """deff over 1, 8 and 64 batches on the synthetic DROID-like table, as `order_compare.py` prints them."""
+    config = CompareConfig()
     sides = [side for side in compare(read_tables(config), config).sides if side.figures]
     names = [side.name.replace(" ", "_").replace("block_shuffle", "block") for side in sides]
     return {
@@ -149,7 +148,7 @@ def measure(frames: int) -> dict[str, Any]:
             "times": "CPU time, medians",
             "ns_per_index": f"our permutation of {FRAMES} frames, {BULK} indices a call; locate_* includes the frame",
             "versus_frames": frames,
-            "deff": "synthetic DROID-like table, 76,000 episodes, batch 256, 8 ranks x 8 workers; see `order explain`",
+            "deff": "synthetic DROID-like table, 76,000 episodes, batch 256, 8 ranks x 8 workers; see order_compare.py",
             "missing": missing,
         },
     }

@@ -19,7 +19,9 @@ from typing import Any
 
 import numpy as np
 
-MEGABYTE = 1e6
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from support.peak_memory import peak_bytes, start_peak
 
 
 def peak_growth_mb(work: Callable[[], Any]) -> float:
@@ -27,26 +29,11 @@ def peak_growth_mb(work: Callable[[], Any]) -> float:
 
     Holds the result of `work` to the end, so that it counts.
     """
-    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    if status.exists() and reset.exists():
-
-        def resident(key: str) -> float:
-            line = next(line for line in status.read_text().splitlines() if line.startswith(key))
-            return float(line.split()[1]) * 1024
-
-        before = resident("VmRSS")
-        reset.write_text("5")  # the peak counts from here
-        kept = work()
-        grown = resident("VmHWM") - before
-    else:
-        import resource
-
-        unit = 1 if sys.platform == "darwin" else 1024
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        kept = work()
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before
+    before = start_peak()
+    kept = work()
+    grown = peak_bytes() - before
     del kept
-    return max(grown, 0.0) / MEGABYTE
+    return max(grown, 0) / 1e6
 
 
 def cpu_seconds(work: Callable[[], Any], runs: int) -> float:

@@ -23,6 +23,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from loader_measure import lerobot
 from loader_sets import Encoding, Recording, joined
 
 BATCH, CHUNK, MEMORY = 8, 16, "1GB"
@@ -58,7 +59,7 @@ def waiting_share(batches: Any, step_ms: float, seconds: float) -> float:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     from understudy.cli.bench.decode_limit import limits
-    from understudy.cli.bench.measure import Setting, conditions, lerobot
+    from understudy.cli.bench.measure import Setting, conditions
     from understudy.load.loader import Loader
 
     real = Path(os.environ["UNDERSTUDY_TEST_DATA"]) if os.environ.get("UNDERSTUDY_TEST_DATA") else None
@@ -73,9 +74,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 root = dataset(Path(arguments.cache), real, arguments.quick, gop, cameras)
                 setting = Setting(str(root), BATCH, CHUNK, threads=threads, memory=MEMORY)
                 data = setting.data()
-                codec = limits(data, 0)[1]
+                codec = limits(data)[1]
                 codec.measure(arguments.seconds)
-                limit = (codec.found() or {}).get("samples_per_s")
+                limit = (codec.figures() or {}).get("samples_per_s")
                 for step_ms in arguments.steps:
                     about = {"trainer": "loop", "cameras": cameras, "gop": gop, "step_ms": step_ms}
                     about["codec_share"] = limit * step_ms / 1000 / BATCH if limit else None

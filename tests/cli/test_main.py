@@ -275,7 +275,6 @@ def test_profile_refuses_a_flag_without_effect(
         ["check", "{}", "--depth", "rows", "--page", "page.html"],
         ["check", "{}", "--depth", "rows", "--skip-bad", "bad.json"],
         ["bench", "{}", "--figure", "figure.png"],
-        ["order", "explain", "--figure", "figure.png"],
     ],
     ids=lambda command: " ".join(command[:1] + command[-2:-1]),
 )

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import understudy as us
+from order_audit import as_read, audit
 from support.datasets import Spec, write_dataset
 from support.order_sources import episodes
 from support.refusals import refused, warned
 from understudy.load.choose_order import OrderChoice, choose_from_facts
 from understudy.load.memory_plan import SourceFacts, read_facts, resized
-from understudy.order.audit.audit import as_read, audit
 from understudy.order.cost import lane_correlation
 from understudy.order.make_spec import CheckedSource, OrderRequest
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from order_audit import as_read, audit
 from support.order_sources import Source, episodes
 from understudy.order import Order
-from understudy.order.audit.audit import as_read, audit
 from understudy.order.cost import clips_cost
 from understudy.order.defaults import choose_clip, choose_clips, lane_counts, shared_factor
 from understudy.order.lanes import Lanes

@@ -4,19 +4,14 @@ import json
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pyarrow as pa
 import torch
+from peak_memory import peak_bytes, resident_bytes, start_peak
 
-from understudy.cli.bench.measure import peak_bytes, start_peak
 from understudy.data.dataset import EpisodeDataset
 from understudy.load.loader import Loader
 from understudy.order import Order
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def measure(root: str, memory: int, lanes: int, clip: int, batches: int) -> None:

@@ -140,6 +140,6 @@ EXAMPLES = {
     ),
     "order explain": (
         "understudy order explain",
-        "understudy order explain data/one data/two --weights 2 1 --batch-size 256 --figure order.png",
+        "understudy order explain data/one data/two --weights 2 1 --batch-size 256",
     ),
 }

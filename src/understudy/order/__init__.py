@@ -12,7 +12,7 @@ shared_slots       slots that several sources share, for exact weights
 rank_positions     positions of each rank
 sample_random      random numbers of a sample
 random             keyed permutations and generators
-audit              shuffle quality and cost
+design_effect      correlation model and the design effect under it
 """
 
 from understudy.order.make_spec import Frames

@@ -9,7 +9,7 @@ H.264 with GOP 250, since frames on the way are not converted.
 import math
 from collections.abc import Iterable
 
-from understudy.order.audit.design_effect import Correlation
+from understudy.order.design_effect import Correlation
 
 BEARABLE = 1.25
 """Cost, relative to decoding in a row, that a default order does not exceed where any order is within it."""

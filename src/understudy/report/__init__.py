@@ -7,6 +7,5 @@ compare         several runs side by side
 check_page      the page of `check`
 step_profile    the page of `profile`, and its part of a report
 view            a page to look through episodes, with its server
-order           the comparison of `order explain`
-figures         the figures of `bench` and `order explain`
+figures         the figures of `bench`
 """

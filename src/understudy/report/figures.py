@@ -1,4 +1,4 @@
-"""Figures of `bench` and `order explain` as PNG, SVG or PDF files. Needs matplotlib (extra `report`)."""
+"""Figures of `bench` as PNG, SVG or PDF files. Needs matplotlib (extra `report`)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,8 +31,6 @@ _LOADERS = {
     "understudy": GREEN,
     "decode limit": GRAY,
     "bare codec": "#c3cad6",
-    "shuffled": "#dde2ea",
-    "LeRobot": ORANGE,
 }
 _WORK = {"fetch": VIOLET, "decode": BLUE, "convert": "#56a8d8", "assemble": "#b08a00"}
 
@@ -71,10 +69,6 @@ def draw_bench(measured: dict[str, Any], path: str) -> None:
         sides["decode limit"] = measured["limit"]
     if measured["codec_limit"]:
         sides["bare codec"] = measured["codec_limit"]
-    if measured["shuffled_limit"]:
-        sides["shuffled"] = measured["shuffled_limit"]
-    if measured["lerobot"] and "missing" not in measured["lerobot"]:
-        sides["LeRobot"] = measured["lerobot"]
     with new_figure(path, 9.5, 1.6 + 0.45 * len(sides), dpi=130) as figure:
         conditions = measured["conditions"]
         figure.suptitle(

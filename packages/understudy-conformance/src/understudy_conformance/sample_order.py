@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from understudy.order.audit.design_effect import design_effect, expected_uniform
+from understudy.order.design_effect import design_effect, expected_uniform
 from understudy_conformance.batch_values import SampleNumbers
 from understudy_conformance.reading import Stretch
 from understudy_conformance.results import LoaderCheck
@@ -125,7 +125,7 @@ def check_differ(first: np.ndarray, second: np.ndarray) -> LoaderCheck:
 
 
 def check_shuffling(numbers: SampleNumbers, epoch: Stretch) -> LoaderCheck:
-    """Compare the design effect of batches with that of a perfect shuffle (`order/audit/design_effect.py`)."""
+    """Compare the design effect of batches with that of a perfect shuffle (`order/design_effect.py`)."""
     samples, size = epoch.numbers[: len(numbers)], max(map(len, epoch.samples), default=0)
     samples = samples[samples >= 0]
     segments = numbers.data.epoch_segments

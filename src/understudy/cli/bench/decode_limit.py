@@ -7,19 +7,13 @@ Each limit uses one decoder per core, each on separate frames and with one threa
   This is the column "of limit".
 - `codec`: a stricter limit that no library reaches. Bare codec contexts decode packets in memory, without container or
   reading. RGB conversion writes into a frame that is never copied; no frame has separate memory.
-- `shuffled`: the same bare codec contexts with shuffled output. Decoded frames wait among as many others as the
-  loader's lanes hold. They are converted when they are due, into batches that stay in use for a while. So they leave
-  the cores' caches and return, which the other two limits never pay. There is no order, no row, no choice of frames.
 
-With these codecs no loader exceeds `codec`, except one that keeps decoded frames in memory. `shuffled` is not such a
-bound, but the part of `codec` that shuffling leaves. A loader with fewer frames in flight, or with another conversion,
-may exceed it. A loader that shuffles like ours with as many frames has at least this work.
+With these codecs no loader exceeds `codec`, except one that keeps decoded frames in memory.
 """
 
 import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -29,16 +23,13 @@ import av
 import numpy as np
 from av.video.reformatter import VideoReformatter
 
-from understudy.cli.bench.measure import Round, cores, videos
+from understudy.cli.bench.measure import Round, videos
+from understudy.cores import available_cores
 from understudy.data.dataset import EpisodeDataset
-from understudy.video.color import Converter
 from understudy.video.native.swscale import reformat
 from understudy.video.packets import open_packets
 
 _FRAMES = 2048  # per decoder, repeated: several episodes, since the cost of frames differs
-_RING = 7 * 32  # images of batches in use at a time, over all decoders: seven batches of 32
-FRAMES_TOGETHER = 16
-"""Frames converted one after the other: a thread's part of a batch."""
 _DECODERS = {"av1": "libdav1d"}  # FFmpeg's own "av1" decoder needs hardware
 
 
@@ -63,7 +54,7 @@ Way: TypeAlias = Callable[[Stretch], Iterator[int]]
 class Limit:
     """A decode limit, measured in rounds: the way of decoding with the best median over all rounds.
 
-    Without a way, or without video, there is no limit: `found` returns None.
+    Without a way, or without video, there is no limit: `figures` returns None.
     """
 
     ways: Mapping[str, Way]
@@ -111,7 +102,7 @@ class Limit:
             raise errors[0]
         return Round(sum(counts), time.perf_counter() - start, time.process_time() - cpu)
 
-    def found(self) -> dict[str, Any] | None:
+    def figures(self) -> dict[str, Any] | None:
         """Return {"by", "threads", "samples_per_s", "cpu_ms_per_sample"}; a sample is one frame of each camera."""
         if not self.rounds:
             return None
@@ -126,30 +117,18 @@ class Limit:
 
     def share(self, per_s: float) -> float | None:
         """Divide samples per second by the limit."""
-        limit = self.found()
+        limit = self.figures()
         return per_s / limit["samples_per_s"] if limit else None
 
 
-def limits(data: EpisodeDataset, held: int) -> tuple[Limit, Limit, Limit]:
-    """Prepare the limits (library, codec, shuffled), described above. Remote videos have no `library` limit.
-
-    Args:
-        data: The dataset.
-        held: Frames that wait in `shuffled`, over all decoders (`Trial.held`).
-    """
+def limits(data: EpisodeDataset) -> tuple[Limit, Limit]:
+    """Prepare the limits (library, codec), described above. Remote videos have no `library` limit."""
     cameras = len(videos(data))
-    parts = stretches(data, cores()) if cameras else []
-    there = dict(LIBRARIES) if all(part.local for part in parts) else {}
+    parts = stretches(data, available_cores()) if cameras else []
+    libraries = dict(LIBRARIES) if all(part.local for part in parts) else {}
     if not _torchcodec_loads():
-        there.pop("torchcodec", None)
-
-    def cold(part: Stretch) -> Iterator[int]:
-        ring = np.full((-(-_RING // len(parts)), 3, part.height, part.width), 0, np.uint8)  # touches every page
-        return shuffled(part, held // len(parts), ring)
-
-    ways: tuple[dict[str, Way], ...] = (there, {"bare codec": bare}, {"bare codec": cold})
-    library, codec, shuffle = (Limit(way, cameras, parts) for way in ways)
-    return library, codec, shuffle
+        libraries.pop("torchcodec", None)
+    return Limit(libraries, cameras, parts), Limit({"bare codec": bare}, cameras, parts)
 
 
 def stretches(data: EpisodeDataset, count: int) -> list[Stretch]:
@@ -185,25 +164,6 @@ def bare(stretch: Stretch) -> Iterator[int]:
                 reformat(converter, frame, "gbrp")
                 yield 1
         context.flush_buffers()
-
-
-def shuffled(stretch: Stretch, held: int, ring: np.ndarray) -> Iterator[int]:
-    """Decode prepared packets with a codec context, with `held` frames waiting in decode order.
-
-    The oldest frames are converted into the next images of `ring`, uint8 (n, 3, H, W).
-    """
-    context, converter = create_context(stretch), Converter()
-    waiting: deque[av.VideoFrame] = deque()
-    place = 0
-    for packet in itertools.cycle([*map(make_packet, stretch.packets), None]):
-        waiting.extend(context.decode(packet))
-        if packet is None:
-            context.flush_buffers()
-        while len(waiting) >= held + FRAMES_TOGETHER:
-            due = [waiting.popleft() for _ in range(FRAMES_TOGETHER)]
-            converter.write_all(due, [(place + i) % len(ring) for i in range(FRAMES_TOGETHER)], ring)
-            place += FRAMES_TOGETHER
-            yield FRAMES_TOGETHER
 
 
 def create_context(stretch: Stretch) -> av.VideoCodecContext:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from understudy.cli.bench.measure import cores
+from understudy.cores import available_cores
 
 MOST = 0.1
 """Largest share of the cores that other processes may use in a quotable measurement."""
@@ -34,7 +34,7 @@ class Others:
             self._theirs += max(0.0, later - busy - (time.process_time() - process_s))
             self._seconds += time.perf_counter() - start
 
-    def found(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         """Return {"load": load average before the first round, "others": cores used by other processes in the rounds}.
 
         A value that the system does not provide is None.
@@ -71,4 +71,4 @@ def busy_seconds() -> float | None:
         return None
     times = [list(map(int, line.split()[1:9])) for line in lines if line.split(" ", 1)[0] in allowed]
     # user, nice, system, idle, waiting for a disk, interrupts (2), stolen by other virtual machines
-    return sum(sum(cpu) - cpu[3] - cpu[4] for cpu in times) / tick if len(times) == cores() else None
+    return sum(sum(cpu) - cpu[3] - cpu[4] for cpu in times) / tick if len(times) == available_cores() else None

@@ -1,27 +1,24 @@
-"""Measurement of our loader for some seconds, and of another loader in another process.
+"""Measurement of the loader for some seconds, in rounds; the median round counts.
 
-They are measured in rounds, in turns, so that a busy machine disturbs all alike; the median round counts. CPU time is
-that of the process with its threads; it is disturbed far less than wall time.
+CPU time is that of the process with its threads; other processes disturb it far less than wall time.
 """
 
-import json
 import os
 import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+import av
 import numpy as np
 import torch
 from torch import Tensor
 
+from understudy._version import __version__
 from understudy.bytesize import parse_bytes
 from understudy.cores import MOST_LOADER_THREADS, available_cores
 from understudy.data.dataset import EpisodeDataset
@@ -29,8 +26,6 @@ from understudy.errors import ConfigError, DatasetError
 from understudy.load.choose_order import choose_order
 from understudy.load.loader import Loader
 from understudy.order import Order
-from understudy.order.audit.audit import as_read, audit
-from understudy.order.audit.design_effect import expected_uniform
 from understudy.video.native.loops import load_loops, loops_status
 
 WARM_BATCHES = 8
@@ -127,12 +122,6 @@ def default_seconds(frames: int) -> float:
     return min(5.0, max(1.0, 5.0 * frames / 10_000))
 
 
-def picture_bytes(data: EpisodeDataset) -> int:
-    """Bytes of one decoded frame of all cameras; 0 without video."""
-    readers = [data.video_frames.reader(camera, 0) for camera in videos(data)]
-    return sum(reader.height * reader.width * 3 for reader in readers)
-
-
 def videos(data: EpisodeDataset) -> list[str]:
     """Cameras with video files."""
     return [key for key in data.keys if key in data.catalog.episodes.videos]
@@ -145,9 +134,8 @@ class Trial:
         self.data = setting.data()
         self.order = setting.order(self.data)
         other = setting.data()
-        other.batch(*other.locate([0]))  # loads code and codecs, which the loader's plan does not count
+        other.batch(*other.locate([0]))  # loads code and codecs, which no measurement counts
         del other
-        self._before = start_peak()
         started = time.perf_counter()
         cuda = setting.colors == "yuv" and torch.cuda.is_available()
         self.loader = Loader(
@@ -164,7 +152,6 @@ class Trial:
         self.batch_bytes, self._spent = 0, 0.0
         self.take()
         self.first_batch_s = time.perf_counter() - started
-        self._peak = peak_bytes()
         self.parts: dict[str, float] = {}
         """Seconds of all rounds by kind of work, over all threads; "waited" is the consumer's."""
 
@@ -180,7 +167,6 @@ class Trial:
             seconds: time to measure.
             wait: called before it, to begin with other processes.
         """
-        start_peak()  # memory used in this process between rounds is not the loader's
         for _ in range(max(WARM_BATCHES, 0 if self._spent else self._turn())):
             self.take()
         if wait is not None:
@@ -192,20 +178,10 @@ class Trial:
             batches += 1
         samples = batches * self.order.batch_size // self.loader.world_size
         trial = Round(samples, spent, time.process_time() - cpu)
-        self._peak = max(self._peak, peak_bytes())
         self._spent += spent
         new = {"waited": self.loader.wait_seconds - waited} | {k: v - parts[k] for k, v in self._parts().items()}
         self.parts = {key: self.parts.get(key, 0.0) + value for key, value in new.items()}
         return trial
-
-    @property
-    def held(self) -> int:
-        """Decoded frames that wait in the loader, as planned: planned bytes over those of a 4:2:0 frame.
-
-        0 if all frames stay in memory anyway.
-        """
-        readers = sum(item.bytes for item in self.loader.plan.items if item.name.startswith("clip readers of "))
-        return int(readers / max(1, picture_bytes(self.data) / 2) * len(videos(self.data)))
 
     def _turn(self) -> int:
         """Batches until each lane has read its first run: until then more is decoded than delivered."""
@@ -229,166 +205,17 @@ class Trial:
         spent = {key: self.parts.get(key, 0.0) for key in ("fetch", "decode", "convert", "assemble")}
         return {key: value / max(sum(spent.values()), 1e-9) for key, value in spent.items()}
 
-    @property
-    def peak_mb(self) -> float:
-        """Largest growth of resident memory since before the loader was made, with codecs loaded.
-
-        It includes discarded batches. On systems whose peak cannot be reset (see `start_peak`) it is the growth beyond
-        the earlier peak, and too small if that was high.
-        """
-        return max(0, self._peak - self._before) / 1e6
-
     def close(self) -> None:
         """Close the loader."""
         self.loader.close()
 
 
-def wait_for_quiet(most: float = 30.0) -> None:
-    """Wait until the cores are idle, at most `most` seconds; one second if the system does not report idle time.
-
-    Worker processes of another loader continue to prepare batches for seconds, which would be charged to the next
-    measurement.
-    """
-    stat, end = Path("/proc/stat"), time.monotonic() + most
-    if not stat.exists():
-        time.sleep(1)
-        return
-
-    def times() -> tuple[int, int]:
-        counted = [int(word) for word in stat.read_text().split("\n", 1)[0].split()[1:]]
-        return counted[3] + counted[4], sum(counted)  # idle and waiting for a disk; all
-
-    while time.monotonic() < end:
-        idle, whole = times()
-        time.sleep(0.3)
-        later, total = times()
-        if later - idle >= 0.8 * (total - whole):
-            return
-
-
-def quality(order: Order) -> dict[str, Any]:
-    """Quality of an order: design effect over 1, 8 and 64 batches, and distinct episodes per batch.
-
-    `deff_uniform` is the design effect over one batch of a uniform shuffle of the same episodes, by the model of
-    `order/audit/design_effect.py`.
-    """
-    read, lengths = as_read(order)
-    span = max(256 * order.batch_size, min(1 << 18, 4 * order.spec.sources[0].frames))
-    figures = audit(read, lengths, order.batch_size, world_size=1, span=span)
-    uniform = expected_uniform(lengths, order.batch_size)
-    return {"deff": list(figures.deff), "deff_uniform": uniform, "distinct_episodes": figures.distinct_episodes}
-
-
-def start_peak() -> int:
-    """Reset the peak of `peak_bytes`; returns the peak, which is then the resident memory.
-
-    Linux keeps this peak at no cost (proc(5): 5 into /proc/self/clear_refs). On other systems, or without permission to
-    write that file, the peak is that of the process since its start.
-    """
-    try:
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")
-    except OSError:
-        pass
-    return peak_bytes()
-
-
-def peak_bytes() -> int:
-    """Largest resident memory of this process since `start_peak`."""
-    try:
-        with open("/proc/self/status") as file:
-            return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:"))
-    except (OSError, StopIteration):
-        return _peak_ever()
-
-
-def _peak_ever() -> int:
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-class OtherLoader:
-    """A process that measures another loader on request, one line of JSON in and one out; a context manager.
-
-    `version` is its reported version; `missing` the reason why it cannot measure, or "".
-    """
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        first = self._answer()
-        self.version, self.missing = str(first.get("version", "")), str(first.get("missing", ""))
-
-    def measure(self, **request: Any) -> dict[str, Any]:
-        """Send a request; returns the answer, or {"missing": reason}."""
-        if self.missing:
-            return {"missing": self.missing}
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it ended, and gives no answer
-            print(json.dumps(request), file=self.process.stdin, flush=True)
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            self.missing = f"it ended with exit code {self.process.wait()}"
-            return {"missing": self.missing}
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def __enter__(self) -> "OtherLoader":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with suppress(BrokenPipeError):  # it ended before it read a request
-            self.process.stdin.close()
-        try:
-            self.process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.process.stdout.close()
-
-
-LEROBOT_SCRIPT = Path(__file__).parents[4] / "benchmarks" / "rival_loaders.py"
-"""Measures other loaders; part of a checkout, not of the installed package."""
-
-
-def lerobot(python: str) -> OtherLoader:
-    """Start the measurement of LeRobot's loader in the interpreter `python`.
-
-    Raises:
-        ConfigError: understudy is installed without its source.
-    """
-    if not LEROBOT_SCRIPT.is_file():
-        raise ConfigError("against: lerobot needs benchmarks/rival_loaders.py, which only a checkout has")
-    return OtherLoader([python, "-P", str(LEROBOT_SCRIPT), "lerobot-torchcodec"])
-
-
-def other_figures(other: OtherLoader, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of the other loader's rounds with its version, or {"missing": reason}."""
-    missing = [answer["missing"] for answer in answers if "missing" in answer]
-    if missing or not answers:
-        return {"missing": other.missing or (missing or ["nothing was measured"])[0]}
-    rounds = [Round(answer["samples"], answer["seconds"], answer["cpu_seconds"]) for answer in answers]
-    episodes = median(answer["episodes"] for answer in answers)
-    return {"version": other.version, **median_round(rounds), "distinct_episodes": episodes}
-
-
 def conditions() -> dict[str, Any]:
     """Date, machine and versions of a measurement."""
-    import av
-    import torch
-
-    from understudy._version import __version__
-
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "cpu": cpu_name(),
-        "cores": cores(),
+        "cores": available_cores(),
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else [],
         "understudy": __version__,
         "python": platform.python_version(),
@@ -397,11 +224,6 @@ def conditions() -> dict[str, Any]:
         "av": av.__version__,
         "loops": "compiled" if load_loops() else f"Python: {loops_status().reason}",
     }
-
-
-def cores() -> int:
-    """Number of cores that this process may use."""
-    return available_cores()
 
 
 def cpu_name() -> str:

@@ -1,34 +1,16 @@
 """benchmarks/scale.py: its dataset is read right, and its checks notice a wrong row or a sample that comes twice."""
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def scale() -> ModuleType:
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        spec = importlib.util.spec_from_file_location("scale", BENCHMARKS / "scale.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return module
+import scale
 
 
 @pytest.mark.long
-def test_a_run_starts_on_the_synthetic_metadata(
-    scale: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_starts_on_the_synthetic_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     lengths = scale.write(tmp_path / "data", 2_300)
     found = scale.start(tmp_path / "data", batch=48, world=6, ranks=(1, 6), statistics=20)
@@ -41,7 +23,7 @@ def test_a_run_starts_on_the_synthetic_metadata(
     assert found["stages"]["first batch of one rank"]["wall_s"] > 0
 
 
-def test_a_sample_that_comes_twice_is_noticed(scale: ModuleType) -> None:
+def test_a_sample_that_comes_twice_is_noticed() -> None:
     def locate(positions: np.ndarray) -> tuple[np.ndarray, ...]:
         return np.zeros_like(positions), positions // 10, positions % 10
 

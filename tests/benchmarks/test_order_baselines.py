@@ -6,9 +6,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+import order_baselines
+from order_baselines import Read, block, episode_lanes, episode_stream, worker_pool
 from support.refusals import refused
-from understudy.order.audit.baselines import Read, block, droid_like, episode_lanes, episode_stream, worker_pool
-from understudy.order.audit.design_effect import design_effect
+from understudy.cli.order import droid_like
+from understudy.order.design_effect import design_effect
 
 LENGTHS = np.array([7, 1, 12, 30, 3, 3, 18, 5, 9, 2, 26, 11])
 TOTAL = int(LENGTHS.sum())
@@ -119,18 +121,6 @@ def test_baselines_refuse_impossible_arguments() -> None:
         episode_stream(LENGTHS, batch=8, ranks=2, workers=1, positions=64)(np.array([100_000]))
 
 
-def test_droid_like_lengths() -> None:
-    lengths = droid_like()
-    assert lengths.shape == (76_000,)
-    assert lengths.dtype == np.int64
-    assert lengths.mean() == pytest.approx(300, abs=0.1)
-    assert np.quantile(lengths, 0.95) == pytest.approx(672, abs=1)
-    assert lengths.min() >= 1
-    halves = lengths[:38_000].mean(), lengths[38_000:].mean()
-    assert halves == pytest.approx((300, 300), rel=0.01)  # not sorted by length
-    assert droid_like(1).tolist() == [251]  # the median, 300 exp(-0.18)
-
-
 # B = 256, 8 ranks x 8 workers, 256 episodes' worth of frames in flight, 20,000 episodes: T = 1, 8 and 64 batches.
 PUBLISHED = {
     "episode_lanes": (1.00, 3.43, 21.0),
@@ -170,3 +160,13 @@ def test_a_settled_pool_is_worse_than_a_fresh_one() -> None:
         episode, frame, _ = read(np.arange(at, at + 2**15))
         deff[at] = design_effect(episode.reshape(-1, 256), frame.reshape(-1, 256)).mean()
     assert deff[start] > 1.4 * deff[0]
+
+
+def test_workers_share_one_permutation_of_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    real = order_baselines.permutation
+    monkeypatch.setattr(order_baselines, "permutation", lambda n, key: made.append(n) or real(n, key))
+    lengths = np.full(5000, 40)
+    order_baselines.episode_stream(lengths, 1024, 128, 8, 4096, seed=99)
+    order_baselines.worker_pool(lengths, 1024, 128, 8, 1, 4096, seed=99)
+    assert made.count(5000) == 1

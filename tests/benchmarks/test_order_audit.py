@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from order_audit import as_read, audit, count_decoded, count_open, find_lives, measure_revisit
 from support.refusals import refused
+from understudy.cli.order import droid_like
 from understudy.order import Order
-from understudy.order.audit.audit import as_read, audit, count_decoded, count_open, find_lives, measure_revisit
-from understudy.order.audit.baselines import droid_like
-from understudy.order.audit.design_effect import expected_uniform
+from understudy.order.design_effect import expected_uniform
 
 
 class Source:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from understudy.order.audit.baselines import Read
-from understudy.order.audit.design_effect import Correlation, design_effect
+from order_baselines import Read
+from understudy.order.design_effect import Correlation, design_effect
 from understudy.order.order import Order
 from understudy.order.rank_positions import rank_slice
 

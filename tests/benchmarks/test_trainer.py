@@ -1,41 +1,30 @@
 """Benchmarks of precision and order, in a tiny size: output, not figures."""
 
 import functools
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
 
+import collapse
+import precision
+
 pytestmark = pytest.mark.long
-
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-
-
-def benchmark(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_precision_reports_bytes_times_losses_and_moved_weights(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = benchmark("precision")
-    monkeypatch.setitem(module.SIZES, "cpu", module.Size(64, 2, 4))
-    monkeypatch.setattr(module, "word_mismatches", lambda device: 0)  # 2^26 words: seconds
-    monkeypatch.setattr(module, "master_mismatches", functools.partial(module.master_mismatches, steps=30))
-    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setitem(precision.SIZES, "cpu", precision.Size(64, 2, 4))
+    monkeypatch.setattr(precision, "word_mismatches", lambda device: 0)  # 2^26 words: seconds
+    monkeypatch.setattr(precision, "master_mismatches", functools.partial(precision.master_mismatches, steps=30))
+    monkeypatch.setattr(precision.torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
-        module.main(["--device", "cuda"])
+        precision.main(["--device", "cuda"])
     assert "no CUDA device" in capsys.readouterr().err
-    module.main(["--json", "--seeds", "1", "--steps", "30", "--rounds", "3", "--no-compile"])
+    precision.main(["--json", "--seeds", "1", "--steps", "30", "--rounds", "3", "--no-compile"])
     found = json.loads(capsys.readouterr().out)
     assert set(found["variants"]) == {"fp32", "autocast", "split", "masters", "bf16"}
     for variant in found["variants"].values():
@@ -50,11 +39,10 @@ def test_collapse_trains_all_four_and_keeps_finished_runs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("mujoco")
-    module = benchmark("collapse")
     sizes = {"episodes": 12, "steps": 8, "base-steps": 8, "tune-steps": 6, "rollouts": 1, "seeds": 0}
     arguments = [part for name, size in sizes.items() for part in (f"--{name}", str(size))]
     arguments += ["--json", "--out", str(tmp_path / "runs"), "--figures", str(tmp_path / "figures")]
-    module.main(arguments)
+    collapse.main(arguments)
     found = json.loads(capsys.readouterr().out)
     assert set(found["order"]) == {"sequential", "shuffled"}
     for row in found["order"].values():
@@ -69,16 +57,15 @@ def test_collapse_trains_all_four_and_keeps_finished_runs(
         "collapse-order.png",
         "collapse-precision.png",
     }
-    monkeypatch.setattr(module, "train", lambda config: pytest.fail("a finished run is not run again"))
-    module.main(arguments)
+    monkeypatch.setattr(collapse, "train", lambda config: pytest.fail("a finished run is not run again"))
+    collapse.main(arguments)
     assert json.loads(capsys.readouterr().out) == found
 
 
 def test_collapse_pure_adamw_steps_in_bfloat16() -> None:
     """Weights and moments are bfloat16, and a step can be skipped, as with the trainer's optimizer."""
-    module = benchmark("collapse")
     p = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
-    optimizer = module.PureAdamW([p], lr=1e-2, fused=True)
+    optimizer = collapse.PureAdamW([p], lr=1e-2, fused=True)
     p.grad = torch.ones_like(p)
     optimizer.step(scale=torch.tensor(0.5), skip=torch.ones(()))
     assert torch.equal(p.detach(), torch.ones(8, dtype=torch.bfloat16))

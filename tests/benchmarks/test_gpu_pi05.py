@@ -5,32 +5,21 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+import gpu_pi05 as script
+import gpu_pi05_rows as kinds
 from understudy.policies import weight_files
 
 pytestmark = pytest.mark.long
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STEP = {"size": "tiny", "device": "cpu", "batch": 2, "precision": "bf16-split", "checkpoint": "full", "steps": 2}
 MISSING = "raise ModuleNotFoundError(f'no {__name__} on this image', name=__name__)"
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return import_module("gpu_pi05")
-
-
-@pytest.fixture
-def kinds(script: ModuleType) -> ModuleType:
-    return import_module("gpu_pi05_rows")
 
 
 def test_gpu_pi05_runs_without_readers_of_files_and_lists_skipped_rows(tmp_path: Path) -> None:
@@ -54,14 +43,14 @@ def test_gpu_pi05_runs_without_readers_of_files_and_lists_skipped_rows(tmp_path:
     assert [f"| {row['samples_per_s']} |" in line for row, line in zip(found["rows"], table, strict=True)] == [True] * 2
 
 
-def test_gpu_pi05_measures_nothing_after_its_time(script: ModuleType, tmp_path: Path) -> None:
+def test_gpu_pi05_measures_nothing_after_its_time(tmp_path: Path) -> None:
     arguments = ["--size", "tiny", "--device", "cpu", "--minutes", "0", "--out", str(tmp_path)]
     assert script.main(arguments) == 1
     found = json.loads((tmp_path / "gpu-pi05.json").read_text())
     assert (found["rows"], found["skipped"]) == ([], script.rows("tiny", "cpu"))
 
 
-def test_gpu_pi05_rows_hold_the_whole_table_once(script: ModuleType) -> None:
+def test_gpu_pi05_rows_hold_the_whole_table_once() -> None:
     found = script.rows("base", "cuda")
     keys = ("precision", "checkpoint", "compile", "batch")
     plain = [row for row in found if row["kind"] == "train" and not set(row) & set(script.NOTES)]
@@ -80,9 +69,7 @@ def test_gpu_pi05_rows_hold_the_whole_table_once(script: ModuleType) -> None:
         (ValueError("no kernel for this card"), "ValueError: no kernel for this card"),
     ],
 )
-def test_gpu_pi05_failure_is_a_result(
-    kinds: ModuleType, script: ModuleType, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str
-) -> None:
+def test_gpu_pi05_failure_is_a_result(monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str) -> None:
     def fail(row: Any) -> None:
         raise error
 
@@ -98,7 +85,7 @@ def test_gpu_pi05_failure_is_a_result(
     [("import os; os.abort()", "ended with -6"), ("import time; time.sleep(600)", "not done after 1 seconds")],
 )
 def test_gpu_pi05_row_that_dies_or_hangs_is_a_result(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, expected: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, expected: str
 ) -> None:
     (tmp_path / "gpu_pi05_rows.py").write_text(program)
     monkeypatch.setattr(script, "HERE", tmp_path)
@@ -108,7 +95,7 @@ def test_gpu_pi05_row_that_dies_or_hangs_is_a_result(
     assert {key: found[key] for key in row} == row
 
 
-def test_gpu_pi05_rates_are_those_of_the_formula_and_the_data_sheet(script: ModuleType, kinds: ModuleType) -> None:
+def test_gpu_pi05_rates_are_those_of_the_formula_and_the_data_sheet() -> None:
     counted = kinds.flops({"size": "tiny", "device": "cpu"})
     assert counted["formula"] == pytest.approx(counted["flops_per_sample"], rel=0.01)
     row = {"kind": "train", "size": "base", "precision": "bf16", "samples_per_s": 28.0}
@@ -122,7 +109,7 @@ def test_gpu_pi05_rates_are_those_of_the_formula_and_the_data_sheet(script: Modu
 
 @pytest.mark.parametrize("more", [{}, {"fully_shard": True, "precision": "bf16"}])
 def test_gpu_pi05_fills_a_network_built_on_the_meta_device(
-    kinds: ModuleType, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
     row = {**STEP, "kind": "train", **more}
     small = kinds.measure(row)
@@ -132,7 +119,7 @@ def test_gpu_pi05_fills_a_network_built_on_the_meta_device(
     assert large["loss"] == small["loss"]
 
 
-def test_gpu_pi05_packs_a_mixture_of_cameras_with_the_images_of_a_loader(kinds: ModuleType, script: ModuleType) -> None:
+def test_gpu_pi05_packs_a_mixture_of_cameras_with_the_images_of_a_loader() -> None:
     row = {**STEP, "kind": "train", "steps": 1, "compile": False, "mixture": True, "packed": True, "loader": True}
     found = script.with_rates(kinds.measure(row), "NVIDIA H200")
     assert found["samples_per_s"] > 0
@@ -141,7 +128,7 @@ def test_gpu_pi05_packs_a_mixture_of_cameras_with_the_images_of_a_loader(kinds: 
     assert "; ".join(script.NOTES[name] for name in ("mixture", "packed", "loader")) in page
 
 
-def test_gpu_pi05_has_past_frames_in_its_batches(kinds: ModuleType) -> None:
+def test_gpu_pi05_has_past_frames_in_its_batches() -> None:
     row = {**STEP, "history": 6}
     batch = next(kinds.batches(row, torch.device("cpu")))
     assert kinds.train_config(row).policy.history == (1.0, 2.0, 3.0, 4.0, 5.0)
@@ -150,7 +137,7 @@ def test_gpu_pi05_has_past_frames_in_its_batches(kinds: ModuleType) -> None:
         assert batch[f"{camera}_is_pad"].shape == (2, 6)
 
 
-def test_gpu_pi05_compares_two_runs_to_the_bit(kinds: ModuleType) -> None:
+def test_gpu_pi05_compares_two_runs_to_the_bit() -> None:
     found = kinds.measure({**STEP, "kind": "bits"})
     for name in ("default", "deterministic"):
         assert (found[name]["losses_equal"], found[name]["weights_equal"]) == (True, True)
@@ -163,7 +150,7 @@ def test_gpu_pi05_compares_two_runs_to_the_bit(kinds: ModuleType) -> None:
     assert len({kinds.word_sum(values), kinds.word_sum(changed), kinds.word_sum(swapped)}) == 3
 
 
-def test_gpu_pi05_reports_attention_sampling_and_memory(kinds: ModuleType, script: ModuleType) -> None:
+def test_gpu_pi05_reports_attention_sampling_and_memory() -> None:
     attention = kinds.measure({"kind": "attention", "size": "tiny", "device": "cpu", "batch": 2})
     calls = {name: call["back_ends"] for name, call in attention["calls"].items()}
     assert all(taken == {"flash": 1} for taken in calls.values())

@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from heapq import heapreplace
 from itertools import count
-from statistics import NormalDist
 
 import numpy as np
 
 from understudy.order.random import make_key, permutation, permute_each, philox
 
-__all__ = ["Read", "block", "droid_like", "episode_lanes", "episode_stream", "worker_pool"]
+__all__ = ["Read", "block", "episode_lanes", "episode_stream", "worker_pool"]
 
 Read = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 """An order to audit: int64 positions (n,) -> (episode, frame, piece), int64 (n,) each.
@@ -31,21 +30,6 @@ Read = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 A piece is opened, read for a while and closed: a clip, an episode or a single frame. Each opening has its own number,
 so an episode that returns in the next epoch is another piece.
 """
-
-
-def droid_like(episodes: int = 76_000, mean: float = 300.0, spread: float = 0.6) -> np.ndarray:
-    """Episode lengths like DROID's, int64 (episodes,): log-normal, `mean` frames, one in twenty above 2.2 times that.
-
-    The lengths are not drawn. They are the quantiles (i + 1/2) / episodes of the distribution, visited in steps of the
-    golden ratio, so that long and short ones mix in storage order. The table is the same on every machine.
-    """
-    if episodes < 1:
-        raise ValueError(f"droid_like: episodes {episodes}: need at least 1")
-    normal = NormalDist()
-    z = np.array([normal.inv_cdf((i + 0.5) / episodes) for i in range(episodes)])
-    lengths = np.maximum(1, np.rint(mean * np.exp(spread * z - spread**2 / 2))).astype(np.int64)
-    golden = np.arange(episodes) * 0.6180339887498949 % 1.0
-    return lengths[np.argsort(np.argsort(golden, kind="stable"), kind="stable")]
 
 
 def episode_lanes(lengths: np.ndarray, lanes: int, seed: int = 0) -> Read:

@@ -1,31 +1,14 @@
 """benchmarks/loader_rivals.py: its figures by hand, and a row of ours alone with the promised keys."""
 
-import importlib.util
 import json
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def rivals() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location("loader_rivals", FOLDER / "loader_rivals.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look for their module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(FOLDER))
-    del sys.modules[spec.name]
+import loader_rivals as rivals
 
 
 def answer(samples: int, cpu_seconds: float, read_bytes: int, waiting: float) -> dict[str, Any]:
@@ -44,7 +27,7 @@ class Named:
     name, peak_mb = "understudy", 300.0
 
 
-def test_figures_are_medians_over_rounds(rivals: ModuleType) -> None:
+def test_figures_are_medians_over_rounds() -> None:
     rounds = [[answer(10, cost, 1000, 0.1 * cost) | {"step": step} for step in (10, 50)] for cost in (0.1, 0.2, 0.9)]
     turns = rivals.Turns(Named(), Path(), rounds)
     order = {"episode": [[0, 1]] * 8, "frame": [[n, n] for n in range(8)]}
@@ -58,7 +41,7 @@ def test_figures_are_medians_over_rounds(rivals: ModuleType) -> None:
     assert found["samples"] == 60
 
 
-def test_a_failed_loader_has_a_reason_and_no_figures(rivals: ModuleType) -> None:
+def test_a_failed_loader_has_a_reason_and_no_figures() -> None:
     found = rivals.figures(rivals.Turns(Named(), Path(), missing="no codec"), 50.0, {}, 2)
     assert found == {"loader": "understudy", "missing": "no codec"}
 
@@ -74,9 +57,7 @@ def test_a_failed_loader_has_a_reason_and_no_figures(rivals: ModuleType) -> None
         (0.9, 1.1, 1.0, False),
     ],
 )
-def test_goal_is_half_of_the_best_rival(
-    rivals: ModuleType, ours: float, epoch: float | None, deff: float, met: bool
-) -> None:
+def test_goal_is_half_of_the_best_rival(ours: float, epoch: float | None, deff: float, met: bool) -> None:
     loaders = [
         {"loader": "understudy", "cpu_ms": ours, "cpu_ms_epoch": epoch, "deff": {"8": deff}},
         {"loader": "lance", "cpu_ms": 2.0, "deff": {"8": 1.0}},
@@ -88,7 +69,7 @@ def test_goal_is_half_of_the_best_rival(
     assert found["met"] is met
 
 
-def test_unknown_interpreter_is_refused(rivals: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_interpreter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["loader_rivals.py", "--quick", "--python", "lerobt=python"])
     with pytest.raises(SystemExit):
         rivals.main()
@@ -96,9 +77,7 @@ def test_unknown_interpreter_is_refused(rivals: ModuleType, monkeypatch: pytest.
 
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads Linux's /proc")
-def test_row_has_its_keys(
-    rivals: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_row_has_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("UNDERSTUDY_TEST_DATA", raising=False)
     words = ["--json", "--quick", "--cache", str(tmp_path / "sets"), "--seconds", "0.2", "--rounds", "1"]
     monkeypatch.setattr(sys, "argv", ["loader_rivals.py", *words, "--out", str(tmp_path / "found.json")])
@@ -120,7 +99,7 @@ def test_row_has_its_keys(
     assert "understudy" in rivals.render(found)
 
 
-def test_a_loader_that_ended_has_no_answer(rivals: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_ended_has_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "ends.py"
     script.write_text('print(\'{"version": "7"}\')')
     monkeypatch.setattr(rivals, "SCRIPT", script)

@@ -1,31 +1,17 @@
 """benchmarks/waiting.py: shares of a consumer of fixed step time, and rows with the promised keys."""
 
-import importlib.util
 import json
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+import waiting
 
 
-@pytest.fixture(scope="module")
-def waiting() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location("waiting", FOLDER / "waiting.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(FOLDER))
-
-
-def test_share_is_the_time_in_next(waiting: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_share_is_the_time_in_next(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
@@ -40,9 +26,7 @@ def test_share_is_the_time_in_next(waiting: ModuleType, monkeypatch: pytest.Monk
 
 
 @pytest.mark.long
-def test_row_has_its_keys(
-    waiting: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_row_has_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("UNDERSTUDY_TEST_DATA", raising=False)
     words = ["--json", "--quick", "--cache", str(tmp_path), "--seconds", "0.2", "--rounds", "1", "--lerobot", "false"]
     monkeypatch.setattr(sys, "argv", ["waiting.py", *words, "--steps", "10", "--cameras", "1", "--gops", "30"])

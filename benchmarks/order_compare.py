@@ -1,22 +1,27 @@
-"""`order explain`: audit of our order and five others with about as many frames in flight, over bounded positions."""
+"""Our order and five others with about as many frames in flight: shuffle quality and cost, as a table and a figure.
 
+    python benchmarks/order_compare.py [PATH ...] [--figure FILE] [--frames-in-flight N] [--gop N] ...
+
+Flags are those of `understudy order explain`, and `--num-workers`, `--frame-bytes`, `--figure`. Without datasets the
+lengths are synthetic, like DROID's. The positions to audit are bounded; `order_audit.py` documents the figures.
+"""
+
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 
-from understudy.bytesize import parse_bytes
-from understudy.config.declare import Positional
+import order_baselines
+from order_audit import WINDOWS, Audit, as_read, audit
+from understudy.cli.order import ExplainConfig, Table, choose, describe, order_of, read_tables
+from understudy.config.flags import read_flags
+from understudy.config.schema import complete
+from understudy.order import Order
+from understudy.progress import Progress
 from understudy.report.figures import BLUE, GRAY, GREEN, ORANGE, VIOLET, check_figure_path, new_figure
-
-if TYPE_CHECKING:
-    from understudy.load.choose_order import OrderChoice
-    from understudy.order import Order
-    from understudy.order.audit.audit import Audit
-    from understudy.order.audit.baselines import Read
-
 
 BATCHES = 16
 """Batches in the lower row of the comparison of orders."""
@@ -39,105 +44,28 @@ FEW = 1 << 20
 WIDEST = 64
 """Batches of the widest window."""
 
-LARGEST = {"batch_size": 1 << 24, "world_size": 1 << 20, "num_workers": 1 << 12, "episodes": 10**7, "lanes": 1 << 24}
-"""Upper limits of settings; beyond them tables do not fit in memory."""
-
 
 @dataclass(frozen=True)
-class ExplainConfig:
-    """Explain the order of datasets, or of a synthetic table of episode lengths like DROID's."""
+class CompareConfig(ExplainConfig):
+    """Compare orders over datasets, or over a synthetic table of episode lengths like DROID's."""
 
-    paths: Positional[tuple[str, ...]] = ()
-    """Datasets, folders or URLs; several make a mixture."""
-    weights: tuple[float, ...] = ()
-    """Share of each dataset in the samples; by default all frames are equally frequent."""
-    batch_size: int = 256
-    """Global batch: samples per step over all ranks."""
-    seed: int = 0
-    """Seed of the order."""
-    memory: str = "4GB"
-    """Memory of a rank's loader, from which the order of datasets is chosen."""
-    image_size: tuple[int, int] | None = None
-    """Height and width of the images that the loader delivers; the default is the recorded size."""
-    frames_in_flight: int | None = None
-    """Frames that all ranks together may hold open. By default only the memory limits them; without datasets the limit
-    is 100,000, or 192 per sample for batches above 520."""
-    clip: int = 0
-    """Frames per clip; 0: chosen for the data."""
-    lanes: int = 0
-    """Number of lanes; 0: chosen for the data, or the batch size if a clip is given. Few frames are shuffled one by
-    one without lanes; give a clip as well."""
-    inside: Literal["sequential", "permuted"] = "sequential"
-    """Order of the frames inside a clip."""
-    world_size: int = 8
-    """Ranks."""
     num_workers: int = 8
     """Loader workers per rank, for the orders that depend on them."""
-    gop: int = 0
-    """Frames from key frame to key frame; 0: as in the videos (2 for the synthetic table)."""
-    reach: tuple[int, int] = (0, 0)
-    """Frames that a sample's windows extend back and ahead."""
     frame_bytes: float = 4096.0
     """Compressed bytes of one frame."""
-    episodes: int = 76_000
-    """Episodes of the synthetic table, log-normal with a mean of 300 frames."""
-    overwrite: bool = False
-    """Replace an earlier figure."""
     figure: str = ""
-    """Figure of the comparison to write (.png, .svg, .pdf)."""
+    """Figure to write (.png, .svg, .pdf)."""
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        errors = [
-            f"{name}: must be at least 1"
-            for name in ("batch_size", "world_size", "num_workers", "episodes", "frames_in_flight")
-            if (value := getattr(self, name)) is not None and value < 1
-        ]
-        errors += [
-            f"{name}: {getattr(self, name)} exceeds the limit of {most}"
-            for name, most in LARGEST.items()
-            if getattr(self, name) > most
-        ]
-        if not errors and self.batch_size % self.world_size:
-            errors.append(f"batch_size: {self.batch_size} does not divide among {self.world_size} ranks")
-        if min(self.gop, self.clip, self.lanes, *self.reach) < 0:
-            errors.append("gop, reach, clip, lanes: must not be negative")
-        errors += [f"paths: {path} is named twice" for path in sorted(set(self.paths)) if self.paths.count(path) > 1]
-        try:
-            parse_bytes(self.memory)
-        except ValueError as error:
-            errors.append(str(error))
-        if self.weights and len(self.weights) != len(self.paths):
-            errors.append(f"weights: {len(self.weights)} given for {len(self.paths)} datasets")
-        elif self.weights and not all(0 < weight < 2**20 * min(self.weights) for weight in self.weights):
-            rule = "must be above 0, the largest less than a million times the smallest"
-            errors.append(f"weights: {self.weights} {rule}")
-        if not 0 <= self.seed < 2**64:
-            errors.append("seed: must be in [0, 2**64)")
+        errors = super().problems() + check_figure_path(self.figure)
+        if not 1 <= self.num_workers <= 1 << 12:
+            errors.append("num_workers: must be from 1 to 4096")
         if not 0 < self.frame_bytes < float("inf"):
             errors.append("frame_bytes: must be above 0")
-        if self.figure and self.batch_size * WIDEST > MOST:
-            errors.append(f"figure: batches of {self.batch_size} are too large for a comparison; leave it out")
-        return errors + check_figure_path(self.figure)
-
-
-@dataclass(frozen=True)
-class Table:
-    """Episode lengths of one dataset, a source for `Order.from_datasets`."""
-
-    name: str
-    lengths: np.ndarray
-    gop: int
-    reach: tuple[int, int]
-    fps: float
-    cameras: int
-    """Cameras with video, at least 1."""
-
-    @property
-    def segments(self) -> np.ndarray:
-        """Rows [episode, 0, length), int64 (episodes, 3)."""
-        number = np.arange(self.lengths.size)
-        return np.stack([number, np.zeros_like(number), self.lengths], axis=1).astype(np.int64)
+        if self.batch_size * WIDEST > MOST:
+            errors.append(f"batch_size: {WIDEST} batches of {self.batch_size} exceed {MOST:,} positions")
+        return errors
 
 
 @dataclass(frozen=True)
@@ -145,8 +73,8 @@ class Side:
     """One order of the comparison: its name, its reader and its figures, or the reason why it has none."""
 
     name: str
-    read: "Read | None"
-    figures: "Audit | None"
+    read: order_baselines.Read | None
+    figures: Audit | None
     missing: str = ""
 
 
@@ -154,7 +82,7 @@ class Side:
 class Comparison:
     """Our order and the others."""
 
-    order: "Order"
+    order: Order
     lengths: np.ndarray
     start: int
     """First audited position, at which every order has settled."""
@@ -163,85 +91,22 @@ class Comparison:
     """Whether the audited positions cover several turnovers of the frames held."""
 
 
-def read_tables(config: ExplainConfig) -> list[Table]:
-    """Read the episode lengths of the datasets in `config`, or make the synthetic table."""
-    from understudy.order.audit.baselines import droid_like
-
-    if not config.paths:
-        lengths = droid_like(config.episodes)
-        return [Table("synthetic, like DROID", lengths, config.gop or 2, config.reach, 30.0, 1)]
-    from understudy.data.dataset import EpisodeDataset
-    from understudy.data.format.catalog import Catalog
-
-    tables = []
-    for path in config.paths:
-        catalog = Catalog.open(path)
-        lengths = catalog.episodes.lengths
-        gop = config.gop or EpisodeDataset(catalog).gop
-        lengths, cameras = lengths[lengths > 0], max(1, len(catalog.camera_keys))
-        tables.append(Table(path, lengths, gop, config.reach, float(catalog.fps), cameras))
-    return tables
-
-
-def choose(tables: Sequence[Table], config: ExplainConfig) -> "OrderChoice | None":
-    """Choose the order of the datasets as a loader does; None without datasets."""
-    from understudy.cores import MOST_LOADER_THREADS
-    from understudy.data.dataset import EpisodeDataset
-    from understudy.load.choose_order import choose_from_facts
-    from understudy.load.memory_plan import read_facts
-    from understudy.order.make_spec import OrderRequest, check_source, resolve_weights
-
-    if not config.paths:
-        return None
-    facts = [read_facts(EpisodeDataset(table.name), config.image_size) for table in tables]
-    facts = [replace(fact, gop=table.gop, reach=table.reach) for fact, table in zip(facts, tables)]
-    in_flight = config.frames_in_flight or 1 << 62
-    request = OrderRequest(
-        "clips", config.batch_size, in_flight, config.clip or None, config.lanes or None, config.inside
-    )
-    return choose_from_facts(
-        facts,
-        [check_source(table) for table in tables],
-        resolve_weights(tables, config.weights or None, None),
-        request,
-        config.seed,
-        memory=parse_bytes(config.memory),
-        world_size=config.world_size,
-        num_threads=MOST_LOADER_THREADS,
-    )
-
-
-def order_of(tables: Sequence[Table], config: ExplainConfig) -> "Order":
-    """Make the order to explain where there are no datasets."""
-    from understudy.order import Order
-
-    return Order.from_datasets(
-        tables,
-        **_request(config),
-        frames_in_flight=config.frames_in_flight,
-        clip=config.clip or None,
-        lanes=config.lanes or None,
-        inside=config.inside,
-    )
-
-
-def _request(config: ExplainConfig) -> dict[str, Any]:
-    return {"weights": config.weights or None, "batch_size": config.batch_size, "seed": config.seed}
-
-
-def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None" = None) -> Comparison:
+def compare(tables: Sequence[Table], config: CompareConfig, order: Order | None = None) -> Comparison:
     """Audit our order over the tables, and five others holding about as many frames as ours has in flight.
 
     Progress is shown on stderr.
     """
-    from understudy.order import Order
-    from understudy.order.audit import baselines as other
-    from understudy.order.audit.audit import as_read, audit
-    from understudy.progress import Progress
-
     order = order or order_of(tables, config)
     clips, lengths = as_read(order)
-    uniform, _ = as_read(Order.from_datasets(tables, **_request(config), mode="uniform"))
+    uniform, _ = as_read(
+        Order.from_datasets(
+            tables,
+            weights=config.weights or None,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            mode="uniform",
+        )
+    )
     # A source in uniform order is held whole; otherwise V lanes hold a clip of S each.
     held = sum(s.frames if s.clip == 1 else min(s.frames, s.clip * s.lanes) for s in order.spec.sources)
     episodes = _whole(held / float(lengths.mean()), config.batch_size, lengths.size)
@@ -253,13 +118,13 @@ def compare(tables: Sequence[Table], config: ExplainConfig, order: "Order | None
     span = max(WIDEST * config.batch_size, min(enough, MOST))
     last = start + span
     options = {"batch": config.batch_size, "ranks": config.world_size, "workers": config.num_workers, "positions": last}
-    makers: dict[str, Callable[[], other.Read]] = {
+    makers: dict[str, Callable[[], order_baselines.Read]] = {
         "clips": lambda: clips,
         "uniform": lambda: uniform,
-        "episode lanes": lambda: other.episode_lanes(lengths, episodes, config.seed),
-        "block shuffle": lambda: other.block(lengths, held, config.seed),
-        "worker pool": lambda: other.worker_pool(lengths, **options, pool=pool, seed=config.seed),
-        "episode stream": lambda: other.episode_stream(lengths, **options, seed=config.seed),
+        "episode lanes": lambda: order_baselines.episode_lanes(lengths, episodes, config.seed),
+        "block shuffle": lambda: order_baselines.block(lengths, held, config.seed),
+        "worker pool": lambda: order_baselines.worker_pool(lengths, **options, pool=pool, seed=config.seed),
+        "episode stream": lambda: order_baselines.episode_stream(lengths, **options, seed=config.seed),
     }
     cameras = np.average([table.cameras for table in tables], weights=order.spec.schedule[0].slots)
     sides = []
@@ -294,43 +159,8 @@ def _whole(fitting: float, batch: int, most: int) -> int:
     return episodes // batch * batch or episodes
 
 
-# -- text --------------------------------------------------------------------------------------------------------------
-
-
-def describe(table: Table) -> str:
-    """Describe a dataset in one line."""
-    total, mean = int(table.lengths.sum()), float(table.lengths.mean())
-    size = f"{table.lengths.size:,} episodes, {total:,} frames, {mean:.0f} per episode"
-    return f"{table.name}: {size}, a key frame every {table.gop}"
-
-
-def render_choice(choice: "OrderChoice", tables: Sequence[Table], config: ExplainConfig) -> str:
-    """Render the candidates of a choice, one in a row, the chosen one marked."""
-    from understudy.load.choose_order import WINDOWS
-    from understudy.order.audit.design_effect import expected_uniform
-
-    lengths = np.concatenate([table.lengths for table in tables])
-    total = int(lengths.sum())
-    uniform = [expected_uniform(lengths, min(total, count * config.batch_size)) for count in WINDOWS]
-    width = max(len(str(candidate)) for candidate in choice.candidates)
-    lines = [f"  {'':{width}}  {'CPU':>6}  {'memory':>8}  deff over 1, 8 and 64 batches"]
-    for candidate in choice.candidates:
-        effects = "  ".join(f"{base + more:6.2f}" for base, more in zip(uniform, candidate.correlation))
-        mark = ">" if candidate is choice.chosen else " "
-        memory = f"{candidate.plan.bytes / 1e9:.2f} GB"
-        lines.append(f"{mark} {candidate!s:{width}}  {candidate.cost:6.2f}  {memory:>8}  {effects}")
-    notes = (
-        f"Chosen for {config.memory} of memory in each of {config.world_size} ranks. CPU: multiple of decoding each "
-        "image in a row, the mean of an epoch in which nothing is decoded yet. Of the orders up to 1.25, the one with "
-        "the least deff over 8 batches is taken. deff is an estimate here; the next table is audited."
-    )
-    return "\n".join([*lines, "", fill(notes, 118), *([fill(choice.advice, 118)] if choice.advice else []), ""])
-
-
-def render(tables: Sequence[Table], comparison: Comparison, config: ExplainConfig) -> str:
+def render(tables: Sequence[Table], comparison: Comparison, config: CompareConfig) -> str:
     """Render the table of the orders, with its explanation."""
-    from understudy.order.audit.audit import WINDOWS
-
     lines = [*_rows(comparison), ""]
     lines += [f"omitted: {side.missing}" for side in comparison.sides if side.missing]
     low, high = next(side.figures.stretch for side in comparison.sides if side.figures)
@@ -477,3 +307,17 @@ def _draw_episodes(axes: Any, side: Side, start: int, batch: int) -> None:
     point, text = (x * BATCHES, first.size), f"{first.size:,} episodes"
     offset = {"xytext": (0, 4), "textcoords": "offset points"}
     axes.annotate(text, point, **offset, ha=end, va="bottom", fontsize=8, color=_ORDERS[side.name])
+
+
+def main(words: list[str]) -> None:
+    config = complete(read_flags(CompareConfig, words, {}))
+    tables = read_tables(config)
+    choice = choose(tables, config)
+    comparison = compare(tables, config, choice.order if choice else None)
+    print("\n".join([*map(describe, tables), "", comparison.order.explain(), "", render(tables, comparison, config)]))
+    if config.figure:
+        draw_orders(comparison, config.figure)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,152 @@
+"""`benchmarks/order_compare.py` compares all orders, and the table of docs/order.md has its figures of today."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import order_compare
+from order_compare import CompareConfig, compare, main, render
+from understudy import progress
+from understudy.cli.order import Table, read_tables
+
+SMALL = {"batch_size": 32, "world_size": 2, "num_workers": 2, "episodes": 400, "frames_in_flight": 4096}
+WORDS = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
+NAMES = ["clips", "uniform", "episode lanes", "block shuffle", "worker pool", "episode stream"]
+PAGE = Path(__file__).parents[2] / "docs" / "order.md"
+
+
+def test_compare_prints_a_table_and_draws_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figure = tmp_path / "order.png"
+    main([*WORDS, "--figure", str(figure)])
+    text = capsys.readouterr().out
+    assert "400 episodes" in text
+    head = next(line for line in text.splitlines() if "clips" in line and "uniform" in line)
+    assert head.split("  ")[-1].strip() == "episode stream"
+    assert all(name in head for name in NAMES)
+    row = next(line for line in text.splitlines() if line.startswith("deff over 1 batch"))
+    assert len(row.split()) == 4 + len(NAMES)
+    assert max(map(len, text.splitlines())) <= 120
+    with Image.open(figure) as image:
+        assert image.size == (1210, 704)
+        colors = image.convert("RGB").getcolors(maxcolors=2**20)
+    assert colors is not None
+    assert {(11, 110, 79), (192, 57, 43)} <= {color for _, color in colors}  # clips and the stream are drawn
+
+
+@pytest.mark.long
+def test_clips_mix_better_than_whole_episodes_with_as_many_frames() -> None:
+    config = CompareConfig(**SMALL | {"episodes": 4000, "frames_in_flight": 20_000})
+    figures = {side.name: side.figures for side in compare(read_tables(config), config).sides}
+    assert list(figures) == NAMES
+    held = figures["clips"].frames_in_flight
+    assert held <= 1.1 * config.frames_in_flight  # S is lengthened a little against resonance
+    for name in NAMES[2:5]:
+        assert 0.7 * held < figures[name].frames_in_flight < 1.7 * held
+        assert all(np.array(figures[name].deff[1:]) > 1.5 * np.array(figures["clips"].deff[1:]))
+    assert all(np.array(figures["uniform"].deff) <= np.array(figures["clips"].deff) + 0.02)
+
+
+@pytest.mark.long
+def test_progress_of_a_log_is_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "MIN_INTERVAL", 0.0)
+    main(WORDS)
+    shown = capsys.readouterr().err
+    assert "\r" not in shown
+    assert len([line for line in shown.splitlines() if line.startswith("orders: ")]) == len(NAMES)
+
+
+@pytest.mark.long
+def test_compare_omits_orders_with_fewer_episodes_than_workers(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*WORDS, "--episodes", "3"])
+    text = capsys.readouterr().out
+    assert "omitted: worker_pool: 3 episodes" in text
+    assert "omitted: episode_stream" in text
+    assert "block shuffle" in text
+
+
+def test_compare_weights_a_mixture() -> None:
+    lengths = np.full(300, 100)
+    config = CompareConfig(**SMALL, weights=(3, 1), paths=("a", "b"))
+    tables = [Table(name, lengths, 2, (0, 0), 30.0, cameras) for name, cameras in (("a", 1), ("b", 3))]
+    sides = compare(tables, config).sides
+    episode, _, _ = sides[0].read(np.arange(2**16))
+    assert (episode < 300).mean() == pytest.approx(0.75, abs=1e-3)
+    clips = sides[0].figures
+    assert clips.bytes_in_flight == pytest.approx(clips.frames_in_flight * 4096 * (0.75 * 1 + 0.25 * 3), rel=1e-6)
+
+
+@pytest.mark.long
+def test_compare_audits_a_bounded_number_of_positions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a clip of all data, or memory for all data, the audit stays short and notes that it is approximate."""
+    config = CompareConfig(**SMALL | {"episodes": 40}, clip=10**12, lanes=32)
+    assert compare(read_tables(config), config).settled  # no more is held than there is
+    monkeypatch.setattr(order_compare, "MOST", 1 << 16)
+    for kwargs in ({"frames_in_flight": 10**9}, {"clip": 10**12, "lanes": 32}):
+        config = CompareConfig(**SMALL | kwargs)
+        comparison = compare(read_tables(config), config)
+        assert not comparison.settled
+        assert {side.figures.stretch for side in comparison.sides if side.figures} == {(1 << 16, 1 << 17)}
+    main([*WORDS, "--clip", str(10**12), "--lanes", "1"])
+    text = capsys.readouterr().out
+    assert "their figures are approximate" in text
+    assert "omitted: audit: 'clips' opens nothing" in text
+
+
+@pytest.mark.long
+def test_compare_audits_few_positions_of_large_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An order that cannot settle in an affordable number of positions is audited briefly."""
+    monkeypatch.setattr(order_compare, "MOST", 1 << 17)
+    monkeypatch.setattr(order_compare, "FEW", 1 << 15)
+    for batch, held, audited in ((256, 1 << 16, 1 << 15), (1024, 1 << 16, 1 << 16), (128, 1 << 12, 1 << 15)):
+        config = CompareConfig(**SMALL | {"batch_size": batch, "episodes": 4000, "frames_in_flight": held})
+        low, high = next(side.figures.stretch for side in compare(read_tables(config), config).sides if side.figures)
+        assert high - low == audited
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("episodes", [10, 2000])
+def test_render_notes_batches_that_are_several_epochs(episodes: int) -> None:
+    config = CompareConfig(**SMALL, paths=("a",), gop=2)
+    table = Table("a", np.full(episodes, 100), 2, (0, 0), 30.0, 1)
+    comparison = compare([table], config)
+    epochs = 64 * config.batch_size / (100 * episodes)
+    assert (f"{epochs:,.3g} epochs" in render([table], comparison, config)) == (epochs > 1)
+    deff = [side.figures.deff[-1] for side in comparison.sides if side.figures]
+    assert min(deff) >= 0.9 * epochs
+
+
+def rows_of_the_page() -> dict[str, list[str]]:
+    rows = [line.strip("| \n").split("|") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    return {row[0].strip(): [cell.strip(" *") for cell in row[1:]] for row in rows}
+
+
+@pytest.mark.long
+def test_the_table_of_the_page() -> None:
+    rows = rows_of_the_page()
+    config = CompareConfig()
+    figures = [side.figures for side in compare(read_tables(config), config).sides]
+    found = {
+        "episodes in a batch": [a.distinct_episodes for a in figures],
+        "deff over 1 batch": [a.deff[0] for a in figures],
+        "deff over 8 batches": [a.deff[1] for a in figures],
+        "deff over 64 batches": [a.deff[2] for a in figures],
+        "pieces open, most": [a.open_max for a in figures],
+        "frames in flight": [a.frames_in_flight for a in figures],
+        "ranks that open a piece": [a.opens_per_piece for a in figures],
+        "frames decoded per sample": [a.amplification for a in figures],
+    }
+    for label, values in found.items():
+        assert [float(cell.replace(",", "")) for cell in rows[label]] == pytest.approx(values, rel=0.02), label
+    openings = [cell.split(" / ") for cell in rows["opened in a step, mean / most"]]
+    assert [float(mean) for mean, _ in openings] == pytest.approx([a.touches_mean for a in figures], rel=0.02)
+    assert [int(most) for _, most in openings] == [a.touches_peak for a in figures]
+
+
+def test_the_picture_is_there_and_small() -> None:
+    picture = PAGE.parent / "img" / "order_deff.png"
+    assert "img/order_deff.png" in PAGE.read_text()
+    assert picture.stat().st_size < 150_000
