@@ -19,9 +19,10 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from operator import setitem
 from pathlib import Path
 from typing import Any, Literal
 
@@ -175,27 +176,19 @@ DATA, EPISODES = "data/chunk-000/file-000.parquet", "meta/episodes/chunk-000/fil
 VIDEO = "videos/{}/chunk-000/file-000.mp4"
 
 
-# Changes of files
+# Changes of files, each of them a function that changes the dataset under a folder
+
+Plant = Callable[[Path], Any]
+Columns = dict[str, Any]
+ALL = slice(None)
+BOTH = (STATE, ACTION)
+INFO = "meta/info.json"
 
 
-def edit_json(root: Path, name: str, change: Callable[[Any], Any]) -> None:
-    """Change a JSON file in place."""
-    value = json.loads((root / name).read_text())
-    change(value)
-    (root / name).write_text(json.dumps(value))
-
-
-def edit_lines(root: Path, name: str, change: Callable[[list[Any]], Any]) -> None:
-    """Change a file of JSON lines in place."""
-    lines = [json.loads(line) for line in (root / name).read_text().splitlines()]
-    change(lines)
-    (root / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def edit_table(root: Path, name: str, change: Callable[[dict[str, Any]], Any]) -> None:
+def edit_table(path: Path, change: Callable[[Columns], Any]) -> None:
     """Change a parquet file in place: columns of numbers are numpy arrays, others lists."""
-    table = pq.read_table(root / name)
-    columns: dict[str, Any] = {key: table[key].to_pylist() for key in table.column_names}
+    table = pq.read_table(path)
+    columns: Columns = {key: table[key].to_pylist() for key in table.column_names}
     for key, values in columns.items():
         if values and not isinstance(values[0], str) and np.array(values).dtype.kind in "if":
             columns[key] = np.array(values)
@@ -203,7 +196,105 @@ def edit_table(root: Path, name: str, change: Callable[[dict[str, Any]], Any]) -
     arrays = [
         pa.array(v.tolist() if isinstance(v, np.ndarray) else v, table.schema.field(k).type) for k, v in columns.items()
     ]
-    pq.write_table(pa.table(arrays, names=list(columns)), root / name)
+    pq.write_table(pa.table(arrays, names=list(columns)), path)
+
+
+def in_table(name: str, change: Callable[[Columns], Any]) -> Plant:
+    """Change a parquet file."""
+    return lambda root: edit_table(root / name, change)
+
+
+def in_rows(change: Callable[[Columns], Any]) -> Plant:
+    """Change the rows of the v3.0 dataset."""
+    return in_table(DATA, change)
+
+
+def in_places(change: Callable[[Columns], Any]) -> Plant:
+    """Change the table of its episodes."""
+    return in_table(EPISODES, change)
+
+
+def info(**entries: Any) -> Plant:
+    """Change entries of info.json."""
+    return in_json(INFO, lambda content: content.update(entries))
+
+
+def in_json(name: str, change: Callable[[Any], Any]) -> Plant:
+    """Change a JSON file, or the list of lines of a file of JSON lines."""
+
+    def plant(root: Path) -> None:
+        path, by_line = root / name, name.endswith(".jsonl")
+        values = [json.loads(line) for line in (path.read_text().splitlines() if by_line else [path.read_text()])]
+        change(values if by_line else values[0])
+        path.write_text("".join(json.dumps(value) + "\n" * by_line for value in values))
+
+    return plant
+
+
+def episode(number: int, change: Callable[[Columns], Any]) -> Plant:
+    """Change the rows of an episode; columns of numbers are views."""
+
+    def change_rows(columns: Columns) -> None:
+        rows = np.flatnonzero(columns["episode_index"] == number)
+        part = slice(int(rows[0]), int(rows[-1]) + 1)
+        change({key: values[part] for key, values in columns.items()})
+
+    def plant(root: Path) -> None:
+        for path in sorted((root / "data").rglob("*.parquet")):
+            if number in pq.read_table(path, columns=["episode_index"])["episode_index"].to_numpy():
+                edit_table(path, change_rows)
+
+    return plant
+
+
+def values(number: int, keys: str | Sequence[str], change: Callable[[np.ndarray], Any]) -> Plant:
+    """Change the values (length, D) of columns in an episode."""
+    chosen = (keys,) if isinstance(keys, str) else keys
+    return episode(number, lambda columns: [change(columns[key]) for key in chosen])
+
+
+def video(name: str, change: Callable[[np.ndarray], np.ndarray], fps: int = FPS) -> Plant:
+    """Decode a video, change its images uint8 (n, H, W, 3), and write it again."""
+
+    def plant(root: Path) -> None:
+        reader = open_video(root / name)
+        images = np.ascontiguousarray(reader.read(np.arange(reader.count)))
+        reader.close()
+        write_video(root / name, change(images), fps)
+
+    return plant
+
+
+def exchange(*pairs: tuple[str, str]) -> Plant:
+    """Exchange files."""
+
+    def plant(root: Path) -> None:
+        for one, two in pairs:
+            (root / one).rename(root / "x")
+            (root / two).rename(root / one)
+            (root / "x").rename(root / two)
+
+    return plant
+
+
+def copy(*pairs: tuple[str, str]) -> Plant:
+    """Copy files."""
+    return lambda root: [shutil.copy(root / source, root / target) for source, target in pairs]
+
+
+def write_bytes(name: str, change: Callable[[bytes], bytes]) -> Plant:
+    """Change the bytes of a file."""
+    return lambda root: (root / name).write_bytes(change((root / name).read_bytes()))
+
+
+def remove(name: str) -> Plant:
+    """Remove a file."""
+    return lambda root: (root / name).unlink()
+
+
+def several(*plants: Plant) -> Plant:
+    """Make several changes."""
+    return lambda root: [plant(root) for plant in plants]
 
 
 def span(episode: int) -> slice:
@@ -212,18 +303,86 @@ def span(episode: int) -> slice:
     return slice(first, first + LENGTHS[episode])
 
 
-def select(columns: dict[str, Any], keep: np.ndarray) -> None:
-    """Keep rows of all columns, by number."""
-    for key, values in columns.items():
-        columns[key] = values[keep] if isinstance(values, np.ndarray) else [values[at] for at in keep]
+def select(*rows: Any) -> Callable[[Columns], Any]:
+    """Keep rows of all columns, by slices or numbers."""
+    keep = np.concatenate([np.arange(sum(LENGTHS))[part] for part in rows])
+
+    def change(columns: Columns) -> None:
+        for key, values in columns.items():
+            columns[key] = values[keep] if isinstance(values, np.ndarray) else [values[row] for row in keep]
+
+    return change
 
 
-def remake_video(root: Path, name: str, change: Callable[[np.ndarray], np.ndarray], fps: int = FPS) -> None:
-    """Decode a video, change its images uint8 (n, H, W, 3), and write it again."""
-    reader = open_video(root / name)
-    images = np.ascontiguousarray(reader.read(np.arange(reader.count)))
-    reader.close()
-    write_video(root / name, change(images), fps)
+def add(amount: float, index: Any, *keys: str) -> Callable[[Columns], Any]:
+    """Add a number to rows of columns."""
+    return lambda columns: [setitem(columns[key], index, columns[key][index] + amount) for key in keys]
+
+
+def scale(factor: float, index: Any) -> Callable[[np.ndarray], Any]:
+    """Multiply values."""
+    return put(index, lambda values: values[index] * factor)
+
+
+def put(index: Any, value: Any) -> Callable[[np.ndarray], Any]:
+    """Set values to a number, or to a function of all values."""
+    return lambda values: setitem(values, index, value(values).copy() if callable(value) else value)
+
+
+def late(frames: int) -> Callable[[np.ndarray], Any]:
+    """Delay values by frames; earlier for a negative number."""
+    return put(ALL, lambda values: values[np.clip(np.arange(len(values)) - frames, 0, len(values) - 1)])
+
+
+def stop(begin: int, end: int | None = None) -> Callable[[np.ndarray], Any]:
+    """Hold the values of a frame."""
+    return put(slice(begin, end), lambda values: values[begin])
+
+
+def invert(dims: Any) -> Callable[[np.ndarray], Any]:
+    """Mirror dimensions at the middle of [0, 1], the range of a hand."""
+    return put((ALL, dims), lambda values: 1 - values[:, dims])
+
+
+def ticks(number: float, extent: float) -> Callable[[np.ndarray], Any]:
+    """Round to N steps of an extent."""
+    return put(ALL, lambda values: np.round(values * number / extent) * extent / number)
+
+
+def ticks_of_range(number: int) -> Callable[[np.ndarray], Any]:
+    """Round to N steps of each dimension's range."""
+
+    def change(values: np.ndarray) -> None:
+        unit = np.where(np.ptp(values, axis=0) > 0, np.ptp(values, axis=0), 1.0) / number
+        values[:] = np.round(values / unit) * unit
+
+    return change
+
+
+def noise(seed: int, sigma: float, *shape: int) -> np.ndarray:
+    """Normal noise."""
+    return np.random.default_rng(seed).normal(0, sigma, shape)
+
+
+def noise_of_range(share: float, dims: slice = ALL) -> Callable[[np.ndarray], Any]:
+    """Add noise of a share of each dimension's range."""
+
+    def change(values: np.ndarray) -> None:
+        added = np.random.default_rng(14).normal(size=values.shape) * share * np.ptp(values, axis=0)
+        values[:, dims] += added[:, dims]
+
+    return change
+
+
+def copy_rows(target: int, source: int, added: np.ndarray) -> Plant:
+    """Make state and action of an episode those of another one, with noise."""
+    rows = slice(span(source).start, span(source).start + LENGTHS[target])
+    return in_rows(lambda columns: [setitem(columns[key], span(target), columns[key][rows] + added) for key in BOTH])
+
+
+def copy_state(columns: Columns) -> None:
+    """Make the action the state."""
+    columns[ACTION][:] = columns[STATE]
 
 
 # The faults
@@ -236,8 +395,8 @@ class Fault:
     Attributes:
         name: its name.
         version: dataset to change, a key of `write_bases`.
-        plant: changes the dataset under a folder.
         rules: rules of which one must be reported.
+        plant: changes the dataset under a folder.
         episode: an episode that the finding must name; None for any place.
         camera: a camera that it must name.
         column: a column that it must name.
@@ -246,8 +405,8 @@ class Fault:
 
     name: str
     version: str
-    plant: Callable[[Path], Any]
     rules: tuple[str, ...]
+    plant: Plant
     episode: int | None = None
     camera: str = ""
     column: str = ""
@@ -272,859 +431,393 @@ class Fault:
         return "undecided" if any(entry.rule in self.rules for entry in report.undecided) else "silent"
 
 
-FAULTS: list[Fault] = []
+STATS, LINES = "meta/stats.json", "meta/episodes.jsonl"
+LFS = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'5' * 64}\nsize 12345\n"
+STARTS, ENDS = (f"videos/{{}}/{end}_timestamp" for end in ("from", "to"))
 
 
-def fault(
-    version: str,
-    *rules: str,
-    episode: int | None = None,
-    camera: str = "",
-    column: str = "",
-    split: Literal["known", "held"] = "known",
-) -> Any:
-    """Register a function that plants a fault."""
+def times_of(camera: str) -> tuple[str, str]:
+    """Columns with the times of a camera."""
+    return STARTS.format(camera), ENDS.format(camera)
 
-    def register(plant: Callable[[Path], Any]) -> Callable[[Path], Any]:
-        FAULTS.append(Fault(plant.__name__, version, plant, rules, episode, camera, column, split))
-        return plant
 
-    return register
+def repeat_rows(columns: Columns) -> None:
+    """Append rows of an episode that is not listed."""
+    select(ALL, slice(30))(columns)
+    columns["episode_index"][-30:] = 77
 
 
-@fault("v3.0", "metadata.totals")
-def total_frames_lies(root: Path) -> None:
-    edit_json(root, "meta/info.json", lambda info: info.update(total_frames=9999))
+def shuffle_rows(columns: Columns) -> None:
+    """Put the rows of an episode out of order."""
+    order = np.random.default_rng(0).permutation(np.arange(sum(LENGTHS))[span(2)])
+    select(slice(span(2).start), order, slice(span(2).stop, None))(columns)
 
 
-@fault("v3.0", "metadata.totals")
-def total_episodes_lies(root: Path) -> None:
-    edit_json(root, "meta/info.json", lambda info: info.update(total_episodes=9))
+def lose_bytes(content: bytes) -> bytes:
+    """Overwrite a part of the packets of a video."""
+    start = content.index(b"mdat") + 8
+    return content[:start] + bytes(2500) + content[start + 2500 :]
 
 
-@fault("v2.1", "metadata.splits")
-def splits_beyond_the_episodes(root: Path) -> None:
-    edit_json(root, "meta/info.json", lambda info: info.update(splits={"train": "0:40"}))
+def hang(images: np.ndarray) -> np.ndarray:
+    """Repeat an image for a second."""
+    return np.concatenate([images[:12], np.repeat(images[12:13], 20, axis=0), images[32:]])
 
 
-@fault("v3.0", "metadata.names", column=STATE)
-def repeated_dimension_names(root: Path) -> None:
-    edit_json(root, "meta/info.json", lambda info: info["features"][STATE].update(names=["a", "a", "b", "c", "d", "e"]))
+def copy_episode(root: Path) -> None:
+    """Make rows and videos of an episode those of another one."""
+    source = pq.read_table(root / data_file(0))
+    edit_table(
+        root / data_file(7), lambda columns: columns.update({key: np.array(source[key].to_pylist()) for key in BOTH})
+    )
+    copy(*((video_file(0, camera), video_file(7, camera)) for camera in CAMERAS))(root)
 
 
-@fault("v3.0", "metadata.unreadable")
-def truncated_info(root: Path) -> None:
-    path = root / "meta/info.json"
-    path.write_text(path.read_text()[:200])
-
-
-@fault("v2.1", "files.missing", episode=4)
-def missing_data_file(root: Path) -> None:
-    (root / data_file(4)).unlink()
-
-
-@fault("v2.1", "files.missing", episode=5, camera=WRIST)
-def missing_video(root: Path) -> None:
-    (root / video_file(5, WRIST)).unlink()
-
-
-@fault("v2.1", "files.missing", episode=2, camera=TOP)
-def lfs_pointer(root: Path) -> None:
-    text = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'5' * 64}\nsize 12345\n"
-    (root / video_file(2)).write_text(text)
-
-
-@fault("v2.1", "videos.unreadable", "videos.count", episode=3, camera=TOP)
-def truncated_video(root: Path) -> None:
-    path = root / video_file(3)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-@fault("v2.1", "files.unreadable", episode=6)
-def truncated_data_file(root: Path) -> None:
-    path = root / data_file(6)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-@fault("v3.0", "files.orphan", camera=TOP)
-def orphan_video(root: Path) -> None:
-    shutil.copy(root / VIDEO.format(TOP), root / VIDEO.format(TOP).replace("000.mp4", "001.mp4"))
-
-
-@fault("v2.1", "files.columns", episode=7, column=ACTION)
-def column_absent_in_one_file(root: Path) -> None:
-    edit_table(root, data_file(7), lambda columns: columns.pop(ACTION))
-
-
-@fault("v3.0", "files.unreadable", column=STATE)
-def wrong_width_declared(root: Path) -> None:
-    edit_json(root, "meta/info.json", lambda info: info["features"][STATE].update(shape=[7], names=None))
-
-
-@fault("v3.0", "rows.count", episode=4)
-def row_removed(root: Path) -> None:
-    edit_table(root, DATA, lambda columns: select(columns, np.delete(np.arange(sum(LENGTHS)), span(4).start + 20)))
-
-
-@fault("v2.1", "rows.count", episode=1)
-def length_lies(root: Path) -> None:
-    edit_lines(root, "meta/episodes.jsonl", lambda lines: lines[1].update(length=60))
-
-
-@fault("v3.0", "rows.orphan")
-def orphan_rows(root: Path) -> None:
-    def change(columns: dict[str, Any]) -> None:
-        select(columns, np.concatenate([np.arange(sum(LENGTHS)), np.arange(30)]))
-        columns["episode_index"][-30:] = 77
-
-    edit_table(root, DATA, change)
-
-
-@fault("v3.0", "rows.frame_index", episode=2)
-def rows_out_of_order(root: Path) -> None:
-    def change(columns: dict[str, Any]) -> None:
-        order = np.arange(sum(LENGTHS))
-        order[span(2)] = np.random.default_rng(0).permutation(order[span(2)])
-        select(columns, order)
-
-    edit_table(root, DATA, change)
-
-
-@fault("v3.0", "rows.split", episode=3)
-def rows_of_an_episode_apart(root: Path) -> None:
-    def change(columns: dict[str, Any]) -> None:
-        order = np.arange(sum(LENGTHS))
-        middle = span(3).start + 10
-        select(
-            columns,
-            np.concatenate([order[:middle], order[span(4)], order[middle : span(3).stop], order[span(4).stop :]]),
-        )
-
-    edit_table(root, DATA, change)
-
-
-@fault("v2.1", "rows.episode", episode=2)
-def data_files_exchanged(root: Path) -> None:
-    one, two = root / data_file(2), root / data_file(7)
-    one.rename(root / "x")
-    two.rename(one)
-    (root / "x").rename(two)
-
-
-@fault("v3.0", "episodes.range", episode=6)
-def range_of_rows_lies(root: Path) -> None:
-    def change(columns: dict[str, Any]) -> None:
-        columns["dataset_to_index"][6] += 5
-
-    edit_table(root, EPISODES, change)
-
-
-@fault("v3.0", "rows.index", "episodes.range", episode=5)
-def index_off_by_ten(root: Path) -> None:
-    def change(columns: dict[str, Any]) -> None:
-        columns["dataset_from_index"][5:] += 10
-        columns["dataset_to_index"][5:] += 10
-
-    edit_table(root, EPISODES, change)
-
-
-@fault("v3.0", "tasks.unknown", episode=8, column="task_index")
-def unknown_task(root: Path) -> None:
-    def change(columns: dict[str, Any]) -> None:
-        columns["task_index"][span(8)] = 9
-
-    edit_table(root, DATA, change)
-
-
-@fault("v2.1", "tasks.unused")
-def task_without_episodes(root: Path) -> None:
-    edit_lines(root, "meta/tasks.jsonl", lambda lines: lines.append({"task_index": 2, "task": "pour the water"}))
-
-
-@fault("v3.0", "tasks.listed", episode=1)
-def rows_of_another_task(root: Path) -> None:
-    def change(columns: dict[str, Any]) -> None:
-        columns["task_index"][span(1)] = 0
-
-    edit_table(root, DATA, change)
-
-
-@fault("v2.1", "tasks.repeated")
-def task_text_twice(root: Path) -> None:
-    edit_lines(root, "meta/tasks.jsonl", lambda lines: lines.append({"task_index": 2, "task": TASKS[0]}))
-
-
-@fault("v3.0", "clock.fps")
-def wrong_fps(root: Path) -> None:
-    edit_json(root, "meta/info.json", lambda info: info.update(fps=30))
-
-
-@fault("v3.0", "clock.gap", episode=3)
-def timestamps_with_a_gap(root: Path) -> None:
-    def change(columns: dict[str, Any]) -> None:
-        columns["timestamp"][span(3).start + 20 : span(3).stop] += 0.4
-
-    edit_table(root, DATA, change)
-
-
-@fault("v3.0", "clock.order", episode=7)
-def timestamps_fall(root: Path) -> None:
-    def change(columns: dict[str, Any]) -> None:
-        columns["timestamp"][span(7).start + 9] -= 0.3
-
-    edit_table(root, DATA, change)
-
-
-@fault("v2.1", "clock.jitter", episode=0)
-def timestamps_of_a_hardware_clock(root: Path) -> None:
-    def change(columns: dict[str, Any]) -> None:
-        columns["timestamp"] += np.random.default_rng(0).uniform(-0.004, 0.004, len(columns["timestamp"]))
-
-    edit_table(root, data_file(0), change)
-
-
-@fault("v2.1", "clock.start", episode=9)
-def timestamps_start_late(root: Path) -> None:
-    def change(columns: dict[str, Any]) -> None:
-        columns["timestamp"] += 12.5
-
-    edit_table(root, data_file(9), change)
-
-
-def _edit_values(root: Path, episode: int, key: str, change: Callable[[np.ndarray], Any]) -> None:
-    """Change values (length, 6) of an episode of the v3.0 dataset in place."""
-    edit_table(root, DATA, lambda columns: change(columns[key][span(episode)]))
-
-
-@fault("v3.0", "values.finite", episode=4, column=STATE)
-def nan_in_the_state(root: Path) -> None:
-    def change(values: np.ndarray) -> None:
-        values[17, 2] = np.nan
-
-    _edit_values(root, 4, STATE, change)
-
-
-@fault("v3.0", "values.outlier", episode=8, column=ACTION)
-def outlier_in_the_action(root: Path) -> None:
-    def change(values: np.ndarray) -> None:
-        values[30, 1] = 41.0
-
-    _edit_values(root, 8, ACTION, change)
-
-
-@fault("v3.0", "values.unit", episode=7, column=STATE)
-def degrees_in_one_joint(root: Path) -> None:
-    for episode in (6, 7):
-        _edit_values(root, episode, STATE, lambda values: np.multiply(values[:, 0], 57.29578, out=values[:, 0]))
-
-
-@fault("v3.0", "values.sign", episode=2, column=STATE)
-def joint_with_the_other_sign(root: Path) -> None:
-    _edit_values(root, 2, STATE, lambda values: np.negative(values[:, 3], out=values[:, 3]))
-
-
-@fault("v3.0", "values.dead", episode=5, column=STATE)
-def dead_joint(root: Path) -> None:
-    def change(values: np.ndarray) -> None:
-        values[:, 1] = values[0, 1]
-
-    _edit_values(root, 5, STATE, change)
-
-
-@fault("v3.0", "values.gripper", episode=9, column=ACTION)
-def gripper_never_closes(root: Path) -> None:
-    def change(values: np.ndarray) -> None:
-        values[:, 5] = 0.0
-
-    _edit_values(root, 9, ACTION, change)
-    _edit_values(root, 9, STATE, change)
-
-
-@fault("v3.0", "values.jump", episode=6, column=STATE)
-def joint_jumps(root: Path) -> None:
-    def change(values: np.ndarray) -> None:
-        values[25:, 4] += 1.8
-
-    _edit_values(root, 6, STATE, change)
-
-
-@fault("v3.0", "values.saturation", episode=3, column=ACTION)
-def clipped_action(root: Path) -> None:
-    def change(values: np.ndarray) -> None:
-        np.minimum(values[:, 3], np.quantile(values[:, 3], 0.5), out=values[:, 3])
-
-    _edit_values(root, 3, ACTION, change)
-
-
-@fault("v3.0", "values.offset", episode=6, column=STATE)
-def encoder_offset_in_one_joint(root: Path) -> None:
-    _edit_values(root, 6, STATE, lambda values: values.__setitem__((slice(None), 1), values[:, 1] + 0.35))
-
-
-@fault("v3.0", "values.offset", episode=3)
-def joint_calibrated_anew(root: Path) -> None:
-    for key in (STATE, ACTION):
-        _edit_values(root, 3, key, lambda values: values.__setitem__((slice(None), 2), values[:, 2] + 3.5))
-
-
-@fault("v3.0", "values.lag", episode=4, column=ACTION)
-def action_late_by_six_frames(root: Path) -> None:
-    def change(values: np.ndarray) -> None:
-        values[6:] = values[:-6].copy()
-
-    _edit_values(root, 4, ACTION, change)
-
-
-@fault("v3.0", "values.exchanged", episode=1, column=STATE)
-def joints_exchanged(root: Path) -> None:
-    def change(values: np.ndarray) -> None:
-        values[:, [2, 4]] = values[:, [4, 2]]
-
-    _edit_values(root, 1, STATE, change)
-
-
-@fault("v3.0", "statistics.values", column=ACTION)
-def recorded_std_is_wrong(root: Path) -> None:
-    def change(stats: Any) -> None:
-        stats[ACTION]["std"][0] *= 3
-
-    edit_json(root, "meta/stats.json", change)
-
-
-@fault("v3.0", "statistics.order", column=STATE)
-def recorded_quantiles_out_of_order(root: Path) -> None:
-    def change(stats: Any) -> None:
-        stats[STATE]["q01"], stats[STATE]["q99"] = stats[STATE]["q99"], stats[STATE]["q01"]
-
-    edit_json(root, "meta/stats.json", change)
-
-
-@fault("v3.0", "statistics.shape", column=ACTION)
-def recorded_statistics_of_five_joints(root: Path) -> None:
-    edit_json(root, "meta/stats.json", lambda s: s.update({ACTION: {k: v[:5] for k, v in s[ACTION].items()}}))
-
-
-@fault("v2.1", "statistics.episodes", episode=5)
-def recorded_statistics_of_another_episode(root: Path) -> None:
-    edit_lines(root, "meta/episodes_stats.jsonl", lambda lines: lines[5].update(stats=lines[8]["stats"]))
-
-
-@fault("v3.0", "statistics.episodes", episode=4, column=STATE)
-def recorded_range_of_one_episode_is_wrong(root: Path) -> None:
-    def change(table: dict[str, Any]) -> None:
-        table[f"stats/{STATE}/max"][4][2] = 9.0
-
-    edit_table(root, "meta/episodes/chunk-000/file-000.parquet", change)
-
-
-@fault("v3.0", "statistics.images", camera=TOP)
-def image_statistics_of_255(root: Path) -> None:
-    def change(stats: Any) -> None:
-        stats[TOP]["mean"] = (255 * np.array(stats[TOP]["mean"])).tolist()
-
-    edit_json(root, "meta/stats.json", change)
-
-
-@fault("v2.1", "episodes.duplicate", episode=7)
-def episode_twice(root: Path) -> None:
-    def change(columns: dict[str, Any]) -> None:
-        source = pq.read_table(root / data_file(0))
-        for key in (STATE, ACTION):
-            columns[key] = np.array(source[key].to_pylist())
-
-    edit_table(root, data_file(7), change)
+def shorten(root: Path) -> None:
+    """Leave five frames of an episode."""
+    edit_table(root / data_file(6), select(slice(5)))
+    in_json(LINES, lambda lines: lines[6].update(length=5))(root)
     for camera in CAMERAS:
-        shutil.copy(root / video_file(0, camera), root / video_file(7, camera))
+        video(video_file(6, camera), lambda images: images[:5])(root)
 
 
-@fault("v2.1", "episodes.outlier", episode=6)
-def episode_of_five_frames(root: Path) -> None:
-    edit_table(root, data_file(6), lambda columns: select(columns, np.arange(5)))
-    edit_lines(root, "meta/episodes.jsonl", lambda lines: lines[6].update(length=5))
-    for camera in CAMERAS:
-        remake_video(root, video_file(6, camera), lambda images: images[:5])
+def leave_a_gap(root: Path) -> None:
+    """Give the last episode another id."""
+    in_json(LINES, lambda lines: lines[9].update(episode_index=12))(root)
+    for path in (data_file, *(partial(video_file, camera=camera) for camera in CAMERAS)):
+        (root / path(9)).rename(root / path(12))
 
 
-@fault("v3.0", "episodes.outlier", episode=8)
-def episode_idles(root: Path) -> None:
-    for key in (STATE, ACTION):
-        _edit_values(root, 8, key, lambda values: values.__setitem__(slice(10, 45), values[10]))
+def half(content: bytes) -> bytes:
+    """Return the first half of a file."""
+    return content[: len(content) // 2]
 
 
-@fault("v3.0", "videos.start", episode=3, camera=TOP)
-def start_off_by_one_frame(root: Path) -> None:
-    def change(columns: dict[str, Any]) -> None:
-        for end in ("from", "to"):
-            columns[f"videos/{TOP}/{end}_timestamp"][3] += 1 / FPS
+def start_late(episode: int, frames: float) -> Plant:
+    """Move the recorded start of an episode in a recording."""
+    return in_places(add(frames / 30, episode, *times_of("observation.images.cam_high")))
 
-    edit_table(root, EPISODES, change)
 
-
-@fault("v3.0", "videos.length", episode=6, camera=WRIST)
-def end_of_a_video_lies(root: Path) -> None:
-    def change(columns: dict[str, Any]) -> None:
-        columns[f"videos/{WRIST}/to_timestamp"][6] -= 0.5
-
-    edit_table(root, EPISODES, change)
-
-
-@fault("v2.1", "videos.count", episode=2, camera=TOP)
-def video_lacks_a_frame(root: Path) -> None:
-    remake_video(root, video_file(2), lambda images: images[:-1])
-
-
-@fault("v2.1", "videos.count", episode=4, camera=WRIST)
-def video_has_more_frames(root: Path) -> None:
-    remake_video(root, video_file(4, WRIST), lambda images: np.concatenate([images, images[-3:]]))
-
-
-@fault("v2.1", "videos.encoding", episode=1, camera=TOP)
-def video_of_another_size(root: Path) -> None:
-    remake_video(root, video_file(1), lambda images: np.ascontiguousarray(images[:, 8:-8, 8:-8]))
-
-
-@fault("v2.1", "videos.encoding", episode=8, camera=TOP)
-def video_of_another_rate(root: Path) -> None:
-    remake_video(root, video_file(8), lambda images: images, fps=10)
-
-
-@fault("v2.1", "images.decode", episode=3, camera=TOP)
-def bytes_of_a_video_are_lost(root: Path) -> None:
-    path = root / video_file(3)
-    data = bytearray(path.read_bytes())
-    start = data.index(b"mdat") + 8
-    data[start : start + 2500] = bytes(2500)
-    path.write_bytes(bytes(data))
-
-
-@fault("v2.1", "images.black", episode=5, camera=TOP)
-def black_camera(root: Path) -> None:
-    remake_video(root, video_file(5), np.zeros_like)
-
-
-@fault("v2.1", "images.frozen", episode=6, camera=WRIST)
-def frozen_camera(root: Path) -> None:
-    remake_video(root, video_file(6, WRIST), lambda images: np.repeat(images[:1], len(images), axis=0))
-
-
-@fault("v2.1", "images.repeated", episode=7, camera=TOP)
-def camera_hangs_for_a_second(root: Path) -> None:
-    def change(images: np.ndarray) -> np.ndarray:
-        images[12:32] = images[12]
-        return images
-
-    remake_video(root, video_file(7), change)
-
-
-@fault("v2.1", "images.exchanged", episode=4)
-def cameras_exchanged(root: Path) -> None:
-    one, two = root / video_file(4, TOP), root / video_file(4, WRIST)
-    one.rename(root / "x")
-    two.rename(one)
-    (root / "x").rename(two)
-
-
-@fault("v3.0", "images.boundary", camera=TOP)
-def each_image_one_frame_late(root: Path) -> None:
-    remake_video(root, VIDEO.format(TOP), lambda images: np.concatenate([images[:1], images[:-1]]))
-
-
-@fault("v2.1", "episodes.ids")
-def episode_ids_with_a_gap(root: Path) -> None:
-    edit_lines(root, "meta/episodes.jsonl", lambda lines: lines[9].update(episode_index=12))
-    (root / data_file(9)).rename(root / data_file(12))
-    for camera in CAMERAS:
-        (root / video_file(9, camera)).rename(root / video_file(12, camera))
-
-
-@fault("v3.0", "statistics.missing")
-def statistics_are_absent(root: Path) -> None:
-    (root / "meta/stats.json").unlink()
-
-
-@fault("v2.1", "images.outlier", episode=8, camera=TOP)
-def camera_shows_another_scene(root: Path) -> None:
-    remake_video(root, video_file(8), lambda images: 255 - images)
-
-
-@fault("v2.1", "images.mirrored", episode=4, camera=TOP)
-def camera_is_mirrored(root: Path) -> None:
-    remake_video(root, video_file(4), lambda images: images[:, :, ::-1])
-
-
-@fault("v2.1", "images.channels", episode=6, camera=WRIST)
-def red_and_blue_are_exchanged(root: Path) -> None:
-    remake_video(root, video_file(6, WRIST), lambda images: images[..., ::-1])
-
-
-@fault("v2.1", "images.noise", episode=2, camera=TOP)
-def camera_is_noisy(root: Path) -> None:
-    def change(images: np.ndarray) -> np.ndarray:
-        noise = np.random.default_rng(5).normal(0, 20, images.shape)
-        return np.clip(images + noise, 0, 255).astype(np.uint8)
-
-    remake_video(root, video_file(2), change)
-
-
-@fault("v2.1", "images.shifted", episode=3, camera=TOP)
-def images_of_an_episode_late(root: Path) -> None:
-    remake_video(root, video_file(3), lambda images: np.concatenate([images[:1], images[:1], images[:-2]]))
-
-
-@fault("v2.1", "images.shifted", "images.duplicate", episode=0, camera=TOP)
-def video_of_another_episode(root: Path) -> None:
-    shutil.copy(root / video_file(2), root / video_file(0))
-
-
-@fault("v2.1", "images.shifted", episode=8)
-def videos_of_two_episodes_exchanged(root: Path) -> None:
-    for camera in CAMERAS:
-        one, two = root / video_file(1, camera), root / video_file(8, camera)
-        one.rename(root / "x")
-        two.rename(one)
-        (root / "x").rename(two)
-
-
-# Faults of values that came with the rules of `action_state.py` and `signals.py`
-
-
-@fault("v3.0", "values.copy", episode=5, column=ACTION)
-def action_is_the_state(root: Path) -> None:
-    edit_table(root, DATA, lambda columns: columns[ACTION].__setitem__(span(5), columns[STATE][span(5)]))
-
-
-@fault("v3.0", "values.copy", column=ACTION)
-def all_actions_are_the_state(root: Path) -> None:
-    edit_table(root, DATA, lambda columns: columns.update({ACTION: columns[STATE].copy()}))
-
-
-@fault("v3.0", "values.lag", episode=2, column=ACTION)
-def action_late_by_one_frame(root: Path) -> None:
-    _edit_values(root, 2, ACTION, lambda values: values.__setitem__(slice(1, None), values[:-1].copy()))
-
-
-@fault("v3.0", "values.frozen", episode=6, column=STATE)
-def state_stops_in_the_middle(root: Path) -> None:
-    _edit_values(root, 6, STATE, lambda values: values.__setitem__(slice(25, None), values[25]))
-
-
-@fault("v3.0", "values.exchanged", episode=5, column=ACTION)
-def actions_of_another_episode(root: Path) -> None:
-    edit_table(root, DATA, lambda columns: columns[ACTION].__setitem__(span(5), columns[ACTION][span(6)][:46].copy()))
-
-
-@fault("v3.0", "values.sign", episode=4)
-def gripper_inverted(root: Path) -> None:
-    for key in (STATE, ACTION):
-        _edit_values(root, 4, key, lambda values: values.__setitem__((slice(None), 5), 1 - values[:, 5]))
-
-
-@fault("v3.0", "values.noise", episode=7, column=STATE)
-def state_in_64_ticks(root: Path) -> None:
-    _edit_values(root, 7, STATE, lambda values: np.copyto(values, np.round(values * 64 / 2) * 2 / 64))
-
-
-@fault("v3.0", "values.noise", episode=1, column=STATE)
-def noise_in_the_state(root: Path) -> None:
-    noise = np.random.default_rng(5).normal(0, 0.04, (LENGTHS[1], 6))
-    _edit_values(root, 1, STATE, lambda values: np.add(values, noise, out=values, casting="unsafe"))
-
-
-@fault("v3.0", "values.zeros", episode=8, column=STATE)
-def zeros_at_the_start(root: Path) -> None:
-    _edit_values(root, 8, STATE, lambda values: values.__setitem__(slice(10), 0))
-
-
-@fault("v3.0", "episodes.idle", episode=3)
-def idle_tail(root: Path) -> None:
-    for key in (STATE, ACTION):
-        _edit_values(root, 3, key, lambda values: values.__setitem__(slice(18, None), values[18]))
-
-
-@fault("v3.0", "episodes.duplicate", episode=2)
-def near_copy_of_an_episode(root: Path) -> None:
-    noise = np.random.default_rng(6).normal(0, 0.001, (LENGTHS[0], 6))
-
-    def change(columns: dict[str, Any]) -> None:
-        for key in (STATE, ACTION):
-            columns[key][span(2)] = columns[key][span(0)] + noise
-
-    edit_table(root, DATA, change)
-
-
-@fault("v3.0", "videos.start", episode=4, camera=TOP)
-def start_half_a_frame_late(root: Path) -> None:
-    def change(columns: dict[str, Any]) -> None:
-        for end in ("from", "to"):
-            columns[f"videos/{TOP}/{end}_timestamp"][4] += 0.5 / FPS
-
-    edit_table(root, EPISODES, change)
-
-
-@fault("v2.1", "clock.fps", episode=6)
-def timestamps_in_milliseconds(root: Path) -> None:
-    edit_table(root, data_file(6), lambda columns: columns.update(timestamp=columns["timestamp"] * 1000))
-
-
-# Held faults of values: other episodes, magnitudes and kinds than those above
-
-
-@fault("v3.0", "values.lag", episode=8, column=ACTION, split="held")
-def action_early_by_two_frames(root: Path) -> None:
-    _edit_values(root, 8, ACTION, lambda values: values.__setitem__(slice(-2), values[2:].copy()))
-
-
-@fault("v3.0", "values.lag", episode=5, split="held")
-def state_late_by_one_frame(root: Path) -> None:
-    _edit_values(root, 5, STATE, lambda values: values.__setitem__(slice(1, None), values[:-1].copy()))
-
-
-@fault("v3.0", "values.frozen", episode=9, column=STATE, split="held")
-def state_stops_for_half_a_second(root: Path) -> None:
-    _edit_values(root, 9, STATE, lambda values: values.__setitem__(slice(12, 24), values[12]))
-
-
-@fault("v3.0", "values.exchanged", episode=0, split="held")
-def states_of_an_episode_in_reverse(root: Path) -> None:
-    _edit_values(root, 0, STATE, lambda values: values.__setitem__(slice(None), values[::-1].copy()))
-
-
-@fault("v3.0", "values.exchanged", episode=6, split="held")
-def three_joints_rotated_in_both_columns(root: Path) -> None:
-    for key in (STATE, ACTION):
-        _edit_values(root, 6, key, lambda values: values.__setitem__((slice(None), [0, 2, 4]), values[:, [2, 4, 0]]))
-
-
-@fault("v3.0", "values.sign", episode=7, split="held")
-def action_of_the_gripper_inverted(root: Path) -> None:
-    _edit_values(root, 7, ACTION, lambda values: values.__setitem__((slice(None), 5), 1 - values[:, 5]))
-
-
-@fault("v3.0", "values.noise", episode=2, column=STATE, split="held")
-def state_of_an_8_bit_encoder(root: Path) -> None:
-    _edit_values(root, 2, STATE, lambda values: np.copyto(values, np.round(values * 256 / 6) * 6 / 256))
-
-
-@fault("v3.0", "values.noise", episode=3, column=ACTION, split="held")
-def noise_in_one_joint_of_the_action(root: Path) -> None:
-    noise = np.random.default_rng(8).normal(0, 0.03, LENGTHS[3])
-    _edit_values(root, 3, ACTION, lambda values: np.add(values[:, 1], noise, out=values[:, 1], casting="unsafe"))
-
-
-@fault("v3.0", "values.zeros", "values.jump", episode=1, column=ACTION, split="held")
-def zeros_in_the_middle(root: Path) -> None:
-    _edit_values(root, 1, ACTION, lambda values: values.__setitem__(slice(30, 33), 0))
-
-
-@fault("v3.0", "episodes.idle", "episodes.outlier", episode=6, split="held")
-def noisy_idle_tail(root: Path) -> None:
-    noise = np.random.default_rng(9).normal(0, 0.0005, (LENGTHS[6] - 12, 6))
-    for key in (STATE, ACTION):
-        _edit_values(root, 6, key, lambda values: values.__setitem__(slice(12, None), values[12] + noise))
-
-
-@fault("v3.0", "episodes.duplicate", episode=7, split="held")
-def copy_with_noise_of_three_ticks(root: Path) -> None:
-    noise = np.random.default_rng(10).normal(0, 0.003, (LENGTHS[1], 6))
-
-    def change(columns: dict[str, Any]) -> None:
-        for key in (STATE, ACTION):
-            columns[key][span(7)][:] = columns[key][span(2)] + noise[:48]
-
-    edit_table(root, DATA, change)
-
-
-@fault("v3.0", "values.unit", episode=1, column=ACTION, split="held")
-def millimeters_in_one_dimension(root: Path) -> None:
-    _edit_values(root, 1, ACTION, lambda values: np.multiply(values[:, 2], 1000, out=values[:, 2]))
-
-
-@fault("v3.0", "values.offset", episode=9, column=STATE, split="held")
-def another_encoder_offset(root: Path) -> None:
-    _edit_values(root, 9, STATE, lambda values: np.add(values[:, 3], -0.5, out=values[:, 3]))
-
-
-@fault("v3.0", "values.saturation", episode=8, column=ACTION, split="held")
-def action_clipped_below(root: Path) -> None:
-    def change(values: np.ndarray) -> None:
-        np.maximum(values[:, 2], np.quantile(values[:, 2], 0.35), out=values[:, 2])
-
-    _edit_values(root, 8, ACTION, change)
-
-
-@fault("v3.0", "videos.start", episode=7, camera=WRIST, split="held")
-def start_a_fifth_of_a_frame_early(root: Path) -> None:
-    def change(columns: dict[str, Any]) -> None:
-        columns[f"videos/{WRIST}/from_timestamp"][7] -= 0.2 / FPS
-
-    edit_table(root, EPISODES, change)
-
-
-@fault("v2.1", "clock.fps", episode=3, split="held")
-def timestamps_in_microseconds(root: Path) -> None:
-    edit_table(root, data_file(3), lambda columns: columns.update(timestamp=columns["timestamp"] * 1e6))
-
-
-# Faults of the real recordings
-
-
-def _change_rows(columns: dict[str, Any], change: Callable[[np.ndarray], Any], key: str, rows: slice) -> None:
-    change(columns[key][rows])
-
-
-def _edit_real(root: Path, episode: int, key: str, change: Callable[[np.ndarray], Any]) -> None:
-    """Change values (length, D) of an episode of a real recording in place."""
-    for path in sorted((root / "data").rglob("*.parquet")):
-        ids = pq.read_table(path, columns=["episode_index"])["episode_index"].to_numpy()
-        if episode in ids:
-            rows = slice(int((ids == episode).argmax()), int((ids == episode).argmax() + (ids == episode).sum()))
-            edit_table(root, str(path.relative_to(root)), partial(_change_rows, change=change, key=key, rows=rows))
-
-
-def _copy_state(root: Path, episode: int) -> None:
-    states: list[np.ndarray] = []
-    _edit_real(root, episode, STATE, lambda values: states.append(values.copy()))
-    _edit_real(root, episode, ACTION, lambda values: np.copyto(values, states[0]))
-
-
-def _shift(frames: int) -> Callable[[np.ndarray], Any]:
-    """Delay values by frames; earlier for a negative number."""
-    return lambda values: np.copyto(values, values[np.clip(np.arange(len(values)) - frames, 0, len(values) - 1)])
-
-
-def _stop(begin: int, end: int | None = None) -> Callable[[np.ndarray], Any]:
-    return lambda values: values.__setitem__(slice(begin, end), values[begin])
-
-
-def _ticks(number: int) -> Callable[[np.ndarray], Any]:
-    """Round to N steps of each dimension's range."""
-
-    def change(values: np.ndarray) -> None:
-        unit = np.where(np.ptp(values, axis=0) > 0, np.ptp(values, axis=0), 1.0) / number
-        values[:] = np.round(values / unit) * unit
-
-    return change
-
-
-def _noise_of(share: float, dims: slice = slice(None)) -> Callable[[np.ndarray], Any]:
-    """Add noise of a share of each dimension's range."""
-
-    def change(values: np.ndarray) -> None:
-        noise = np.random.default_rng(14).normal(size=values.shape) * share * np.ptp(values, axis=0)
-        values[:, dims] += noise[:, dims]
-
-    return change
-
-
-def _invert(begin: int, end: int) -> Callable[[np.ndarray], Any]:
-    """Mirror dimensions at the middle of [0, 1], the range of a hand."""
-    return lambda values: values.__setitem__((slice(None), slice(begin, end)), 1 - values[:, begin:end])
-
-
-def _start(root: Path, episode: int, frames: float) -> None:
-    def change(columns: dict[str, Any]) -> None:
-        for end in ("from", "to"):
-            columns[f"videos/observation.images.cam_high/{end}_timestamp"][episode] += frames / 30
-
-    edit_table(root, EPISODES, change)
-
-
-def _both(change: Callable[[np.ndarray], Any], root: Path, episode: int) -> None:
-    for key in (STATE, ACTION):
-        _edit_real(root, episode, key, change)
-
-
-def _clock(root: Path, episode: int, factor: float) -> None:
-    edit_table(root, data_file(episode), lambda columns: columns.update(timestamp=columns["timestamp"] * factor))
-
-
-def _edit(key: str, change: Callable[[np.ndarray], Any]) -> Callable[[Path, int], Any]:
-    return lambda root, episode: _edit_real(root, episode, key, change)
-
-
-REAL_FAULTS: list[tuple[str, str, str, tuple[str, ...], int, Callable[[Path, int], Any]]] = [
-    ("known", "g1_v30", "action_is_the_state", ("values.copy",), 3, _copy_state),
-    ("known", "g1_v30", "action_late_by_one_frame", ("values.lag",), 5, _edit(ACTION, _shift(1))),
-    ("known", "g1_v30", "state_stops_in_the_middle", ("values.frozen",), 2, _edit(STATE, _stop(130))),
-    ("known", "g1_v30", "state_in_64_ticks", ("values.noise",), 4, _edit(STATE, _ticks(64))),
-    ("known", "g1_v30", "noise_in_the_state", ("values.noise",), 1, _edit(STATE, _noise_of(0.02))),
-    (
-        "known",
-        "g1_v30",
-        "zeros_at_the_start",
-        ("values.zeros",),
-        7,
-        _edit(STATE, lambda v: v.__setitem__(slice(10), 0)),
+PLANTS: dict[str, Plant] = {
+    "total_frames_lies": info(total_frames=9999),
+    "total_episodes_lies": info(total_episodes=9),
+    "splits_beyond_the_episodes": info(splits={"train": "0:40"}),
+    "repeated_dimension_names": in_json(
+        INFO, lambda info: info["features"][STATE].update(names=["a", "a", "b", "c", "d", "e"])
     ),
-    ("known", "g1_v30", "idle_tail", ("episodes.idle",), 0, lambda root, at: _both(_stop(130), root, at)),
-    ("known", "g1_v30", "hand_inverted", ("values.sign",), 6, lambda root, at: _both(_invert(20, 26), root, at)),
-    ("known", "g1_v30", "start_half_a_frame_late", ("videos.start",), 5, lambda root, at: _start(root, at, 0.5)),
-    ("known", "g1", "timestamps_in_milliseconds", ("clock.fps",), 6, lambda root, at: _clock(root, at, 1e3)),
-    ("held", "g1_v30", "action_early_by_one_frame", ("values.lag",), 2, _edit(ACTION, _shift(-1))),
-    ("held", "g1_v30", "state_late_by_two_frames", ("values.lag",), 7, _edit(STATE, _shift(2))),
-    ("held", "g1_v30", "state_stops_for_a_second", ("values.frozen",), 6, _edit(STATE, _stop(90, 120))),
-    ("held", "g1_v30", "state_in_200_ticks", ("values.noise",), 5, _edit(STATE, _ticks(200))),
-    ("held", "g1_v30", "noise_in_five_joints", ("values.noise",), 3, _edit(STATE, _noise_of(0.015, slice(7, 12)))),
-    (
-        "held",
-        "g1_v30",
-        "zeros_in_the_action",
-        ("values.zeros",),
-        2,
-        _edit(ACTION, lambda v: v.__setitem__(slice(6), 0)),
+    "truncated_info": write_bytes(INFO, lambda content: content[:200]),
+    "missing_data_file": remove(data_file(4)),
+    "missing_video": remove(video_file(5, WRIST)),
+    "lfs_pointer": write_bytes(video_file(2), lambda _: LFS.encode()),
+    "truncated_video": write_bytes(video_file(3), half),
+    "truncated_data_file": write_bytes(data_file(6), half),
+    "orphan_video": copy((VIDEO.format(TOP), VIDEO.format(TOP).replace("000.mp4", "001.mp4"))),
+    "column_absent_in_one_file": in_table(data_file(7), lambda columns: columns.pop(ACTION)),
+    "wrong_width_declared": in_json(INFO, lambda info: info["features"][STATE].update(shape=[7], names=None)),
+    "row_removed": in_rows(select(slice(span(4).start + 20), slice(span(4).start + 21, None))),
+    "length_lies": in_json(LINES, lambda lines: lines[1].update(length=60)),
+    "orphan_rows": in_rows(repeat_rows),
+    "rows_out_of_order": in_rows(shuffle_rows),
+    "rows_of_an_episode_apart": in_rows(
+        select(slice(span(3).start + 10), span(4), slice(span(3).start + 10, span(3).stop), slice(span(4).stop, None))
     ),
-    ("held", "g1_v30", "long_idle_tail", ("episodes.idle",), 4, lambda root, at: _both(_stop(160), root, at)),
-    ("held", "g1_v30", "other_hand_inverted", ("values.sign",), 1, lambda root, at: _both(_invert(14, 20), root, at)),
-    ("held", "g1_v30", "start_a_third_of_a_frame_early", ("videos.start",), 1, lambda root, at: _start(root, at, -0.3)),
-    ("held", "g1", "timestamps_in_frames", ("clock.fps",), 2, lambda root, at: _clock(root, at, 30)),
-    ("held", "gr1", "action_is_the_state", ("values.copy",), 2, _copy_state),
-    ("held", "gr1", "state_stops_for_two_seconds", ("values.frozen",), 4, _edit(STATE, _stop(100, 140))),
-]
-"""(Split, dataset, name, rules, episode, function that plants it)."""
+    "data_files_exchanged": exchange((data_file(2), data_file(7))),
+    "range_of_rows_lies": in_places(add(5, 6, "dataset_to_index")),
+    "index_off_by_ten": in_places(add(10, slice(5, None), "dataset_from_index", "dataset_to_index")),
+    "unknown_task": episode(8, lambda columns: setitem(columns["task_index"], ALL, 9)),
+    "task_without_episodes": in_json(
+        "meta/tasks.jsonl", lambda lines: lines.append({"task_index": 2, "task": "pour the water"})
+    ),
+    "rows_of_another_task": episode(1, lambda columns: setitem(columns["task_index"], ALL, 0)),
+    "task_text_twice": in_json("meta/tasks.jsonl", lambda lines: lines.append({"task_index": 2, "task": TASKS[0]})),
+    "wrong_fps": info(fps=30),
+    "timestamps_with_a_gap": episode(3, add(0.4, slice(20, None), "timestamp")),
+    "timestamps_fall": episode(7, add(-0.3, 9, "timestamp")),
+    "timestamps_of_a_hardware_clock": episode(
+        0, add(np.random.default_rng(0).uniform(-0.004, 0.004, LENGTHS[0]), ALL, "timestamp")
+    ),
+    "timestamps_start_late": episode(9, add(12.5, ALL, "timestamp")),
+    "nan_in_the_state": values(4, STATE, put((17, 2), np.nan)),
+    "outlier_in_the_action": values(8, ACTION, put((30, 1), 41.0)),
+    "degrees_in_one_joint": several(*(values(episode, STATE, scale(57.29578, np.s_[:, 0])) for episode in (6, 7))),
+    "joint_with_the_other_sign": values(2, STATE, scale(-1, np.s_[:, 3])),
+    "dead_joint": values(5, STATE, put(np.s_[:, 1], lambda v: v[0, 1])),
+    "gripper_never_closes": values(9, BOTH, put(np.s_[:, 5], 0.0)),
+    "joint_jumps": values(6, STATE, put(np.s_[25:, 4], lambda v: v[25:, 4] + 1.8)),
+    "clipped_action": values(3, ACTION, put(np.s_[:, 3], lambda v: np.minimum(v[:, 3], np.quantile(v[:, 3], 0.5)))),
+    "encoder_offset_in_one_joint": values(6, STATE, put(np.s_[:, 1], lambda v: v[:, 1] + 0.35)),
+    "joint_calibrated_anew": values(3, BOTH, put(np.s_[:, 2], lambda v: v[:, 2] + 3.5)),
+    "action_late_by_six_frames": values(4, ACTION, put(slice(6, None), lambda v: v[:-6].copy())),
+    "joints_exchanged": values(1, STATE, put(np.s_[:, [2, 4]], lambda v: v[:, [4, 2]])),
+    "recorded_std_is_wrong": in_json(
+        STATS, lambda stats: setitem(stats[ACTION]["std"], 0, 3 * stats[ACTION]["std"][0])
+    ),
+    "recorded_quantiles_out_of_order": in_json(
+        STATS, lambda stats: stats[STATE].update(q01=stats[STATE]["q99"], q99=stats[STATE]["q01"])
+    ),
+    "recorded_statistics_of_five_joints": in_json(
+        STATS, lambda stats: stats.update({ACTION: {name: figure[:5] for name, figure in stats[ACTION].items()}})
+    ),
+    "recorded_statistics_of_another_episode": in_json(
+        "meta/episodes_stats.jsonl", lambda lines: lines[5].update(stats=lines[8]["stats"])
+    ),
+    "recorded_range_of_one_episode_is_wrong": in_places(
+        lambda columns: setitem(columns[f"stats/{STATE}/max"], (4, 2), 9.0)
+    ),
+    "image_statistics_of_255": in_json(
+        STATS, lambda stats: stats[TOP].update(mean=(255 * np.array(stats[TOP]["mean"])).tolist())
+    ),
+    "episode_twice": copy_episode,
+    "episode_of_five_frames": shorten,
+    "episode_idles": values(8, BOTH, stop(10, 45)),
+    "start_off_by_one_frame": in_places(add(1 / FPS, 3, *times_of(TOP))),
+    "end_of_a_video_lies": in_places(add(-0.5, 6, ENDS.format(WRIST))),
+    "video_lacks_a_frame": video(video_file(2), lambda images: images[:-1]),
+    "video_has_more_frames": video(video_file(4, WRIST), lambda images: np.concatenate([images, images[-3:]])),
+    "video_of_another_size": video(video_file(1), lambda images: np.ascontiguousarray(images[:, 8:-8, 8:-8])),
+    "video_of_another_rate": video(video_file(8), lambda images: images, 10),
+    "bytes_of_a_video_are_lost": write_bytes(video_file(3), lose_bytes),
+    "black_camera": video(video_file(5), np.zeros_like),
+    "frozen_camera": video(video_file(6, WRIST), lambda images: np.repeat(images[:1], len(images), axis=0)),
+    "camera_hangs_for_a_second": video(video_file(7), hang),
+    "cameras_exchanged": exchange((video_file(4, TOP), video_file(4, WRIST))),
+    "each_image_one_frame_late": video(VIDEO.format(TOP), lambda images: np.concatenate([images[:1], images[:-1]])),
+    "episode_ids_with_a_gap": leave_a_gap,
+    "statistics_are_absent": remove(STATS),
+    "camera_shows_another_scene": video(video_file(8), lambda images: 255 - images),
+    "camera_is_mirrored": video(video_file(4), lambda images: images[:, :, ::-1]),
+    "red_and_blue_are_exchanged": video(video_file(6, WRIST), lambda images: images[..., ::-1]),
+    "camera_is_noisy": video(
+        video_file(2), lambda images: np.clip(images + noise(5, 20, *images.shape), 0, 255).astype(np.uint8)
+    ),
+    "images_of_an_episode_late": video(
+        video_file(3), lambda images: np.concatenate([images[:1], images[:1], images[:-2]])
+    ),
+    "video_of_another_episode": copy((video_file(2), video_file(0))),
+    "videos_of_two_episodes_exchanged": exchange(
+        *((video_file(1, camera), video_file(8, camera)) for camera in CAMERAS)
+    ),
+    "action_is_the_state": episode(5, copy_state),
+    "all_actions_are_the_state": in_rows(copy_state),
+    "action_late_by_one_frame": values(2, ACTION, late(1)),
+    "state_stops_in_the_middle": values(6, STATE, stop(25)),
+    "actions_of_another_episode": in_rows(
+        lambda columns: setitem(columns[ACTION], span(5), columns[ACTION][span(6)][:46].copy())
+    ),
+    "gripper_inverted": values(4, BOTH, invert(5)),
+    "state_in_64_ticks": values(7, STATE, ticks(64, 2)),
+    "noise_in_the_state": values(1, STATE, put(ALL, lambda v: v + noise(5, 0.04, LENGTHS[1], 6))),
+    "zeros_at_the_start": values(8, STATE, put(slice(10), 0)),
+    "idle_tail": values(3, BOTH, stop(18)),
+    "near_copy_of_an_episode": copy_rows(2, 0, noise(6, 0.001, LENGTHS[0], 6)),
+    "start_half_a_frame_late": in_places(add(0.5 / FPS, 4, *times_of(TOP))),
+    "timestamps_in_milliseconds": values(6, "timestamp", scale(1000, ALL)),
+    "g1_v30_action_is_the_state": episode(3, copy_state),
+    "g1_v30_action_late_by_one_frame": values(5, ACTION, late(1)),
+    "g1_v30_state_stops_in_the_middle": values(2, STATE, stop(130)),
+    "g1_v30_state_in_64_ticks": values(4, STATE, ticks_of_range(64)),
+    "g1_v30_noise_in_the_state": values(1, STATE, noise_of_range(0.02)),
+    "g1_v30_zeros_at_the_start": values(7, STATE, put(slice(10), 0)),
+    "g1_v30_idle_tail": values(0, BOTH, stop(130)),
+    "g1_v30_hand_inverted": values(6, BOTH, invert(slice(20, 26))),
+    "g1_v30_start_half_a_frame_late": start_late(5, 0.5),
+    "g1_timestamps_in_milliseconds": values(6, "timestamp", scale(1000.0, ALL)),
+    "action_early_by_two_frames": values(8, ACTION, put(slice(-2), lambda v: v[2:].copy())),
+    "state_late_by_one_frame": values(5, STATE, late(1)),
+    "state_stops_for_half_a_second": values(9, STATE, stop(12, 24)),
+    "states_of_an_episode_in_reverse": values(0, STATE, put(ALL, lambda v: v[::-1].copy())),
+    "three_joints_rotated_in_both_columns": values(6, BOTH, put(np.s_[:, [0, 2, 4]], lambda v: v[:, [2, 4, 0]])),
+    "action_of_the_gripper_inverted": values(7, ACTION, invert(5)),
+    "state_of_an_8_bit_encoder": values(2, STATE, ticks(256, 6)),
+    "noise_in_one_joint_of_the_action": values(
+        3, ACTION, put(np.s_[:, 1], lambda v: v[:, 1] + noise(8, 0.03, LENGTHS[3]))
+    ),
+    "zeros_in_the_middle": values(1, ACTION, put(slice(30, 33), 0)),
+    "noisy_idle_tail": values(6, BOTH, put(slice(12, None), lambda v: v[12] + noise(9, 0.0005, LENGTHS[6] - 12, 6))),
+    "copy_with_noise_of_three_ticks": copy_rows(7, 2, noise(10, 0.003, LENGTHS[1], 6)[:48]),
+    "millimeters_in_one_dimension": values(1, ACTION, scale(1000, np.s_[:, 2])),
+    "another_encoder_offset": values(9, STATE, put(np.s_[:, 3], lambda v: v[:, 3] - 0.5)),
+    "action_clipped_below": values(
+        8, ACTION, put(np.s_[:, 2], lambda v: np.maximum(v[:, 2], np.quantile(v[:, 2], 0.35)))
+    ),
+    "start_a_fifth_of_a_frame_early": in_places(add(-0.2 / FPS, 7, STARTS.format(WRIST))),
+    "timestamps_in_microseconds": values(3, "timestamp", scale(1000000.0, ALL)),
+    "g1_v30_action_early_by_one_frame_held": values(2, ACTION, late(-1)),
+    "g1_v30_state_late_by_two_frames_held": values(7, STATE, late(2)),
+    "g1_v30_state_stops_for_a_second_held": values(6, STATE, stop(90, 120)),
+    "g1_v30_state_in_200_ticks_held": values(5, STATE, ticks_of_range(200)),
+    "g1_v30_noise_in_five_joints_held": values(3, STATE, noise_of_range(0.015, slice(7, 12))),
+    "g1_v30_zeros_in_the_action_held": values(2, ACTION, put(slice(6), 0)),
+    "g1_v30_long_idle_tail_held": values(4, BOTH, stop(160)),
+    "g1_v30_other_hand_inverted_held": values(1, BOTH, invert(slice(14, 20))),
+    "g1_v30_start_a_third_of_a_frame_early_held": start_late(1, -0.3),
+    "g1_timestamps_in_frames_held": values(2, "timestamp", scale(30, ALL)),
+    "gr1_action_is_the_state_held": episode(2, copy_state),
+    "gr1_state_stops_for_two_seconds_held": values(4, STATE, stop(100, 140)),
+}
+TABLE = """\
+total_frames_lies                          v3.0   metadata.totals                  - -          known
+total_episodes_lies                        v3.0   metadata.totals                  - -          known
+splits_beyond_the_episodes                 v2.1   metadata.splits                  - -          known
+repeated_dimension_names                   v3.0   metadata.names                   - state      known
+truncated_info                             v3.0   metadata.unreadable              - -          known
+missing_data_file                          v2.1   files.missing                    4 -          known
+missing_video                              v2.1   files.missing                    5 wrist      known
+lfs_pointer                                v2.1   files.missing                    2 top        known
+truncated_video                            v2.1   videos.unreadable,videos.count   3 top        known
+truncated_data_file                        v2.1   files.unreadable                 6 -          known
+orphan_video                               v3.0   files.orphan                     - top        known
+column_absent_in_one_file                  v2.1   files.columns                    7 action     known
+wrong_width_declared                       v3.0   files.unreadable                 - state      known
+row_removed                                v3.0   rows.count                       4 -          known
+length_lies                                v2.1   rows.count                       1 -          known
+orphan_rows                                v3.0   rows.orphan                      - -          known
+rows_out_of_order                          v3.0   rows.frame_index                 2 -          known
+rows_of_an_episode_apart                   v3.0   rows.split                       3 -          known
+data_files_exchanged                       v2.1   rows.episode                     2 -          known
+range_of_rows_lies                         v3.0   episodes.range                   6 -          known
+index_off_by_ten                           v3.0   rows.index,episodes.range        5 -          known
+unknown_task                               v3.0   tasks.unknown                    8 task_index known
+task_without_episodes                      v2.1   tasks.unused                     - -          known
+rows_of_another_task                       v3.0   tasks.listed                     1 -          known
+task_text_twice                            v2.1   tasks.repeated                   - -          known
+wrong_fps                                  v3.0   clock.fps                        - -          known
+timestamps_with_a_gap                      v3.0   clock.gap                        3 -          known
+timestamps_fall                            v3.0   clock.order                      7 -          known
+timestamps_of_a_hardware_clock             v2.1   clock.jitter                     0 -          known
+timestamps_start_late                      v2.1   clock.start                      9 -          known
+nan_in_the_state                           v3.0   values.finite                    4 state      known
+outlier_in_the_action                      v3.0   values.outlier                   8 action     known
+degrees_in_one_joint                       v3.0   values.unit                      7 state      known
+joint_with_the_other_sign                  v3.0   values.sign                      2 state      known
+dead_joint                                 v3.0   values.dead                      5 state      known
+gripper_never_closes                       v3.0   values.gripper                   9 action     known
+joint_jumps                                v3.0   values.jump                      6 state      known
+clipped_action                             v3.0   values.saturation                3 action     known
+encoder_offset_in_one_joint                v3.0   values.offset                    6 state      known
+joint_calibrated_anew                      v3.0   values.offset                    3 -          known
+action_late_by_six_frames                  v3.0   values.lag                       4 action     known
+joints_exchanged                           v3.0   values.exchanged                 1 state      known
+recorded_std_is_wrong                      v3.0   statistics.values                - action     known
+recorded_quantiles_out_of_order            v3.0   statistics.order                 - state      known
+recorded_statistics_of_five_joints         v3.0   statistics.shape                 - action     known
+recorded_statistics_of_another_episode     v2.1   statistics.episodes              5 -          known
+recorded_range_of_one_episode_is_wrong     v3.0   statistics.episodes              4 state      known
+image_statistics_of_255                    v3.0   statistics.images                - top        known
+episode_twice                              v2.1   episodes.duplicate               7 -          known
+episode_of_five_frames                     v2.1   episodes.outlier                 6 -          known
+episode_idles                              v3.0   episodes.outlier                 8 -          known
+start_off_by_one_frame                     v3.0   videos.start                     3 top        known
+end_of_a_video_lies                        v3.0   videos.length                    6 wrist      known
+video_lacks_a_frame                        v2.1   videos.count                     2 top        known
+video_has_more_frames                      v2.1   videos.count                     4 wrist      known
+video_of_another_size                      v2.1   videos.encoding                  1 top        known
+video_of_another_rate                      v2.1   videos.encoding                  8 top        known
+bytes_of_a_video_are_lost                  v2.1   images.decode                    3 top        known
+black_camera                               v2.1   images.black                     5 top        known
+frozen_camera                              v2.1   images.frozen                    6 wrist      known
+camera_hangs_for_a_second                  v2.1   images.repeated                  7 top        known
+cameras_exchanged                          v2.1   images.exchanged                 4 -          known
+each_image_one_frame_late                  v3.0   images.boundary                  - top        known
+episode_ids_with_a_gap                     v2.1   episodes.ids                     - -          known
+statistics_are_absent                      v3.0   statistics.missing               - -          known
+camera_shows_another_scene                 v2.1   images.outlier                   8 top        known
+camera_is_mirrored                         v2.1   images.mirrored                  4 top        known
+red_and_blue_are_exchanged                 v2.1   images.channels                  6 wrist      known
+camera_is_noisy                            v2.1   images.noise                     2 top        known
+images_of_an_episode_late                  v2.1   images.shifted                   3 top        known
+video_of_another_episode                   v2.1   images.shifted,images.duplicate  0 top        known
+videos_of_two_episodes_exchanged           v2.1   images.shifted                   8 -          known
+action_is_the_state                        v3.0   values.copy                      5 action     known
+all_actions_are_the_state                  v3.0   values.copy                      - action     known
+action_late_by_one_frame                   v3.0   values.lag                       2 action     known
+state_stops_in_the_middle                  v3.0   values.frozen                    6 state      known
+actions_of_another_episode                 v3.0   values.exchanged                 5 action     known
+gripper_inverted                           v3.0   values.sign                      4 -          known
+state_in_64_ticks                          v3.0   values.noise                     7 state      known
+noise_in_the_state                         v3.0   values.noise                     1 state      known
+zeros_at_the_start                         v3.0   values.zeros                     8 state      known
+idle_tail                                  v3.0   episodes.idle                    3 -          known
+near_copy_of_an_episode                    v3.0   episodes.duplicate               2 -          known
+start_half_a_frame_late                    v3.0   videos.start                     4 top        known
+timestamps_in_milliseconds                 v2.1   clock.fps                        6 -          known
+g1_v30_action_is_the_state                 g1_v30 values.copy                      3 -          known
+g1_v30_action_late_by_one_frame            g1_v30 values.lag                       5 -          known
+g1_v30_state_stops_in_the_middle           g1_v30 values.frozen                    2 -          known
+g1_v30_state_in_64_ticks                   g1_v30 values.noise                     4 -          known
+g1_v30_noise_in_the_state                  g1_v30 values.noise                     1 -          known
+g1_v30_zeros_at_the_start                  g1_v30 values.zeros                     7 -          known
+g1_v30_idle_tail                           g1_v30 episodes.idle                    0 -          known
+g1_v30_hand_inverted                       g1_v30 values.sign                      6 -          known
+g1_v30_start_half_a_frame_late             g1_v30 videos.start                     5 -          known
+g1_timestamps_in_milliseconds              g1     clock.fps                        6 -          known
+action_early_by_two_frames                 v3.0   values.lag                       8 action     held
+state_late_by_one_frame                    v3.0   values.lag                       5 -          held
+state_stops_for_half_a_second              v3.0   values.frozen                    9 state      held
+states_of_an_episode_in_reverse            v3.0   values.exchanged                 0 -          held
+three_joints_rotated_in_both_columns       v3.0   values.exchanged                 6 -          held
+action_of_the_gripper_inverted             v3.0   values.sign                      7 -          held
+state_of_an_8_bit_encoder                  v3.0   values.noise                     2 state      held
+noise_in_one_joint_of_the_action           v3.0   values.noise                     3 action     held
+zeros_in_the_middle                        v3.0   values.zeros,values.jump         1 action     held
+noisy_idle_tail                            v3.0   episodes.idle,episodes.outlier   6 -          held
+copy_with_noise_of_three_ticks             v3.0   episodes.duplicate               7 -          held
+millimeters_in_one_dimension               v3.0   values.unit                      1 action     held
+another_encoder_offset                     v3.0   values.offset                    9 state      held
+action_clipped_below                       v3.0   values.saturation                8 action     held
+start_a_fifth_of_a_frame_early             v3.0   videos.start                     7 wrist      held
+timestamps_in_microseconds                 v2.1   clock.fps                        3 -          held
+g1_v30_action_early_by_one_frame_held      g1_v30 values.lag                       2 -          held
+g1_v30_state_late_by_two_frames_held       g1_v30 values.lag                       7 -          held
+g1_v30_state_stops_for_a_second_held       g1_v30 values.frozen                    6 -          held
+g1_v30_state_in_200_ticks_held             g1_v30 values.noise                     5 -          held
+g1_v30_noise_in_five_joints_held           g1_v30 values.noise                     3 -          held
+g1_v30_zeros_in_the_action_held            g1_v30 values.zeros                     2 -          held
+g1_v30_long_idle_tail_held                 g1_v30 episodes.idle                    4 -          held
+g1_v30_other_hand_inverted_held            g1_v30 values.sign                      1 -          held
+g1_v30_start_a_third_of_a_frame_early_held g1_v30 videos.start                     1 -          held
+g1_timestamps_in_frames_held               g1     clock.fps                        2 -          held
+gr1_action_is_the_state_held               gr1    values.copy                      2 -          held
+gr1_state_stops_for_two_seconds_held       gr1    values.frozen                    4 -          held
+"""
+"""Name, dataset, rules, episode that the finding must name, its camera or column, and split of each fault."""
 
 
-def _camera_path(root: Path, base: str, episode: int, camera: int) -> str:
+def _read_table() -> Iterator[Fault]:
+    names = {"-": {}, "top": {"camera": TOP}, "wrist": {"camera": WRIST}, "task_index": {"column": "task_index"}}
+    names |= {"state": {"column": STATE}, "action": {"column": ACTION}}
+    for line in TABLE.splitlines():
+        name, version, rules, episode, place, split = line.split()
+        number = None if episode == "-" else int(episode)
+        yield Fault(name, version, tuple(rules.split(",")), PLANTS[name], number, **names[place], split=split)
+
+
+FAULTS = list(_read_table())
+
+
+# Faults of cameras
+
+
+def _camera_path(base: str, episode: int, camera: int) -> str:
     keys = {"g1": ["observation.images.cam_high"], "gr1": ["observation.images.ego_view"]}.get(base, list(CAMERAS))
     return video_file(episode, keys[camera])
 
 
-def _exchange(one: Path, two: Path) -> None:
-    one.rename(one.with_name("x"))
-    two.rename(one)
-    one.with_name("x").rename(two)
-
-
-def _plant_camera_fault(fault: CameraFault, root: Path) -> None:
+def _camera_fault(fault: CameraFault) -> Fault:
+    plants: list[Plant] = []
     for (episode, camera), change in fault.changes.items():
-        path = _camera_path(root, fault.base, episode, camera)
+        path = _camera_path(fault.base, episode, camera)
         if change == "camera":
-            _exchange(root / path, root / _camera_path(root, fault.base, episode, 1 - camera))
+            plants.append(exchange((path, _camera_path(fault.base, episode, 1 - camera))))
         elif isinstance(change, int):
-            _exchange(root / path, root / _camera_path(root, fault.base, change, camera))
+            plants.append(exchange((path, _camera_path(fault.base, change, camera))))
         else:
-            remake_video(root, path, change, {"g1": 30}.get(fault.base, FPS))
+            plants.append(video(path, change, {"g1": 30}.get(fault.base, FPS)))
+    first = next(iter(fault.changes))[0] if len(fault.changes) < 3 else None
+    return Fault(fault.name, fault.base, fault.rules, several(*plants), first, split=fault.split)
 
 
-def _register_tables() -> None:
-    for split, base, name, rules, episode, change in REAL_FAULTS:
-
-        def plant_rows(root: Path, change: Callable[[Path, int], Any] = change, episode: int = episode) -> None:
-            change(root, episode)
-
-        FAULTS.append(
-            Fault(f"{base}_{name}{'_held' * (split == 'held')}", base, plant_rows, rules, episode, split=split)
-        )
-    for camera_fault in CAMERA_FAULTS:
-
-        def plant_images(root: Path, fault: CameraFault = camera_fault) -> None:
-            _plant_camera_fault(fault, root)
-
-        first = next(iter(camera_fault.changes))[0] if len(camera_fault.changes) < 3 else None
-        fault = Fault(camera_fault.name, camera_fault.base, plant_images, camera_fault.rules, first)
-        FAULTS.append(replace(fault, split=camera_fault.split))
-
-
-_register_tables()
+FAULTS += map(_camera_fault, CAMERA_FAULTS)
 
 
 # Sound datasets

@@ -14,7 +14,7 @@ import pytest
 from support.datasets import Spec, edit_json, write_dataset
 from support.refusals import refused
 from support.servers import RangeServer, folder
-from understudy.check.column_facts import ColumnBuilder
+from understudy.check.column_facts import Column
 from understudy.check.examine import check_dataset
 from understudy.check.findings import RULES, Finding, Place, list_ids, sort_findings
 from understudy.check.row_facts import read_rows
@@ -155,9 +155,8 @@ def test_column_summary_equals_plain_loops() -> None:
     starts = np.array([2, 3, 12, 14, 60])
     values = rng.integers(0, 4, (70, 3)).astype(np.float32)
     values[20, 1] = np.nan
-    builder = ColumnBuilder("x", ["a", "b", "c"], 6, 53)
-    builder.add(np.array([4, 0, 2, 1, 5]), values, starts, lengths)
-    column = builder.result()
+    column = Column("x", ["a", "b", "c"], 6, 53)
+    column.add(np.array([4, 0, 2, 1, 5]), values, starts, lengths)
     for row, start, length in zip([4, 0, 2, 1, 5], starts, lengths, strict=True):
         own = values[start : start + length].astype(np.float64)
         assert column.bad[row] == (~np.isfinite(own)).any(1).sum()

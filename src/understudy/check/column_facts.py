@@ -1,24 +1,28 @@
 """Summaries of a numeric column, per episode and dimension, from one pass over its rows in bounded memory."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from functools import cached_property
 
 import numpy as np
 
 SAMPLE = 1 << 16
 """Rows kept of a dataset for quantiles, evenly spread."""
 _BLOCK = 1 << 21  # numbers that are converted to float64 at a time
-_PER_EPISODE = (
-    *("low", "high", "mean", "m2", "first", "last", "step", "beside", "path", "jerk", "tick", "changes"),
-    *("at_low", "at_high", "visits", "entry", "zero_edge"),
-)
 
 
-@dataclass
 class Column:
-    """Summary of one column of N episodes with D numbers per frame. Arrays are (N, D) float64 unless stated.
+    """Summary of one column of N episodes with D numbers per frame, from their rows in any order.
+
+    Arrays are (N, D) float64 unless stated, and NaN for episodes that were not added.
+
+    Args:
+        key: key of the column.
+        names: names of its dimensions.
+        episodes: number of episodes N.
+        frames: number of frames of the dataset.
 
     Attributes:
-        names: names of the dimensions.
+        lengths: int64 (N,), frames of the episodes; 0 where they were not added.
         low, high, mean, m2: extremes, mean and sum of squared differences to the mean of the finite values.
         first: value in the first frame.
         step: largest change between two frames; `step_frame` int64 (N, D) is the frame after it.
@@ -33,69 +37,69 @@ class Column:
         zeros: int64 (N,), frames whose values are all 0; `zero_frame` int64 (N,) is the first.
         zero_edge: largest change between such a frame and another one.
         bad: int64 (N,), frames with a value that is not finite; `bad_frame` int64 (N,) is the first.
-        sample: float64 (S, D), rows evenly spread over the dataset.
-        steps: float64 (S, D), absolute changes to the next row of those rows.
     """
 
-    key: str
-    names: list[str]
-    low: np.ndarray
-    high: np.ndarray
-    mean: np.ndarray
-    m2: np.ndarray
-    first: np.ndarray
-    step: np.ndarray
-    step_frame: np.ndarray
-    beside: np.ndarray
-    path: np.ndarray
-    jerk: np.ndarray
-    at_low: np.ndarray
-    at_high: np.ndarray
-    visits: np.ndarray
-    last: np.ndarray
-    tick: np.ndarray
-    changes: np.ndarray
-    entry: np.ndarray
-    zero_edge: np.ndarray
-    zeros: np.ndarray
-    zero_frame: np.ndarray
-    bad: np.ndarray
-    bad_frame: np.ndarray
-    sample: np.ndarray
-    steps: np.ndarray
+    def __init__(self, key: str, names: list[str], episodes: int, frames: int) -> None:
+        self.key, self.names = key, names
+        self.low, self.high, self.mean, self.m2, self.first, self.last = self._tables(6, episodes)
+        self.step, self.beside, self.path, self.jerk, self.tick, self.changes = self._tables(6, episodes)
+        self.at_low, self.at_high, self.visits, self.entry, self.zero_edge = self._tables(5, episodes)
+        self.step_frame = np.zeros((episodes, len(names)), np.int64)
+        self.lengths, self.bad, self.bad_frame, self.zeros, self.zero_frame = np.zeros((5, episodes), np.int64)
+        self._stride = max(1, frames // SAMPLE)
+        self._seen = 0
+        self._parts: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def _tables(self, count: int, episodes: int) -> np.ndarray:
+        return np.full((count, episodes, len(self.names)), np.nan)
 
     @property
     def width(self) -> int:
         """Numbers per frame, D."""
-        return self.low.shape[1]
+        return len(self.names)
 
     @property
     def range(self) -> np.ndarray:
         """Greatest minus least value, (N, D)."""
         return self.high - self.low
 
+    @property
+    def square(self) -> np.ndarray:
+        """Mean of the squares, (N, D)."""
+        return self.m2 / np.maximum(self.lengths, 1)[:, None] + self.mean**2
 
-class ColumnBuilder:
-    """Builds a `Column` from the rows of episodes, in any order.
+    @property
+    def std(self) -> np.ndarray:
+        """Standard deviation of the population, (N, D)."""
+        return np.sqrt(self.m2 / np.maximum(self.lengths, 1)[:, None])
 
-    Args:
-        key: key of the column.
-        names: names of its dimensions.
-        episodes: number of episodes N.
-        frames: number of frames of the dataset.
-    """
+    @cached_property
+    def sample(self) -> np.ndarray:
+        """Rows evenly spread over the dataset, float64 (S, D); read after all episodes were added."""
+        return np.concatenate([np.zeros((0, self.width)), *(rows for rows, _ in self._parts)])
 
-    def __init__(self, key: str, names: list[str], episodes: int, frames: int) -> None:
-        self.key, self.names = key, names
-        width = len(names)
-        self._tables = {name: np.full((episodes, width), np.nan) for name in _PER_EPISODE}
-        self._step_frame = np.zeros((episodes, width), np.int64)
-        self._bad, self._bad_frame = np.zeros(episodes, np.int64), np.zeros(episodes, np.int64)
-        self._zeros, self._zero_frame = np.zeros(episodes, np.int64), np.zeros(episodes, np.int64)
-        self._stride = max(1, frames // SAMPLE)
-        self._seen = 0
-        self._sample: list[np.ndarray] = []
-        self._steps: list[np.ndarray] = []
+    @cached_property
+    def steps(self) -> np.ndarray:
+        """Absolute changes to the next row of the rows of `sample`, float64 (S, D)."""
+        return np.concatenate([np.zeros((0, self.width)), *(changes for _, changes in self._parts)])
+
+    @cached_property
+    def bounds(self) -> np.ndarray:
+        """Least and greatest value of each dimension without the outer hundredths, float64 (2, D)."""
+        return np.asarray(np.quantile(self.sample, [0.005, 0.995], axis=0))
+
+    @property
+    def spread(self) -> np.ndarray:
+        """Distance of the `bounds`, float64 (D,)."""
+        return np.asarray(self.bounds[1] - self.bounds[0])
+
+    def dimension(self, number: int) -> str:
+        """Name of a dimension; "" of the only one."""
+        return self.names[number] if self.width > 1 else ""
+
+    def list_names(self, dimensions: Iterable[int]) -> str:
+        """Names of the first eight of the dimensions."""
+        return ", ".join(self.names[number] for number in list(dimensions)[:8])
 
     def add(self, rows: np.ndarray, values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
         """Add episodes.
@@ -123,47 +127,41 @@ class ColumnBuilder:
             block = np.concatenate([values[a:b] for a, b in zip(starts, ends)]).astype(np.float64)
         begins = np.cumsum(lengths) - lengths
         block = self._without_gaps(rows, block, begins)
-        counts = lengths[:, None]
         low, high = np.minimum.reduceat(block, begins), np.maximum.reduceat(block, begins)
+        episode_of = np.repeat(np.arange(len(rows)), lengths)
         with np.errstate(over="ignore", invalid="ignore"):
-            mean = np.add.reduceat(block, begins) / counts
-            of = np.repeat(np.arange(len(rows)), lengths)
-            m2 = np.add.reduceat((block - mean[of]) ** 2, begins)
+            mean = np.add.reduceat(block, begins) / lengths[:, None]
+            self.m2[rows] = np.add.reduceat((block - mean[episode_of]) ** 2, begins)
             change = np.zeros_like(block)
             np.subtract(block[1:], block[:-1], out=change[1:])
             change[begins] = 0.0
             second = np.zeros_like(block)
             np.subtract(change[1:], change[:-1], out=second[1:])
-            inner = np.clip(lengths - 2, 0, None)
             for starts_of in (begins, (begins + 1)[lengths > 1]):
                 second[starts_of] = 0.0
             np.abs(change, out=change)
             np.abs(second, out=second)
-            jerk = np.add.reduceat(second, begins) / np.maximum(inner, 1)[:, None]
-            path = np.add.reduceat(change, begins)
+            self.jerk[rows] = np.add.reduceat(second, begins) / np.maximum(lengths - 2, 1)[:, None]
+            self.path[rows] = np.add.reduceat(change, begins)
         step = np.maximum.reduceat(change, begins)
-        tables = {"low": low, "high": high, "mean": mean, "m2": m2, "first": block[begins], "step": step}
-        tables |= {"path": path, "jerk": jerk}
-        tables |= {"last": block[begins + lengths - 1], "tick": _least_change(change, begins)}
-        tables["changes"] = np.add.reduceat(change > 0, begins, dtype=np.float64)
-        tables["zero_edge"] = self._add_zeros(rows, block, change, begins, of)
-        tables |= self._bounds(block, low, high, change, begins, of)
-        for name, table in tables.items():
-            self._tables[name][rows] = table
+        self.low[rows], self.high[rows], self.mean[rows], self.step[rows] = low, high, mean, step
+        self.first[rows], self.last[rows] = block[begins], block[begins + lengths - 1]
+        self.tick[rows] = np.minimum.reduceat(np.where(change > 0, change, np.inf), begins)
+        self.changes[rows] = np.add.reduceat(change > 0, begins, dtype=np.float64)
+        self.lengths[rows] = lengths
+        self._add_zeros(rows, block, change, begins)
+        self._add_bounds(rows, block, change, begins, episode_of)
         # The frame of the largest step is only needed where it is large: the first frame that reaches it.
-        reached = change == step[of]
-        number = np.where(reached, np.arange(len(block))[:, None], len(block))
-        frame = np.minimum.reduceat(number, begins)
-        self._step_frame[rows] = frame - begins[:, None]
+        reached = np.where(change == step[episode_of], np.arange(len(block))[:, None], len(block))
+        frame = np.minimum.reduceat(reached, begins)
+        self.step_frame[rows] = frame - begins[:, None]
         around = np.concatenate([change, np.zeros((1, change.shape[1]))])  # the first change of an episode is 0
-        around = np.minimum(
+        self.beside[rows] = np.minimum(
             np.take_along_axis(around, frame - 1, axis=0), np.take_along_axis(around, frame + 1, axis=0)
         )
-        self._tables["beside"][rows] = around
         sampled = np.arange(-self._seen % self._stride, len(block), self._stride)
         self._seen += len(block)
-        self._sample.append(block[sampled])
-        self._steps.append(change[sampled])
+        self._parts.append((block[sampled], change[sampled]))
 
     def _without_gaps(self, rows: np.ndarray, block: np.ndarray, begins: np.ndarray) -> np.ndarray:
         """Count values that are not finite, and replace them by the preceding value of their dimension, or by 0."""
@@ -171,66 +169,44 @@ class ColumnBuilder:
         if finite.all():
             return block
         bad = ~finite.all(axis=1)
-        self._bad[rows] = np.add.reduceat(bad.astype(np.int64), begins)
-        first = np.where(bad, np.arange(len(block)), len(block))
-        self._bad_frame[rows] = np.minimum.reduceat(first, begins) - begins
+        self.bad[rows], self.bad_frame[rows] = _count(bad, begins)
         source = np.where(finite, np.arange(len(block))[:, None], -1)
         source[begins] = np.maximum(source[begins], begins[:, None])
         source = np.maximum.accumulate(source, axis=0)
         filled = np.take_along_axis(block, source, axis=0)
         return np.asarray(np.where(np.isfinite(filled), filled, 0.0))
 
-    @staticmethod
-    def _bounds(
-        block: np.ndarray, low: np.ndarray, high: np.ndarray, change: np.ndarray, begins: np.ndarray, of: np.ndarray
-    ) -> dict[str, np.ndarray]:
+    def _add_bounds(
+        self, rows: np.ndarray, block: np.ndarray, change: np.ndarray, begins: np.ndarray, episode_of: np.ndarray
+    ) -> None:
         """Frames at the extremes, separate visits of the one with more frames, and the mean change that enters it."""
-        counts, visits, entry = {}, {}, {}
-        for name, bound in (("at_low", low), ("at_high", high)):
-            touches = block == bound[of]
+        sides = []
+        for bound in (self.low[rows], self.high[rows]):
+            touches = block == bound[episode_of]
             enters = touches.copy()
             enters[1:] &= ~touches[:-1]
             enters[begins] = touches[begins]
-            counts[name] = np.add.reduceat(touches, begins, dtype=np.float64)
-            visits[name] = np.add.reduceat(enters, begins, dtype=np.float64)
-            entry[name] = np.add.reduceat(change * enters, begins) / visits[name]
-        more = counts["at_high"] >= counts["at_low"]
-        chosen = {"visits": visits, "entry": entry}
-        return counts | {name: np.where(more, table["at_high"], table["at_low"]) for name, table in chosen.items()}
+            visits = np.add.reduceat(enters, begins, dtype=np.float64)
+            entry = np.add.reduceat(change * enters, begins) / visits
+            sides.append((np.add.reduceat(touches, begins, dtype=np.float64), visits, entry))
+        (self.at_low[rows], *low), (self.at_high[rows], *high) = sides
+        more = self.at_high[rows] >= self.at_low[rows]
+        self.visits[rows], self.entry[rows] = (np.where(more, *pair) for pair in zip(high, low))
 
-    def _add_zeros(
-        self, rows: np.ndarray, block: np.ndarray, change: np.ndarray, begins: np.ndarray, of: np.ndarray
-    ) -> np.ndarray:
-        """Count frames of zeros, and return the largest change between one and another frame (n, D)."""
+    def _add_zeros(self, rows: np.ndarray, block: np.ndarray, change: np.ndarray, begins: np.ndarray) -> None:
+        """Frames of zeros, and the largest change between one and another frame."""
         zero = np.asarray(~block.any(axis=1))
-        if not zero.any():
-            return np.zeros((len(rows), block.shape[1]))
-        self._zeros[rows] = np.add.reduceat(zero.astype(np.int64), begins)
-        self._zero_frame[rows] = np.minimum.reduceat(np.where(zero, np.arange(len(block)), len(block)), begins) - begins
-        edge = np.zeros(len(block), bool)
-        edge[1:] = zero[1:] != zero[:-1]
-        return np.asarray(np.maximum.reduceat(change * edge[:, None], begins))
-
-    def result(self) -> Column:
-        """Return the summary; NaN for episodes that were not added."""
-        empty = np.zeros((0, len(self.names)))
-        return Column(
-            key=self.key,
-            names=self.names,
-            **self._tables,
-            step_frame=self._step_frame,
-            zeros=self._zeros,
-            zero_frame=self._zero_frame,
-            bad=self._bad,
-            bad_frame=self._bad_frame,
-            sample=np.concatenate([empty, *self._sample]),
-            steps=np.concatenate([empty, *self._steps]),
-        )
+        self.zero_edge[rows] = 0.0
+        if zero.any():
+            self.zeros[rows], self.zero_frame[rows] = _count(zero, begins)
+            edge = np.diff(zero, prepend=zero[:1])
+            self.zero_edge[rows] = np.maximum.reduceat(change * edge[:, None], begins)
 
 
-def _least_change(change: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """Smallest change above 0 of each episode, infinite without any."""
-    return np.asarray(np.minimum.reduceat(np.where(change > 0, change, np.inf), begins))
+def _count(flags: np.ndarray, begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Frames with a flag in each episode int64 (n,), and the first of them."""
+    first = np.where(flags, np.arange(len(flags)), len(flags))
+    return np.add.reduceat(flags.astype(np.int64), begins), np.minimum.reduceat(first, begins) - begins
 
 
 TURNS = (2 * np.pi, 360.0)
@@ -243,34 +219,33 @@ def wrapping(column: Column, rows: np.ndarray) -> np.ndarray:
 
     Args:
         column: the column.
-        rows: bool (N,), the episodes to use.
+        rows: the episodes to use: bool (N,), or their table rows.
 
     Returns:
         bool (D,).
     """
     wraps = np.zeros(column.width, bool)
-    if rows.any():
+    if len(column.mean[rows]):
         step, extent = column.step[rows].max(axis=0), column.high[rows].max(axis=0) - column.low[rows].min(axis=0)
         for turn in TURNS:
             wraps |= (step > 0.9 * turn) & (step < 1.01 * turn) & (extent < 1.01 * turn)
     return wraps
 
 
-def quaternions(column: Column, rows: np.ndarray, lengths: np.ndarray) -> list[slice]:
+def quaternions(column: Column, rows: np.ndarray) -> list[slice]:
     """Find four dimensions side by side whose mean squared norm is 1 in all episodes, none of them constant.
 
     Args:
         column: the column.
-        rows: bool (N,), the episodes to use.
-        lengths: int64 (N,), their frames.
+        rows: the episodes to use: bool (N,), or their table rows.
 
     Returns:
         The dimensions of each, without overlap.
     """
     parts: list[slice] = []
-    if not rows.any():
+    square = column.square[rows]
+    if not len(square):
         return parts
-    square = column.m2[rows] / np.maximum(lengths[rows], 1)[:, None] + column.mean[rows] ** 2
     varies = column.high[rows].max(axis=0) > column.low[rows].min(axis=0)
     dim = 0
     while dim + 4 <= column.width:

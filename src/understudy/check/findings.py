@@ -130,6 +130,14 @@ class Place:
     file: str = ""
     frame: int | None = None
 
+    @classmethod
+    def from_rows(
+        cls, catalog: Catalog, rows: Sequence[int] | np.ndarray, column: str = "", dimension: str = "", **where: Any
+    ) -> "Place":
+        """Make a place of the episodes of table rows, in any order; `where` has the other fields."""
+        ids = catalog.episodes.ids[np.sort(np.asarray(rows, np.int64))]
+        return cls(tuple(ids.tolist()), column, dimension, **where)
+
     def __str__(self) -> str:
         parts = [self.file, self.camera, self.column + (f"[{self.dimension}]" if self.dimension else "")]
         if self.episodes:
@@ -167,10 +175,10 @@ class Finding:
         if self.rule not in RULES:
             raise ValueError(f"rule is {self.rule!r}; give a key of RULES")
 
-    @property
-    def is_about_episodes(self) -> bool:
-        """Whether leaving out the episodes of the place removes the finding."""
-        return bool(self.place.episodes)
+
+def is_few(odd: np.ndarray, share: float = 0.2) -> bool:
+    """Whether some of the flags (n,) are set, and no more than a share of them, or one."""
+    return bool(odd.any() and odd.sum() <= max(1, share * len(odd)))
 
 
 def undecided(rule: str, needs: float, unit: str, count: float, place: Place = Place()) -> Finding:

@@ -252,17 +252,16 @@ def read_images(
     keys = [key for key in (ACTION, STATE) if key in rows.columns]
     numbers = Rows(catalog, keys, cache_bytes=64 << 20)
     for camera in catalog.camera_keys:
-        is_video = catalog.features[camera].is_video
-        images = _Images(catalog, camera, frames, numbers)
+        images = _Images(catalog, camera, frames, numbers, keys)
         clips, cuts = facts.clips.setdefault(camera, []), facts.cuts.setdefault(camera, [])
         for row in _chosen(catalog, camera, rows, videos, limit):
             try:
                 if catalog.features[camera].is_depth:
-                    facts.depth.setdefault(camera, []).append(_depth_range(catalog, row, images.take))
+                    facts.depth.setdefault(camera, []).append(images.depth_range(row))
                 else:
-                    clips.append(_clip(catalog, camera, row, images.take, numbers, keys, whole=limit is None))
-                    if is_video and row in (pair := _before(catalog, camera, row)):
-                        cuts.append(_cut(catalog, camera, pair, images.take))
+                    clips.append(images.clip(row, whole=limit is None))
+                    if (before := images.row_before(row)) is not None:
+                        cuts.append(images.cut(before, row))
             except SourceError:
                 raise
             except DatasetError as error:
@@ -272,35 +271,6 @@ def read_images(
         facts.images += sum(int(taken.sum()) for taken in images.taken.values())
         frames.close()
     return facts
-
-
-class _Images:
-    """Images of one camera.
-
-    Attributes:
-        taken: table row -> bool (length,), the images that were decoded.
-    """
-
-    def __init__(self, catalog: Catalog, camera: str, frames: VideoFrames, numbers: Rows) -> None:
-        self._lengths, self._camera, self._frames, self._numbers = catalog.episodes.lengths, camera, frames, numbers
-        is_video = catalog.features[camera].is_video
-        self._stored = None if is_video else ImageColumns(catalog, [camera], cache_bytes=64 << 20)
-        self.taken: dict[int, np.ndarray] = {}
-
-    def take(self, row: int, positions: np.ndarray) -> np.ndarray:
-        """Decode images (n, C, H, W) of an episode."""
-        rows = np.full(len(positions), row)
-        self.taken.setdefault(row, np.zeros(self._lengths[row], bool))[positions] = True
-        if self._stored is None:
-            return self._frames.take(self._camera, rows, positions)
-        return self._stored.take(self._camera, rows, self._numbers.file_rows(rows, positions))
-
-
-def _depth_range(catalog: Catalog, row: int, take: Callable[[int, np.ndarray], np.ndarray]) -> DepthRange:
-    length = int(catalog.episodes.lengths[row])
-    values = take(row, np.unique([0, length // 2, length - 1]))
-    values = values[np.isfinite(values)]
-    return DepthRange(row, *((float(values.min()), float(values.max())) if values.size else (np.nan, np.nan)))
 
 
 def _chosen(catalog: Catalog, camera: str, rows: RowFacts, videos: VideoFacts, limit: int | None) -> list[int]:
@@ -314,78 +284,96 @@ def _chosen(catalog: Catalog, camera: str, rows: RowFacts, videos: VideoFacts, l
     return [int(some[place]) for place in spread_evenly(len(some), limit)]
 
 
-def _clip(
-    catalog: Catalog,
-    camera: str,
-    row: int,
-    take: Callable[[int, np.ndarray], np.ndarray],
-    numbers: Rows,
-    keys: list[str],
-    whole: bool,
-) -> Clip:
-    length = int(catalog.episodes.lengths[row])
-    size = min(length, WINDOW)
-    begin = (length - size) // 2
-    whole_images = take(row, np.array([0, length // 2, length - 1]))
-    ends, gray = shrink(whole_images), shrink(whole_images, GRAY).mean(axis=3)
-    first, last = (0, length) if whole else (begin, begin + size)
-    window, changes = np.zeros((size, _HEIGHT, _WIDTH, 3), np.float32), []
-    previous: np.ndarray | None = None
-    for start in range(first, last, _PART):
-        stop = min(start + _PART, last)
-        part = shrink(take(row, np.arange(start, stop)))
-        both = part if previous is None else np.concatenate([previous, part])
-        changes.append(np.abs(np.diff(both, axis=0)).mean(axis=(1, 2, 3)))
-        previous = part[-1:]
-        inside = np.arange(max(start, begin), min(stop, begin + size))
-        window[inside - begin] = part[inside - start]
-    values = {}
-    if keys:
-        steps = np.arange(begin, begin + size)[None]
+class _Images:
+    """Images of one camera, and the rows next to them.
+
+    Attributes:
+        taken: table row -> bool (length,), the images that were decoded.
+    """
+
+    def __init__(self, catalog: Catalog, camera: str, frames: VideoFrames, numbers: Rows, keys: list[str]) -> None:
+        self._catalog, self._camera, self._frames, self._numbers, self._keys = catalog, camera, frames, numbers, keys
+        self._lengths = catalog.episodes.lengths
+        is_video = catalog.features[camera].is_video
+        self._stored = None if is_video else ImageColumns(catalog, [camera], cache_bytes=64 << 20)
+        self.taken: dict[int, np.ndarray] = {}
+
+    def _take(self, row: int, positions: np.ndarray) -> np.ndarray:
+        """Decode images (n, C, H, W) of an episode."""
+        rows = np.full(len(positions), row)
+        self.taken.setdefault(row, np.zeros(self._lengths[row], bool))[positions] = True
+        if self._stored is None:
+            return self._frames.take(self._camera, rows, positions)
+        return self._stored.take(self._camera, rows, self._numbers.file_rows(rows, positions))
+
+    def depth_range(self, row: int) -> DepthRange:
+        """Measure the depth images of an episode."""
+        length = int(self._lengths[row])
+        values = self._take(row, np.unique([0, length // 2, length - 1]))
+        values = values[np.isfinite(values)]
+        return DepthRange(row, *((float(values.min()), float(values.max())) if values.size else (np.nan, np.nan)))
+
+    def clip(self, row: int, whole: bool) -> Clip:
+        """Summarize an episode: its window, or all of it."""
+        length = int(self._lengths[row])
+        size = min(length, WINDOW)
+        begin = (length - size) // 2
+        ends = self._take(row, np.array([0, length // 2, length - 1]))
+        first, last = (0, length) if whole else (begin, begin + size)
+        window, changes = np.zeros((size, _HEIGHT, _WIDTH, 3), np.float32), []
+        previous = np.zeros((0, _HEIGHT, _WIDTH, 3), np.float32)
+        for start in range(first, last, _PART):
+            stop = min(start + _PART, last)
+            part = shrink(self._take(row, np.arange(start, stop)))
+            changes.append(np.abs(np.diff(np.concatenate([previous, part]), axis=0)).mean(axis=(1, 2, 3)))
+            previous = part[-1:]
+            inside = np.arange(max(start, begin), min(stop, begin + size))
+            window[inside - begin] = part[inside - start]
+        values = self._rows(row, np.arange(begin, begin + size))
+        return Clip(
+            self._camera,
+            row,
+            shrink(ends),
+            begin,
+            window,
+            np.concatenate(changes).astype(np.float64),
+            first + 1,
+            noise=noise_level(ends),
+            sharpness=sharpness(ends),
+            gray=shrink(ends, GRAY).mean(axis=3),
+            action=values.get(ACTION),
+            state=values.get(STATE),
+        )
+
+    def _rows(self, row: int, frames: np.ndarray) -> dict[str, np.ndarray]:
+        """Read action and state of an episode, float64 (n, D) each."""
+        if not self._keys:
+            return {}
         try:
-            columns = numbers.take(np.array([row]), dict.fromkeys(keys, steps))
+            columns = self._numbers.take(np.array([row]), dict.fromkeys(self._keys, frames[None]))
         except SourceError:
             raise
         except DatasetError:
-            columns = {}  # a finding about the file, not about its images
-        values = {key: np.asarray(value, np.float64).reshape(size, -1) for key, value in columns.items()}
-    change = np.concatenate(changes).astype(np.float64)
-    return Clip(
-        camera,
-        row,
-        ends,
-        begin,
-        window,
-        change,
-        first + 1,
-        noise=noise_level(whole_images),
-        sharpness=sharpness(whole_images),
-        gray=gray,
-        action=values.get(ACTION),
-        state=values.get(STATE),
-    )
+            return {}  # a finding about the file, not about its images
+        return {key: np.asarray(value, np.float64).reshape(len(frames), -1) for key, value in columns.items()}
 
+    def row_before(self, row: int) -> int | None:
+        """Return the table row of the episode before this one in its video; None for the first, or short ones."""
+        if not self._catalog.features[self._camera].is_video:
+            return None
+        videos, lengths = self._catalog.videos(self._camera), self._lengths
+        if self._catalog.episodes.own_files or lengths[row] < CUT:
+            return None
+        ends_there = (videos.file == videos.file[row]) & (videos.first + lengths == videos.first[row])
+        rows = np.flatnonzero(ends_there & (lengths > 0))
+        return int(rows[0]) if len(rows) == 1 and lengths[rows[0]] >= CUT else None
 
-def _before(catalog: Catalog, camera: str, row: int) -> tuple[int, ...]:
-    """(Table row of the episode before `row` in its file, `row`); () for the first one or for short ones."""
-    videos, lengths = catalog.videos(camera), catalog.episodes.lengths
-    if catalog.episodes.own_files or lengths[row] < CUT:
-        return ()
-    same = np.flatnonzero(
-        (videos.file == videos.file[row]) & (videos.first + lengths == videos.first[row]) & (lengths > 0)
-    )
-    if len(same) != 1 or lengths[same[0]] < CUT:
-        return ()
-    return int(same[0]), row
-
-
-def _cut(catalog: Catalog, camera: str, pair: tuple[int, ...], take: Callable[[int, np.ndarray], np.ndarray]) -> Cut:
-    before, row = pair
-    length = int(catalog.episodes.lengths[before])
-    images = [take(before, np.arange(length - CUT, length)), take(row, np.arange(CUT))]
-    small = shrink(np.concatenate(images))
-    change = np.abs(np.diff(small, axis=0)).mean(axis=(1, 2, 3)).astype(np.float64)
-    return Cut(camera, row, int(catalog.videos(camera).file[row]), change)
+    def cut(self, before: int, row: int) -> Cut:
+        """Measure the changes around the end of the episode `before`, which `row` follows."""
+        length = int(self._lengths[before])
+        images = [self._take(before, np.arange(length - CUT, length)), self._take(row, np.arange(CUT))]
+        change = np.abs(np.diff(shrink(np.concatenate(images)), axis=0)).mean(axis=(1, 2, 3)).astype(np.float64)
+        return Cut(self._camera, row, int(self._catalog.videos(self._camera).file[row]), change)
 
 
 def noise_level(images: np.ndarray) -> float:
@@ -394,9 +382,7 @@ def noise_level(images: np.ndarray) -> float:
     The mask of Immerkaer, "Fast noise variance estimation" (1996), which plain areas and slopes do not reach. The
     median instead of the mean leaves edges out.
     """
-    height, width = images.shape[2:]
-    top, left = max(0, (height - _CENTER) // 2), max(0, (width - _CENTER) // 2)
-    gray = images[:, :, top : top + _CENTER, left : left + _CENTER].mean(axis=1, dtype=np.float32)
+    gray = _center(images)
     if min(gray.shape[1:]) < 3:
         return 0.0
     across = gray[:, :, :-2] - 2 * gray[:, :, 1:-1] + gray[:, :, 2:]
@@ -409,9 +395,7 @@ def sharpness(images: np.ndarray) -> float:
 
     A blur takes the first and leaves the second. Measured in the centers; 0 for images of one color.
     """
-    height, width = images.shape[2:]
-    top, left = max(0, (height - _CENTER) // 2), max(0, (width - _CENTER) // 2)
-    gray = images[:, :, top : top + _CENTER, left : left + _CENTER].mean(axis=1, dtype=np.float32)
+    gray = _center(images)
     if min(gray.shape[1:]) <= _COARSE:
         return 0.0
     fine, coarse = (
@@ -424,6 +408,13 @@ def sharpness(images: np.ndarray) -> float:
     return float(np.sqrt(fine / coarse)) if coarse > 0 else 0.0
 
 
+def _center(images: np.ndarray) -> np.ndarray:
+    """Gray centers float32 (n, h, w) of images (n, C, H, W), at most `_CENTER` pixels on a side."""
+    top, left = (max(0, (side - _CENTER) // 2) for side in images.shape[2:])
+    center = images[:, :, top : top + _CENTER, left : left + _CENTER]
+    return np.asarray(center.mean(axis=1, dtype=np.float32))
+
+
 def shrink(images: np.ndarray, size: tuple[int, int] = (_HEIGHT, _WIDTH)) -> np.ndarray:
     """Average images uint8 (n, C, H, W) over a grid of height and width `size`: float32 (n, *size, 3), in 0 to 255."""
     if images.shape[1] != 3:
@@ -431,10 +422,8 @@ def shrink(images: np.ndarray, size: tuple[int, int] = (_HEIGHT, _WIDTH)) -> np.
     step = max(1, min(images.shape[2] // (3 * size[0]), images.shape[3] // (3 * size[1])))
     thin: np.ndarray = images[:, :, ::step, ::step].astype(np.float32)
     for axis, cells in ((2, size[0]), (3, size[1])):
-        edges = np.linspace(0, thin.shape[axis], cells + 1).astype(int)[:-1]
-        if thin.shape[axis] < cells:
-            thin = np.repeat(thin, -(-cells // thin.shape[axis]), axis=axis)
-            edges = np.linspace(0, thin.shape[axis], cells + 1).astype(int)[:-1]
-        counts = np.diff(np.append(edges, thin.shape[axis])).astype(np.float32)
-        thin = np.add.reduceat(thin, edges, axis=axis) / counts.reshape([-1 if a == axis else 1 for a in range(4)])
+        thin = np.repeat(thin, max(1, -(-cells // thin.shape[axis])), axis=axis)
+        edges = np.linspace(0, thin.shape[axis], cells + 1).astype(int)
+        counts = np.diff(edges).astype(np.float32)
+        thin = np.add.reduceat(thin, edges[:-1], axis=axis) / counts.reshape([-1 if a == axis else 1 for a in range(4)])
     return np.ascontiguousarray(thin.transpose(0, 2, 3, 1), np.float32)

@@ -6,18 +6,17 @@ A file that cannot be read, or a column of it, becomes an entry of `unreadable`;
 import hashlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from understudy.check.column_facts import Column, ColumnBuilder, PairFacts
+from understudy.check.column_facts import Column, PairFacts
 from understudy.data.check_files import rows_without_files
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS, Feature
 from understudy.data.read.rows import is_numeric, to_numpy
+from understudy.data.selection import motion
 from understudy.data.selection.motion import Speeds, moves, named_motion, rate_dims
 from understudy.errors import DatasetError, SourceError
 
@@ -82,9 +81,11 @@ class IdleCounter:
             self._counts[row] = len(steps) - len(moved), len(steps) - 1 - int(moved[-1]) if len(moved) else len(steps)
 
 
-@dataclass
 class RowFacts:
     """Facts about the rows of N episodes. Arrays are int64 (N,) unless stated; -2**62 where unknown.
+
+    Args:
+        episodes: number of episodes N.
 
     Attributes:
         is_read: bool (N,), the episode's rows were found as the tables describe them, and summarized.
@@ -93,7 +94,7 @@ class RowFacts:
         stored_id: first value of `episode_index` in a file that holds one episode.
         first_index: first value of `index`; `index_counts` bool (N,): it rises by one.
         position: number of rows in all files before the episode's first.
-        first_frame: first value of `frame_index`; `frames_rise`, `frames_count` bool (N,).
+        frames_rise, frames_count: bool (N,), `frame_index` rises; it counts 0, 1, 2, ...
         time: float64 (N, 5): first timestamp, least, median and largest step, and the largest distance from
             first + frame / fps, all in seconds.
         late_frame: frame after the largest step of `timestamp`.
@@ -108,51 +109,40 @@ class RowFacts:
         undeclared: columns that info.json does not declare.
         columns: key -> summary.
         pairs: action against state; None unless both have the same width.
+        rows, files: number of rows and files that were read.
     """
 
-    episodes: int
-    is_read: np.ndarray
-    found: np.ndarray
-    is_split: np.ndarray
-    stored_id: np.ndarray
-    first_index: np.ndarray
-    index_counts: np.ndarray
-    position: np.ndarray
-    first_frame: np.ndarray
-    frames_rise: np.ndarray
-    frames_count: np.ndarray
-    time: np.ndarray
-    late_frame: np.ndarray
-    idle: np.ndarray
-    idle_end: np.ndarray
-    digest: list[bytes]
-    used_tasks: list[tuple[int, int]] = field(default_factory=list)
-    orphans: Counter[int] = field(default_factory=Counter)
-    orphan_file: str = ""
-    unreadable: list[tuple[int, str, DatasetError]] = field(default_factory=list)
-    schemas: dict[tuple[tuple[str, str], ...], list[int]] = field(default_factory=dict)
-    lacking: dict[str, list[int]] = field(default_factory=dict)
-    undeclared: dict[str, str] = field(default_factory=dict)
-    columns: dict[str, Column] = field(default_factory=dict)
-    pairs: PairFacts | None = None
-    rows: int = 0
-    files: int = 0
-
-    @classmethod
-    def empty(cls, episodes: int) -> "RowFacts":
-        """Return facts of which nothing is known yet."""
-        unknown = ("found", "stored_id", "first_index", "position", "first_frame")
-        counts = ("late_frame", "idle", "idle_end")
-        arrays: dict[str, Any] = {name: np.full(episodes, _UNKNOWN, np.int64) for name in unknown}
-        arrays |= {name: np.zeros(episodes, np.int64) for name in counts}
-        arrays |= {name: np.zeros(episodes, bool) for name in ("is_read", "is_split")}
-        arrays |= {name: np.ones(episodes, bool) for name in ("index_counts", "frames_rise", "frames_count")}
-        return cls(episodes=episodes, time=np.full((episodes, 5), np.nan), digest=[b""] * episodes, **arrays)
+    def __init__(self, episodes: int) -> None:
+        self.found, self.stored_id, self.first_index, self.position = np.full((4, episodes), _UNKNOWN, np.int64)
+        self.late_frame, self.idle, self.idle_end = np.zeros((3, episodes), np.int64)
+        self.is_read, self.is_split = np.zeros((2, episodes), bool)
+        self.index_counts, self.frames_rise, self.frames_count = np.ones((3, episodes), bool)
+        self.time = np.full((episodes, 5), np.nan)
+        self.digest = [b""] * episodes
+        self.used_tasks: list[tuple[int, int]] = []
+        self.orphans: Counter[int] = Counter()
+        self.orphan_file = ""
+        self.unreadable: list[tuple[int, str, DatasetError]] = []
+        self.schemas: dict[tuple[tuple[str, str], ...], list[int]] = {}
+        self.lacking: dict[str, list[int]] = {}
+        self.undeclared: dict[str, str] = {}
+        self.columns: dict[str, Column] = {}
+        self.pairs: PairFacts | None = None
+        self.rows = self.files = 0
 
     @staticmethod
     def is_known(values: np.ndarray) -> np.ndarray:
         """Whether each value of an int64 array of these facts is known, bool."""
         return np.asarray(values != _UNKNOWN)
+
+    def summarized(self, column: Column, *, finite: bool = False) -> np.ndarray:
+        """Whether each episode has a summary in a column, bool (N,); `finite`: of finite values only."""
+        is_summarized = self.is_read & np.isfinite(column.mean).all(axis=1)
+        return is_summarized & (column.bad == 0) if finite else is_summarized
+
+    def partner(self, column: Column) -> Column | None:
+        """Action of the state, and the reverse; None for other columns, and where it is absent."""
+        return self.columns.get({ACTION: STATE, STATE: ACTION}.get(column.key, ""))
 
 
 def read_rows(catalog: Catalog, progress: Callable[[int], None] = lambda rows: None) -> RowFacts:
@@ -163,9 +153,8 @@ def read_rows(catalog: Catalog, progress: Callable[[int], None] = lambda rows: N
         progress: receives the number of rows of each file.
     """
     table = catalog.episodes
-    facts = RowFacts.empty(len(table))
+    facts = RowFacts(len(table))
     absent = rows_without_files(catalog)["data"]
-    builders: dict[str, ColumnBuilder] = {}
     idle = IdleCounter(rate_dims(catalog, named_motion(numeric_keys(catalog))))
     if {ACTION, STATE} <= catalog.features.keys():
         widths = [int(np.prod(catalog.features[key].shape)) for key in (ACTION, STATE)]
@@ -173,40 +162,22 @@ def read_rows(catalog: Catalog, progress: Callable[[int], None] = lambda rows: N
             facts.pairs = PairFacts(len(table), widths[0])
     by_file = np.argsort(table.data_file, kind="stable")
     cuts = np.flatnonzero(np.diff(table.data_file[by_file])) + 1
-    before = 0
     for rows in np.split(by_file, cuts):
-        listed = rows[table.lengths[rows] > 0]
-        if len(listed) and not absent[rows].any():
-            count = _read_file(catalog, int(table.data_file[rows[0]]), np.sort(rows), facts, builders, before, idle)
-            before += count
+        if table.lengths[rows].any() and not absent[rows].any():
+            count = _read_file(catalog, int(table.data_file[rows[0]]), np.sort(rows), facts, idle)
             facts.rows += count
             facts.files += count > 0
         progress(int(table.lengths[rows].sum()))
     facts.idle, facts.idle_end = idle.result(len(table))
-    facts.columns = {key: builder.result() for key, builder in builders.items()}
     return facts
 
 
 def numeric_keys(catalog: Catalog) -> list[str]:
-    """Keys of the declared columns of numbers, without cameras and index columns."""
-    return [
-        key
-        for key, feature in catalog.features.items()
-        if not (feature.is_camera or feature.is_text or feature.looks_like_images)
-        and key not in INDEX_KEYS
-        and 0 < int(np.prod(feature.shape)) <= WIDEST
-    ]
+    """Keys of the declared columns of numbers that are summarized, without cameras and index columns."""
+    return [key for key in motion.numeric_keys(catalog) if 0 < np.prod(catalog.features[key].shape) <= WIDEST]
 
 
-def _read_file(
-    catalog: Catalog,
-    file: int,
-    rows: np.ndarray,
-    facts: RowFacts,
-    builders: dict[str, ColumnBuilder],
-    before: int,
-    idle: IdleCounter,
-) -> int:
+def _read_file(catalog: Catalog, file: int, rows: np.ndarray, facts: RowFacts, idle: IdleCounter) -> int:
     """Read one file. Returns its rows; 0 where it cannot be read."""
     path = catalog.data_path(int(rows[0]))
     keys = numeric_keys(catalog)
@@ -240,15 +211,15 @@ def _read_file(
         placed, begins = rows[good], starts[good]
         lengths = catalog.episodes.lengths[placed]
         facts.is_read[placed] = True
-        facts.position[placed] = before + begins
+        facts.position[placed] = facts.rows + begins
         _read_index(catalog, columns, placed, begins, lengths, facts)
         for key in keys:
             if key in columns:
                 values = columns[key].reshape(total, -1)
-                if key not in builders:
+                if key not in facts.columns:
                     names = _names(catalog, key, values.shape[1])
-                    builders[key] = ColumnBuilder(key, names, len(catalog.episodes), catalog.num_frames)
-                builders[key].add(placed, values, begins, lengths)
+                    facts.columns[key] = Column(key, names, len(catalog.episodes), catalog.num_frames)
+                facts.columns[key].add(placed, values, begins, lengths)
         _digest(columns, keys, placed, begins, lengths, facts, idle)
     return total
 
@@ -308,12 +279,10 @@ def _find_episodes(
     cuts = cuts if total else np.zeros(1, np.int64)
     begins, sizes = cuts[:-1], np.diff(cuts)
     run_ids = ids[begins].astype(np.int64)
-    for episode, size in (
-        zip(run_ids.tolist(), sizes.tolist()) if not set(run_ids.tolist()) <= set(listed_ids.tolist()) else ()
-    ):
-        if episode not in set(listed_ids.tolist()):
-            facts.orphans[episode] += size
-            facts.orphan_file = facts.orphan_file or path
+    is_orphan = ~np.isin(run_ids, listed_ids)
+    for episode, size in zip(run_ids[is_orphan].tolist(), sizes[is_orphan].tolist()):
+        facts.orphans[episode] += size
+        facts.orphan_file = facts.orphan_file or path
     order = np.argsort(run_ids, kind="stable")
     left = np.searchsorted(run_ids[order], listed_ids, side="left")
     right = np.searchsorted(run_ids[order], listed_ids, side="right")
@@ -342,14 +311,11 @@ def _read_index(
         part = slice(start, start + length)
         if index is not None:
             facts.first_index[row] = int(index[start])
-            facts.index_counts[row] = bool(index[start + length - 1] - index[start] == length - 1) and bool(
-                (np.diff(index[part]) == 1).all()
-            )
+            facts.index_counts[row] = (np.diff(index[part]) == 1).all()
         if frame is not None:
             steps = np.diff(frame[part])
-            facts.first_frame[row] = int(frame[start])
-            facts.frames_rise[row] = bool((steps > 0).all())
-            facts.frames_count[row] = bool((steps == 1).all()) and int(frame[start]) == 0
+            facts.frames_rise[row] = (steps > 0).all()
+            facts.frames_count[row] = (steps == 1).all() and int(frame[start]) == 0
         if time is not None:
             seconds = time[part].astype(np.float64)
             gaps = np.diff(seconds) if length > 1 else np.full(1, 1 / fps)
@@ -374,10 +340,10 @@ def _digest(
     """Digests, idle frames, and action against state, episode by episode."""
     stored = [np.ascontiguousarray(columns[key]) for key in keys if key in columns]
     flat = {key: columns[key].reshape(len(columns[key]), -1) for key in (ACTION, STATE) if key in columns}
-    motion = named_motion(keys)
+    moved_keys = named_motion(keys)
     moving = None
-    if motion and all(key in columns for key in motion):
-        moving = np.concatenate([columns[key].reshape(len(columns[key]), -1) for key in motion], axis=1)
+    if moved_keys and all(key in columns for key in moved_keys):
+        moving = np.concatenate([columns[key].reshape(len(columns[key]), -1) for key in moved_keys], axis=1)
     both = facts.pairs is not None and len(flat) == 2
     for row, start, length in zip(rows.tolist(), starts.tolist(), lengths.tolist()):
         digest = hashlib.blake2b(digest_size=16)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from understudy.check.column_facts import LAGS, PairFacts
-from understudy.check.findings import LOOK, Finding, Place, drop, undecided
+from understudy.check.findings import LOOK, Finding, Place, drop, is_few, undecided
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.check.rules.values import FEW, is_gripper
 from understudy.data.format.catalog import Catalog
@@ -32,18 +32,15 @@ def check_action_state(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     yield from _delays(catalog, facts.pairs)
 
 
-def _place(catalog: Catalog, rows: np.ndarray, key: str, frame: int | None = None) -> Place:
-    return Place(tuple(np.sort(catalog.episodes.ids[rows]).tolist()), key, frame=frame)
-
-
 def _copies(catalog: Catalog, facts: RowFacts, pairs: PairFacts) -> Iterator[Finding]:
     rows = np.flatnonzero(pairs.copies)
     if len(rows):
-        fix = drop(catalog.episodes.ids[rows].tolist())
+        place = Place.from_rows(catalog, rows, ACTION)
+        fix = drop(place.episodes)
         if len(rows) == facts.is_read.sum():
             fix = "take the state of the next frame as action, or record the commands"
         message = "the action equals the state in all frames: a policy learns to stay"
-        yield Finding("values.copy", "warning", message, _place(catalog, rows, ACTION), len(rows), 0, fix)
+        yield Finding("values.copy", "warning", message, place, len(rows), 0, fix)
 
 
 def _frozen(catalog: Catalog, facts: RowFacts, pairs: PairFacts) -> Iterator[Finding]:
@@ -55,7 +52,7 @@ def _frozen(catalog: Catalog, facts: RowFacts, pairs: PairFacts) -> Iterator[Fin
         message = f"no dimension changes for {int(pairs.frozen[row])} frames, while the action covers "
         message += f"{pairs.meanwhile[row]:.0%} of its range"
         few = len(rows) <= max(1, 0.3 * facts.is_read.sum())
-        place = _place(catalog, rows, STATE, int(pairs.frozen_frame[rows[0]]))
+        place = Place.from_rows(catalog, rows, STATE, frame=int(pairs.frozen_frame[rows[0]]))
         measured = int(pairs.frozen[row])
         yield Finding("values.frozen", "warning" if few else "note", message, place, measured, least, LOOK)
 
@@ -79,14 +76,15 @@ def _foreign(catalog: Catalog, facts: RowFacts, pairs: PairFacts) -> Iterator[Fi
     strange = (odd.sum(axis=1) >= 2) & (odd.sum(axis=1) >= 0.25 * (tells & moves).sum(axis=1))
     if tells.sum() < 2:
         yield undecided("values.exchanged", 2, "dimensions whose state follows the action", int(tells.sum()))
-    elif strange.any() and strange.sum() <= max(1, 0.2 * len(rows)):
+    elif is_few(strange):
         row = int(np.flatnonzero(strange)[0])
         dims = np.flatnonzero(odd[row])
-        names = ", ".join(state.names[dim] for dim in dims[:8].tolist())
         worst = float(np.abs(correlation[row, dims]).max())
-        message = f"action and state of {names} correlate by {worst:.2f} at most, in the other episodes by "
+        message = (
+            f"action and state of {state.list_names(dims)} correlate by {worst:.2f} at most, in the other episodes by "
+        )
         message += f"{usual[dims].min():.2f} or more: they may be of another episode or dimension"
-        place = _place(catalog, rows[strange], ACTION)
+        place = Place.from_rows(catalog, rows[strange], ACTION)
         yield Finding("values.exchanged", "warning", message, place, worst, float(usual[dims].min()), LOOK)
 
 
@@ -117,12 +115,14 @@ def _delays(catalog: Catalog, pairs: PairFacts) -> Iterator[Finding]:
         for place in order[len(order) - most :].tolist():
             if deviation[place] > max(_LATE, 2 * largest):
                 odd[place] = True
-            largest = largest if odd[place] else max(largest, float(deviation[place]))
-    if odd.any() and odd.sum() <= max(1, 0.2 * len(rows)):
-        place = int(np.flatnonzero(odd)[deviation[odd].argmax()])
-        lag, normal = float(delays[place]) + LAGS[0], usual + LAGS[0]
+            elif not odd[place]:
+                largest = max(largest, float(deviation[place]))
+    if is_few(odd):
+        worst = int(np.flatnonzero(odd)[deviation[odd].argmax()])
+        lag, normal = float(delays[worst]) + LAGS[0], usual + LAGS[0]
         message = f"the state follows the action by {lag:.1f} frames, in the other episodes by {normal:.1f}"
-        yield Finding("values.lag", "warning", message, _place(catalog, rows[odd], ACTION), lag, normal, LOOK)
+        place = Place.from_rows(catalog, rows[odd], ACTION)
+        yield Finding("values.lag", "warning", message, place, lag, normal, LOOK)
 
 
 def _vertex(follows: np.ndarray, best: np.ndarray) -> np.ndarray:

@@ -31,23 +31,17 @@ def check_camera_poses(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]
             yield undecided("images.moved", ENOUGH, "sampled episodes", len(clips), place)
             continue
         images = np.stack([fine(clip.gray) for clip in clips])
-        starts = [_Pair(image[0], image[2]) for image in images]
+        starts = [(image[0], image[2]) for image in images]
         yield from _moved(catalog, camera, clips, starts, "the scene moves between the first and the last image")
         usual = np.median(np.median(images, axis=1), axis=0)
-        pairs = [_Pair(usual, np.median(image, axis=0)) for image in images]
+        pairs = [(usual, np.median(image, axis=0)) for image in images]
         yield from _moved(catalog, camera, clips, pairs, "the scene differs from that of the other episodes")
 
 
-class _Pair:
-    """Two images of fine structure, and their correlation."""
-
-    def __init__(self, first: np.ndarray, second: np.ndarray) -> None:
-        self.one, self.two = first, second
-        self.alike = correlation(first, second)
-
-
-def _moved(catalog: Catalog, camera: str, clips: list[Clip], pairs: list[_Pair], words: str) -> Iterator[Finding]:
-    alike = np.array([pair.alike for pair in pairs])
+def _moved(
+    catalog: Catalog, camera: str, clips: list[Clip], pairs: list[tuple[np.ndarray, np.ndarray]], words: str
+) -> Iterator[Finding]:
+    alike = np.array([correlation(*pair) for pair in pairs])
     usual = float(np.quantile(alike, _MINORITY))
     if usual < _STATIC:
         count = int((alike >= _STATIC).sum())
@@ -56,13 +50,12 @@ def _moved(catalog: Catalog, camera: str, clips: list[Clip], pairs: list[_Pair],
         return
     odd: list[tuple[int, str]] = []
     for number in np.flatnonzero(alike < _LOST * usual).tolist():
-        after, pose = best_pose(pairs[number].one, pairs[number].two)
+        after, pose = best_pose(*pairs[number])
         if pose and after > max(_BACK * alike[number], alike[number] + 0.15, 0.5 * usual):
             odd.append((number, pose))
     if odd and len(odd) <= max(1, _MINORITY * len(clips)):
         message = f"{words}: by {odd[0][1]}"
-        ids = sorted(int(catalog.episodes.ids[clips[number].row]) for number, _ in odd)
-        place = Place(tuple(ids), camera=camera)
+        place = Place.from_rows(catalog, [clips[number].row for number, _ in odd], camera=camera)
         yield Finding("images.moved", "warning", message, place, float(alike[odd[0][0]]), usual, LOOK)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from understudy.check.column_facts import Column, quaternions, wrapping
-from understudy.check.findings import LOOK, Finding, Place, Severity, drop, undecided
+from understudy.check.findings import LOOK, Finding, Place, Severity, drop, is_few, undecided
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.check.rules.values import FEW
 from understudy.data.format.catalog import Catalog
@@ -31,24 +31,17 @@ def check_episodes(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     yield from _repeated(catalog, facts)
     yield from _nearly_repeated(catalog, facts)
     yield from _idle_ends(catalog, facts)
-    by_reason: dict[tuple[str, str], list[tuple[int, float, Any, Any]]] = defaultdict(list)
+    by_reason: dict[tuple[str, Severity], list[dict[str, Any]]] = defaultdict(list)
     for entry in rank_episodes(catalog, facts):
         for name, z in entry["z"].items():
             if abs(z) >= NOTE:
-                kind = "warning" if abs(z) >= WARN else "note"
-                by_reason[name, kind].append((entry["episode"], z, entry["measured"][name], entry["usual"][name]))
-    for (name, kind), outliers in by_reason.items():
-        worst = max(outliers, key=lambda outlier: abs(outlier[1]))
-        yield Finding(
-            "episodes.outlier",
-            "warning" if kind == "warning" else "note",
-            f"{name} is {worst[2]:.4g}, the median {worst[3]:.4g} (robust z = {worst[1]:.3g})",
-            Place(tuple(sorted(outlier[0] for outlier in outliers)), column=name if name in facts.columns else ""),
-            measured=worst[2],
-            expected=worst[3],
-            fix=LOOK,
-            score=abs(worst[1]),
-        )
+                by_reason[name, "warning" if abs(z) >= WARN else "note"].append(entry)
+    for (name, severity), outliers in by_reason.items():
+        worst = max(outliers, key=lambda entry: abs(entry["z"][name]))
+        measured, usual, z = (worst[figure][name] for figure in ("measured", "usual", "z"))
+        message = f"{name} is {measured:.4g}, the median {usual:.4g} (robust z = {z:.3g})"
+        place = Place(tuple(sorted(entry["episode"] for entry in outliers)))
+        yield Finding("episodes.outlier", severity, message, place, measured, usual, LOOK, abs(z))
 
 
 def _repeated(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
@@ -58,15 +51,8 @@ def _repeated(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
             groups[digest].append(int(catalog.episodes.ids[row]))
     for ids in groups.values():
         if len(ids) > 1:
-            yield Finding(
-                "episodes.duplicate",
-                "warning",
-                f"all rows equal those of episode {ids[0]}",
-                Place(tuple(ids)),
-                measured=len(ids),
-                expected=1,
-                fix=drop(ids[1:]),
-            )
+            message = f"all rows equal those of episode {ids[0]}"
+            yield Finding("episodes.duplicate", "warning", message, Place(tuple(ids)), len(ids), 1, drop(ids[1:]))
 
 
 def _nearly_repeated(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
@@ -74,12 +60,11 @@ def _nearly_repeated(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     tables, moved = [], np.zeros(len(catalog.episodes), bool)
     for column in (facts.columns.get(key) for key in (ACTION, STATE)):
         if column is not None and len(column.sample):
-            low, high = np.quantile(column.sample, [0.005, 0.995], axis=0)
-            moves = high > low
-            moved |= (column.range > 0.2 * np.where(moves, high - low, np.inf)).sum(axis=1) >= _LEAST_MOVING
+            moves = column.spread > 0
+            moved |= (column.range > 0.2 * np.where(moves, column.spread, np.inf)).sum(axis=1) >= _LEAST_MOVING
             parts = (column.mean, column.first, column.low, column.high)
             for share, part in zip((_SAME_MEAN, *3 * (_SAME,)), parts):
-                tables.append((part[:, moves] - low[moves]) / (high - low)[moves] / share)
+                tables.append((part - column.bounds[0])[:, moves] / column.spread[moves] / share)
     if not moved.any():
         return
     values, lengths = np.concatenate(tables, axis=1), catalog.episodes.lengths
@@ -94,10 +79,10 @@ def _nearly_repeated(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
         same &= np.array([facts.digest[a] != facts.digest[b] for a, b in zip(left.tolist(), right.tolist())], bool)
         near |= {*left[same].tolist(), *right[same].tolist()}
     if near:
-        ids = np.sort(catalog.episodes.ids[list(near)])
         severity: Severity = "warning" if len(near) <= max(2, 0.2 * len(rows)) else "note"
         message = f"{len(near)} episodes equal another one up to noise: the same length, starts, means and extremes"
-        yield Finding("episodes.duplicate", severity, message, Place(tuple(ids.tolist())), len(near), 0, LOOK)
+        place = Place.from_rows(catalog, list(near))
+        yield Finding("episodes.duplicate", severity, message, place, len(near), 0, LOOK)
 
 
 def _idle_ends(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
@@ -112,12 +97,11 @@ def _idle_ends(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     odd = seconds - usual > max(_LONG_REST, 6 * scatter)
     before = catalog.episodes.lengths[rows] - 1 - facts.idle_end[rows]
     odd &= (before > 0) & (facts.idle[rows] - facts.idle_end[rows] <= 0.1 * before)  # slow ones rest in between, too
-    if odd.any() and odd.sum() <= max(1, 0.2 * len(rows)):
-        ids = catalog.episodes.ids[rows[odd]]
+    if is_few(odd):
         worst = float(seconds[odd].max())
         message = f"no motion in the last {worst:.3g} s, in the other episodes {usual:.3g} s"
         fix = "cut the rest: understudy ranges, then understudy edit --keep-ranges"
-        yield Finding("episodes.idle", "warning", message, Place(tuple(ids.tolist())), worst, usual, fix)
+        yield Finding("episodes.idle", "warning", message, Place.from_rows(catalog, rows[odd]), worst, usual, fix)
 
 
 def rank_episodes(catalog: Catalog, facts: RowFacts) -> list[dict[str, Any]]:
@@ -136,10 +120,8 @@ def rank_episodes(catalog: Catalog, facts: RowFacts) -> list[dict[str, Any]]:
         return []
     measures: dict[str, np.ndarray] = {"length": lengths[rows].astype(np.float64)}
     if column is not None and np.isfinite(column.mean[rows]).all():
-        low, high = np.quantile(column.sample, [0.005, 0.995], axis=0)
-        unit = np.where((high > low) & ~_jumping(catalog, column, rows), high - low, np.inf)
-        path = (column.path[rows] / unit).sum(1) / np.maximum(lengths[rows] - 1, 1)
-        measures["path"] = path
+        unit = np.where((column.spread > 0) & ~_jumping(column, rows), column.spread, np.inf)
+        measures["path"] = (column.path[rows] / unit).sum(1) / np.maximum(lengths[rows] - 1, 1)
         measures["jerk"] = (column.jerk[rows] / unit).sum(1)
         measures["idle share"] = facts.idle[rows] / np.maximum(lengths[rows] - 1, 1)
         measures["distance"] = _distances(column.mean[rows], unit)
@@ -178,11 +160,10 @@ def rank_episodes(catalog: Catalog, facts: RowFacts) -> list[dict[str, Any]]:
     return ranking
 
 
-def _jumping(catalog: Catalog, column: Column, rows: np.ndarray) -> np.ndarray:
+def _jumping(column: Column, rows: np.ndarray) -> np.ndarray:
     """Find dimensions of rotations that jump without motion: bool (D,)."""
-    use = np.isin(np.arange(len(catalog.episodes)), rows)
-    jumping = wrapping(column, use)
-    for part in quaternions(column, use, catalog.episodes.lengths):
+    jumping = wrapping(column, rows)
+    for part in quaternions(column, rows):
         jumping[part] = True
     return jumping
 

@@ -1,6 +1,5 @@
 """Rules of the data files and the places of episodes in them."""
 
-from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -8,7 +7,6 @@ import numpy as np
 from understudy.check.findings import EDIT, REWRITE, Finding, Place, Severity, correct, drop, list_ids, restore
 from understudy.check.row_facts import RowFacts
 from understudy.data.format.catalog import INFO, Catalog
-from understudy.data.format.episode_table import FileTable
 from understudy.errors import DatasetError, SourceError
 from understudy.plural import plural
 
@@ -22,17 +20,9 @@ def check_files(catalog: Catalog) -> Iterator[Finding]:
     except DatasetError as error:
         yield Finding("files.missing", "error", error.what, Place(file=str(error.where)), fix=error.fix)
         return
-    ids = catalog.episodes.ids
     for gap in gaps or []:
-        yield Finding(
-            "files.missing",
-            "error",
-            gap.line,
-            Place(episodes=tuple(ids[gap.rows].tolist()), camera="" if gap.kind == "data" else gap.kind),
-            measured=len(gap.rows),
-            expected=0,
-            fix=restore("the files"),
-        )
+        place = Place.from_rows(catalog, gap.rows, camera="" if gap.kind == "data" else gap.kind)
+        yield Finding("files.missing", "error", gap.line, place, len(gap.rows), 0, restore("the files"))
     if gaps is not None:
         yield from _orphans(catalog)
 
@@ -40,11 +30,9 @@ def check_files(catalog: Catalog) -> Iterator[Finding]:
 def _orphans(catalog: Catalog) -> Iterator[Finding]:
     """Files with the suffix of data or videos in the folders of the tables that no episode names."""
     table = catalog.episodes
-    kinds: list[tuple[str, FileTable, np.ndarray]] = [("", table.data, table.data_file)]
-    kinds += [(key, videos.files, videos.file) for key, videos in table.videos.items()]
     named: dict[str, set[str]] = {}
     camera_of: dict[str, str] = {}
-    for camera, places, _ in kinds:
+    for camera, places in {"": table.data, **{key: videos.files for key, videos in table.videos.items()}}.items():
         for file in range(len(places)):
             folder, _, name = places.find(catalog.files, file).rpartition("/")
             named.setdefault(folder, set()).add(name)
@@ -62,112 +50,71 @@ def _orphans(catalog: Catalog) -> Iterator[Finding]:
             if not is_folder and name not in names and not name.startswith(".") and name.rpartition(".")[2] in suffixes:
                 orphans.setdefault(camera_of[folder], []).append(f"{folder}/{name}")
     for camera, paths in orphans.items():
-        yield Finding(
-            "files.orphan",
-            "warning",
-            f"{plural(len(paths), 'file is', 'files are')} named by no episode, first {paths[0]}",
-            Place(camera=camera, file=paths[0]),
-            measured=len(paths),
-            expected=0,
-            fix=f"remove the file, or restore meta/; {EDIT} copies named files only",
-        )
+        message = f"{plural(len(paths), 'file is', 'files are')} named by no episode, first {paths[0]}"
+        fix = f"remove the file, or restore meta/; {EDIT} copies named files only"
+        yield Finding("files.orphan", "warning", message, Place(camera=camera, file=paths[0]), len(paths), 0, fix)
 
 
 def check_rows(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     """Yield findings about rows that disagree with the episode table."""
     yield from _unreadable(catalog, facts)
-    table = catalog.episodes
-    ids, lengths = table.ids, table.lengths
+    lengths = catalog.episodes.lengths
     has_rows = facts.is_known(facts.found) & (lengths > 0)
     short = np.flatnonzero(has_rows & (facts.found != lengths) & ~facts.is_split)
     for row in short[:20].tolist():
-        yield Finding(
-            "rows.count",
-            "error",
-            f"meta/ gives {plural(int(lengths[row]), 'frame')}, the file has "
-            f"{plural(int(facts.found[row]), 'row')} of the episode",
-            Place(episodes=(int(ids[row]),), file=catalog.data_path(row)),
-            measured=int(facts.found[row]),
-            expected=int(lengths[row]),
-            fix=drop([int(ids[row])]),
-            score=float(abs(facts.found[row] - lengths[row])),
-        )
+        count, length = int(facts.found[row]), int(lengths[row])
+        message = f"meta/ gives {plural(length, 'frame')}, the file has {plural(count, 'row')} of the episode"
+        place = Place.from_rows(catalog, [row], file=catalog.data_path(row))
+        score = float(abs(count - length))
+        yield Finding("rows.count", "error", message, place, count, length, drop(place.episodes), score)
     if len(short) > 20:
-        rest = tuple(ids[short[20:]].tolist())
-        message = f"the same for {plural(len(rest), 'more episode')}"
-        yield Finding("rows.count", "error", message, Place(episodes=rest), fix=drop(rest))
-    yield from _about(
-        catalog, np.flatnonzero(facts.is_split), "rows.split", "error", "the rows are not contiguous in the file"
-    )
+        place = Place.from_rows(catalog, short[20:])
+        message = f"the same for {plural(len(place.episodes), 'more episode')}"
+        yield Finding("rows.count", "error", message, place, fix=drop(place.episodes))
+    yield from _about(catalog, facts.is_split, "rows.split", "error", "the rows are not contiguous in the file")
     if facts.orphans:
-        rows = sum(facts.orphans.values())
-        yield Finding(
-            "rows.orphan",
-            "warning",
-            f"{plural(rows, 'row')} ({rows / max(1, facts.rows):.1%}) of {plural(len(facts.orphans), 'episode')} that "
-            f"meta/ does not list there: {list_ids(sorted(facts.orphans))}",
-            Place(file=facts.orphan_file),
-            measured=rows,
-            expected=0,
-            fix=f"{EDIT} (copies listed rows only), or restore the episodes in meta/episodes",
-        )
+        rows, episodes = sum(facts.orphans.values()), sorted(facts.orphans)
+        message = f"{plural(rows, 'row')} ({rows / max(1, facts.rows):.1%}) of {plural(len(episodes), 'episode')} that "
+        message += f"meta/ does not list there: {list_ids(episodes)}"
+        fix = f"{EDIT} (copies listed rows only), or restore the episodes in meta/episodes"
+        yield Finding("rows.orphan", "warning", message, Place(file=facts.orphan_file), rows, 0, fix)
     yield from _stored_ids(catalog, facts)
     yield from _frame_index(catalog, facts)
     yield from _index(catalog, facts)
 
 
-def _about(catalog: Catalog, rows: np.ndarray, rule: str, severity: Severity, message: str) -> Iterator[Finding]:
+def _about(catalog: Catalog, is_odd: np.ndarray, rule: str, severity: Severity, message: str) -> Iterator[Finding]:
+    rows = np.flatnonzero(is_odd)
     if len(rows):
-        episodes = tuple(catalog.episodes.ids[rows].tolist())
-        place = Place(episodes=episodes, file=catalog.data_path(int(rows[0])))
-        yield Finding(rule, severity, message, place, measured=len(rows), expected=0, fix=drop(episodes))
+        place = Place.from_rows(catalog, rows, file=catalog.data_path(int(rows[0])))
+        yield Finding(rule, severity, message, place, len(rows), 0, drop(place.episodes))
 
 
 def _unreadable(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     table = catalog.episodes
     for file, column, error in facts.unreadable:
         rows = np.flatnonzero((table.data_file == file) & (table.lengths > 0))
-        path = catalog.data_path(int(rows[0]))
-        place = Place(episodes=tuple(table.ids[rows].tolist()), column=column, file=path)
-        yield Finding("files.unreadable", "error", error.what, place, fix=error.fix or restore(path))
+        place = Place.from_rows(catalog, rows, column, file=catalog.data_path(int(rows[0])))
+        yield Finding("files.unreadable", "error", error.what, place, fix=error.fix or restore(place.file))
     for key, files in facts.lacking.items():
         rows = np.flatnonzero(np.isin(table.data_file, files) & (table.lengths > 0))
-        path = catalog.data_path(int(rows[0]))
-        yield Finding(
-            "files.columns",
-            "error",
-            f"the column is declared in info.json and absent in {plural(len(files), 'file')}",
-            Place(episodes=tuple(table.ids[rows].tolist()), column=key, file=path),
-            measured=len(files),
-            expected=0,
-            fix=f"restore the files, or remove the feature {key!r} from meta/info.json",
-        )
+        message = f"the column is declared in info.json and absent in {plural(len(files), 'file')}"
+        place = Place.from_rows(catalog, rows, key, file=catalog.data_path(int(rows[0])))
+        fix = f"restore the files, or remove the feature {key!r} from meta/info.json"
+        yield Finding("files.columns", "error", message, place, len(files), 0, fix)
     if len(facts.schemas) > 1 and not facts.lacking:
-        kinds = [dict(schema) for schema in sorted(facts.schemas, key=lambda schema: -len(facts.schemas[schema]))]
-        differing = sorted(
-            {key for kind in kinds[1:] for key in {*kinds[0], *kind} if kinds[0].get(key) != kind.get(key)}
-        )
-        numbers = Counter({schema: len(files) for schema, files in facts.schemas.items()})
-        odd = facts.schemas[numbers.most_common()[-1][0]][0]
-        row = int(np.flatnonzero(table.data_file == odd)[0])
-        yield Finding(
-            "files.columns",
-            "warning" if any(key in catalog.features for key in differing) else "note",
-            f"files differ in the types of {', '.join(differing[:8])}",
-            Place(column=differing[0], file=catalog.data_path(row)),
-            measured=len(facts.schemas),
-            expected=1,
-            fix=f"{EDIT} (writes one schema); this reader converts to the declared dtype",
-        )
+        by_files = sorted(facts.schemas.items(), key=lambda item: -len(item[1]))  # the usual schema first
+        (usual, *kinds), odd = [dict(schema) for schema, _ in by_files], by_files[-1][1][0]
+        differing = sorted({key for kind in kinds for key in {*usual, *kind} if usual.get(key) != kind.get(key)})
+        severity: Severity = "warning" if any(key in catalog.features for key in differing) else "note"
+        place = Place(column=differing[0], file=catalog.data_path(int(np.flatnonzero(table.data_file == odd)[0])))
+        message = f"files differ in the types of {', '.join(differing[:8])}"
+        fix = f"{EDIT} (writes one schema); this reader converts to the declared dtype"
+        yield Finding("files.columns", severity, message, place, len(facts.schemas), 1, fix)
     extra = {key: kind for key, kind in facts.undeclared.items() if not key.startswith("__index_level")}
     if extra:
-        yield Finding(
-            "files.columns",
-            "note",
-            f"info.json does not declare {', '.join(f'{key} ({kind})' for key, kind in list(extra.items())[:8])}",
-            measured=sorted(extra),
-            fix=correct("features"),
-        )
+        message = f"info.json does not declare {', '.join(f'{key} ({kind})' for key, kind in list(extra.items())[:8])}"
+        yield Finding("files.columns", "note", message, measured=sorted(extra), fix=correct("features"))
 
 
 def _stored_ids(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
@@ -178,54 +125,38 @@ def _stored_ids(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     if not len(wrong):
         return
     rises = bool((np.diff(facts.stored_id[rows]) > 0).all())
-    row = int(wrong[0])
-    yield Finding(
-        "rows.episode",
-        "warning" if rises else "error",
-        f"the file of episode {int(ids[row])} has rows of episode {int(facts.stored_id[row])}"
-        + ("; the order is kept" if rises else ": the files are in another order than their rows"),
-        Place(episodes=tuple(ids[wrong].tolist()), column="episode_index", file=catalog.data_path(row)),
-        measured=int(facts.stored_id[row]),
-        expected=int(ids[row]),
-        fix=REWRITE if rises else drop(ids[wrong].tolist()),
-    )
+    stored, listed = int(facts.stored_id[wrong[0]]), int(ids[wrong[0]])
+    message = f"the file of episode {listed} has rows of episode {stored}"
+    message += "; the order is kept" if rises else ": the files are in another order than their rows"
+    place = Place.from_rows(catalog, wrong, "episode_index", file=catalog.data_path(int(wrong[0])))
+    fix = REWRITE if rises else drop(place.episodes)
+    yield Finding("rows.episode", "warning" if rises else "error", message, place, stored, listed, fix)
 
 
 def _frame_index(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
-    falls = np.flatnonzero(facts.is_read & ~facts.frames_rise)
+    falls = facts.is_read & ~facts.frames_rise
     yield from _about(catalog, falls, "rows.frame_index", "error", "frame_index does not rise: rows are out of order")
-    gaps = np.flatnonzero(facts.is_read & facts.frames_rise & ~facts.frames_count)
-    yield from _about(
-        catalog, gaps, "rows.frame_index", "warning", "frame_index does not count 0, 1, 2, ...: rows were removed"
-    )
+    gaps = facts.is_read & facts.frames_rise & ~facts.frames_count
+    message = "frame_index does not count 0, 1, 2, ...: rows were removed"
+    yield from _about(catalog, gaps, "rows.frame_index", "warning", message)
 
 
 def _index(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     """`index` counts all frames. A subset of a dataset keeps the numbers of the whole, shifted by episode."""
     table = catalog.episodes
     has_index = facts.is_read & facts.is_known(facts.first_index)
-    jumps = np.flatnonzero(has_index & ~facts.index_counts)
+    jumps = has_index & ~facts.index_counts
     yield from _about(catalog, jumps, "rows.index", "warning", "index does not rise by 1 within the episode")
-    first = np.flatnonzero(has_index & facts.index_counts)
-    if "index" not in catalog.features and not len(first):
-        return
-    off = first[(facts.first_index[first] != table.index_from[first])]
-    position = facts.position[off] != table.index_from[off]
+    off = np.flatnonzero(has_index & facts.index_counts & (facts.first_index != table.index_from))
     if not len(off):
         return
-    row = int(off[0])
+    measured, expected = int(facts.first_index[off[0]]), int(table.index_from[off[0]])
     listed = catalog.version.startswith("v3")
-    yield Finding(
-        "rows.index",
-        "error" if listed and position.any() else "warning",
-        f"index of the first row is {int(facts.first_index[row])}, "
-        + ("dataset_from_index" if listed else "the frames before it number")
-        + f" {int(table.index_from[row])}",
-        Place(episodes=tuple(table.ids[off].tolist()), column="index"),
-        measured=int(facts.first_index[row]),
-        expected=int(table.index_from[row]),
-        fix=REWRITE,
-    )
+    severity: Severity = "error" if listed and (facts.position[off] != table.index_from[off]).any() else "warning"
+    message = f"index of the first row is {measured}, "
+    message += f"{'dataset_from_index' if listed else 'the frames before it number'} {expected}"
+    place = Place.from_rows(catalog, off, "index")
+    yield Finding("rows.index", severity, message, place, measured, expected, REWRITE)
 
 
 TOLERANCE = 1e-4
@@ -264,7 +195,7 @@ def _rate_fix(catalog: Catalog, rate: float) -> str:
 def check_clocks(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     """Yield findings about timestamps, from their least, median and largest steps per episode."""
     first, least, middle, most, off = facts.time.T
-    fps, ids = float(catalog.fps), catalog.episodes.ids
+    fps = float(catalog.fps)
     has_times = np.isfinite(middle)
     rounding = 1.2e-7 * (np.abs(first) + catalog.episodes.lengths / fps)  # of float32, at both ends
     several = has_times & (catalog.episodes.lengths > 1)
@@ -280,7 +211,7 @@ def check_clocks(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     ) -> Finding:
         row = int(rows[0])
         frame = int(facts.late_frame[row]) if rule == "clock.gap" else None
-        place = Place(tuple(ids[rows].tolist()), "timestamp", file=catalog.data_path(row), frame=frame)
+        place = Place.from_rows(catalog, rows, "timestamp", file=catalog.data_path(row), frame=frame)
         return Finding(rule, severity, message, place, measured, expected, fix)
 
     bad = np.flatnonzero((facts.late_frame > 0) & ~np.isfinite(middle))  # of episodes with timestamps

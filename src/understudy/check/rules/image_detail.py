@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from understudy.check.findings import LOOK, Finding, Place, undecided
+from understudy.check.findings import LOOK, Finding, Place, is_few, undecided
 from understudy.check.image_facts import Clip, ImageFacts
-from understudy.check.rules.images import split_by
+from understudy.check.rules.images import place_clips, split_by
 from understudy.data.format.catalog import Catalog
 
 ENOUGH = 4
@@ -38,25 +38,17 @@ def check_image_detail(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]
                 yield undecided(rule, ENOUGH, "sampled episodes", len(clips), Place(camera=camera))
             continue
         yield from _rates(catalog, camera, clips)
-        yield from _torn(catalog, camera, clips)
-        yield from _blurred(catalog, camera, clips)
+        yield from _torn(catalog, clips)
+        yield from _blurred(catalog, clips)
         yield from _colors(catalog, camera, clips)
 
 
 def _finding(
-    catalog: Catalog,
-    rule: str,
-    camera: str,
-    clips: list[Clip],
-    odd: np.ndarray,
-    message: str,
-    measured: float,
-    usual: float,
+    catalog: Catalog, rule: str, clips: list[Clip], odd: np.ndarray, message: str, measured: float, usual: float
 ) -> Iterator[Finding]:
     """Warn of the clips in bool (n,), where they are a minority."""
-    if odd.any() and odd.sum() <= max(1, _MINORITY * len(clips)):
-        ids = sorted(int(catalog.episodes.ids[clips[place].row]) for place in np.flatnonzero(odd))
-        yield Finding(rule, "warning", message, Place(tuple(ids), camera=camera), measured, usual, LOOK)
+    if is_few(odd, _MINORITY):
+        yield Finding(rule, "warning", message, place_clips(catalog, clips, odd), measured, usual, LOOK)
 
 
 def _others(values: np.ndarray, share: float) -> float:
@@ -85,15 +77,12 @@ def _rates(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding
         words = "sampled episodes without repeated images"
         yield undecided("images.rate", len(clips), words, int((fresh >= _ALL_FRESH).sum()), Place(camera=camera))
     odd = (periods > 1) & (fresh < _SLOWER * usual)
-    if (periods > 1).mean() > 0.5:
-        frames = int(np.median(periods[periods > 1]))
+    usually_held = (periods > 1).mean() > 0.5
+    if usually_held or odd.any():
+        frames = int(np.median(periods[periods > 1 if usually_held else odd]))
         message = f"each image is shown for {frames} frames: the camera gave {catalog.fps / frames:.3g} images a second"
-        yield Finding("images.rate", "note", message, Place(camera=camera), frames, 1, LOOK)
-    elif odd.any():
-        frames = int(np.median(periods[odd]))
-        message = f"each image is shown for {frames} frames: the camera gave {catalog.fps / frames:.3g} images a second"
-        ids = sorted(int(catalog.episodes.ids[clips[place].row]) for place in np.flatnonzero(odd))
-        yield Finding("images.rate", "warning", message, Place(tuple(ids), camera=camera), frames, 1, LOOK)
+        place = Place(camera=camera) if usually_held else place_clips(catalog, clips, odd)
+        yield Finding("images.rate", "note" if usually_held else "warning", message, place, frames, 1, LOOK)
 
 
 def _fresh(change: np.ndarray) -> float:
@@ -120,20 +109,20 @@ def torn(window: np.ndarray) -> float:
     return result
 
 
-def _torn(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding]:
+def _torn(catalog: Catalog, clips: list[Clip]) -> Iterator[Finding]:
     excess = np.array([torn(clip.window) for clip in clips])
     odd = excess > max(_TORN, _MORE_TORN * _others(excess, 1 - _MINORITY))
     message = f"parts of images show another moment: changes there and back exceed the motion by {excess.max():.2f} "
     message += "of the mean change"
-    yield from _finding(catalog, "images.torn", camera, clips, odd, message, float(excess.max()), 0.0)
+    yield from _finding(catalog, "images.torn", clips, odd, message, float(excess.max()), 0.0)
 
 
-def _blurred(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding]:
+def _blurred(catalog: Catalog, clips: list[Clip]) -> Iterator[Finding]:
     detail = np.array([clip.sharpness for clip in clips])
     usual = _others(detail, _MINORITY)
     odd = detail < _BLURRED * usual
     message = f"fine detail is {detail.min():.2g} of the coarse one, in the other episodes {usual:.2g}: out of focus?"
-    yield from _finding(catalog, "images.sharpness", camera, clips, odd, message, float(detail.min()), usual)
+    yield from _finding(catalog, "images.sharpness", clips, odd, message, float(detail.min()), usual)
 
 
 def _colors(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding]:
@@ -149,14 +138,14 @@ def _colors(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Findin
     odd = (off > limit) & (exchanged > 0.5 * off)  # `images.channels` names the others
     channel = ("red", "green", "blue")[int(np.abs(tints)[off.argmax()].argmax())]
     message = f"the share of {channel} differs from that of the other episodes by {np.exp(off.max()) - 1:.0%}"
-    yield from _finding(catalog, "images.color", camera, clips, odd, message, float(off.max()), limit)
+    yield from _finding(catalog, "images.color", clips, odd, message, float(off.max()), limit)
     chroma = np.log(np.ptp(images, axis=2).mean(axis=1) + 0.1)
     usual = float(np.median(chroma))
     limit = max(_PALE, _MORE_TINT * _others(np.abs(chroma - usual), 1 - _MINORITY))
     pale = (usual - chroma > limit) & (usual > np.log(_LEAST_CHROMA)) & ~odd
     least = float(np.exp(chroma.min()))
     message = f"colors are {least:.3g} levels from gray, those of the other episodes {np.exp(usual):.3g}"
-    yield from _finding(catalog, "images.color", camera, clips, pale, message, least, float(np.exp(usual)))
+    yield from _finding(catalog, "images.color", clips, pale, message, least, float(np.exp(usual)))
 
 
 def _tints(images: np.ndarray, usual: np.ndarray) -> np.ndarray:
@@ -169,7 +158,6 @@ def _tints(images: np.ndarray, usual: np.ndarray) -> np.ndarray:
 
 
 _ENOUGH_CHANGED = 6  # sampled episodes
-_FEW_CHANGED = 0.2
 _LEAST = 4.0  # levels of 255 between the episode and the usual image, in the middle of all pixels
 _UNUSUAL = 2.5  # ratio of this to the other episodes'
 _BACK = 0.5  # ratio that remains after the change is undone
@@ -191,16 +179,12 @@ def check_changed_images(catalog: Catalog, facts: ImageFacts) -> Iterator[Findin
     """Yield findings about episodes whose images differ from those of the others by one known change."""
     for camera, clips in facts.clips.items():
         if len(clips) >= _ENOUGH_CHANGED:
-            yield from _changed(catalog, camera, clips)
-            yield from _noisy(catalog, camera, clips)
+            yield from _changed(catalog, clips)
+            yield from _noisy(catalog, clips)
             yield from _exchanged_colors(catalog, camera, clips)
         else:
             for rule in ("images.mirrored", "images.channels", "images.noise"):
                 yield undecided(rule, _ENOUGH_CHANGED, "sampled episodes", len(clips), Place(camera=camera))
-
-
-def _clip_place(catalog: Catalog, camera: str, clips: list[Clip], odd: np.ndarray) -> Place:
-    return Place(tuple(sorted(int(catalog.episodes.ids[clips[place].row]) for place in odd.tolist())), camera=camera)
 
 
 def _distance(images: np.ndarray, usual: np.ndarray) -> np.ndarray:
@@ -208,7 +192,7 @@ def _distance(images: np.ndarray, usual: np.ndarray) -> np.ndarray:
     return np.asarray(np.median(np.abs(images - usual).mean(axis=3).reshape(len(images), -1), axis=1))
 
 
-def _changed(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding]:
+def _changed(catalog: Catalog, clips: list[Clip]) -> Iterator[Finding]:
     images = np.stack([np.median(clip.ends, axis=0) for clip in clips])  # (n, 24, 32, 3)
     usual = np.median(images, axis=0)
     distance = _distance(images, usual)
@@ -218,25 +202,24 @@ def _changed(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Findi
     for number, (words, (rule, _)) in enumerate(_CHANGES.items()):
         best = undone.argmin(axis=0) == number
         back = (undone[number] < _BACK * distance) & (undone[number] < alike)
-        odd = np.flatnonzero(best & (distance > limit) & back)
-        if len(odd) and len(odd) <= max(1, _FEW_CHANGED * len(clips)):
-            worst = int(odd[distance[odd].argmax()])
+        odd = best & (distance > limit) & back
+        if is_few(odd):
+            worst = int(np.where(odd, distance, -1.0).argmax())
             measured, left = float(distance[worst]), float(undone[number, worst])
             message = f"images are {words}: they differ from the other episodes' by {measured:.3g} levels, and by "
             message += f"{left:.3g} when that is undone"
-            yield Finding(
-                rule, "warning", message, _clip_place(catalog, camera, clips, odd), measured, left, _FIX, measured
-            )
+            place = place_clips(catalog, clips, odd)
+            yield Finding(rule, "warning", message, place, measured, left, _FIX, measured)
 
 
-def _noisy(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding]:
+def _noisy(catalog: Catalog, clips: list[Clip]) -> Iterator[Finding]:
     noise = np.array([clip.noise for clip in clips])
     usual = float(np.median(noise))
-    odd = np.flatnonzero(noise > max(_LEAST_NOISE, _NOISY * max(usual, _SILENT)))
-    if len(odd) and len(odd) <= max(1, _FEW_CHANGED * len(clips)):
+    odd = noise > max(_LEAST_NOISE, _NOISY * max(usual, _SILENT))
+    if is_few(odd):
         worst = float(noise[odd].max())
         message = f"images have noise of {worst:.3g} levels, those of the other episodes {usual:.3g}"
-        place = _clip_place(catalog, camera, clips, odd)
+        place = place_clips(catalog, clips, odd)
         yield Finding("images.noise", "warning", message, place, worst, usual, _FIX, worst)
 
 
@@ -257,8 +240,8 @@ def _exchanged_colors(catalog: Catalog, camera: str, clips: list[Clip]) -> Itera
     if not clear.all() and not alike:
         words = "sampled episodes whose red and blue differ"
         yield undecided("images.channels", len(clips), words, int(clear.sum()), Place(camera=camera))
-    elif odd.sum() > max(1, _FEW_CHANGED * len(clips)) and ((right < _BACK * wrong).all() or alike):
+    elif odd.any() and not is_few(odd) and ((right < _BACK * wrong).all() or alike):
         message = f"red and blue are exchanged in {odd.sum()} of {len(clips)} episodes, or in the others"
-        place = _clip_place(catalog, camera, clips, np.flatnonzero(odd))
+        place = place_clips(catalog, clips, odd)
         measured, left = float(distance[odd].min()), float(undone[odd].max())
         yield Finding("images.channels", "warning", message, place, measured, left, _FIX, measured)

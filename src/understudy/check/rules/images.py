@@ -5,11 +5,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from understudy.check.findings import LOOK, Finding, Place, drop, list_ids, restore, undecided
+from understudy.check.findings import LOOK, Finding, Place, drop, is_few, list_ids, restore, undecided
 from understudy.check.image_facts import CUT, Clip, Cut, DepthRange, ImageFacts
 from understudy.check.row_facts import ACTION, STATE, RowFacts, runs_of
 from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError
+from understudy.plural import plural
 
 BLACK = 6.0
 """Brightness, of 255, below which a whole image is black."""
@@ -26,20 +27,19 @@ _STRANGE = 12.0  # robust z of the usual image of an episode
 def check_images(catalog: Catalog, rows: RowFacts, facts: ImageFacts) -> Iterator[Finding]:
     """Yield findings about decoded images."""
     for camera, row, error in facts.broken:
-        episode = int(catalog.episodes.ids[row])
-        place = Place((episode,), camera=camera, file=_path(catalog, camera, row))
+        place = Place.from_rows(catalog, [row], camera=camera, file=_path(catalog, camera, row))
         fix = error.fix or restore(place.file)
-        yield Finding("images.decode", "error", error.what, place, fix=f"{fix}; or {drop([episode])}")
+        yield Finding("images.decode", "error", error.what, place, fix=f"{fix}; or {drop(place.episodes)}")
     for camera, clips in facts.clips.items():
         if not clips:
             continue
         dark = [clip for clip in clips if clip.ends.mean(axis=(1, 2, 3)).max() < BLACK and clip.ends.max() < 4 * BLACK]
-        yield from _black(catalog, camera, clips, dark)
+        yield from _black(catalog, clips, dark)
         seen = [clip for clip in clips if clip not in dark]
-        yield from _frozen(catalog, rows, camera, seen)
-        yield from _repeated(catalog, rows, camera, seen)
-        yield from _duplicates(catalog, rows, camera, seen)
-        yield from _outliers(catalog, camera, seen)
+        yield from _frozen(catalog, rows, seen)
+        yield from _repeated(catalog, seen)
+        yield from _duplicates(catalog, rows, seen)
+        yield from _outliers(catalog, seen)
         yield from _statistics(catalog, camera, clips)
     yield from _exchanged(catalog, facts)
     for camera, cuts in facts.cuts.items():
@@ -53,9 +53,16 @@ def _path(catalog: Catalog, camera: str, row: int) -> str:
         return ""
 
 
-def _place(catalog: Catalog, camera: str, clips: list[Clip], frame: int | None = None) -> Place:
-    ids = sorted(int(catalog.episodes.ids[clip.row]) for clip in clips)
-    return Place(tuple(ids), camera=camera, file=_path(catalog, camera, clips[0].row), frame=frame)
+def place_clips(catalog: Catalog, clips: list[Clip], odd: np.ndarray) -> Place:
+    """Place of the clips of one camera in bool (n,)."""
+    return Place.from_rows(catalog, np.array([clip.row for clip in clips])[odd], camera=clips[0].camera)
+
+
+def _place(catalog: Catalog, clips: list[Clip], frame: int | None = None) -> Place:
+    """Place of clips of one camera, with the file of the first."""
+    row, camera = clips[0].row, clips[0].camera
+    rows = [clip.row for clip in clips]
+    return Place.from_rows(catalog, rows, camera=camera, file=_path(catalog, camera, row), frame=frame)
 
 
 def _moves(rows: RowFacts, row: int) -> float:
@@ -70,16 +77,16 @@ def _moves(rows: RowFacts, row: int) -> float:
     return motion
 
 
-def _black(catalog: Catalog, camera: str, clips: list[Clip], dark: list[Clip]) -> Iterator[Finding]:
+def _black(catalog: Catalog, clips: list[Clip], dark: list[Clip]) -> Iterator[Finding]:
     if dark:
         level = max(float(clip.ends.mean()) for clip in dark)
         message = f"images are black: their mean is {level:.3g} of 255"
         if len(dark) == len(clips):
             message += ", in all sampled episodes"
-        yield Finding("images.black", "warning", message, _place(catalog, camera, dark), level, None, LOOK)
+        yield Finding("images.black", "warning", message, _place(catalog, dark), level, None, LOOK)
 
 
-def _frozen(catalog: Catalog, rows: RowFacts, camera: str, clips: list[Clip]) -> Iterator[Finding]:
+def _frozen(catalog: Catalog, rows: RowFacts, clips: list[Clip]) -> Iterator[Finding]:
     """Episodes whose images do not change at all, although the robot moves and images of the others change."""
 
     def change(clip: Clip) -> float:
@@ -98,15 +105,16 @@ def _frozen(catalog: Catalog, rows: RowFacts, camera: str, clips: list[Clip]) ->
     ]
     if not moving:
         return
+    place = _place(catalog, moving)
     if still.mean() > 0.5:
         message = "images never change in most episodes: a fixed image, or a camera that does not see the robot"
-        yield Finding("images.frozen", "note", message, _place(catalog, camera, moving), 0.0, None, LOOK)
+        yield Finding("images.frozen", "note", message, place, 0.0, None, LOOK)
     elif usual > 10 * _STILL:
         message = f"images do not change while the robot moves; in the other episodes they change by {usual:.3g} levels"
-        yield Finding("images.frozen", "warning", message, _place(catalog, camera, moving), 0.0, usual, LOOK)
+        yield Finding("images.frozen", "warning", message, place, 0.0, usual, LOOK)
 
 
-def _repeated(catalog: Catalog, rows: RowFacts, camera: str, clips: list[Clip]) -> Iterator[Finding]:
+def _repeated(catalog: Catalog, clips: list[Clip]) -> Iterator[Finding]:
     """Images that repeat for many frames while the robot moves, in an episode whose images change otherwise."""
     for clip in clips:
         change = clip.change
@@ -126,7 +134,7 @@ def _repeated(catalog: Catalog, rows: RowFacts, camera: str, clips: list[Clip]) 
             part = speed[max(inside.start, 0) : max(inside.stop, 0)] if speed is not None else np.zeros(0)
             if len(part) and np.median(part) > 0.3 * usual > 0:
                 message = f"{stop - start + 1} images are the same while the robot moves"
-                place = _place(catalog, camera, [clip], frame - 1)
+                place = _place(catalog, [clip], frame - 1)
                 yield Finding("images.repeated", "warning", message, place, stop - start + 1, 1, LOOK)
                 break
 
@@ -151,7 +159,7 @@ def _speed(clip: Clip) -> np.ndarray | None:
     return np.concatenate([[0.0], np.sum(parts, axis=0)])
 
 
-def _duplicates(catalog: Catalog, rows: RowFacts, camera: str, clips: list[Clip]) -> Iterator[Finding]:
+def _duplicates(catalog: Catalog, rows: RowFacts, clips: list[Clip]) -> Iterator[Finding]:
     """Episodes that show exactly the images of another one, with other rows."""
     groups: dict[bytes, list[Clip]] = defaultdict(list)
     for clip in clips:
@@ -159,19 +167,19 @@ def _duplicates(catalog: Catalog, rows: RowFacts, camera: str, clips: list[Clip]
             groups[clip.ends.tobytes()].append(clip)
     repeated = [same for same in groups.values() if len({rows.digest[clip.row] for clip in same}) > 1]
     if repeated:
-        ids = [catalog.episodes.ids[clip.row] for clip in repeated[0]]
-        message = f"episodes with different rows show the same images: {list_ids(sorted(map(int, ids)))}"
+        ids = list_ids(_place(catalog, repeated[0]).episodes)
+        message = f"episodes with different rows show the same images: {ids}"
         message += f", and {len(repeated) - 1} more groups" if len(repeated) > 1 else ""
-        place = _place(catalog, camera, [clip for same in repeated for clip in same])
+        place = _place(catalog, [clip for same in repeated for clip in same])
         yield Finding("images.duplicate", "warning", message, place, len(place.episodes), 1, LOOK)
 
 
 def _usual(clips: list[Clip]) -> np.ndarray:
     """Mean image of each clip: float32 (n, 24 * 32 * 3)."""
-    return np.stack([clip.ends.mean(axis=0).reshape(-1) for clip in clips])
+    return np.stack([clip.ends.mean(axis=0).ravel() for clip in clips])
 
 
-def _outliers(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding]:
+def _outliers(catalog: Catalog, clips: list[Clip]) -> Iterator[Finding]:
     """Episodes whose mean image is far from those of all others."""
     if len(clips) < 6:
         return
@@ -180,13 +188,11 @@ def _outliers(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Find
     middle = float(np.median(distance))
     scatter = max(1.4826 * float(np.median(np.abs(distance - middle))), 0.15 * middle, 1.0)
     z = (distance - middle) / scatter
-    odd = [clip for clip, score in zip(clips, z) if score > _STRANGE]
-    if odd and len(odd) <= max(1, 0.2 * len(clips)):
-        message = (
-            f"images differ from those of the other episodes by {distance.max():.3g} levels, usual are {middle:.3g}"
-        )
-        place = _place(catalog, camera, odd)
-        yield Finding("images.outlier", "warning", message, place, float(distance.max()), middle, LOOK, float(z.max()))
+    if is_few(z > _STRANGE):
+        farthest = float(distance.max())
+        message = f"images differ from those of the other episodes by {farthest:.3g} levels, usual are {middle:.3g}"
+        place = _place(catalog, [clip for clip, score in zip(clips, z) if score > _STRANGE])
+        yield Finding("images.outlier", "warning", message, place, farthest, middle, LOOK, float(z.max()))
 
 
 def _statistics(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding]:
@@ -234,7 +240,7 @@ def _exchanged(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
                 clips = [by_row[camera_a][both[number]] for number in wrong]
                 message = f"images resemble those of {camera_b} in the other episodes, "
                 message += f"and those of {camera_b} resemble {camera_a}"
-                place = _place(catalog, camera_a, clips)
+                place = _place(catalog, clips)
                 measured, expected = 2 * float(cross[wrong].min()), 2 * float(apart[wrong].max())
                 yield Finding("images.exchanged", "warning", message, place, measured, expected, "exchange the files")
 
@@ -279,17 +285,10 @@ def _boundaries(catalog: Catalog, camera: str, cuts: list[Cut]) -> Iterator[Find
         if not agree and all(cut.change.max() < 2 * _CLEAR * np.sort(cut.change)[-2] for _, cut in wrong):
             continue
         later = "later" if shifts[0] > 0 else "earlier"
-        message = (
-            f"the scene changes {abs(shifts[0])} frame{'s' if abs(shifts[0]) > 1 else ''} {later} than the tables "
-        )
+        message = f"the scene changes {plural(abs(shifts[0]), 'frame')} {later} than the tables "
         message += f"begin the episode, at {len(wrong)} of {len(shifted_cuts)} clear cuts of the file"
-        rows = sorted(cut.row for _, cut in wrong)
-        place = Place(
-            tuple(catalog.episodes.ids[rows].tolist()),
-            camera=camera,
-            file=catalog.videos(camera).files.path(file),
-            frame=0,
-        )
+        path = catalog.videos(camera).files.path(file)
+        place = Place.from_rows(catalog, [cut.row for _, cut in wrong], camera=camera, file=path, frame=0)
         fix = "look at the first images: they are those of a camera's buffer, or all images belong to other rows"
         yield Finding("images.boundary", "warning", message, place, shifts[0], 0, fix)
 
@@ -302,7 +301,7 @@ def check_depth(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
     for camera, ranges in facts.depth.items():
         flat = [span for span in ranges if not span.most > span.least]
         if flat:
-            place = Place(tuple(int(catalog.episodes.ids[span.row]) for span in flat), camera=camera)
+            place = Place.from_rows(catalog, [span.row for span in flat], camera=camera)
             message = "depth images hold one value: the camera measured nothing"
             yield Finding("depth.empty", "warning", message, place, flat[0].most, None, LOOK)
         yield from _depth_range(catalog, camera, [span for span in ranges if span not in flat])
@@ -314,17 +313,15 @@ def _depth_range(catalog: Catalog, camera: str, ranges: list[DepthRange]) -> Ite
         entry = catalog.stats.get(camera, {})
     except DatasetError:
         return
-    recorded_range = [np.asarray(entry.get(name, np.zeros(0)), np.float64).reshape(-1) for name in ("min", "max")]
-    if not ranges or any(len(entry_range) != 1 or not np.isfinite(entry_range).all() for entry_range in recorded_range):
+    recorded_range = [np.ravel(entry.get(name, ())).astype(np.float64) for name in ("min", "max")]
+    if not ranges or [part.size for part in recorded_range] != [1, 1] or not np.isfinite(recorded_range).all():
         return
-    low, high = float(recorded_range[0][0]), float(recorded_range[1][0])
+    low, high = (float(part[0]) for part in recorded_range)
     slack = _SLACK * (high - low) + 1e-3 * abs(high)
     codes = catalog.features[camera].pixels.codes
     low, high = (low, high) if codes is None else np.clip([low, high], codes.minimum, codes.maximum).tolist()
-    for measured, recorded, over in (
-        (min(span.least for span in ranges), low, low - min(span.least for span in ranges)),
-        (max(span.most for span in ranges), high, max(span.most for span in ranges) - high),
-    ):
+    least, most = min(span.least for span in ranges), max(span.most for span in ranges)
+    for measured, recorded, over in ((least, low, low - least), (most, high, most - high)):
         if over > slack:
             message = f"sampled depth reaches {measured:.4g}, the recorded statistics end at {recorded:.4g}"
             fix = "correct depth_unit or the scale in meta/info.json, or compute the statistics again"

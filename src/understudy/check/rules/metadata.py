@@ -24,25 +24,15 @@ def check_metadata(catalog: Catalog) -> Iterator[Finding]:
     table = catalog.episodes
     if int(table.ids[0]) != 0 or int(table.ids[-1]) != len(table) - 1:
         gaps = sorted(set(range(int(table.ids[-1]) + 1)) - set(table.ids.tolist())) if table.ids[-1] < 1 << 22 else []
-        yield Finding(
-            "episodes.ids",
-            "warning",
-            f"{plural(len(table), 'episode has', 'episodes have')} ids {int(table.ids[0])} to {int(table.ids[-1])}; "
-            "LeRobot reads by position",
-            measured=int(table.ids[-1]) + 1,
-            expected=len(table),
-            fix=f"{REWRITE}" + (f"; absent are {list_ids(gaps)}" if gaps else ""),
-        )
-    empty = table.ids[table.lengths == 0]
+        message = f"{plural(len(table), 'episode has', 'episodes have')} ids {table.ids[0]} to {table.ids[-1]}; "
+        message += "LeRobot reads by position"
+        fix = REWRITE + (f"; absent are {list_ids(gaps)}" if gaps else "")
+        yield Finding("episodes.ids", "warning", message, Place(), int(table.ids[-1]) + 1, len(table), fix)
+    empty = np.flatnonzero(table.lengths == 0)
     if len(empty):
-        yield Finding(
-            "episodes.empty",
-            "warning",
-            plural(len(empty), "episode has no frames", "episodes have no frames"),
-            Place(episodes=tuple(empty.tolist())),
-            measured=0,
-            fix=f"{EDIT} --where 'length > 0', or leave them: they give no samples",
-        )
+        message = plural(len(empty), "episode has no frames", "episodes have no frames")
+        fix = f"{EDIT} --where 'length > 0', or leave them: they give no samples"
+        yield Finding("episodes.empty", "warning", message, Place.from_rows(catalog, empty), 0, fix=fix)
     left_out = {f"{key} {why}: left out" for key, why in catalog.skipped_features.items()}
     for line in catalog.metadata_notes():
         covered = line.startswith(_COVERED) or line in left_out or "have no frame" in line or "task texts" in line
@@ -60,27 +50,14 @@ def _totals(catalog: Catalog) -> Iterator[Finding]:
         true["total_videos"] = sum(int(np.unique(v.file[v.file >= 0]).size) for v in table.videos.values())
     for name, value in true.items():
         if name in info and info[name] != value:
-            yield Finding(
-                "metadata.totals",
-                "warning",
-                f"{name} is {info[name]!r}, the tables hold {value}",
-                Place(file=INFO, column=name),
-                measured=info[name],
-                expected=value,
-                fix=correct(f"{name}: {value}"),
-            )
+            message, place = f"{name} is {info[name]!r}, the tables hold {value}", Place(column=name, file=INFO)
+            yield Finding("metadata.totals", "warning", message, place, info[name], value, correct(f"{name}: {value}"))
     splits = info.get("splits")
     whole = f"0:{len(table)}"
     if isinstance(splits, dict) and splits.get("train") not in (None, whole) and not _is_covering(splits, len(table)):
-        yield Finding(
-            "metadata.splits",
-            "warning",
-            f"splits are {splits}, the tables list {plural(len(table), 'episode')}",
-            Place(file=INFO),
-            measured=splits,
-            expected={"train": whole},
-            fix=correct(f'splits: {{"train": "{whole}"}}'),
-        )
+        message = f"splits are {splits}, the tables list {plural(len(table), 'episode')}"
+        fix = correct(f'splits: {{"train": "{whole}"}}')
+        yield Finding("metadata.splits", "warning", message, Place(file=INFO), splits, {"train": whole}, fix)
 
 
 def _is_covering(splits: dict[str, object], episodes: int) -> bool:
@@ -100,34 +77,20 @@ def _features(catalog: Catalog) -> Iterator[Finding]:
             continue
         flat = feature.dimension_names
         if flat == [str(number) for number in range(width)] and not _is_axes(declared, len(feature.shape)):
-            yield Finding(
-                "metadata.names",
-                "warning",
-                f"the declared names are not {width} different ones",
-                Place(file=INFO, column=key),
-                measured=str(declared)[:200],
-                expected=width,
-                fix=correct(f"names of {key}"),
-            )
+            message, place = f"the declared names are not {width} different ones", Place(column=key, file=INFO)
+            fix = correct(f"names of {key}")
+            yield Finding("metadata.names", "warning", message, place, str(declared)[:200], width, fix)
     lacking = [key for key in INDEX_KEYS if key not in catalog.features]
     if lacking:
-        yield Finding(
-            "metadata.features",
-            "note",
-            f"info.json does not declare {', '.join(lacking)}; the reader computes absent ones",
-            Place(file=INFO),
-            measured=lacking,
-            fix=correct("features"),
-        )
+        message = f"info.json does not declare {', '.join(lacking)}; the reader computes absent ones"
+        yield Finding("metadata.features", "note", message, Place(file=INFO), lacking, fix=correct("features"))
     for key, why in catalog.skipped_features.items():
-        no_file = key in catalog.cameras_without_files
-        yield Finding(
-            "files.camera" if no_file else "metadata.oddity",
-            "warning" if no_file else "note",
-            f"the camera {why}" if no_file else f"{key} {why}",
-            Place(camera=key),
-            fix=f"restore its files; without them train with {_cameras(catalog)}" if no_file else "use another camera",
-        )
+        place = Place(camera=key)
+        if key in catalog.cameras_without_files:
+            fix = f"restore its files; without them train with {_cameras(catalog)}"
+            yield Finding("files.camera", "warning", f"the camera {why}", place, fix=fix)
+        else:
+            yield Finding("metadata.oddity", "note", f"{key} {why}", place, fix="use another camera")
 
 
 def _cameras(catalog: Catalog) -> str:
@@ -150,25 +113,14 @@ def _training(catalog: Catalog) -> Iterator[Finding]:
             continue
         problem = f"is {feature.dtype} of shape {feature.shape}" if feature is not None else "is not declared"
         none = ", or --data.state '' for none" if key == STATE else ""
-        yield Finding(
-            "metadata.training",
-            "warning",
-            f"{key} {problem}; a training needs a vector",
-            Place(file=INFO, column=key),
-            fix=f"train with --{flag} KEY, or several joined by +{none}: {', '.join(vectors) or 'there is none'}",
-        )
+        message, place = f"{key} {problem}; a training needs a vector", Place(column=key, file=INFO)
+        fix = f"train with --{flag} KEY, or several joined by +{none}: {', '.join(vectors) or 'there is none'}"
+        yield Finding("metadata.training", "warning", message, place, fix=fix)
     for key in catalog.camera_keys:
-        feature = catalog.features[key]
-        if not feature.is_depth and feature.channels not in (3, None):
-            yield Finding(
-                "metadata.training",
-                "warning",
-                f"images have {feature.channels} channels; a training needs RGB",
-                Place(camera=key),
-                measured=feature.channels,
-                expected=3,
-                fix=f"train with {_cameras(catalog)}",
-            )
+        channels = catalog.features[key].channels
+        if not catalog.features[key].is_depth and channels not in (3, None):
+            message, fix = f"images have {channels} channels; a training needs RGB", f"train with {_cameras(catalog)}"
+            yield Finding("metadata.training", "warning", message, Place(camera=key), channels, 3, fix)
 
 
 def _is_axes(names: object, axes: int) -> bool:
@@ -178,7 +130,7 @@ def _is_axes(names: object, axes: int) -> bool:
 
 def check_tasks(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     """Yield findings about tasks."""
-    table, ids = catalog.episodes, catalog.episodes.ids
+    table = catalog.episodes
     file = "meta/tasks.parquet" if catalog.version.startswith("v3") else "meta/tasks.jsonl"
     used: dict[int, set[int]] = defaultdict(set)
     unknown: dict[int, list[int]] = defaultdict(list)
@@ -187,44 +139,32 @@ def check_tasks(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
         if not 0 <= task < len(catalog.tasks):
             unknown[task].append(row)
     for task, rows in unknown.items():
-        episodes = tuple(ids[sorted(rows)].tolist())
-        yield Finding(
-            "tasks.unknown",
-            "error",
-            f"task_index {task} is not in the task list",
-            Place(episodes=episodes, column="task_index", file=file),
-            measured=task,
-            expected=f"0 to {len(catalog.tasks) - 1}",
-            fix=f"add its text to {file}, or {drop(episodes)}",
-        )
+        message, expected = f"task_index {task} is not in the task list", f"0 to {len(catalog.tasks) - 1}"
+        place = Place.from_rows(catalog, rows, "task_index", file=file)
+        fix = f"add its text to {file}, or {drop(place.episodes)}"
+        yield Finding("tasks.unknown", "error", message, place, task, expected, fix)
     listed = set(table.task_indices.tolist()) - {-1}
     in_rows = {task for tasks in used.values() for task in tasks}
     unused = [task for task, text in enumerate(catalog.tasks) if text and task not in listed | in_rows]
     complete = bool(facts.is_read[table.lengths > 0].all())
     if unused and (complete or len(table.task_indices)):
-        yield Finding(
-            "tasks.unused",
-            "warning",
-            f"{len(unused)} tasks have no episode, first {catalog.tasks[unused[0]]!r}",
-            Place(file=file),
-            measured=unused[:1000],
-            expected=[],
-            fix=f"remove them from {file}, or restore their episodes",
-        )
+        message = f"{len(unused)} tasks have no episode, first {catalog.tasks[unused[0]]!r}"
+        fix = f"remove them from {file}, or restore their episodes"
+        yield Finding("tasks.unused", "warning", message, Place(file=file), unused[:1000], [], fix)
     yield from _texts(catalog, file)
     yield from _listed(catalog, facts, used, file)
 
 
 def _texts(catalog: Catalog, file: str) -> Iterator[Finding]:
     same: dict[str, list[int]] = defaultdict(list)
+    exact: dict[str, list[int]] = defaultdict(list)
     for task, text in enumerate(catalog.tasks):
         if text.strip():
             same[" ".join(text.lower().split()).rstrip(".")].append(task)
-    exact: dict[str, list[int]] = defaultdict(list)
-    for task, text in enumerate(catalog.tasks):
-        exact[text].append(task)
+        if text:
+            exact[text].append(task)
     for text, tasks in exact.items():
-        if len(tasks) > 1 and text:
+        if len(tasks) > 1:
             message = f"{text!r} is the text of task_index {tasks[0]} and {tasks[1]}"
             fix = f"give each text one task_index in {file}"
             yield Finding("tasks.repeated", "warning", message, Place(file=file), measured=tasks, fix=fix)
@@ -232,9 +172,8 @@ def _texts(catalog: Catalog, file: str) -> Iterator[Finding]:
     if alike:
         first, second = catalog.tasks[alike[0][0]], catalog.tasks[alike[0][-1]]
         message = f"{len(alike)} texts differ in case, spaces or a full stop only: {first!r} and {second!r}"
-        yield Finding(
-            "tasks.repeated", "note", message, Place(file=file), measured=alike[:100], fix=correct("them", file)
-        )
+        fix = correct("them", file)
+        yield Finding("tasks.repeated", "note", message, Place(file=file), measured=alike[:100], fix=fix)
     blank = [task for task, text in enumerate(catalog.tasks) if text and not text.strip()]
     gaps = [task for task, text in enumerate(catalog.tasks) if not text]
     if blank or gaps:
@@ -256,22 +195,16 @@ def _listed(catalog: Catalog, facts: RowFacts, used: dict[int, set[int]], file: 
         if not len(named) and row not in used and facts.is_read[row]:
             without.append(row)
     if strange:
-        row = strange[0]
-        episodes = tuple(table.ids[np.array(strange)].tolist())
-        yield Finding(
-            "tasks.listed",
-            "warning",
-            f"rows have task_index {sorted(used[row])}, meta/ lists {table.tasks_of(row).tolist()}",
-            Place(episodes=episodes, column="task_index"),
-            measured=sorted(used[row]),
-            expected=table.tasks_of(row).tolist(),
-            fix="correct the tasks of the episodes in meta/, or task_index in the rows",
-        )
+        measured, listed = sorted(used[strange[0]]), table.tasks_of(strange[0]).tolist()
+        message = f"rows have task_index {measured}, meta/ lists {listed}"
+        place = Place.from_rows(catalog, strange, "task_index")
+        fix = "correct the tasks of the episodes in meta/, or task_index in the rows"
+        yield Finding("tasks.listed", "warning", message, place, measured, listed, fix)
     if foreign:
-        episodes = tuple(table.ids[np.array(foreign)].tolist())
         message = "a task text listed for the episode is not in the task list"
-        yield Finding("tasks.listed", "warning", message, Place(episodes=episodes, file=file), fix=f"add it to {file}")
+        place = Place.from_rows(catalog, foreign, file=file)
+        yield Finding("tasks.listed", "warning", message, place, fix=f"add it to {file}")
     if without:
-        episodes = tuple(table.ids[np.array(without)].tolist())
         message = "meta/ lists no task, and the rows have no task_index"
-        yield Finding("tasks.none", "warning", message, Place(episodes=episodes), fix=f"add a task in {file}")
+        place = Place.from_rows(catalog, without)
+        yield Finding("tasks.none", "warning", message, place, fix=f"add a task in {file}")

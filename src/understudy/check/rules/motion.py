@@ -7,11 +7,13 @@ another episode.
 """
 
 from collections.abc import Iterator
+from itertools import combinations
 
 import numpy as np
 
-from understudy.check.findings import LOOK, Finding, Place, Severity, undecided
+from understudy.check.findings import LOOK, Finding, Place, Severity, is_few, undecided
 from understudy.check.image_facts import WINDOW, Clip, ImageFacts
+from understudy.check.rules.images import place_clips
 from understudy.data.format.catalog import Catalog
 
 LAGS = range(-6, 7)
@@ -45,12 +47,12 @@ def check_motion(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
             yield undecided("images.shifted", _LEAST_CLIPS, words, len(use), Place(camera=camera))
             continue
         motion, is_pulse = follow(use)
-        delayed = [*_delays(catalog, camera, use, motion), *_foreign(catalog, camera, use, motion, is_pulse)]
+        delayed = [*_delays(catalog, camera, use, motion), *_foreign(catalog, use, motion, is_pulse)]
         yield from delayed
         fits = correlate(use)
         named = {episode for finding in delayed for episode in finding.place.episodes}
         if fits is not None:
-            for finding in _strangers(catalog, camera, use, fits, motion):
+            for finding in _strangers(catalog, use, fits, motion):
                 if not named & set(finding.place.episodes):
                     yield finding
 
@@ -199,11 +201,10 @@ def _delays(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarray
     scatter = float(np.quantile(deviation[delays.clear], 1 - _MINORITY)) if delays.clear.any() else 0.0
     odd = delays.clear & (deviation > _SCATTER) & (deviation >= 2 * scatter)
     odd &= delays.peak - delays.table[:, usual] > limit
-    if odd.any() and odd.sum() <= max(1, _MINORITY * len(clips)):
-        place = int(np.flatnonzero(odd)[0])
-        lag, normal = DELAYS[int(delays.best[place])], DELAYS[usual]
+    if is_few(odd, _MINORITY):
+        lag, normal = DELAYS[int(delays.best[odd][0])], DELAYS[usual]
         message = f"rows follow the images by {lag} frames, in the other episodes by {normal}"
-        yield Finding("images.shifted", "warning", message, _place(catalog, camera, clips, odd), lag, normal, LOOK)
+        yield Finding("images.shifted", "warning", message, place_clips(catalog, clips, odd), lag, normal, LOOK)
     away = np.abs(np.arange(len(DELAYS)) - delays.best[:, None]) >= _SEEN
     sharp = delays.clear & (delays.peak - np.where(away, delays.table, -1.0).max(axis=1) > limit)
     if not (sharp | odd).all():
@@ -211,7 +212,7 @@ def _delays(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarray
         yield undecided("images.shifted", len(clips), words, int((sharp | odd).sum()), Place(camera=camera))
 
 
-def _foreign(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarray, is_pulse: bool) -> Iterator[Finding]:
+def _foreign(catalog: Catalog, clips: list[Clip], motion: np.ndarray, is_pulse: bool) -> Iterator[Finding]:
     """Clips whose rows move with their images in reverse, or with those of another clip, and not with their own.
 
     The correlations of all other pairs show how alike the motion of different episodes is.
@@ -237,29 +238,25 @@ def _foreign(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarra
     back = np.array([alike(image[::-1], row) for image, row in zip(images, rows)])
     rest = float(back[~strange].max()) if (~strange).any() else 1.0  # sound clips resemble their reverse by chance
     turned = strange & (back > max(limit, rest, _STRANGE * float(np.median(follows)))) & (back - follows > 2 * _GAIN)
-    if turned.any() and turned.sum() <= max(1, _MINORITY * len(clips)):
-        first = int(np.flatnonzero(turned)[0])
-        message = f"the motion in the images correlates with that of the rows by {follows[first]:.2f}, and by "
-        message += f"{back[first]:.2f} in reverse"
-        place = _place(catalog, camera, clips, turned)
-        yield Finding("images.shifted", "warning", message, place, float(follows[first]), float(back[first]), LOOK)
+    if is_few(turned, _MINORITY):
+        forward, reverse = float(follows[turned][0]), float(back[turned][0])
+        message = f"the motion in the images correlates with that of the rows by {forward:.2f}, and by "
+        message += f"{reverse:.2f} in reverse"
+        place = place_clips(catalog, clips, turned)
+        yield Finding("images.shifted", "warning", message, place, forward, reverse, LOOK)
     lengths = catalog.episodes.lengths
-    for a in np.flatnonzero(strange & ~turned).tolist():
-        for b in np.flatnonzero(strange & ~turned).tolist():
-            pair = min(cross[a, b], cross[b, a])
-            same = lengths[clips[a].row] == lengths[clips[b].row]
-            if a < b and same and pair > limit and pair - follows[[a, b]].max() > _GAIN:
-                message = f"the motion in the images correlates with that of the rows by {follows[[a, b]].max():.2f}, "
-                message += f"and by {pair:.2f} if both exchange their images"
-                place = _place(catalog, camera, clips, np.isin(np.arange(len(clips)), [a, b]))
-                yield Finding(
-                    "images.shifted", "warning", message, place, float(follows[[a, b]].max()), float(pair), LOOK
-                )
+    for pair in combinations(np.flatnonzero(strange & ~turned).tolist(), 2):
+        first, second = pair
+        alone, exchanged = float(follows[list(pair)].max()), float(min(cross[first, second], cross[second, first]))
+        same = lengths[clips[first].row] == lengths[clips[second].row]
+        if same and exchanged > limit and exchanged - alone > _GAIN:
+            message = f"the motion in the images correlates with that of the rows by {alone:.2f}, "
+            message += f"and by {exchanged:.2f} if both exchange their images"
+            place = place_clips(catalog, clips, np.isin(np.arange(len(clips)), pair))
+            yield Finding("images.shifted", "warning", message, place, alone, exchanged, LOOK)
 
 
-def _strangers(
-    catalog: Catalog, camera: str, clips: list[Clip], fits: np.ndarray, motion: np.ndarray
-) -> Iterator[Finding]:
+def _strangers(catalog: Catalog, clips: list[Clip], fits: np.ndarray, motion: np.ndarray) -> Iterator[Finding]:
     """Clips whose rows the images do not predict, where those of the other clips do.
 
     A prediction also fails in a scene unlike the others. The images are foreign only if their `motion` does not
@@ -275,15 +272,8 @@ def _strangers(
         strange &= together < _FOLLOWS
     if usual > 0.75 and strange.any() and strange.sum() <= 0.25 * len(clips):
         worst = float(peak[strange].min())
-        message = (
-            f"images predict the rows by a correlation of {worst:.2f}, those of the other episodes by {usual:.2f}: "
-        )
-        message += "they may belong to another episode"
-        place = _place(catalog, camera, clips, strange)
+        message = f"images predict the rows by a correlation of {worst:.2f}, those of the other episodes by "
+        message += f"{usual:.2f}: they may belong to another episode"
+        place = place_clips(catalog, clips, strange)
         severity: Severity = "warning" if tells else "note"
         yield Finding("images.shifted", severity, message, place, worst, usual, LOOK)
-
-
-def _place(catalog: Catalog, camera: str, clips: list[Clip], chosen: np.ndarray) -> Place:
-    rows = np.array([clip.row for clip in clips])[chosen]
-    return Place(tuple(np.sort(catalog.episodes.ids[rows]).tolist()), camera=camera)

@@ -29,16 +29,15 @@ def check_sensors(catalog: Catalog, sensors: Sequence[SensorFacts]) -> Iterator[
 def _about(
     catalog: Catalog, facts: SensorFacts, rule: str, severity: Severity, rows: Sequence[int], message: str, fix: str
 ) -> Finding:
-    episodes = tuple(catalog.episodes.ids[list(rows)].tolist())
-    return Finding(rule, severity, message, Place(episodes, facts.key, file=facts.file_of(rows[0])), fix=fix)
+    place = Place.from_rows(catalog, rows, facts.key, file=facts.file_of(rows[0]))
+    return Finding(rule, severity, message, place, fix=fix)
 
 
 def _check_files(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
     one_file = len(facts.files) == 1
     for row, path in enumerate(facts.files):
         if path in facts.broken:
-            episodes = () if one_file else (int(catalog.episodes.ids[row]),)
-            place = Place(episodes, facts.key, file=path)
+            place = Place.from_rows(catalog, [] if one_file else [row], facts.key, file=path)
             fix = f"{restore(path).partition(',')[0]}, or take the sensor out of {SENSORS}"
             yield Finding("sensors.file", "error", f"the sensor file {facts.broken[path]}", place, fix=fix)
     if facts.unknown:
@@ -119,7 +118,5 @@ def _check_values(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
             stuck_rows = [row for row, is_stuck in zip(rows, stuck) if is_stuck]
             message = "a dimension of the sensor keeps one value, and changes in most steps of other episodes"
             name = names[number] if number < len(names) else str(number)
-            place = Place(
-                tuple(catalog.episodes.ids[stuck_rows].tolist()), facts.key, name, file=facts.file_of(stuck_rows[0])
-            )
+            place = Place.from_rows(catalog, stuck_rows, facts.key, name, file=facts.file_of(stuck_rows[0]))
             yield Finding("sensors.constant", "warning", message, place, fix=LOOK)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from understudy.check.column_facts import Column
-from understudy.check.findings import LOOK, Finding, Place, Severity, drop, undecided
+from understudy.check.findings import LOOK, Finding, Place, Severity, drop, is_few, undecided
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.check.rules.values import FEW, is_gripper, is_input
 from understudy.data.format.catalog import Catalog
@@ -34,7 +34,7 @@ def check_signals(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
         column = facts.columns.get(key)
         if column is None:
             continue
-        read = facts.is_read & np.isfinite(column.mean).all(axis=1) & (column.bad == 0)
+        read = facts.summarized(column, finite=True)
         yield from _zeros(catalog, column, read)
         rows = np.flatnonzero(read & (catalog.episodes.lengths >= _LEAST_FRAMES))
         if len(rows) > FEW:
@@ -58,13 +58,13 @@ def _finding(
     message: str,
     measured: float,
     expected: float,
+    severity: Severity = "warning",
 ) -> Finding:
     """Warn of the episodes of `rows` with a dimension in bool (n, D)."""
     dims = np.flatnonzero(odd.any(axis=0))
-    names = ", ".join(column.names[dim] for dim in dims[:8].tolist())
-    ids = np.sort(catalog.episodes.ids[rows[odd.any(axis=1)]])
-    place = Place(tuple(ids.tolist()), column.key, column.names[dims[0]] if len(dims) == 1 and column.width > 1 else "")
-    return Finding(rule, "warning", f"{names}: {message}", place, measured, expected, LOOK)
+    name = column.dimension(dims[0]) if len(dims) == 1 else ""
+    place = Place.from_rows(catalog, rows[odd.any(axis=1)], column.key, name)
+    return Finding(rule, severity, f"{column.list_names(dims)}: {message}", place, measured, expected, LOOK)
 
 
 def _few(odd: np.ndarray) -> np.ndarray:
@@ -111,17 +111,15 @@ def _zeros(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Findi
     rows = np.flatnonzero(read & (edge.sum(axis=1) >= min(2, column.width)))
     if len(rows):
         frames = int(column.zeros[rows].sum())
-        ids = catalog.episodes.ids[rows]
-        place = Place(tuple(ids.tolist()), column.key, frame=int(column.zero_frame[rows[0]]))
+        place = Place.from_rows(catalog, rows, column.key, frame=int(column.zero_frame[rows[0]]))
         message = f"{frames} row{'s' * (frames > 1)} of zeros beside other values: not recorded yet?"
-        fix = f"cut these frames with --keep-ranges, or {drop(ids.tolist())}"
+        fix = f"cut these frames with --keep-ranges, or {drop(place.episodes)}"
         yield Finding("values.zeros", "warning", message, place, frames, 0, fix)
 
 
 def _norms(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Finding]:
     """Four dimensions side by side of norm 1 in most episodes, or by their names, and of another norm in some."""
-    lengths = np.maximum(catalog.episodes.lengths[rows], 1)[:, None]
-    square = column.m2[rows] / lengths + column.mean[rows] ** 2
+    square = column.square[rows]
     varies = column.high[rows].max(axis=0) > column.low[rows].min(axis=0)
     start = 0
     while start + 4 <= column.width:
@@ -154,21 +152,18 @@ def _inverted(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Fi
         if moves.sum() <= FEW:
             continue
         usual = [float(np.median(side[moves])) for side in sides]
-        other = (
-            moves & np.all([side == -most for side, most in zip(sides, usual)], axis=0) & (np.array(usual) != 0).all()
-        )
+        other = moves & np.all([(side == -most) & (most != 0) for side, most in zip(sides, usual)], axis=0)
         center = float(np.median(mean[moves]))
         other &= np.abs(2 * middle[dim] - mean - center) < np.abs(mean - center)
         rest = moves & ~other
         agree = np.mean([side[rest] == most for side, most in zip(sides, usual)]) if rest.any() else 0.0
-        if other.any() and other.sum() <= max(1, _MINORITY * len(rows)) and agree >= 0.9:
+        if is_few(other, _MINORITY) and agree >= 0.9:
             odd[other, dim] = True
             strong &= agree >= 0.95 and usual[0] == usual[1]
     if odd.any():
         severity: Severity = "warning" if strong else "note"
         message = "begins and ends at the other end of its range than in the other episodes: inverted?"
-        finding = _finding(catalog, "values.sign", column, odd, rows, message, int(odd.any(axis=1).sum()), 0)
-        yield Finding("values.sign", severity, finding.message, finding.place, finding.measured, finding.expected, LOOK)
+        yield _finding(catalog, "values.sign", column, odd, rows, message, int(odd.any(axis=1).sum()), 0, severity)
 
 
 def _mirrored(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Finding]:
@@ -223,15 +218,14 @@ def check_offsets(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
 
 
 def _offset_finding(catalog: Catalog, column: Column, row: int, dim: int, shift: float, message: str) -> Finding:
-    name = column.names[dim] if column.width > 1 else ""
-    place = Place((int(catalog.episodes.ids[row]),), column.key, name)
+    place = Place.from_rows(catalog, [row], column.key, column.dimension(dim))
     return Finding("values.offset", "warning", message, place, shift, 0.0, _FIX, abs(shift))
 
 
 def _rows(catalog: Catalog, facts: RowFacts, *columns: Column) -> np.ndarray:
     read = facts.is_read & (catalog.episodes.lengths >= _LEAST_SHIFTED)
     for column in columns:
-        read = read & np.isfinite(column.mean).all(axis=1) & (column.bad == 0)
+        read = read & facts.summarized(column, finite=True)
     rows = np.flatnonzero(read)
     return rows if len(rows) >= _ENOUGH else rows[:0]
 

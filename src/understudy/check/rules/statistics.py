@@ -4,6 +4,7 @@ Tolerances are those of correct writers: float32 sums, means of parts, and stati
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -57,10 +58,10 @@ def _column(
         yield Finding("statistics.shape", "warning", message, place, width, column.width, RECOMPUTE)
         return
     yield from _order(column, recorded, place)
-    read = facts.is_read & np.isfinite(column.mean).all(axis=1)
+    read = facts.summarized(column)
     if read.any() and {"mean", "std"} <= recorded.keys() and not column.bad.any():
         complete = bool((read | (catalog.episodes.lengths == 0)).all())
-        yield from _compare(column, recorded, place, summarize(column, read, catalog.episodes.lengths), complete)
+        yield from _compare(column, recorded, place, summarize(column, read), complete)
 
 
 def _order(column: Column, recorded: dict[str, np.ndarray], place: Place) -> Iterator[Finding]:
@@ -80,7 +81,7 @@ def _order(column: Column, recorded: dict[str, np.ndarray], place: Place) -> Ite
         if (over > 0).any():
             dim = int(over.argmax())
             message = f"{lower} {recorded[lower][dim]:.4g} is above {upper} {recorded[upper][dim]:.4g}"
-            dim_place = Place(column=place.column, dimension=column.names[dim], file=place.file)
+            dim_place = replace(place, dimension=column.names[dim])
             yield Finding("statistics.order", "warning", message, dim_place, float(recorded[lower][dim]), fix=RECOMPUTE)
             return
 
@@ -112,9 +113,9 @@ def _compare(
     count = sum(1 for values in zip(*off.values()) if max(values) > 1)
     message = f"recorded {name} is {recorded[name][dim]:.4g}, that of the rows {true[name][dim]:.4g}"
     message += f"; {count} of {column.width} dimensions differ" if column.width > 1 else ""
-    dim_place = Place(column=column.key, dimension=column.names[dim] if column.width > 1 else "", file=place.file)
+    place = replace(place, dimension=column.dimension(dim))
     measured, expected = float(recorded[name][dim]), float(true[name][dim])
-    yield Finding("statistics.values", "warning", message, dim_place, measured, expected, RECOMPUTE, score)
+    yield Finding("statistics.values", "warning", message, place, measured, expected, RECOMPUTE, score)
 
 
 def _is_rounding(std: np.ndarray, true: dict[str, np.ndarray]) -> np.ndarray:
@@ -124,18 +125,17 @@ def _is_rounding(std: np.ndarray, true: dict[str, np.ndarray]) -> np.ndarray:
         return np.asarray(np.abs(std**2 - true["std"] ** 2) <= 4 * np.finfo(np.float32).eps * largest**2)
 
 
-def summarize(column: Column, rows: np.ndarray, lengths: np.ndarray) -> dict[str, np.ndarray]:
+def summarize(column: Column, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Combine the summaries of episodes (Chan, Golub & LeVeque 1979).
 
     Args:
         column: the column.
         rows: bool (N,), the episodes to combine.
-        lengths: int64 (N,), their frames.
 
     Returns:
         "min", "max", "mean" and "std" (population), float64 (D,) each.
     """
-    count = lengths[rows][:, None].astype(np.float64)
+    count = column.lengths[rows][:, None].astype(np.float64)
     total = max(1.0, float(count.sum()))
     mean = (count * column.mean[rows]).sum(0) / total
     m2 = column.m2[rows].sum(0) + (count * (column.mean[rows] - mean) ** 2).sum(0)
@@ -178,14 +178,13 @@ def _per_episode(catalog: Catalog, facts: RowFacts, path: str) -> Iterator[Findi
         )
         if len(absent := np.flatnonzero(~has_record)):
             message = plural(len(absent), "episode has no record", "episodes have no record")
-            place = Place(tuple(ids[absent].tolist()), file=path)
+            place = Place.from_rows(catalog, absent, file=path)
             yield Finding("statistics.episodes", "warning", message, place, len(absent), 0, RECOMPUTE)
     for key, tables in recorded.items():
         column = facts.columns[key]
-        read = facts.is_read & np.isfinite(column.mean).all(axis=1) & (column.bad == 0)
+        read = facts.summarized(column, finite=True)
         spread = np.maximum(column.range, 1e-5 + 1e-4 * np.abs(column.mean))
-        std = np.sqrt(column.m2 / np.maximum(catalog.episodes.lengths, 1)[:, None])
-        true = {"mean": column.mean, "std": std, "min": column.low, "max": column.high}
+        true = {"mean": column.mean, "std": column.std, "min": column.low, "max": column.high}
         off = np.zeros((len(ids), column.width))
         for name, table in tables.items():
             if table.shape == off.shape:
@@ -199,6 +198,6 @@ def _per_episode(catalog: Catalog, facts: RowFacts, path: str) -> Iterator[Findi
             message = f"{name} of episode {int(ids[worst])} is recorded as {figures[name]:.4g}, "
             message += f"that of its rows is {true[name][worst, dim]:.4g}; "
             message += plural(len(rows), "episode differs", "episodes differ")
-            place = Place(tuple(ids[rows].tolist()), key, column.names[dim] if column.width > 1 else "", file=path)
+            place = Place.from_rows(catalog, rows, key, column.dimension(int(dim)), file=path)
             measured, expected = float(figures[name]), float(true[name][worst, dim])
             yield Finding("statistics.episodes", "warning", message, place, measured, expected, RECOMPUTE)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from understudy.check.column_facts import TURNS, Column, is_sign_flip, quaternions, wrapping
-from understudy.check.findings import LOOK, Finding, Place, Severity, drop, undecided
+from understudy.check.findings import LOOK, Finding, Place, Severity, drop, is_few, undecided
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.data.format.catalog import Catalog
 from understudy.plural import plural
@@ -39,25 +39,24 @@ def check_values(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
         yield from _finite(catalog, column)
         if not is_input(key):
             continue
-        read = facts.is_read & np.isfinite(column.mean).all(axis=1)
+        read = facts.summarized(column)
         if not read.any():
             continue
         yield from _outliers(catalog, column, read)
-        yield from _constant(column, read, int(catalog.episodes.lengths[read].sum()))
+        yield from _constant(column, read)
         if read.sum() < FEW:
             for rule in _COMPARE if key in _DECIDE else ():
                 yield undecided(rule, FEW, "episodes", int(read.sum()))
         else:
             yield from _dead(catalog, facts, column, read)
             yield from _jumps(catalog, column, read)
-            yield from _bounds(catalog, facts, column, read)
+            yield from _bounds(catalog, column, read)
 
 
 def _place(
     catalog: Catalog, rows: Sequence[int] | np.ndarray, column: Column, dim: int, frame: int | None = None
 ) -> Place:
-    ids = catalog.episodes.ids[np.asarray(rows, np.int64)]
-    return Place(tuple(ids.tolist()), column.key, column.names[dim] if column.width > 1 else "", frame=frame)
+    return Place.from_rows(catalog, rows, column.key, column.dimension(dim), frame=frame)
 
 
 def _finite(catalog: Catalog, column: Column) -> Iterator[Finding]:
@@ -65,17 +64,10 @@ def _finite(catalog: Catalog, column: Column) -> Iterator[Finding]:
     if not len(rows):
         return
     severity: Severity = "error" if column.key in _DECIDE else "warning"
-    episodes = tuple(catalog.episodes.ids[rows].tolist())
     frames = int(column.bad.sum())
-    yield Finding(
-        "values.finite",
-        severity,
-        f"{plural(frames, 'frame')} with a value that is not finite",
-        Place(episodes, column.key, frame=int(column.bad_frame[rows[0]])),
-        measured=frames,
-        expected=0,
-        fix=drop(episodes),
-    )
+    message = f"{plural(frames, 'frame')} with a value that is not finite"
+    place = Place.from_rows(catalog, rows, column.key, frame=int(column.bad_frame[rows[0]]))
+    yield Finding("values.finite", severity, message, place, frames, 0, drop(place.episodes))
 
 
 def _outliers(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Finding]:
@@ -87,13 +79,17 @@ def _outliers(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Fi
     beyond[~read] = 0.0
     std = column.sample.std(axis=0)
     wraps = wrapping(column, read)
+
+    def worst_of(rows: np.ndarray, dim: int) -> tuple[float, float]:
+        """Distance and value of the farthest value of a dimension."""
+        row = int(rows[beyond[rows, dim].argmax()])
+        is_high = column.high[row, dim] - q99[dim] > q01[dim] - column.low[row, dim]
+        return float(beyond[row, dim]), float((column.high if is_high else column.low)[row, dim])
+
     limit = _FAR if column.key in _DECIDE else _SHOCK
     for dim in np.flatnonzero((beyond > limit).any(axis=0) & ~wraps).tolist():
         rows = np.flatnonzero(beyond[:, dim] > limit)
-        row = int(rows[beyond[rows, dim].argmax()])
-        value = column.high[row, dim] if column.high[row, dim] - q99[dim] > q01[dim] - column.low[row, dim] else 0.0
-        value = value or column.low[row, dim]
-        far = float(beyond[row, dim])
+        far, value = worst_of(rows, dim)
         is_extreme = (far * min(1.0, unit[dim] / _LEAST_UNIT) > _EXTREME and not resting[dim]) or abs(value) > _HUGE
         if not is_extreme and (resting[dim] or len(rows) > max(1, _MINORITY * read.sum())):
             continue
@@ -101,46 +97,29 @@ def _outliers(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Fi
         glitches = rows[(step > _GLITCH * beyond[rows, dim] * unit[dim]) & (step > 4 * column.beside[rows, dim])]
         if not is_extreme and len(glitches):
             rows = glitches
-            row = int(rows[beyond[rows, dim].argmax()])
-            is_high = column.high[row, dim] - q99[dim] > q01[dim] - column.low[row, dim]
-            value, far = float((column.high if is_high else column.low)[row, dim]), float(beyond[row, dim])
+            far, value = worst_of(rows, dim)
         z = abs(value - column.sample[:, dim].mean()) / std[dim] if std[dim] > 0 else float("inf")
         severity: Severity = "error" if is_extreme else "warning" if len(glitches) else "note"
-        yield Finding(
-            "values.outlier",
-            severity,
-            f"z = {z:.3g}: a value is {value:.4g}; 98 % of the values are between {q01[dim]:.4g} and {q99[dim]:.4g}",
-            _place(catalog, rows, column, dim),
-            measured=float(value),
-            expected=[float(q01[dim]), float(q99[dim])],
-            fix=drop(catalog.episodes.ids[rows].tolist()) if is_extreme or len(rows) == 1 else LOOK,
-            score=far,
-        )
+        usual = [float(q01[dim]), float(q99[dim])]
+        message = f"z = {z:.3g}: a value is {value:.4g}; 98 % of the values are between {usual[0]:.4g} and "
+        message += f"{usual[1]:.4g}"
+        place = _place(catalog, rows, column, dim)
+        fix = drop(place.episodes) if is_extreme or len(rows) == 1 else LOOK
+        yield Finding("values.outlier", severity, message, place, value, usual, fix, far)
 
 
-def _constant(column: Column, read: np.ndarray, frames: int) -> Iterator[Finding]:
+def _constant(column: Column, read: np.ndarray) -> Iterator[Finding]:
+    frames = int(column.lengths[read].sum())
     if frames < 2:
         return
     still = np.flatnonzero(column.low[read].min(axis=0) == column.high[read].max(axis=0))
     if len(still):
-        names = ", ".join(column.names[dim] for dim in still[:8].tolist())
         all_of_them = len(still) == column.width and column.key in _DECIDE and column.width > 1
-        yield Finding(
-            "values.constant",
-            "warning" if all_of_them and frames >= _SHORT else "note",
-            f"{len(still)} of {column.width} dimensions have one value in all rows: {names}"
-            + (", ..." if len(still) > 8 else ""),
-            Place(column=column.key),
-            measured=still.tolist(),
-            expected=[],
-            fix="the recorder may not have written them; constant inputs teach a policy nothing",
-        )
-
-
-def _spread(column: Column) -> np.ndarray:
-    """Range of each dimension over the dataset, without the outer hundredths, float64 (D,)."""
-    low, high = np.quantile(column.sample, [0.005, 0.995], axis=0)
-    return np.asarray(high - low)
+        severity: Severity = "warning" if all_of_them and frames >= _SHORT else "note"
+        message = f"{len(still)} of {column.width} dimensions have one value in all rows: {column.list_names(still)}"
+        message += ", ..." if len(still) > 8 else ""
+        fix = "the recorder may not have written them; constant inputs teach a policy nothing"
+        yield Finding("values.constant", severity, message, Place(column=column.key), still.tolist(), [], fix)
 
 
 def _dead(catalog: Catalog, facts: RowFacts, column: Column, read: np.ndarray) -> Iterator[Finding]:
@@ -151,8 +130,7 @@ def _dead(catalog: Catalog, facts: RowFacts, column: Column, read: np.ndarray) -
     if total < FEW:
         return
     moves = column.range > 0
-    spread = _spread(column)
-    lively = (column.range > 0.2 * np.maximum(spread, 1e-12)) & moves
+    lively = (column.range > 0.2 * np.maximum(column.spread, 1e-12)) & moves
     dead_by_row: dict[int, list[int]] = {}
     for dim in range(column.width):
         still = np.flatnonzero(long_enough & ~moves[:, dim])
@@ -164,20 +142,17 @@ def _dead(catalog: Catalog, facts: RowFacts, column: Column, read: np.ndarray) -
     for row, dims in dead_by_row.items():
         by_dims.setdefault(tuple(dims), []).append(row)
     for dead, rows in by_dims.items():
-        gripper = len(dead) <= 2 and all(is_gripper(column, dim) for dim in dead)
-        names = ", ".join(column.names[dim] for dim in dead[:8])
-        place = _place(catalog, rows, column, dead[0])
-        message = (
-            f"{names}: one value ({column.low[rows[0], dead[0]]:.4g}) in the whole episode, and motion in the others"
-        )
-        if gripper:
-            message = (
-                f"{names} does not open or close, and does so in {100 * _share(lively, long_enough, dead[0]):.0f} %"
-            )
-            message += " of the episodes"
-        rule = "values.gripper" if gripper else "values.dead"
-        severity: Severity = "warning" if gripper or _partner_moves(facts, column, rows, dead) else "note"
-        yield Finding(rule, severity, message, place, measured=0.0, expected=float(spread[dead[0]]), fix=LOOK)
+        names, place = column.list_names(dead), _place(catalog, rows, column, dead[0])
+        if len(dead) <= 2 and all(is_gripper(column, dim) for dim in dead):
+            rule, is_certain = "values.gripper", True
+            message = f"{names} does not open or close, and does so in {100 * lively[long_enough, dead[0]].mean():.0f} "
+            message += "% of the episodes"
+        else:
+            rule, is_certain = "values.dead", _partner_moves(facts, column, rows, dead)
+            message = f"{names}: one value ({column.low[rows[0], dead[0]]:.4g}) in the whole episode, and motion in "
+            message += "the others"
+        severity: Severity = "warning" if is_certain else "note"
+        yield Finding(rule, severity, message, place, 0.0, float(column.spread[dead[0]]), LOOK)
 
 
 def _partner_moves(facts: RowFacts, column: Column, rows: list[int], dims: Sequence[int]) -> bool:
@@ -185,14 +160,10 @@ def _partner_moves(facts: RowFacts, column: Column, rows: list[int], dims: Seque
 
     Where both rest, an arm is not used in the episode.
     """
-    partner = facts.columns.get({ACTION: STATE, STATE: ACTION}.get(column.key, ""))
+    partner = facts.partner(column)
     if partner is None or partner.width != column.width:
         return True
-    return bool((partner.range[rows][:, dims] > 0.1 * _spread(partner)[list(dims)]).any())
-
-
-def _share(flags: np.ndarray, rows: np.ndarray, dim: int) -> float:
-    return float(flags[rows, dim].mean())
+    return bool((partner.range[rows][:, dims] > 0.1 * partner.spread[list(dims)]).any())
 
 
 def is_gripper(column: Column, dim: int) -> bool:
@@ -212,13 +183,12 @@ def is_gripper(column: Column, dim: int) -> bool:
 def _jumps(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Finding]:
     """Single steps far larger than all usual ones of the dimension and than their neighbors, in few episodes."""
     usual = np.quantile(column.steps, 0.99, axis=0) if len(column.steps) else np.zeros(column.width)
-    spread = _spread(column)
     typical = np.median(column.step[read], axis=0)
-    limit = np.maximum(np.maximum(5 * usual, 5 * typical), 0.25 * spread)
+    limit = np.maximum(np.maximum(5 * usual, 5 * typical), 0.25 * column.spread)
     by_place: dict[tuple[tuple[int, ...], int], list[int]] = {}
     wraps: list[tuple[int, int]] = []
     flips: list[tuple[int, int]] = []
-    rotations = quaternions(column, read, catalog.episodes.lengths)
+    rotations = quaternions(column, read)
     large = (column.step > limit) & (column.step > 4 * column.beside) & read[:, None] & (limit > 0)
     for dim in np.flatnonzero(large.any(axis=0)).tolist():
         rows = np.flatnonzero(large[:, dim])
@@ -239,16 +209,9 @@ def _jumps(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Findi
         step = float(column.step[rows_of[int(number)], dim])
         message = f"changes by {step:.4g} between two frames, otherwise by {typical[dim]:.3g} at most in most episodes"
         message += f"; {len(dims)} dimensions jump there" if len(dims) > 1 else ""
-        yield Finding(
-            "values.jump",
-            "warning" if column.key in _DECIDE else "note",
-            message,
-            _place(catalog, rows_of, column, dim, frame),
-            measured=step,
-            expected=float(limit[dim]),
-            fix=LOOK,
-            score=step / float(limit[dim]),
-        )
+        severity: Severity = "warning" if column.key in _DECIDE else "note"
+        place, most = _place(catalog, rows_of, column, dim, frame), float(limit[dim])
+        yield Finding("values.jump", severity, message, place, step, most, LOOK, step / most)
     kinds = (
         (wraps, "angles wrap by a whole turn", "a policy learns angles better as sine and cosine, or unwrapped"),
         (flips, "quaternions change their sign, not their rotation,", "give all quaternions of an episode one sign"),
@@ -257,16 +220,15 @@ def _jumps(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Findi
         if places:
             dims_of = sorted({column.names[dim] for dim, _ in places})
             message = f"{fact} between two frames: {', '.join(dims_of[:8])}"
-            place = _place(catalog, sorted({row for _, row in places}), column, places[0][0])
+            place = _place(catalog, list({row for _, row in places}), column, places[0][0])
             yield Finding("values.jump", "note", message, place, measured=len(places), expected=0, fix=fix)
 
 
-def _bounds(catalog: Catalog, facts: RowFacts, column: Column, read: np.ndarray) -> Iterator[Finding]:
+def _bounds(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Finding]:
     """Episodes that return to exactly their own extreme again and again, which other episodes exceed."""
-    lengths = np.maximum(catalog.episodes.lengths, 1)[:, None]
     at_high = column.at_high >= column.at_low
-    share = np.where(at_high, column.at_high, column.at_low) / lengths
-    spread = _spread(column)
+    share = np.where(at_high, column.at_high, column.at_low) / np.maximum(column.lengths, 1)[:, None]
+    spread = column.spread
     speed = np.array([np.quantile(steps[steps > 0], 0.75) if steps.any() else np.inf for steps in column.steps.T])
     # Motion is cut off at a bound at its usual speed; a joint at rest comes and goes by ticks.
     stuck = (share > 0.1) & (column.visits >= 3) & (column.range > 0.2 * spread) & read[:, None]
@@ -291,15 +253,11 @@ def _bounds(catalog: Catalog, facts: RowFacts, column: Column, read: np.ndarray)
         for bound in np.unique(bounds):
             bounded = rows[bounds == bound]
             row = int(bounded[share[bounded, dim].argmax()])
+            most = float(share[row, dim])
+            message = f"up to {most:.0%} of the frames are exactly {bound:.4g}, in "
+            message += f"{int(column.visits[row, dim])} separate ranges, and other episodes exceed it"
             yield Finding(
-                "values.saturation",
-                "warning",
-                f"up to {share[row, dim]:.0%} of the frames are exactly {bound:.4g}, in "
-                f"{int(column.visits[row, dim])} separate ranges, and other episodes exceed it",
-                _place(catalog, bounded, column, dim),
-                measured=float(share[row, dim]),
-                expected=0.0,
-                fix=LOOK,
+                "values.saturation", "warning", message, _place(catalog, bounded, column, dim), most, 0.0, LOOK
             )
 
 
@@ -318,18 +276,11 @@ _UNIT_FIX = "convert the values, or leave the episodes out with --data.exclude-e
 def check_units(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     """Yield findings about dimensions whose meaning differs between episodes."""
     for key, column in facts.columns.items():
-        read = facts.is_read & np.isfinite(column.mean).all(axis=1) & (catalog.episodes.lengths >= 5)
-        if is_input(key) and read.sum() >= FEW:
-            rows = np.flatnonzero(read)
-            partner = facts.columns.get({ACTION: STATE, STATE: ACTION}.get(key, ""))
-            yield from _units(catalog, column, rows, partner)
+        rows = np.flatnonzero(facts.summarized(column) & (column.lengths >= 5))
+        if is_input(key) and len(rows) >= FEW:
+            yield from _units(catalog, column, rows, facts.partner(column))
             yield from _exchanged(catalog, column, rows)
-    if facts.pairs is not None:
-        yield from _directions(catalog, facts)
-
-
-def _unit_place(catalog: Catalog, rows: np.ndarray, key: str, dimension: str = "") -> Place:
-    return Place(tuple(catalog.episodes.ids[np.sort(rows)].tolist()), key, dimension)
+    yield from _directions(catalog, facts)
 
 
 def _units(catalog: Catalog, column: Column, rows: np.ndarray, partner: Column | None) -> Iterator[Finding]:
@@ -339,7 +290,6 @@ def _units(catalog: Catalog, column: Column, rows: np.ndarray, partner: Column |
     one. The partner of `column` (state of an action, and the reverse) shows the same factor or none. Where it shows
     another one, or rests in one group, or the factor is that of no known units, the robot moved by more: a note.
     """
-    lengths = catalog.episodes.lengths
     for dim in range(column.width):
         if is_gripper(column, dim) and "gripper" not in column.names[dim].lower():
             continue
@@ -359,49 +309,39 @@ def _units(catalog: Catalog, column: Column, rows: np.ndarray, partner: Column |
         moved = np.log(np.median(extent[high]) / np.median(extent[low])) if np.median(extent[low]) > 0 else 0.0
         if abs(moved) < np.log(_RATIO):  # the values are elsewhere, but move by as much
             continue
-        if not _is_same_shape(column, rows[low], rows[high], dim, lengths):
+        if not _is_same_shape(column, rows[low], rows[high], dim):
             continue
         few, many = (high, low) if len(high) <= len(low) else (low, high)
         factor = float(np.exp(abs(np.median(logs[high]) - np.median(logs[low]))))
         name = next((name for name, unit in UNITS.items() if 0.6 < factor / unit < 1.7), "")
         size = float(np.median(magnitude[few])), float(np.median(magnitude[many]))
-        severity: Severity = "note"
         shared = _shared(partner, rows[low], rows[high], dim)
         is_unit = bool(name) and (shared == 0 or factor / _ALIKE < shared < factor * _ALIKE)
-        if is_unit or 0 < shared < _RATIO / 2:
-            severity = "warning"
-        yield Finding(
-            "values.unit",
-            severity,
-            f"magnitudes are {size[0]:.4g} here and {size[1]:.4g} in the other {len(many)} episodes, a factor of "
-            f"{factor:.3g}" + (f": {name}?" if name else ""),
-            _unit_place(catalog, rows[few], column.key, column.names[dim] if column.width > 1 else ""),
-            measured=size[0],
-            expected=size[1],
-            fix=_UNIT_FIX,
-            score=factor,
-        )
+        severity: Severity = "warning" if is_unit or 0 < shared < _RATIO / 2 else "note"
+        message = f"magnitudes are {size[0]:.4g} here and {size[1]:.4g} in the other {len(many)} episodes, a factor of "
+        message += f"{factor:.3g}" + (f": {name}?" if name else "")
+        place = _place(catalog, rows[few], column, dim)
+        yield Finding("values.unit", severity, message, place, *size, _UNIT_FIX, factor)
 
 
-def _is_same_shape(column: Column, low: np.ndarray, high: np.ndarray, dim: int, lengths: np.ndarray) -> bool:
+def _is_same_shape(column: Column, low: np.ndarray, high: np.ndarray, dim: int) -> bool:
     """Whether two groups of episodes are equally rough, and cross their range equally fast."""
-    for measure in (_roughness, _travel):
-        of_low, of_high = (float(np.median(measure(column, rows, dim, lengths))) for rows in (low, high))
+    for shape in zip(_shape(column, low, dim), _shape(column, high, dim)):
+        of_low, of_high = (float(np.median(measure)) for measure in shape)
         if not of_low / _ALIKE <= of_high <= of_low * _ALIKE:
             return False
     return True
 
 
-def _roughness(column: Column, rows: np.ndarray, dim: int, lengths: np.ndarray) -> np.ndarray:
-    """Mean second difference as a share of the mean change: about 1.7 for noise, less for motion."""
-    mean = column.path[rows, dim] / np.maximum(lengths[rows] - 1, 1)
-    return np.divide(column.jerk[rows, dim], mean, out=np.zeros(len(rows)), where=mean > 0)
+def _shape(column: Column, rows: np.ndarray, dim: int) -> list[np.ndarray]:
+    """Roughness and travel of a dimension, (n,) each.
 
-
-def _travel(column: Column, rows: np.ndarray, dim: int, lengths: np.ndarray) -> np.ndarray:
-    """Mean change as a share of the range: small for a shock, large for noise."""
-    mean = column.path[rows, dim] / np.maximum(lengths[rows] - 1, 1)
-    return np.divide(mean, column.range[rows, dim], out=np.zeros(len(rows)), where=mean > 0)
+    The mean second difference as a share of the mean change is about 1.7 for noise, less for motion. The mean change as
+    a share of the range is small for a shock, large for noise.
+    """
+    mean = column.path[rows, dim] / np.maximum(column.lengths[rows] - 1, 1)
+    shares = (column.jerk[rows, dim], mean), (mean, column.range[rows, dim])
+    return [np.divide(part, whole, out=np.zeros(len(rows)), where=mean > 0) for part, whole in shares]
 
 
 def _shared(partner: Column | None, low: np.ndarray, high: np.ndarray, dim: int) -> float:
@@ -416,8 +356,8 @@ def _exchanged(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[F
     """Two dimensions that have each other's values in a few episodes."""
     if column.width < 2 or len(rows) < FEW + 1:
         return
-    mean, spread = column.mean[rows], np.sqrt(column.m2[rows] / np.maximum(catalog.episodes.lengths[rows], 1)[:, None])
-    center, width = np.median(mean, axis=0), np.median(spread, axis=0)
+    mean, width = column.mean[rows], np.median(column.std[rows], axis=0)
+    center = np.median(mean, axis=0)
     scatter = 1.4826 * np.median(np.abs(mean - center), axis=0)
     unit = np.maximum(scatter, 0.25 * width) + 1e-9
     far = np.abs(mean - center) / unit
@@ -440,15 +380,9 @@ def _exchanged(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[F
             alike = (aside[:, of] * np.sign(aside[row, of]) > _AS_FAR * np.abs(aside[row, of])).all(axis=1)
             if alike[episodes].sum() < alike.sum():
                 continue
-            yield Finding(
-                "values.exchanged",
-                "warning",
-                f"{names} have each other's usual values",
-                _unit_place(catalog, rows[row : row + 1], column.key, column.names[swapped[0]]),
-                measured=mean[row, of].tolist(),
-                expected=center[of].tolist(),
-                fix=_UNIT_FIX,
-            )
+            message, place = f"{names} have each other's usual values", _place(catalog, rows[[row]], column, of[0])
+            measured, expected = mean[row, of].tolist(), center[of].tolist()
+            yield Finding("values.exchanged", "warning", message, place, measured, expected, _UNIT_FIX)
 
 
 def _cycles(to: np.ndarray, fits: np.ndarray) -> Iterator[list[int]]:
@@ -465,25 +399,16 @@ def _cycles(to: np.ndarray, fits: np.ndarray) -> Iterator[list[int]]:
 
 def _directions(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     """Dimensions of which action and state correlate in most episodes, and oppose each other in few."""
-    assert facts.pairs is not None
-    table = facts.pairs.correlation
-    is_finite = np.isfinite(table)
-    names = facts.columns[STATE].names if STATE in facts.columns else []
-    for dim in range(table.shape[1] if names else 0):
-        rows = np.flatnonzero(is_finite[:, dim])
+    state = facts.columns.get(STATE)
+    if facts.pairs is None or state is None:
+        return
+    for dim, table in enumerate(facts.pairs.correlation.T):
+        rows = np.flatnonzero(np.isfinite(table))
         if len(rows) < FEW:
             continue
-        correlation = table[rows, dim]
-        opposed = rows[correlation < -0.5]
-        usual = 0.5 if is_gripper(facts.columns[STATE], dim) else 0.8
-        if np.median(correlation) > usual and 0 < len(opposed) <= max(1, 0.3 * len(rows)):
-            yield Finding(
-                "values.sign",
-                "warning",
-                f"action and state correlate by {correlation.min():.2f}, in the other episodes by "
-                f"{np.median(correlation):.2f}",
-                _unit_place(catalog, opposed, STATE, names[dim]),
-                measured=float(correlation.min()),
-                expected=float(np.median(correlation)),
-                fix=_UNIT_FIX,
-            )
+        correlation = table[rows]
+        least, usual = float(correlation.min()), float(np.median(correlation))
+        if usual > (0.5 if is_gripper(state, dim) else 0.8) and is_few(correlation < -0.5, 0.3):
+            message = f"action and state correlate by {least:.2f}, in the other episodes by {usual:.2f}"
+            place = Place.from_rows(catalog, rows[correlation < -0.5], STATE, state.names[dim])
+            yield Finding("values.sign", "warning", message, place, least, usual, _UNIT_FIX)

@@ -23,14 +23,14 @@ _JUMP = 0.75  # frames by which the start of the next episode may be off its pla
 def check_videos(catalog: Catalog, facts: VideoFacts) -> Iterator[Finding]:
     """Yield findings about video files: unreadable ones, frame counts, encoding."""
     for camera, file, path, error in facts.unreadable:
-        place = Place(_episodes_of(catalog, camera, file), camera=camera, file=path)
+        place = _place(catalog, camera, [file], path)
         yield Finding("videos.unreadable", "error", error.what, place, fix=error.fix or restore(path))
     for camera, files in facts.files.items():
         videos = catalog.videos(camera)
         surplus = []
         for video in files:
             expected = int(videos.expected[video.file])
-            place = Place(_episodes_of(catalog, camera, video.file), camera=camera, file=video.path)
+            place = _place(catalog, camera, [video.file], video.path)
             if video.count < expected:
                 message = f"the video holds {plural(video.count, 'frame')}, its episodes have {plural(expected, 'row')}"
                 fix = restore(video.path)
@@ -42,8 +42,10 @@ def check_videos(catalog: Catalog, facts: VideoFacts) -> Iterator[Finding]:
         yield from _encoding(catalog, facts, camera)
 
 
-def _episodes_of(catalog: Catalog, camera: str, file: int) -> tuple[int, ...]:
-    return tuple(catalog.episodes.ids[catalog.videos(camera).file == file].tolist())
+def _place(catalog: Catalog, camera: str, files: list[int], path: str) -> Place:
+    """Place of the episodes in files of a camera, at the first file."""
+    rows = np.flatnonzero(np.isin(catalog.videos(camera).file, files))
+    return Place.from_rows(catalog, rows, camera=camera, file=path)
 
 
 def _surplus(catalog: Catalog, camera: str, surplus: list[tuple[VideoFile, int, Place]]) -> Iterator[Finding]:
@@ -61,16 +63,9 @@ def _surplus(catalog: Catalog, camera: str, surplus: list[tuple[VideoFile, int, 
             message += ", and the recorded times do not show which frames belong to them"
         else:
             message += f"; the first {expected} are used"
-        yield Finding(
-            "videos.count",
-            "error" if unclear and packed and not placed else "warning",
-            message,
-            place,
-            count,
-            expected,
-            restore(place.file),
-            float(count - expected),
-        )
+        severity: Severity = "error" if unclear and packed and not placed else "warning"
+        fix, score = restore(place.file), float(count - expected)
+        yield Finding("videos.count", severity, message, place, count, expected, fix, score)
 
 
 def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Iterator[Finding]:
@@ -81,10 +76,9 @@ def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Iterator[Find
     usual = sizes.most_common(1)[0][0]
     odd = [video for video in files if (video.width, video.height) != usual]
     if odd:
-        episodes = tuple(sorted(e for video in odd for e in _episodes_of(catalog, camera, video.file)))
         message = f"{plural(len(odd), 'file has', 'files have')} frames of {odd[0].width}x{odd[0].height}, the others "
         message += f"{usual[0]}x{usual[1]}"
-        place = Place(episodes, camera=camera, file=odd[0].path)
+        place = _place(catalog, camera, [video.file for video in odd], odd[0].path)
         yield Finding("videos.encoding", "error", message, place, [odd[0].width, odd[0].height], list(usual))
     place = Place(camera=camera, file=files[0].path)
     if feature.size is not None and feature.size != (usual[1], usual[0]):
@@ -93,10 +87,10 @@ def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Iterator[Find
         yield Finding("videos.encoding", "warning", message, place, list(usual), list(feature.shape), fix)
     rates = [video for video in files if abs(video.fps / catalog.fps - 1) > 0.01 and video.count > 1]
     if rates:
-        episodes = tuple(sorted(e for video in rates for e in _episodes_of(catalog, camera, video.file)))
         message = f"{plural(len(rates), 'video plays', 'videos play')} {rates[0].fps:.4g} frames per second, "
         message += f"info.json declares {catalog.fps:g}"
-        rate_place = Place(() if len(rates) == len(files) else episodes, camera=camera, file=rates[0].path)
+        odd_files = [video.file for video in rates] if len(rates) < len(files) else []
+        rate_place = _place(catalog, camera, odd_files, rates[0].path)
         fix = f"frames are paired by number here; for LeRobot write the videos with {catalog.fps:g} frames per second"
         yield Finding("videos.encoding", "warning", message, rate_place, rates[0].fps, catalog.fps, fix)
     declared = feature.info.get("video.codec")
@@ -128,7 +122,7 @@ def check_places(catalog: Catalog, opens_videos: bool) -> Iterator[Finding]:
         place = Place(file=str(error.where or EPISODES).removeprefix(f"{catalog.root}/"))
         yield Finding("metadata.unreadable", "error", error.what, place, fix=error.fix)
         return
-    ids, lengths = catalog.episodes.ids, catalog.episodes.lengths
+    lengths = catalog.episodes.lengths
     first, stop = columns.get("dataset_from_index"), columns.get("dataset_to_index")
     if first is not None and stop is not None:
         wrong = np.flatnonzero(stop - first != lengths)
@@ -136,19 +130,16 @@ def check_places(catalog: Catalog, opens_videos: bool) -> Iterator[Finding]:
             row = int(wrong[0])
             message = f"dataset_from_index {first[row]:g} and dataset_to_index {stop[row]:g} enclose "
             message += f"{stop[row] - first[row]:g} frames, length is {int(lengths[row])}"
-            place = Place(tuple(ids[wrong].tolist()), file=EPISODES)
-            measured = float(stop[row] - first[row])
+            place, fix = Place.from_rows(catalog, wrong, file=EPISODES), correct("both", EPISODES)
             yield Finding(
-                "episodes.range", "error", message, place, measured, int(lengths[row]), correct("both", EPISODES)
+                "episodes.range", "error", message, place, float(stop[row] - first[row]), int(lengths[row]), fix
             )
         order = np.argsort(first, kind="stable")
         over = order[1:][first[order][1:] < (first + lengths)[order][:-1]]
         if len(over):
             message = f"{plural(len(over), 'episode begins', 'episodes begin')} before the previous one ends"
-            place = Place(tuple(np.sort(ids[over]).tolist()), file=EPISODES)
-            yield Finding(
-                "episodes.range", "error", message, place, len(over), 0, correct("dataset_from_index", EPISODES)
-            )
+            place, fix = Place.from_rows(catalog, over, file=EPISODES), correct("dataset_from_index", EPISODES)
+            yield Finding("episodes.range", "error", message, place, len(over), 0, fix)
     for camera in catalog.episodes.videos:
         begins, ends = columns.get(f"videos/{camera}/from_timestamp"), columns.get(f"videos/{camera}/to_timestamp")
         if begins is not None:
@@ -179,8 +170,7 @@ def _starts(
     catalog: Catalog, camera: str, begins: np.ndarray, ends: np.ndarray | None, opens_videos: bool
 ) -> Iterator[Finding]:
     """Compare recorded seconds with the number of frames before each episode in its file."""
-    ids, lengths, fps = catalog.episodes.ids, catalog.episodes.lengths, float(catalog.fps)
-    videos = catalog.videos(camera)
+    videos, lengths, fps = catalog.videos(camera), catalog.episodes.lengths, float(catalog.fps)
     used = (videos.file >= 0) & (lengths > 0) & np.isfinite(begins)
     first, off, jumps, is_proven = _start_errors(catalog, camera, begins, used, opens_videos)
     size = np.abs(off)
@@ -188,8 +178,7 @@ def _starts(
 
     def groups(rows: np.ndarray, size: np.ndarray) -> Iterator[tuple[int, Place]]:
         for group in split_gross(rows, size):
-            place = Place(tuple(ids[group].tolist()), camera=camera, file=EPISODES)
-            yield int(group[size[group].argmax()]), place
+            yield int(group[size[group].argmax()]), Place.from_rows(catalog, group, camera=camera, file=EPISODES)
 
     for row, place in groups(np.flatnonzero(size > _DRIFT), size):
         severity: Severity = "warning"
