@@ -6,8 +6,8 @@ no more than lanes where images stay decoded, in memory or in a cache on disk. E
 
 The rule: of the orders that cost at most 1.25, the one whose samples are correlated least, over 8 batches together,
 then over 64; of equal ones, that with the fewest lanes. Where none costs so little, the cheapest. Lanes that open
-slowly (`order/cost.opens_quickly`) are left out. The choice depends on the arguments and the datasets, not on the
-machine.
+slowly (`order/cost.opens_quickly`) are left out, and so are lanes that all begin new clips at the same step. The choice
+depends on the arguments and the datasets, not on the machine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from understudy.load.images.clip_reader import DecodePolicy
 from understudy.load.memory_plan import MemoryPlan, SourceFacts, plan_memory, read_facts, resized
 from understudy.order import Order, Spec
 from understudy.order.cost import BEARABLE, bearable, clips_cost, lane_correlation, opens_quickly, uniform_cost
-from understudy.order.defaults import held_frames, lane_counts
+from understudy.order.defaults import held_frames, lane_counts, turn_together
 from understudy.order.make_spec import (
     CheckedSource,
     OrderRequest,
@@ -42,7 +42,8 @@ _GIGABYTES = (2, 4, 8, 16, 32, 64, 128, 256)  # memory to advise
 _MOST_ON_DISK = 10**12  # bytes of a decoded cache to advise
 _SIDE, _ENCODE_MS = 224, 2.5  # pixels of the images of the advised edit, and CPU milliseconds of writing one
 _MS_PER_ROW = 0.05  # CPU milliseconds of a sample without images
-_RUN_COST = {(True, 1): 1.1, (False, 4): 1.08, (False, 8): 1.03}  # by (own decoder, run length); 1 for others
+_START_MS = 0.2  # CPU milliseconds of a start at a random place, besides decoding
+_OWN_RUN_COST = {1: 1.2, 2: 1.1, 4: 1.05}  # of lanes with decoders of their own, by run length
 
 
 @dataclass(frozen=True)
@@ -203,11 +204,12 @@ def _candidates(
         for number, (source, keep) in enumerate(zip(facts, first.plan.keeps_decoded))
         if source.frames <= request.in_flight and (keep or _is_cheap(source))
     )
-    gop = max((source.gop for number, source in enumerate(facts) if number not in uniform), default=1)
+    laned = [source for number, source in enumerate(facts) if number not in uniform]
+    gop, frames = max((source.gop for source in laned), default=1), sum(source.frames for source in laned)
     together = request.batch_size * workers
-    quick = [lanes for lanes in lane_counts(request.batch_size) if opens_quickly(gop, lanes, together)]
-    laned = [candidate(replace(request, spread=lanes, uniform=uniform)) for lanes in quick]
-    return list({candidate.spec: candidate for candidate in (first, *laned)}.values())
+    quick = [lanes for lanes in lane_counts(request.batch_size) if opens_quickly(frames, gop, lanes, together)]
+    orders = [first, *(candidate(replace(request, spread=lanes, uniform=uniform)) for lanes in quick)]
+    return list({candidate.spec: candidate for candidate in orders}.values())
 
 
 def advise_on(
@@ -260,11 +262,12 @@ def _source_cost(facts: SourceFacts, spec: SourceSpec, keep: bool, policy: Decod
     if keep or not facts.frame or not spec.shuffle:
         return 1.0
     if spec.clip == 1 or policy.run_length == 0 or (policy.run_length == 1 and not policy.keep_decoder):
-        return uniform_cost(facts.gop, facts.halo)
+        starts = _START_MS * len(facts.frame) / (facts.decode_ms + _MS_PER_ROW) if facts.gop > 1 else 0.0
+        return uniform_cost(facts.gop, facts.halo) + starts
     clips = clips_cost(
         facts.frames, facts.gop, facts.reach, clip=spec.clip, lanes=spec.lanes, cut=spec.cut, shared_by=shared_by
     )
-    return clips * _RUN_COST.get((policy.keep_decoder, policy.run_length), 1.0)
+    return clips * (_OWN_RUN_COST.get(policy.run_length, 1.0) if policy.keep_decoder else 1.0)
 
 
 def _is_fixed(request: OrderRequest) -> bool:
@@ -299,10 +302,14 @@ def _choose(candidates: Sequence[Candidate], request: OrderRequest) -> Candidate
             for source in candidate.sources
         )
 
+    def turns_together(candidate: Candidate) -> bool:
+        return any(turn_together(part.frames, part.clip, part.lanes) for part in candidate.spec.sources)
+
     fitting = [candidate for candidate in candidates if held(candidate) <= request.in_flight] or candidates[-1:]
     bound = bearable(candidate.cost for candidate in fitting)
     cheap = [candidate for candidate in fitting if candidate.cost <= bound]
-    return min(cheap, key=lambda c: (round(c.correlation[1], 2), round(c.correlation[2], 2), c.lanes))
+    staggered = [candidate for candidate in cheap if not turns_together(candidate)]
+    return min(staggered or cheap, key=lambda c: (round(c.correlation[1], 2), round(c.correlation[2], 2), c.lanes))
 
 
 Figures = Callable[[Sequence[SourceFacts], int], tuple[float, float]]

@@ -4,7 +4,7 @@ Memory goes first to the indispensable (batches under way, rows, one decoder a t
 decoded, then to clip readers: the state of each lane between two of its samples. Clip readers have several policies.
 The first that fits, the fastest first, is taken. The samples are the same with any of them.
 
-    short GOPs:    runs of 64, 32, 16, 8 or 4 frames with shared decoders; a decoder for each lane
+    short GOPs:    runs of 8 or 4 frames with shared decoders; a decoder for each lane
     middling GOPs: runs of whole GOPs with shared decoders; then as long GOPs
     long GOPs:     a decoder for each lane, with runs of 8, 4, 2 or 1
     all:           the frames that windows share; nothing
@@ -32,9 +32,9 @@ from understudy.order import Order, rank_slice
 
 _AHEAD = (8, 4, 2)  # batches made ahead, where memory allows: threads end their runs in turns
 _SMALL = 100  # eight of them only where a batch takes less than this part of memory
-_RUNS = (64, 32, 16, 8, 4)  # frames of a run of shared decoders
-_LONG = 32  # run from which on batches ahead are worth more
-_OWN_RUNS = (8, 4, 2)  # of a lane's own decoder; longer ones cost memory, and no less time
+_RUNS = (8, 4)  # frames of a run of shared decoders; longer ones cost memory, and no less time
+_OWN_RUNS = (8, 4, 2)  # of a lane's own decoder
+_MANY = 8  # lanes per sample of a batch from which on runs are short: the first batches wait for half a run of each
 _SHORT = 8  # frames from key frame to key frame up to which a decoder that starts over costs little
 _OWN = 9_000_000  # Python's objects for each lane, code that runs for the first time, gaps in malloc's heaps
 _ROWS_HELD = 1.4  # memory of loaded columns over their bytes: Arrow keeps a part of its memory of reading
@@ -417,9 +417,7 @@ def _choose_level(needs: _RankNeeds, keeps: Sequence[bool], spare: int, threads:
         return needs.fixed_bytes(ahead, threads) + readers <= spare
 
     for level in range(levels):
-        policies = [source.policy(level) for source in read]
-        long = any(policy.run_length >= _LONG and not policy.whole_gops for policy in policies)
-        for ahead in aheads[:-1] if long else aheads:  # 3 % of time are not worth so few batches ahead
+        for ahead in aheads:
             if fits(ahead, level):
                 return ahead, level
     return int(fits(1, levels - 1)), levels - 1
@@ -457,12 +455,13 @@ def rank_policies(
         lanes: per sample of a batch. With many of them runs are short, or the first batches would wait for the frames
             of later ones.
     """
-    most = max(_RUNS[-1], _RUNS[0] / max(1.0, lanes))
+    most = _RUNS[0] if lanes < _MANY else _RUNS[-1]
     policies: list[tuple[int, bool, bool]] = []
     if not single:
         keep = gop > _SHORT or not shuffle
-        runs = [run for run in (_OWN_RUNS if keep else _RUNS) if run <= most]
-        runs = [run for run in runs if run <= clip or not shuffle] or runs[-1:]  # in storage order all is one clip
+        runs = _OWN_RUNS if keep else tuple(run for run in _RUNS if run >= gop)
+        runs = tuple(run for run in runs if run <= most) or runs[-1:]
+        runs = tuple(run for run in runs if run <= clip or not shuffle) or runs[-1:]  # in storage order all is one clip
         whole = [(gop, False, True)] if keep and gop <= _MIDDLING and shuffle else []
         policies = [*whole, *((run, keep, False) for run in runs), (1, True, False)]
     policies += [(1, False, False)] if halo and not single else []

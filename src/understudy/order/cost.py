@@ -1,9 +1,8 @@
 """Cost and mixing of an order, from its numbers alone: frames decoded for a sample, and correlation of its batches.
 
 Costs are relative to decoding in a row, with a key frame counted as `_KEY` other frames. For frames at random places
-they give twice the cost with GOP 2, and 128 times with GOP 250. measured were 1.8 to 2.3 times for
-AV1 of 480 lines with GOP 2 and 3.3 for H.264 of 224 pixels, where each start costs 0.2 ms in Python; and 92 times for
-H.264 with GOP 250, since frames on the way are not converted.
+they give 2.0 times the cost with GOP 2, and 92 times with GOP 250. 1.8 to 2.3 times were measured for AV1 of 480 lines
+with GOP 2, and 92 for H.264 with GOP 250. The 0.2 ms in Python of each start are not in these figures.
 """
 
 import math
@@ -17,6 +16,11 @@ _NEAR = 1.05  # factor within which costs count as equal
 
 _KEY = 6.0  # cost of a key frame, in other frames
 _START = 0.5  # a decoder that starts over, in other frames
+_PASSED = 0.7  # a frame on the way to another, which is not converted
+_AHEAD = 4.0  # frames that a lane decodes ahead when it opens: half a run
+_OPENING, _LARGE_OPENING = 32.0, 1024.0  # the most batches' cost of opening all lanes; of a large source
+_LARGE, _SHARE = 100_000, 0.04  # frames of a large source; and the share of its epoch that the opening may cost
+_MANY = 8  # lanes per sample up to which a large source may open slowly: more mix hardly better
 
 
 def bearable(costs: Iterable[float]) -> float:
@@ -26,13 +30,13 @@ def bearable(costs: Iterable[float]) -> float:
 
 def start_cost(gop: int) -> float:
     """Frames decoded in vain before a start at a random place, with key frames `gop` frames apart."""
-    before = ((gop - 1) * _KEY + (gop - 1) * (gop - 2) / 2) / gop
+    before = ((gop - 1) * _KEY + _PASSED * (gop - 1) * (gop - 2) / 2) / gop
     return (before + _START) / _in_row(gop)
 
 
 def uniform_cost(gop: int, halo: int = 0) -> float:
     """Cost of a sample at a random place, whose windows extend `halo` frames."""
-    return (_KEY + _START + (gop - 1) / 2) / _in_row(gop) + halo if gop > 1 else 1.0 + halo
+    return 1.0 + halo + (start_cost(gop) if gop > 1 else 0.0)
 
 
 def clips_cost(
@@ -80,14 +84,16 @@ def lane_correlation(frames: int, clip: int, lanes: int, samples: float, model: 
     return inside + across
 
 
-def opens_quickly(gop: int, lanes: int, batch_size: int) -> bool:
+def opens_quickly(frames: int, gop: int, lanes: int, batch_size: int) -> bool:
     """Whether lanes open without long waiting: in three batches, or later ones at a quarter of 128 batches' cost.
 
-    At the start of a run, and after every resume, all lanes begin inside a clip, and half a run of frames is decoded
-    ahead for each (`load/memory_plan.rank_policies`).
+    All lanes begin inside a clip at the start of a run and after every resume, and half a run of frames is decoded
+    ahead for each. Of a large source, up to eight lanes per sample may cost 4 % of its epoch, or 1,024 batches.
     """
-    ahead = min(32.0, 32 * batch_size / lanes)
-    return (lanes - 3 * batch_size) * (start_cost(gop) + ahead) <= 32 * batch_size
+    most = _OPENING
+    if frames > _LARGE and lanes <= _MANY * batch_size:
+        most = max(most, min(_SHARE * frames / batch_size, _LARGE_OPENING))
+    return (lanes - 3 * batch_size) * (start_cost(gop) + _AHEAD) <= most * batch_size
 
 
 def _in_row(gop: int) -> float:

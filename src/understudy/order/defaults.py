@@ -78,10 +78,13 @@ def choose_clips(
 
     held = [choice for choice in choices if choice.lanes * held_frames(choice.clip, reach) <= in_flight]
     held = held or [choice for choice in choices if choice.lanes <= batch_size][:1] or choices[-1:]
-    quick = [choice for choice in held if opens_quickly(gop, choice.lanes, batch_size)] or held[-1:]
+    quick = [choice for choice in held if opens_quickly(frames, gop, choice.lanes, batch_size)] or held[-1:]
     bound = bearable(map(cost, quick))
     cheap = [choice for choice in quick if cost(choice) <= bound]
-    best = min(cheap, key=lambda c: [lane_correlation(frames, c.clip, c.lanes, n * batch_size) for n in (8, 64)])
+    staggered = [choice for choice in cheap if not turn_together(frames, choice.clip, choice.lanes)]
+    best = min(
+        staggered or cheap, key=lambda c: [lane_correlation(frames, c.clip, c.lanes, n * batch_size) for n in (8, 64)]
+    )
     number = best.lanes * held_frames(best.clip, reach)
     reason = f"{best.lanes} lanes: {number} frames in flight of {frames}, {in_flight} allowed"
     if number > 1.1 * in_flight:
@@ -130,6 +133,11 @@ def shared_factor(frames: int, clip: int, lanes: int) -> int:
     length, longer = divmod(frames, lanes)
     factor = gcd(clip, length) if length else 1
     return max(factor, gcd(clip, length + 1)) if longer else factor
+
+
+def turn_together(frames: int, clip: int, lanes: int) -> bool:
+    """Whether all lanes begin every new clip at the same step."""
+    return 1 < clip < frames // lanes and shared_factor(frames, clip, lanes) == clip
 
 
 def choose_slots(weights: Sequence[float], batch_size: int, about: int) -> tuple[int, ...]:

@@ -341,17 +341,16 @@ def test_rank_policies_puts_the_fastest_first() -> None:
             for way in rank_policies(False, gop, clip, 0, False, shuffle, lanes)
         ]
 
-    shared = [(run, False, False) for run in (64, 32, 16, 8, 4)]
+    shared = [(run, False, False) for run in (8, 4)]
     kept = [(run, True, False) for run in (8, 4, 2)]
     last = [(1, True, False), (0, False, False)]
     assert ways(2, 64, True) == [*shared, *last]
-    assert ways(2, 9, True) == [*shared[3:], *last]
-    assert ways(2, 3, True) == [*shared[4:], *last]
+    assert ways(2, 7, True) == ways(2, 3, True) == [*shared[1:], *last]
+    assert ways(6, 64, True) == ways(6, 64, True, lanes=8.0) == [*shared[:1], *last]  # no run is shorter than a GOP
     assert ways(30, 64, True) == [(30, False, True), *kept, *last]
     assert ways(250, 64, True) == [*kept, *last]
     assert ways(250, 1, False) == ways(2, 1, False) == [*kept, *last]
-    assert ways(2, 64, True, lanes=8.0) == [*shared[3:], *last]  # more would be decoded ahead in the first batches
-    assert ways(2, 64, True, lanes=1000.0) == [*shared[4:], *last]
+    assert ways(2, 64, True, lanes=8.0) == [*shared[1:], *last]  # more would be decoded ahead in the first batches
 
 
 @pytest.mark.skipif(PYAV_MAJOR < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")

@@ -1,0 +1,340 @@
+"""Figures of `us.Loader` without settings: the order that it chooses, its cost, its first seconds and its mixing.
+
+    python benchmarks/defaults.py [--json] [--quick] [--real DIR] [--cache DIR] [--out FILE]
+                                  [--parts measured,verified,frontier] [--only NAME]
+
+`measured`: re-encodings of eight episodes, real (`--real`, or UNDERSTUDY_TEST_DATA) or drawn, joined 1, 4, 8 and 20
+times, each with a memory of 1 and 4 GB: `us.Loader(PATH, batch_size=32, seed=0, memory=M, delta_timestamps=16 actions)`
+and nothing else, in a process of its own. A consumer takes 50 ms a step for five seconds after the first batch
+(`start_waiting`); `start_cpu_ms` is of the 100 batches after the third, all opening of lanes included. Then rounds
+without a step alternate with decoding in a row: 256 consecutive frames of the same video, read 8 at a time into RGB
+memory that is used again, on each core at once; larger reads were slower. CPU times are user and system time of the
+process, all rounds together; work ahead between rounds counts. In a loader that keeps its images decoded, the first
+100 batches are of the first epoch, and rounds later than that only copy.
+
+`verified`: frames in uniform order that no memory keeps, at GOP 2 and 250, beside `order/cost.uniform_cost`.
+
+`frontier`: arithmetic, see `defaults_frontier.py`.
+
+A whole run takes about 15 minutes; with `--out` each row is written as it is measured, and a later run continues.
+"""
+
+import argparse
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from defaults_frontier import RIVALS, cells, deff_of, frontier_row
+from loader_sets import Encoding, Recording, encodings, joined
+
+BATCH, CHUNK = 32, 16
+STEP_S, START_S, START_BATCHES, LEAST = 0.05, 5.0, 100, 16  # LEAST: batches of a round
+TILES, MEMORIES, AT_ONCE, IN_A_ROW = (1, 4, 8, 20), (1, 4), 8, 256
+PARTS = ("measured", "verified", "frontier")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A dataset and a memory in GB; `uniform` for the order of `verified`."""
+
+    root: Path
+    encoding: Encoding
+    height: int
+    memory: float
+    uniform: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.root.name}-{self.memory:g}GB" + ("-uniform" if self.uniform else "")
+
+
+def rows(cache: Path, real: Path | None, quick: bool) -> Iterator[Row]:
+    """Rows to measure, their datasets made where they are missing."""
+    cache = cache / ("quick" if quick else "real" if real else "drawn")
+    recorded = Recording(cache, real, episodes=8, frames=24 if quick else 266, height=64 if quick else 480)
+    for encoding in encodings(quick):
+        whole, short = encoding.height == 0, encoding.gop == 2
+        if not quick and (encoding.codec == "libsvtav1") != (whole and short):
+            continue  # AV1 for 480 lines with GOP 2, as LeRobot records; H.264 for all others
+        height = encoding.height or recorded.height
+        for tiles in TILES[:1] if quick else TILES:
+            name = f"defaults-{encoding.codec.removeprefix('lib')}-g{encoding.gop}-{height}-{tiles}"
+            root = joined(cache / name, recorded.encoded(encoding), tiles, 1)
+            yield from (Row(root, encoding, height, memory) for memory in (MEMORIES[:1] if quick else MEMORIES))
+            if quick or (tiles == TILES[1] and encoding.gop in (2, 250)):
+                yield Row(root, encoding, height, 0.05 if quick else 0.25, uniform=True)
+
+
+def serve_loader(root: str, memory: float, uniform: bool) -> None:
+    """Measure the default loader in this process: a request a line on stdin, the figures so far a line on stdout."""
+    import understudy as us
+    from understudy.cli.bench.measure import start_peak
+
+    def answer(**figures: Any) -> None:
+        print(json.dumps(figures), flush=True)
+
+    data = us.EpisodeDataset(root)
+    data.batch(*data.locate([0]))  # loads code and codecs, which the loader's plan does not count
+    windows = {"action": [i / data.catalog.fps for i in range(CHUNK)]}
+    del data
+    answer(version=us.__version__)
+    loader: us.Loader | None = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        if loader is None:
+            before = start_peak()
+            order = {"batch_size": BATCH, "seed": 0} if not uniform else {"order": uniform_order(root, windows)}
+            begin = time.perf_counter()
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                loader = us.Loader(root, memory=f"{memory}GB", delta_timestamps=windows, **order)
+            next(loader)
+            about = {"first_batch_s": time.perf_counter() - begin, "advice": " ".join(str(w.message) for w in warned)}
+            if not uniform:
+                about |= start_figures(loader, request["seconds"], request["batches"])
+            answer(**about, **plan_figures(loader, before))
+            spent = cpu_seconds()
+        else:
+            begin, batches = time.perf_counter(), 0
+            while batches < request["batches"] or time.perf_counter() - begin < request["seconds"]:
+                next(loader)
+                batches += 1
+            spent, earlier = cpu_seconds(), spent
+            answer(cpu_s=spent - earlier, samples=batches * BATCH, peak_mb=plan_figures(loader, before)["peak_mb"])
+
+
+def uniform_order(root: str, windows: dict[str, list[float]]) -> Any:
+    import understudy as us
+
+    data = us.EpisodeDataset(root, delta_timestamps=windows)
+    return us.Order.from_datasets([data], batch_size=BATCH, seed=0, mode="uniform")
+
+
+def start_figures(loader: Any, seconds: float, batches: int) -> dict[str, float]:
+    """Waiting of a consumer that takes 50 ms a step, after the first batch, and CPU time of batches 4 and later."""
+    begin, waited, share, steps, spent = time.perf_counter(), 0.0, -1.0, 1, cpu_seconds()
+    while share < 0 or steps < batches + 3:
+        if steps == 3:
+            spent = cpu_seconds()
+        if share < 0:
+            time.sleep(STEP_S)
+        asked = time.perf_counter()
+        next(loader)
+        waited += time.perf_counter() - asked
+        steps += 1
+        if share < 0 and (passed := time.perf_counter() - begin) >= seconds and steps > 3:
+            share = waited / passed
+    return {"start_waiting": share, "start_cpu_ms": 1e3 * (cpu_seconds() - spent) / (steps - 3) / BATCH}
+
+
+def plan_figures(loader: Any, before: int) -> dict[str, Any]:
+    """The order and its figures, and memory in MB: planned, and grown since `before`."""
+    from understudy.cli.bench.measure import peak_bytes
+    from understudy.load.choose_order import order_cost
+    from understudy.load.memory_plan import read_facts
+    from understudy.order.audit.audit import as_read
+    from understudy.order.audit.design_effect import expected_uniform
+
+    peak = (peak_bytes() - before) / 1e6
+    spec, plan = loader.order.spec.sources[0], loader.plan
+    read, lengths = as_read(loader.order)
+    uniform = [expected_uniform(lengths, min(count * BATCH, spec.frames)) for count in (1, 8, 64)]
+    return {
+        "frames": spec.frames,
+        "order": "uniform" if spec.clip == 1 else f"{spec.lanes} lanes of {spec.clip}",
+        "resident": all(plan.keeps_decoded),
+        "estimate": order_cost([read_facts(data) for data in loader._datasets], loader.order.spec, plan, 1),
+        "deff": deff_of(read, BATCH, 0, max(spec.frames, 64 * BATCH * 8)),
+        "deff_uniform": uniform,
+        "planned_mb": plan.bytes / 1e6,
+        "peak_mb": peak,
+    }
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def serve_rows() -> None:
+    """Measure decoding in a row, as `serve_loader`: {"root"} -> {"cpu_ms"}."""
+    from understudy import EpisodeDataset, __version__, keep_freed_memory
+    from understudy.cores import available_cores
+    from understudy.video.reader import open_video
+
+    keep_freed_memory()
+    print(json.dumps({"version": __version__}), flush=True)
+    readers: dict[str, list[Callable[[], float]]] = {}
+    with ThreadPoolExecutor(cores := available_cores()) as threads:
+        for line in sys.stdin:
+            root = json.loads(line)["root"]
+            if root not in readers:
+                data = EpisodeDataset(root)
+                camera = data.catalog.camera_keys[0]
+                source = data.catalog.files.source(data.catalog.video_path(camera, 0))
+                readers = {root: [in_a_row(open_video(source)) for _ in range(cores)]}
+                list(threads.map(lambda read: read(), readers[root]))
+            times = list(threads.map(lambda read: read(), readers[root]))
+            print(json.dumps({"cpu_ms": sum(times) / len(times)}), flush=True)
+
+
+def in_a_row(reader: Any) -> Callable[[], float]:
+    """Reading of the next 256 frames, 8 at a time, from the start again at the end: CPU milliseconds per frame."""
+    import numpy as np
+
+    place = reader.count
+
+    def read() -> float:
+        nonlocal place
+        size = min(IN_A_ROW, reader.count)
+        if place + size > reader.count:
+            place = 0
+        begin, stop = time.thread_time(), place + size
+        for first in range(place, stop, AT_ONCE):
+            reader.read(np.arange(first, min(first + AT_ONCE, stop)))
+        place = stop
+        return 1e3 * (time.thread_time() - begin) / size
+
+    return read
+
+
+def measure_row(row: Row, rows_process: Any, start: dict[str, float], seconds: float, rounds: int) -> dict[str, Any]:
+    """Measure one row, in turns with decoding in a row; `start` is the first request."""
+    from understudy.cli.bench.measure import OtherLoader
+
+    def in_row() -> float:
+        return float(checked(rows_process.measure(root=str(row.root)))["cpu_ms"])
+
+    base, ours = [in_row()], []
+    with OtherLoader(child("loader", root=str(row.root), memory=row.memory, uniform=row.uniform)) as loader:
+        results = checked(loader.measure(**start))
+        for _ in range(rounds):
+            base.append(in_row())
+            ours.append(checked(loader.measure(seconds=seconds, batches=2 if row.uniform else LEAST)))
+    about = {"name": row.name, "codec": row.encoding.codec, "gop": row.encoding.gop, "height": row.height}
+    about |= {"memory_gb": row.memory, **results, "peak_mb": max(results["peak_mb"], *(one["peak_mb"] for one in ours))}
+    cpu = 1e3 * sum(one["cpu_s"] for one in ours) / sum(one["samples"] for one in ours)
+    single = median(base)
+    about |= {"cpu_ms": cpu, "in_a_row_ms": single, "ratio": cpu / single}
+    if "start_cpu_ms" in about:
+        about["start_ratio"] = about["start_cpu_ms"] / single
+    return about
+
+
+def checked(answer: dict[str, Any]) -> dict[str, Any]:
+    if "missing" in answer:
+        raise SystemExit(f"a measuring process failed: {answer['missing']}")
+    return answer
+
+
+def child(part: str, **setting: Any) -> list[str]:
+    return [sys.executable, __file__, "--part", part, json.dumps(setting)]
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure the parts, as far as `--out` lacks them."""
+    from understudy.cli.bench.measure import OtherLoader, conditions
+
+    real = Path(arguments.real) if arguments.real else None
+    quick, out = arguments.quick, Path(arguments.out) if arguments.out else None
+    parts = arguments.parts.split(",")
+    if not set(parts) <= set(PARTS):
+        raise SystemExit(f"--parts {arguments.parts}: they are {','.join(PARTS)}")
+    results: dict[str, Any] = {part: [] for part in PARTS}
+    results |= {"conditions": conditions() | {"recordings": "real" if real else "drawn", "quick": quick}}
+    results |= {"rivals": RIVALS}
+    if out is not None and out.exists():
+        results |= json.loads(out.read_text())
+    there = {row["name"] for part in PARTS[:2] for row in results[part]}
+
+    def add(part: str, row: dict[str, Any]) -> None:
+        results[part].append(row)
+        print(part, render_row(row) if part != "frontier" else render_cell(row), file=sys.stderr, flush=True)
+        if out is not None:
+            out.with_suffix(".new").write_text(json.dumps(results))
+            out.with_suffix(".new").replace(out)
+
+    start = {"seconds": 0.3 if quick else START_S, "batches": 3 if quick else START_BATCHES}
+    timing = (start, 0.1 if quick else arguments.seconds, 1 if quick else arguments.rounds)
+    if {"measured", "verified"} & set(parts):
+        with OtherLoader(child("rows")) as rows_process:
+            for row in rows(Path(arguments.cache), real, quick):
+                part = "verified" if row.uniform else "measured"
+                if part in parts and row.name not in there and arguments.only in row.name:
+                    load = list(os.getloadavg()) if hasattr(os, "getloadavg") else []
+                    add(part, measure_row(row, rows_process, *timing) | {"load_average": load})
+    if "frontier" in parts and not results["frontier"]:
+        for cell in cells(quick):
+            add("frontier", frontier_row(cell))
+    return results
+
+
+def render_row(row: dict[str, Any]) -> str:
+    """A measured row on one line."""
+    kept = " (decoded)" if row["resident"] else ""
+    start = f"{row['start_ratio']:5.2f} {row['start_waiting']:6.1%}" if "start_ratio" in row else f"{'':12}"
+    deff = " / ".join(f"{value:.2f}" for value in row["deff"])
+    return (
+        f"{row['name']:<34} {row['order'] + kept:<24} {row['cpu_ms']:7.2f} {row['in_a_row_ms']:6.2f} "
+        f"{row['ratio']:6.2f} ({row['estimate']:.2f}) {start} {row['first_batch_s']:6.2f} s "
+        f"{row['peak_mb']:6.0f} of {row['planned_mb']:6.0f} MB  {deff}"
+    )
+
+
+def render_cell(row: dict[str, Any]) -> str:
+    """A cell of the frontier on one line."""
+    place = f"GOP {row['gop']:<4}{row['frames']:>9} frames {row['lines']} lines {row['cameras']} cameras"
+    ours = row["ours"]
+    sides = [f"{row['memory_gb']:>3} GB batch {row['batch']:<4}", f"{ours['order']:<24}{ours['cost']:5.2f}"]
+    sides += [" / ".join(f"{value:.2f}" for value in ours["deff"])]
+    lost = [f"{one['rival']}: {one['cost']:.3f} of the cost, {one['deff8']:.2f} of deff(8)" for one in row["better"]]
+    return "  ".join([place, *sides, "; ".join(lost)])
+
+
+def render(results: dict[str, Any]) -> str:
+    """All rows, and the cells that another order wins."""
+    lines = ["name, order, CPU ms, in a row, ratio (estimate), of the start, waiting, first batch, memory, deff 1/8/64"]
+    lines += [render_row(row) for part in PARTS[:2] for row in results[part]]
+    lost = [row for row in results["frontier"] if row["better"]]
+    lines += [f"{len(lost)} of {len(results['frontier'])} cells in which another order is cheaper and mixes better:"]
+    return "\n".join(lines + [render_cell(row) for row in lost])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--out", default="", help="file for the object, written after every row; a later run adds to it"
+    )
+    parser.add_argument("--parts", default=",".join(PARTS), help="parts to measure, of " + ",".join(PARTS))
+    parser.add_argument("--quick", action="store_true", help="tiny datasets and rounds, as a smoke test")
+    parser.add_argument("--real", default=os.environ.get("UNDERSTUDY_TEST_DATA", ""), help="folder of real recordings")
+    parser.add_argument("--cache", default=str(Path(tempfile.gettempdir()) / "understudy-bench"), help="for datasets")
+    parser.add_argument("--only", default="", help="rows with this in their name")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a round")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of a row")
+    parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.part:
+        part, setting = arguments.part
+        serve_loader(**json.loads(setting)) if part == "loader" else serve_rows()
+    else:
+        results = measure(arguments)
+        print(json.dumps(results) if arguments.json else render(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""The order that a loader chooses beside those of others, by arithmetic: CPU time, memory and mixing of each.
+
+A cell is a dataset and a memory. Costs are frames decoded per sample, in CPU time relative to decoding in a row
+(`order/cost.py`); copies are not counted. Mixing is the design effect over 1, 8 and 64 batches, exact for the order
+under the correlations of `order/audit/design_effect.py`. Each rival holds RGB frames or decoders of the same bytes
+(`RIVALS`). Its processes, and the time until its buffers are full, are not counted, in its favor.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import log
+from typing import Any
+
+import numpy as np
+
+EPISODE = 267  # frames of a recorded episode
+WORKERS, RUN = 4, 16  # of rivals: LeRobot's default, and frames that a stream's worker hands out together
+WINDOWS = (1, 8, 64)
+LINES, CAMERAS, GOPS, MEMORIES = (224, 480), (1, 3), (2, 30, 250), (1, 4, 16)
+FRAMES = (2_136, 8_544, 40_000, 400_000, 4_000_000)
+PIXELS = {224: 224 * 224, 480: 480 * 640}
+DECODED = {
+    (224, 2): (88_416, 843_144, 1_160),
+    (224, 30): (88_416, 843_144, 650),
+    (224, 250): (88_416, 1_108_392, 350),
+    (480, 2): (491_520, 2_022_016, 8_920),
+    (480, 30): (463_200, 1_873_800, 3_070),
+    (480, 250): (463_200, 3_263_400, 1_720),
+}
+"""By (lines, GOP), in bytes: a decoded frame that waits, a live decoder, and a compressed frame. AV1 for 480 lines with
+GOP 2, H.264 for all others: as `defaults.py` measures."""
+MS_PER_FRAME = {(480, 2): 1.84, (480, 30): 0.68, (480, 250): 0.68}
+_SMALL_MS = 0.11
+
+RIVALS = {
+    "uniform": "map-style dataset, each sample decodes from its key frame; all images as RGB where they fit",
+    "shuffled blocks": "whole episodes end to end in blocks, decoded in a row; a block of RGB frames fills the memory",
+    "worker pool": "4 workers draw remaining frames of whole decoded episodes; RGB frames fill the memory, and are "
+    "freed as they are drawn",
+    "episode pool": "LeRobot's: 4 workers draw remaining frames of open episodes, each decoded from its key frame; "
+    "packets and a decoder of each episode fill the memory",
+    "episode stream": "workers play episodes in a row in runs of 16; each holds a decoder and 16 RGB frames, and as "
+    "many as fill the memory, 64 a rank at most",
+}
+"""How each rival reads, and the contents of its memory."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One dataset in one memory."""
+
+    gop: int
+    frames: int
+    lines: int
+    cameras: int
+    memory_gb: int
+    batch: int = 32
+    ranks: int = 1
+
+    @property
+    def image(self) -> int:
+        """Bytes of the RGB images of a sample."""
+        return 3 * PIXELS[self.lines] * self.cameras
+
+    @property
+    def rgb_frames(self) -> int:
+        """Samples whose RGB images fill the memory of all ranks."""
+        return self.memory_gb * 10**9 * self.ranks // self.image
+
+
+def cells(quick: bool) -> Iterator[Cell]:
+    """All cells: with batches of 32 on one rank, and of 256 on 8 ranks for 480 lines and one camera."""
+    if quick:
+        yield from (Cell(gop, 2_136, 480, 1, 1) for gop in (2, 250))
+        return
+    yield from (Cell(*numbers) for numbers in product(GOPS, FRAMES, LINES, CAMERAS, MEMORIES))
+    yield from (Cell(gop, frames, 480, 1, 4, 256, 8) for gop, frames in product(GOPS, FRAMES[2:]))
+
+
+def frontier_row(cell: Cell) -> dict[str, Any]:
+    """Our choice and each rival in one cell; `better` has rivals that are cheaper and mix better over 8 batches."""
+    from understudy.order.audit.audit import as_read
+
+    choice = choose(cell)
+    chosen = choice.chosen
+    read, _ = as_read(choice.order)
+    spec = choice.order.spec.sources[0]
+    deff = _chosen_deff(cell.frames, spec.clip, spec.lanes, spec.cut, cell.batch, read)
+    ours = {"order": str(chosen), "cost": chosen.cost, "bytes": chosen.plan.bytes, "deff": deff}
+    rivals = {name: figures for name in RIVALS if (figures := rival(name, cell)) is not None}
+    better = [
+        {"rival": name, "cost": figures["cost"] / ours["cost"], "deff8": figures["deff"][1] / deff[1]}
+        for name, figures in rivals.items()
+        if figures["cost"] < ours["cost"] and figures["deff"][1] < deff[1]
+    ]
+    return {**vars(cell), "ours": ours, "rivals": rivals, "better": better, "advice": choice.advice}
+
+
+def choose(cell: Cell) -> Any:
+    """The choice of a loader (`load/choose_order.OrderChoice`)."""
+    from understudy.load.choose_order import choose_from_facts
+    from understudy.load.memory_plan import SourceFacts
+    from understudy.order.make_spec import CheckedSource, OrderRequest
+
+    frame, decoder, _ = DECODED[cell.lines, cell.gop]
+    count = episode_lengths(cell.frames)
+    facts = SourceFacts(
+        name="data",
+        frames=cell.frames,
+        gop=cell.gop,
+        reach=(0, 0),
+        window=1,
+        frame=(frame,) * cell.cameras,
+        decoder=(decoder,) * cell.cameras,
+        resized=False,
+        sample=cell.image,
+        all_images=cell.frames * cell.cameras * min(frame, 3 * PIXELS[cell.lines]),
+        columns=(min(cell.frames * 200, 100_000_000),),
+        row_cache=256_000_000,
+        is_remote=False,
+        decode_ms=MS_PER_FRAME.get((cell.lines, cell.gop), _SMALL_MS) * cell.cameras,
+        pixels=PIXELS[cell.lines],
+    )
+    segments = np.stack([np.arange(len(count)), np.zeros_like(count), count], axis=1)
+    source = CheckedSource("data", segments, cell.frames, "data", cell.gop, (0, 0))
+    request = OrderRequest("clips", cell.batch, 1 << 62, None, None, "sequential")
+    memory = cell.memory_gb * 10**9
+    return choose_from_facts([facts], [source], [1.0], request, 0, memory=memory, world_size=cell.ranks, num_threads=8)
+
+
+@lru_cache(maxsize=1)
+def episode_lengths(frames: int) -> np.ndarray:
+    """Lengths of the episodes of a dataset, int64 (episodes,): 200 to 334 frames, but for the last."""
+    lengths = EPISODE + (np.arange(frames // 200 + 1) * 83 % 135) - 67
+    last = int(np.searchsorted(np.cumsum(lengths), frames))
+    lengths = lengths[: last + 1]
+    lengths[-1] -= lengths.sum() - frames
+    return lengths
+
+
+def rival(name: str, cell: Cell) -> dict[str, Any] | None:
+    """Cost, bytes and design effects of a rival; None where its workers have no episode each."""
+    from understudy.order.cost import uniform_cost
+
+    single, memory = uniform_cost(cell.gop), cell.memory_gb * 10**9
+    _, decoder, packet = DECODED[cell.lines, cell.gop]
+    frames, held = cell.frames, min(cell.rgb_frames, cell.frames)
+    if name == "uniform":
+        resident = cell.rgb_frames >= frames
+        cost, kept = (1.0, frames * cell.image // cell.ranks) if resident else (single, 0)
+        return {"cost": cost, "bytes": kept, "deff": _uniform_deff(frames, cell.batch)}
+    if name == "shuffled blocks":
+        return {"cost": 1.0, "bytes": held * cell.image // cell.ranks, "deff": _block_deff(frames, held, cell.batch)}
+    workers, per_episode = WORKERS, cell.image * EPISODE / (log(EPISODE) + 0.58)  # of an episode, the mean of its life
+    if name == "episode stream":
+        each = cell.cameras * decoder + RUN * cell.image
+        workers = max(1, min(64, memory // each, len(episode_lengths(frames)) // cell.ranks))
+        deff = _stream_deff(frames, cell.batch, cell.ranks, workers)
+        return deff and {"cost": 1.0, "bytes": workers * each, "deff": deff}
+    cost = 1.0
+    if name == "episode pool":
+        cost, per_episode = single, cell.cameras * (decoder + EPISODE * packet)
+    pool = max(1, min(int(memory / per_episode / workers), len(episode_lengths(frames)) // (workers * cell.ranks)))
+    deff = _pool_deff(frames, cell.batch, cell.ranks, workers, pool)
+    return deff and {"cost": cost, "bytes": int(pool * workers * per_episode), "deff": deff}
+
+
+def deff_of(read: Any, batch: int, start: int, stop: int) -> list[float]:
+    """Mean design effects over 1, 8 and 64 batches of up to 32 stretches of positions in [start, stop)."""
+    from understudy.order.audit.design_effect import design_effect
+
+    effects = []
+    for count in WINDOWS:
+        size = count * batch
+        at = np.unique(np.linspace(start // size, max(start // size, stop // size - 1), 32).round().astype(np.int64))
+        positions = at[:, None] * size + np.arange(size)
+        episode, frame, _ = read(positions.ravel())
+        effects.append(float(design_effect(episode.reshape(positions.shape), frame.reshape(positions.shape)).mean()))
+    return effects
+
+
+def _stretch(batch: int, frames: int) -> int:
+    """Positions to look at: an epoch, or 128 stretches of 64 batches."""
+    return max(64 * batch, min(max(frames, 16 * 64 * batch), 128 * 64 * batch))
+
+
+_remembered: dict[tuple[Any, ...], list[float] | None] = {}
+
+
+def _remember(key: tuple[Any, ...], make: Callable[[], list[float]]) -> list[float] | None:
+    if key not in _remembered:
+        try:
+            _remembered[key] = make()
+        except ValueError as error:
+            if "need one each" not in str(error):
+                raise
+            _remembered[key] = None
+    return _remembered[key]
+
+
+def _chosen_deff(frames: int, clip: int, lanes: int, cut: str, batch: int, read: Any) -> list[float]:
+    key = ("ours", frames, clip, lanes, cut, batch)
+    return _remember(key, lambda: deff_of(read, batch, 0, _stretch(batch, frames))) or []
+
+
+def _uniform_deff(frames: int, batch: int) -> list[float]:
+    from understudy.order.audit.design_effect import expected_uniform
+
+    lengths = episode_lengths(frames)
+    make = lambda: [expected_uniform(lengths, min(frames, count * batch)) for count in WINDOWS]  # noqa: E731
+    return _remember(("uniform", frames, batch), make) or []
+
+
+def _block_deff(frames: int, held: int, batch: int) -> list[float]:
+    from understudy.order.audit.baselines import block
+
+    stop = _stretch(batch, frames)
+    lengths = episode_lengths(frames)
+    return _remember(("block", frames, held, batch), lambda: deff_of(block(lengths, held), batch, 0, stop)) or []
+
+
+def _pool_deff(frames: int, batch: int, ranks: int, workers: int, pool: int) -> list[float] | None:
+    from understudy.order.audit.baselines import worker_pool
+
+    # The initial state of a pool is lost after about two turnovers of all its episodes.
+    start = min(2 * pool * workers * ranks * EPISODE, 1 << 21)
+    stop = start + _stretch(batch, min(frames, 1 << 17))
+    lengths = episode_lengths(frames)
+
+    def make() -> list[float]:
+        read = worker_pool(lengths, batch, ranks, workers, pool, stop)
+        return deff_of(read, batch, start, stop)
+
+    return _remember(("pool", frames, batch, ranks, workers, pool), make)
+
+
+def _stream_deff(frames: int, batch: int, ranks: int, workers: int) -> list[float] | None:
+    from understudy.order.audit.baselines import episode_stream
+
+    stop = _stretch(batch, min(frames, 1 << 17))
+    lengths = episode_lengths(frames)
+    make = lambda: deff_of(episode_stream(lengths, batch, ranks, workers, stop, RUN), batch, 0, stop)  # noqa: E731
+    return _remember(("stream", frames, batch, ranks, workers), make)

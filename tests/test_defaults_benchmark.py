@@ -1,0 +1,118 @@
+"""benchmarks/defaults.py: rows with the promised figures; rivals in the same memory."""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def defaults() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(FOLDER))
+    yield load("defaults")
+    sys.path.remove(str(FOLDER))
+
+
+@pytest.fixture(scope="module")
+def frontier() -> ModuleType:
+    return load("defaults_frontier")
+
+
+def test_episodes_have_all_frames(frontier: ModuleType) -> None:
+    for frames in frontier.FRAMES[:4]:
+        lengths = frontier.episode_lengths(frames)
+        assert lengths.sum() == frames
+        assert lengths.min() >= 1
+        assert 230 < lengths.mean() < 300
+
+
+def test_all_orders_of_a_cell_have_the_same_memory(frontier: ModuleType) -> None:
+    cell = frontier.Cell(gop=250, frames=8_544, lines=480, cameras=1, memory_gb=1)
+    row = frontier.frontier_row(cell)
+    assert set(row["rivals"]) == set(frontier.RIVALS)
+    assert row["ours"]["bytes"] <= 10**9
+    assert row["ours"]["cost"] <= 1.25
+    assert all(rival["bytes"] <= 10**9 for rival in row["rivals"].values())
+    assert all(len(side["deff"]) == 3 for side in (row["ours"], *row["rivals"].values()))
+    assert row["rivals"]["uniform"]["cost"] > 90
+    for rival in row["better"]:
+        assert rival["cost"] < 1
+        assert rival["deff8"] < 1
+    resident = frontier.rival("uniform", replace(cell, memory_gb=16))
+    assert resident["cost"] == 1
+    assert resident["bytes"] == 8_544 * 640 * 480 * 3
+
+
+def test_a_larger_block_mixes_better(frontier: ModuleType) -> None:
+    cell = frontier.Cell(gop=30, frames=40_000, lines=480, cameras=1, memory_gb=1)
+    small, large = (frontier.rival("shuffled blocks", replace(cell, memory_gb=size)) for size in (1, 16))
+    assert large["deff"][1] < small["deff"][1] / 2
+
+
+def test_workers_without_an_episode_each_are_left_out(frontier: ModuleType) -> None:
+    cell = frontier.Cell(gop=30, frames=2_136, lines=480, cameras=1, memory_gb=1, batch=256, ranks=8)
+    assert frontier.rival("worker pool", cell) is None
+    assert frontier.rival("shuffled blocks", cell) is not None
+
+
+def test_decoding_in_a_row_reads_every_frame_in_turn(defaults: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, reads = [0.0], []
+    monkeypatch.setattr("time.thread_time", lambda: clock[0])
+
+    class Reader:
+        count = 600
+
+        def read(self, positions: np.ndarray) -> None:
+            reads.append(positions)
+            clock[0] += 0.002 * len(positions)
+
+    read = defaults.in_a_row(Reader())
+    assert [read() for _ in range(3)] == pytest.approx([2.0] * 3)
+    assert max(map(len, reads)) == defaults.AT_ONCE
+    assert np.concatenate(reads).tolist() == [*range(512), *range(256)]  # the rest is too short
+
+
+@pytest.mark.long
+def test_rows_have_the_promised_figures(
+    defaults: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "results.json"
+    words = ["--json", "--quick", "--real", "", "--cache", str(tmp_path), "--only", "x264", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["defaults.py", *words])
+    defaults.main()
+    results = json.loads(capsys.readouterr().out)
+    assert results == json.loads(out.read_text())
+    (row,), (uniform,) = results["measured"], results["verified"]
+    assert (row["codec"], row["gop"], row["height"], row["memory_gb"], row["frames"]) == ("libx264", 30, 64, 1, 192)
+    assert row["resident"]
+    assert row["advice"] == ""
+    assert row["ratio"] == row["cpu_ms"] / row["in_a_row_ms"]
+    assert row["start_ratio"] > 0
+    assert 0 <= row["start_waiting"] < 1
+    assert 0 < row["first_batch_s"] < 60
+    assert row["peak_mb"] > 0
+    assert 0 < row["planned_mb"] <= 1000
+    assert row["deff"][0] == pytest.approx(row["deff_uniform"][0], rel=0.1)
+    assert uniform["order"] == "uniform"
+    assert [cell["gop"] for cell in results["frontier"]] == [2, 250]
+    assert "x264-g30-64" in defaults.render(results)
+    defaults.main()  # nothing is left to measure
+    assert json.loads(capsys.readouterr().out) == results
