@@ -16,6 +16,7 @@ from support.refusals import refused, warned
 from understudy.load.choose_order import OrderChoice, choose_from_facts
 from understudy.load.memory_plan import SourceFacts, read_facts, resized
 from understudy.order.cost import lane_correlation
+from understudy.order.defaults import turn_together
 from understudy.order.make_spec import CheckedSource, OrderRequest
 
 GIGABYTE = 10**9
@@ -79,8 +80,10 @@ def test_a_default_costs_at_most_a_quarter_more_than_decoding_in_a_row(
     choice = choose(facts(frames, gop, cameras), memory=memory * GIGABYTE)
     assert choice.chosen.cost <= 1.25
     assert choice.chosen.plan.bytes <= memory * GIGABYTE
-    within = [one for one in choice.candidates if one.cost <= 1.25]
-    assert choice.chosen.correlation[1] <= min(one.correlation[1] for one in within) + 0.01
+    within = [candidate for candidate in choice.candidates if candidate.cost <= 1.25]
+    staggered = [c for c in within if not turn_together(frames, c.spec.sources[0].clip, c.spec.sources[0].lanes)]
+    assert choice.chosen in (staggered or within)
+    assert choice.chosen.correlation[1] <= min(c.correlation[1] for c in staggered or within) + 0.01
 
 
 def test_images_that_fit_stay_decoded_and_are_shuffled_one_by_one() -> None:

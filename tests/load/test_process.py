@@ -41,6 +41,11 @@ def short_groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def middling_groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("process") / "gop30", 30, 8, 180)
+
+
+@pytest.fixture(scope="module")
 def one_group(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("process") / "gop250", 250, 1, 240)
 
@@ -60,9 +65,8 @@ def run(*words: str | int | Path) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("megabytes", "lanes", "way"),
     [
-        (290, 16, "16 lanes, runs of 32 frames"),
-        (220, 16, "16 lanes, runs of 16 frames"),
         (130, 16, "16 lanes, runs of 8 frames"),
+        (160, 128, "128 lanes, runs of 4 frames"),
         (1500, 16, "all of them"),
     ],
 )
@@ -71,13 +75,20 @@ def test_plan_predicts_resident_memory(short_groups: Path, megabytes: int, lanes
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("megabytes", "way"), [(250, "16 lanes, runs of 16"), (150, "16 lanes, runs of 8")])
-def test_plan_predicts_resident_memory_of_two_cameras(two_cameras: Path, megabytes: int, way: str) -> None:
-    check_memory(two_cameras, megabytes, 16, way)
+def test_plan_predicts_resident_memory_of_two_cameras(two_cameras: Path) -> None:
+    check_memory(two_cameras, 150, 16, "16 lanes, runs of 8")
 
 
-def check_memory(root: Path, megabytes: int, lanes: int, way: str) -> None:
-    clip, batches = 45, 60  # all lanes change to another clip once
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("megabytes", "way"), [(450, "64 lanes, runs of 8 frames and a"), (300, "64 lanes, runs of 4 frames and a")]
+)
+def test_plan_predicts_resident_memory_of_many_decoders(middling_groups: Path, megabytes: int, way: str) -> None:
+    check_memory(middling_groups, megabytes, 64, way, batches=400)  # gaps grow with each change of clips
+
+
+def check_memory(root: Path, megabytes: int, lanes: int, way: str, batches: int = 60) -> None:
+    clip = 45  # all lanes change to another clip once in 60 batches
     output, errors = run("measure", root, megabytes * 10**6, lanes, clip, batches).communicate(timeout=300)
     assert output, errors
     found = json.loads(output)

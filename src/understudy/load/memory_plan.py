@@ -39,7 +39,7 @@ _SHORT = 8  # frames from key frame to key frame up to which a decoder that star
 _OWN = 9_000_000  # Python's objects for each lane, code that runs for the first time, gaps in malloc's heaps
 _ROWS_HELD = 1.4  # memory of loaded columns over their bytes: Arrow keeps a part of its memory of reading
 _ROWS_READ = 3.3  # memory of reading a data file, beyond that of its columns, over their bytes: levels, offsets, copies
-_GAPS = 1.12  # of frames of shared decoders: they come and go in heaps of several threads
+_GAPS = 1.12  # of frames and decoders: they come and go in heaps of several threads
 _REMOTE = 12_000_000  # code of HTTP clients, connections, bytes on their way
 _MIDDLING = 32  # GOP up to which whole GOPs are decoded at once: one decoder, in the cache, serves many lanes
 
@@ -230,19 +230,19 @@ class _SourceNeeds:
         """Bytes that its clip readers hold.
 
         A lane's own decoder keeps the memory of all frames that it ever returned at once, including two that it refers
-        to. Each thread has two more decoders of finished clips: one with its place in a file and one to hand on. A
-        twentieth is lost between them: they come and go with their clips, in heaps of the threads.
+        to. Each thread has two more decoders of finished clips: one with its place in a file and one to hand on.
         Shared decoders, one a thread, keep the memory of the most frames that the readers ever held: half a run each,
-        for they take turns (`load/images/clip_reader.py`) and on the way to a key frame, and the frames that wait for
+        for they take turns (`load/images/clip_reader.py`) and on the way to a key frame. In both cases frames wait for
         conversion, a batch's at most. Whole GOPs take turns by chance: three standard deviations of their number. So do
         runs as long as clips, which also end with their clip; their remainder is smaller in the mean.
         """
         if policy.run_length == 0:
             return 0
         run, lanes = policy.run_length, self.lanes or threads
-        decoders = 1.05 * (lanes + 2 * threads) if policy.keep_decoder else 0.0
+        decoders = _GAPS * (lanes + 2 * threads) if policy.keep_decoder else 0.0
+        waiting = min(lanes, self.together)
         if policy.keep_decoder:
-            frames = decoders * (run - min(2, run - 1))
+            frames = decoders * (run - min(2, run - 1)) + waiting
         elif run > 1:
             half, thrice = run / 2, 3 * (lanes * threads) ** 0.5
             if policy.whole_gops:
@@ -252,7 +252,7 @@ class _SourceNeeds:
                 mean = half - run * part / 6
                 deviation = (run**2 * (1 / 3 - part / 6) - mean**2) ** 0.5
                 held = min(lanes * half, lanes * mean + thrice * deviation)
-            frames = _GAPS * min(held + min(lanes, self.together), lanes * run)
+            frames = _GAPS * min(held + waiting, lanes * run)
         else:
             frames = 0.0
         halo = (1.0 if policy.keep_decoder else _GAPS) * lanes * self.halo
