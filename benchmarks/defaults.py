@@ -80,7 +80,7 @@ def rows(cache: Path, real: Path | None, quick: bool) -> Iterator[Row]:
 def serve_loader(root: str, memory: float, uniform: bool) -> None:
     """Measure the default loader in this process: a request a line on stdin, the figures so far a line on stdout."""
     import understudy as us
-    from understudy.cli.bench.measure import start_peak
+    from support.peak_memory import start_peak
 
     def answer(**figures: Any) -> None:
         print(json.dumps(figures), flush=True)
@@ -141,11 +141,11 @@ def start_figures(loader: Any, seconds: float, batches: int) -> dict[str, float]
 
 def plan_figures(loader: Any, before: int) -> dict[str, Any]:
     """The order and its figures, and memory in MB: planned, and grown since `before`."""
-    from understudy.cli.bench.measure import peak_bytes
+    from order_audit import as_read
+    from support.peak_memory import peak_bytes
     from understudy.load.choose_order import order_cost
     from understudy.load.memory_plan import read_facts
-    from understudy.order.audit.audit import as_read
-    from understudy.order.audit.design_effect import expected_uniform
+    from understudy.order.design_effect import expected_uniform
 
     peak = (peak_bytes() - before) / 1e6
     spec, plan = loader.order.spec.sources[0], loader.plan
@@ -213,7 +213,7 @@ def in_a_row(reader: Any) -> Callable[[], float]:
 
 def measure_row(row: Row, rows_process: Any, start: dict[str, float], seconds: float, rounds: int) -> dict[str, Any]:
     """Measure one row, in turns with decoding in a row; `start` is the first request."""
-    from understudy.cli.bench.measure import OtherLoader
+    from loader_measure import OtherLoader
 
     def in_row() -> float:
         return float(checked(rows_process.measure(root=str(row.root)))["cpu_ms"])
@@ -246,7 +246,8 @@ def child(part: str, **setting: Any) -> list[str]:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure the parts, as far as `--out` lacks them."""
-    from understudy.cli.bench.measure import OtherLoader, conditions
+    from loader_measure import OtherLoader
+    from understudy.cli.bench.measure import conditions
 
     real = Path(arguments.real) if arguments.real else None
     quick, out = arguments.quick, Path(arguments.out) if arguments.out else None

@@ -2,7 +2,7 @@
 
 A cell is a dataset and a memory. Costs are frames decoded per sample, in CPU time relative to decoding in a row
 (`order/cost.py`); copies are not counted. Mixing is the design effect over 1, 8 and 64 batches, exact for the order
-under the correlations of `order/audit/design_effect.py`. Each rival holds RGB frames or decoders of the same bytes
+under the correlations of `order/design_effect.py`. Each rival holds RGB frames or decoders of the same bytes
 (`RIVALS`). Its processes, and the time until its buffers are full, are not counted, in its favor.
 """
 
@@ -14,6 +14,14 @@ from math import log
 from typing import Any
 
 import numpy as np
+
+from order_audit import as_read
+from order_baselines import block, episode_stream, worker_pool
+from understudy.load.choose_order import choose_from_facts
+from understudy.load.memory_plan import SourceFacts
+from understudy.order.cost import uniform_cost
+from understudy.order.design_effect import design_effect, expected_uniform
+from understudy.order.make_spec import CheckedSource, OrderRequest
 
 EPISODE = 267  # frames of a recorded episode
 WORKERS, RUN = 4, 16  # of rivals: LeRobot's default, and frames that a stream's worker hands out together
@@ -81,8 +89,6 @@ def cells(quick: bool) -> Iterator[Cell]:
 
 def frontier_row(cell: Cell) -> dict[str, Any]:
     """Our choice and each rival in one cell; `better` has rivals that are cheaper and mix better over 8 batches."""
-    from understudy.order.audit.audit import as_read
-
     choice = choose(cell)
     chosen = choice.chosen
     read, _ = as_read(choice.order)
@@ -100,10 +106,6 @@ def frontier_row(cell: Cell) -> dict[str, Any]:
 
 def choose(cell: Cell) -> Any:
     """The choice of a loader (`load/choose_order.OrderChoice`)."""
-    from understudy.load.choose_order import choose_from_facts
-    from understudy.load.memory_plan import SourceFacts
-    from understudy.order.make_spec import CheckedSource, OrderRequest
-
     frame, decoder, _ = DECODED[cell.lines, cell.gop]
     count = episode_lengths(cell.frames)
     facts = SourceFacts(
@@ -142,8 +144,6 @@ def episode_lengths(frames: int) -> np.ndarray:
 
 def rival(name: str, cell: Cell) -> dict[str, Any] | None:
     """Cost, bytes and design effects of a rival; None where its workers have no episode each."""
-    from understudy.order.cost import uniform_cost
-
     single, memory = uniform_cost(cell.gop), cell.memory_gb * 10**9
     _, decoder, packet = DECODED[cell.lines, cell.gop]
     frames, held = cell.frames, min(cell.rgb_frames, cell.frames)
@@ -169,8 +169,6 @@ def rival(name: str, cell: Cell) -> dict[str, Any] | None:
 
 def deff_of(read: Any, batch: int, start: int, stop: int) -> list[float]:
     """Mean design effects over 1, 8 and 64 batches of up to 32 stretches of positions in [start, stop)."""
-    from understudy.order.audit.design_effect import design_effect
-
     effects = []
     for count in WINDOWS:
         size = count * batch
@@ -206,24 +204,18 @@ def _chosen_deff(frames: int, clip: int, lanes: int, cut: str, batch: int, read:
 
 
 def _uniform_deff(frames: int, batch: int) -> list[float]:
-    from understudy.order.audit.design_effect import expected_uniform
-
     lengths = episode_lengths(frames)
     make = lambda: [expected_uniform(lengths, min(frames, count * batch)) for count in WINDOWS]  # noqa: E731
     return _remember(("uniform", frames, batch), make) or []
 
 
 def _block_deff(frames: int, held: int, batch: int) -> list[float]:
-    from understudy.order.audit.baselines import block
-
     stop = _stretch(batch, frames)
     lengths = episode_lengths(frames)
     return _remember(("block", frames, held, batch), lambda: deff_of(block(lengths, held), batch, 0, stop)) or []
 
 
 def _pool_deff(frames: int, batch: int, ranks: int, workers: int, pool: int) -> list[float] | None:
-    from understudy.order.audit.baselines import worker_pool
-
     # The initial state of a pool is lost after about two turnovers of all its episodes.
     start = min(2 * pool * workers * ranks * EPISODE, 1 << 21)
     stop = start + _stretch(batch, min(frames, 1 << 17))
@@ -237,8 +229,6 @@ def _pool_deff(frames: int, batch: int, ranks: int, workers: int, pool: int) -> 
 
 
 def _stream_deff(frames: int, batch: int, ranks: int, workers: int) -> list[float] | None:
-    from understudy.order.audit.baselines import episode_stream
-
     stop = _stretch(batch, min(frames, 1 << 17))
     lengths = episode_lengths(frames)
     make = lambda: deff_of(episode_stream(lengths, batch, ranks, workers, stop, RUN), batch, 0, stop)  # noqa: E731

@@ -1,42 +1,18 @@
 """benchmarks/defaults.py: rows with the promised figures; rivals in the same memory."""
 
-import importlib.util
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+import defaults
+import defaults_frontier as frontier
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def defaults() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(FOLDER))
-    yield load("defaults")
-    sys.path.remove(str(FOLDER))
-
-
-@pytest.fixture(scope="module")
-def frontier() -> ModuleType:
-    return load("defaults_frontier")
-
-
-def test_episodes_have_all_frames(frontier: ModuleType) -> None:
+def test_episodes_have_all_frames() -> None:
     for frames in frontier.FRAMES[:4]:
         lengths = frontier.episode_lengths(frames)
         assert lengths.sum() == frames
@@ -44,7 +20,7 @@ def test_episodes_have_all_frames(frontier: ModuleType) -> None:
         assert 230 < lengths.mean() < 300
 
 
-def test_all_orders_of_a_cell_have_the_same_memory(frontier: ModuleType) -> None:
+def test_all_orders_of_a_cell_have_the_same_memory() -> None:
     cell = frontier.Cell(gop=250, frames=8_544, lines=480, cameras=1, memory_gb=1)
     row = frontier.frontier_row(cell)
     assert set(row["rivals"]) == set(frontier.RIVALS)
@@ -61,19 +37,19 @@ def test_all_orders_of_a_cell_have_the_same_memory(frontier: ModuleType) -> None
     assert resident["bytes"] == 8_544 * 640 * 480 * 3
 
 
-def test_a_larger_block_mixes_better(frontier: ModuleType) -> None:
+def test_a_larger_block_mixes_better() -> None:
     cell = frontier.Cell(gop=30, frames=40_000, lines=480, cameras=1, memory_gb=1)
     small, large = (frontier.rival("shuffled blocks", replace(cell, memory_gb=size)) for size in (1, 16))
     assert large["deff"][1] < small["deff"][1] / 2
 
 
-def test_workers_without_an_episode_each_are_left_out(frontier: ModuleType) -> None:
+def test_workers_without_an_episode_each_are_left_out() -> None:
     cell = frontier.Cell(gop=30, frames=2_136, lines=480, cameras=1, memory_gb=1, batch=256, ranks=8)
     assert frontier.rival("worker pool", cell) is None
     assert frontier.rival("shuffled blocks", cell) is not None
 
 
-def test_decoding_in_a_row_reads_every_frame_in_turn(defaults: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_in_a_row_reads_every_frame_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, reads = [0.0], []
     monkeypatch.setattr("time.thread_time", lambda: clock[0])
 
@@ -92,7 +68,7 @@ def test_decoding_in_a_row_reads_every_frame_in_turn(defaults: ModuleType, monke
 
 @pytest.mark.long
 def test_rows_have_the_promised_figures(
-    defaults: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "results.json"
     words = ["--json", "--quick", "--real", "", "--cache", str(tmp_path), "--only", "x264", "--out", str(out)]
