@@ -21,7 +21,7 @@ from support.datasets import Spec, edit_json, write_dataset
 from support.refusals import warned
 from understudy.atomic import DRAFT_SUFFIX
 from understudy.data.dataset import EpisodeDataset
-from understudy.data.format import lerobot_v2, lerobot_v3
+from understudy.data.format import layouts
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import EpisodeTable
 from understudy.storage import mapped_tables
@@ -52,8 +52,7 @@ def unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: object) -> EpisodeTable:
         raise AssertionError("it was read again")
 
-    for reader in (lerobot_v2, lerobot_v3):
-        monkeypatch.setattr(reader, "read_episodes", read)
+    monkeypatch.setattr(layouts, "read_episodes", read)
 
 
 def arrays_of(value: Any) -> dict[str, np.ndarray]:

@@ -25,7 +25,7 @@ def answer(said: Connection, data: Any, folder: Path) -> None:
 
 def main(root: str, folder: str) -> None:
     """Open a dataset without access to its metadata, and print its lengths and mapped files."""
-    from understudy.data.format import lerobot_v3
+    from understudy.data.format import layouts
     from understudy.data.format.catalog import Catalog
     from understudy.storage import mapped_tables
 
@@ -33,7 +33,7 @@ def main(root: str, folder: str) -> None:
         raise AssertionError("it was read again")
 
     mapped_tables.MIN_ROWS = 2
-    lerobot_v3.read_episodes = read  # type: ignore[assignment]
+    layouts.read_episodes = read  # type: ignore[assignment]
     table = Catalog.open(root).episodes
     print(*table.lengths.tolist(), *sorted(maps(Path(folder))))
     assert isinstance(table.lengths, np.ndarray)

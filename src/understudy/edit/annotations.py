@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
-from understudy.data.format.lerobot_v3 import OF_FORMAT
+from understudy.data.format.layouts import OF_FORMAT
 from understudy.data.read.rows import Rows
 from understudy.data.read.texts import Responses
 from understudy.data.selection.keep_ranges import read_object

@@ -293,6 +293,4 @@ def open_video(file: str | os.PathLike[str] | ByteSource, backend: str = "pyav",
     source = LocalSource(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else file
     if backend == "pyav" or pixels.is_depth:
         return PyavReader(source, pixels)
-    from understudy.video.reader import TorchcodecReader
-
     return TorchcodecReader(source)

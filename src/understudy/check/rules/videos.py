@@ -10,7 +10,7 @@ from understudy.check.findings import EDIT, Finding, Place, Severity, correct, r
 from understudy.check.image_facts import VideoFacts, VideoFile, frame_times
 from understudy.check.rules.files import TOLERANCE, split_gross
 from understudy.data.format.catalog import INFO, Catalog
-from understudy.data.format.lerobot_v3 import episode_files
+from understudy.data.format.layouts import episode_files
 from understudy.data.read.video_frames import CODEC_NAMES
 from understudy.errors import DatasetError, SourceError
 from understudy.plural import plural

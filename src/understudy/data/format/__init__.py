@@ -4,8 +4,7 @@ catalog           `Catalog`: features, episodes, files and tasks of a dataset
 features          declared columns and cameras, depth, and vectors of several columns
 sensors           signals at their own rates, as meta/sensors.json declares them
 episode_table     lengths, data files and video files of every episode; shared memory for large datasets; missing files
-lerobot_v2        reader of v2.0 and v2.1
-lerobot_v3        reader of v3.0 and v3.1
+layouts           tables of episodes and tasks in the layouts of v2.0 to v3.1
 meta_files        JSON files of `meta/`, checked value by value, and the path templates of info.json
 recorded_stats    statistics recorded with a dataset
 standard_keys     a dataset under standard key names

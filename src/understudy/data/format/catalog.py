@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.data.format import lerobot_v2, lerobot_v3
+from understudy.data.format import layouts
 from understudy.data.format.episode_table import (
     EpisodeTable,
     MissingFiles,
@@ -23,7 +23,7 @@ from understudy.data.format.episode_table import (
     load_episode_table,
     similar_folder,
 )
-from understudy.data.format.features import INDEX_KEYS, Feature, depth_statistics, join_stats, parse_features
+from understudy.data.format.features import INDEX_KEYS, Feature, join_stats, parse_features
 from understudy.data.format.meta_files import check_template, read_json
 from understudy.data.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy.data.format.sensors import Sensor, read_sensors
@@ -35,7 +35,6 @@ from understudy.storage.remote_options import RemoteOptions
 
 INFO = "meta/info.json"
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # OWNER/NAME
-VERSIONS = {"v2.0": lerobot_v2, "v2.1": lerobot_v2, "v3.0": lerobot_v3, "v3.1": lerobot_v3}
 
 logger = logging.getLogger(__name__)
 
@@ -104,20 +103,20 @@ class Catalog:
             return root
         files, info = _read_info(root, remote)
         version = _override(files, info, video_path, data_path, version)
-        reader, where = VERSIONS[version], files.where(INFO)
+        layout, where = layouts.LAYOUTS[version], files.where(INFO)
         features = parse_features(info.get("features"), where)
         skipped = {key: feature.unreadable for key, feature in features.items() if feature.unreadable}
         features = {key: feature for key, feature in features.items() if key not in skipped}
         oddities: list[str] = []
-        by_index = reader.read_tasks(files, oddities)
+        by_index = layouts.read_tasks(files, layout, oddities)
         tasks = _list_tasks(by_index, where, oddities)
         episodes = load_episode_table(
             files,
             info,
-            partial(reader.episode_files, files),
+            partial(layouts.episode_files, files, layout),
             [version, [key for key, feature in features.items() if feature.is_video], sorted(by_index.items())],
             oddities,
-            partial(reader.read_episodes, files, info, features, by_index),
+            partial(layouts.read_episodes, files, layout, info, features, by_index),
         )
         lacking = {key: _why_no_video(files, videos, features) for key, videos in episodes.videos.items()}
         lacking = {key: why for key, why in lacking.items() if why}
@@ -183,9 +182,10 @@ class Catalog:
                 if all(part.key in stats for part in parts):
                     renamed[key] = join_stats([stats[part.key] for part in parts])
             stats = renamed
-        for key in [key for key, feature in self.features.items() if feature.is_depth and key in stats]:
-            entry = depth_statistics(stats.pop(key), self.features[key].pixels, self.features[key].info)
-            stats |= {key: entry} if entry is not None else {}
+        for key, feature in self.features.items():
+            if feature.is_depth and key in stats:
+                entry = feature.convert_statistics(stats.pop(key))
+                stats |= {key: entry} if entry is not None else {}
         return stats
 
     def episode_texts(self) -> dict[str, dict[int, str]]:
@@ -196,7 +196,7 @@ class Catalog:
 
     def episode_metadata(self) -> dict[str, dict[int, Any]]:
         """Read the metadata of episodes beyond the format's own: name -> episode id -> value, without nulls."""
-        return VERSIONS[self.version].read_metadata(self.files)
+        return layouts.read_metadata(self.files, layouts.LAYOUTS[self.version])
 
     def data_place(self, row: int) -> str:
         """Name the data file and the episode of a table row, for messages."""
@@ -358,7 +358,7 @@ def _override(
     info |= {name: value for name, value in overrides.items() if value is not None}
     version = _version(info, files.where(INFO) if version is None else files.root)
     for name, template in (("video_path", video_path), ("data_path", data_path)):
-        fields = VERSIONS[version].FIELDS | ({"video_key"} if name == "video_path" else set())
+        fields = layouts.LAYOUTS[version].fields | ({"video_key"} if name == "video_path" else set())
         try:
             if template is not None:
                 check_template(template, fields)
@@ -381,8 +381,8 @@ def _version(info: Mapping[str, Any], where: str) -> str:
         fix = "convert it to parquet files with LeRobot"
         raise DatasetError(f"storage_format is {storage!r}; only parquet is supported", where=where, fix=fix)
     version = f"v{str(recorded).removeprefix('v')}"
-    if recorded is None or version not in VERSIONS:
-        fix = f"supported are {', '.join(VERSIONS)}; convert the dataset with LeRobot"
+    if recorded is None or version not in layouts.LAYOUTS:
+        fix = f"supported are {', '.join(layouts.LAYOUTS)}; convert the dataset with LeRobot"
         raise DatasetError(f"codebase_version is {recorded!r}", where=where, fix=fix)
     return version
 

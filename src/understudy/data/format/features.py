@@ -28,74 +28,7 @@ from understudy.errors import DatasetError
 from understudy.video.depth import RGB, DepthCodes, Pixels
 
 _SCALE = ("depth_min", "depth_max", "shift", "use_log")
-_UNITS = (None, "m", "mm")
 _COLOR_FORMATS = re.compile(r"(yuvj?4\d\dp|nv12|gray|rgb24|bgr24|gbrp)")
-
-
-def is_depth(info: Mapping[str, Any]) -> bool:
-    """Whether the info of a camera declares depth."""
-    return any(info.get(key) is True for key in ("is_depth_map", "video.is_depth_map"))
-
-
-def depth_unit(info: Mapping[str, Any]) -> str | None:
-    """Recorded unit, "m" or "mm"; None where there is none. Recorded statistics have it."""
-    unit = info.get("depth_unit")
-    return unit if isinstance(unit, str) else None
-
-
-def depth_pixels(is_video: bool, info: Mapping[str, Any], unit: str = "") -> Pixels:
-    """Channels and dtype of the images of a camera; color without depth.
-
-    Args:
-        is_video: whether the images are stored as video.
-        info: `info` of the camera in meta/info.json.
-        unit: "m" or "mm", to deliver; "" for meters from codes, and other numbers as stored.
-
-    Raises:
-        ValueError: depth that cannot be read exactly. The message is the rest of a sentence about the camera.
-    """
-    if not is_depth(info):
-        return RGB
-    if info.get("depth_unit") not in _UNITS:
-        raise ValueError(f"is depth in depth_unit {info['depth_unit']!r}, which is neither 'm' nor 'mm'")
-    stored_unit = depth_unit(info) or ""
-    codes, pixel_format = None, ""
-    if is_video:
-        codes = _codes(info)
-        pixel_format = "gray16le" if codes is None else "gray12le"
-        recorded = info.get("video.pix_fmt")
-        if recorded not in (None, pixel_format):
-            why = "without a recorded scale" if codes is None else "with a recorded scale"
-            raise ValueError(f"is depth video {why} in pixel format {recorded}; {pixel_format} is read")
-    if codes is not None:
-        return Pixels(1, "float32", codes, pixel_format, unit=unit or "m")
-    if unit and not stored_unit:
-        raise ValueError(f"is depth without a depth_unit in meta/info.json, so it cannot be delivered in {unit!r}")
-    is_float = bool(unit) or (stored_unit == "m" and not is_video)
-    return Pixels(
-        1, "float32" if is_float else "uint16", None, pixel_format, stored_unit, "m" if is_float and not unit else unit
-    )
-
-
-def stores_color(is_video: bool, info: Mapping[str, Any], channels: int | None) -> bool:
-    """Whether a camera declared as depth stores color: video of 8 bits without a scale, or images of three channels."""
-    recorded = str(info.get("video.pix_fmt"))
-    if not is_depth(info) or any(info.get(f"video.{name}") is not None for name in _SCALE):
-        return False
-    return _COLOR_FORMATS.fullmatch(recorded) is not None if is_video else channels == 3
-
-
-def depth_statistics(
-    entry: dict[str, np.ndarray], pixels: Pixels, info: Mapping[str, Any]
-) -> dict[str, np.ndarray] | None:
-    """Convert recorded statistics of a depth camera to the unit of its images; None where their unit is unknown."""
-    recorded = depth_unit(info)
-    if not pixels.unit or recorded == pixels.unit:
-        return entry
-    if recorded is None:
-        return None
-    factor = 1000 if pixels.unit == "mm" else 1 / 1000
-    return {name: value if name == "count" else value * factor for name, value in entry.items()}
 
 
 def _codes(info: Mapping[str, Any]) -> DepthCodes | None:
@@ -188,20 +121,63 @@ class Feature:
     @property
     def is_depth(self) -> bool:
         """Whether this is a camera of depth images."""
-        return self.is_encoded and is_depth(self.info) and not self.color_declared_as_depth
+        return self._declares_depth and not self.color_declared_as_depth
+
+    @property
+    def _declares_depth(self) -> bool:
+        names = ("is_depth_map", "video.is_depth_map")
+        return self.is_encoded and any(self.info.get(name) is True for name in names)
 
     @property
     def color_declared_as_depth(self) -> str:
-        """Color images that info.json declares as depth, in words; "" where there are none. They stay color."""
-        if not (self.is_encoded and stores_color(self.is_video, self.info, self.channels)):
+        """Color images that info.json declares as depth, in words; "" where there are none. They stay color.
+
+        They are video of 8 bits without a scale, or images of three channels.
+        """
+        if not self._declares_depth or any(self.info.get(f"video.{name}") is not None for name in _SCALE):
             return ""
-        return f"ordinary video ({self.info.get('video.pix_fmt')})" if self.is_video else "images of three channels"
+        if not self.is_video:
+            return "images of three channels" if self.channels == 3 else ""
+        recorded = str(self.info.get("video.pix_fmt"))
+        return f"ordinary video ({recorded})" if _COLOR_FORMATS.fullmatch(recorded) else ""
 
     @property
     def pixels(self) -> Pixels:
-        """Channels and dtype of the images of a camera. Raises ValueError for depth that cannot be read exactly."""
-        is_color = not self.is_encoded or bool(self.color_declared_as_depth)
-        return depth_pixels(self.is_video, {} if is_color else self.info, self.depth_unit)
+        """Channels and dtype of the images of a camera; color without depth.
+
+        Raises:
+            ValueError: depth that cannot be read exactly. The message is the rest of a sentence about the camera.
+        """
+        if not self.is_depth:
+            return RGB
+        unit, stored_unit = self.depth_unit, self.info.get("depth_unit")
+        if stored_unit not in (None, "m", "mm"):
+            raise ValueError(f"is depth in depth_unit {stored_unit!r}, which is neither 'm' nor 'mm'")
+        codes, pixel_format = None, ""
+        if self.is_video:
+            codes = _codes(self.info)
+            pixel_format = "gray16le" if codes is None else "gray12le"
+            recorded = self.info.get("video.pix_fmt")
+            if recorded not in (None, pixel_format):
+                why = "without a recorded scale" if codes is None else "with a recorded scale"
+                raise ValueError(f"is depth video {why} in pixel format {recorded}; {pixel_format} is read")
+        if codes is not None:
+            return Pixels(1, "float32", codes, pixel_format, unit=unit or "m")
+        if unit and stored_unit is None:
+            raise ValueError(f"is depth without a depth_unit in meta/info.json, so it cannot be delivered in {unit!r}")
+        if not unit and stored_unit == "m" and not self.is_video:
+            unit = "m"
+        return Pixels(1, "float32" if unit else "uint16", None, pixel_format, stored_unit or "", unit)
+
+    def convert_statistics(self, entry: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
+        """Convert recorded statistics of depth to the unit of its images; None where their unit is unknown."""
+        unit, recorded = self.pixels.unit, self.info.get("depth_unit")
+        if not unit or recorded == unit:
+            return entry
+        if recorded is None:
+            return None
+        factor = 1000 if unit == "mm" else 1 / 1000
+        return {name: value if name == "count" else value * factor for name, value in entry.items()}
 
     @property
     def unreadable(self) -> str:

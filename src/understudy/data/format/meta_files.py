@@ -8,6 +8,7 @@ template is not a general format string: it may hold plain names, `{field}` and
 import json
 import logging
 import re
+from collections.abc import Collection
 from string import Formatter
 from typing import Any
 
@@ -113,7 +114,7 @@ _WIDTH = re.compile(r"(0?[1-9][0-9]?)?d?")  # at most 99 digits: wider would cos
 _FIX = "repair info.json, or give the template when the dataset is opened"
 
 
-def check_template(template: object, fields: set[str]) -> str:
+def check_template(template: object, fields: Collection[str]) -> str:
     """Return a usable template. Raises ValueError with the reason for any other."""
     if not isinstance(template, str):
         raise ValueError("is missing")
@@ -131,7 +132,7 @@ def check_template(template: object, fields: set[str]) -> str:
     return template
 
 
-def template_or_default(template: object, fields: set[str], default: str, oddities: list[str], name: str) -> str:
+def template_or_default(template: object, fields: Collection[str], default: str, oddities: list[str], name: str) -> str:
     """Return the dataset's own template if usable, else the default of the format."""
     try:
         return check_template(template, fields)

@@ -92,22 +92,14 @@ class ImageColumns(ProcessLocal):
         return values
 
     def _image(self, key: str, file: int, row: int, place: int) -> np.ndarray:
-        feature = self.catalog.features[key]
+        feature, where = self.catalog.features[key], self.catalog.data_place(row)
         if not feature.is_array:
-            value = self.stored(key, row, np.array([place]))[0]
-            return decode_image(value, feature, self.catalog, self.catalog.data_place(row))
+            return decode_image(self.stored(key, row, np.array([place]))[0], feature, self.catalog, where)
         ends = self._group_ends(file, row)
         group = int(np.searchsorted(ends, place, side="right"))
-        first = int(ends[group - 1]) if group else 0
-        return self._arrays(key, self._group(file, group, row).slice(place - first, 1), row)[0]
-
-    def _arrays(self, key: str, table: pa.Table, row: int) -> np.ndarray:
-        """Images stored as arrays, of all rows of `table`: uint8 (n, 3, H, W)."""
-        feature = self.catalog.features[key]
-        arrays = to_numpy(
-            table.column(self.catalog.stored_names.get(key, key)), feature, self.catalog.data_place(row), key
-        )
-        return arrays if feature.shape[0] == 3 else arrays.transpose(0, 3, 1, 2)
+        table = self._group(file, group, row).slice(place - (int(ends[group - 1]) if group else 0), 1)
+        image = to_numpy(table.column(self.catalog.stored_names.get(key, key)), feature, where, key)[0]
+        return image if feature.shape[0] == 3 else image.transpose(2, 0, 1)
 
     def _group_ends(self, file: int, row: int) -> np.ndarray:
         if file not in self._ends:

@@ -265,7 +265,9 @@ class Rows(ProcessLocal):
         rows = np.flatnonzero(catalog.episodes.data_file == file)
         first = int(rows[0])
         path = catalog.data_path(first)
-        where = f"{catalog.files.where(path)} ({self._describe_episodes(rows)})"
+        ids = catalog.episodes.ids[rows].tolist()
+        episodes = f"episode {ids[0]}" if len(ids) == 1 else f"episodes {ids[0]} to {ids[-1]}"
+        where = f"{catalog.files.where(path)} ({episodes})"
         stored: dict[str, list[str]] = {
             key: [part.key for part in catalog.joined.get(key, ())] or [catalog.stored_names.get(key, key)]
             for key in dict.fromkeys([*self.keys, *INDEX_KEYS])
@@ -278,26 +280,17 @@ class Rows(ProcessLocal):
             missing = [name for name in names if name not in table.column_names]
             if missing:
                 lacking += missing if key not in INDEX_KEYS else []
-            elif key in catalog.joined:
-                columns[key] = self._joined_column(table, catalog.joined[key], where)
+            elif parts := catalog.joined.get(key):
+                arrays = [np.asarray(self._column(table.column(part.key), part.key, part, where)) for part in parts]
+                columns[key] = np.concatenate([array.reshape(len(table), -1) for array in arrays], axis=1)
             else:
                 columns[key] = self._column(table.column(names[0]), key, self.catalog.features.get(key), where)
         if lacking:
             fix = "restore the file, or leave the key out with keys=[...]"
             raise DatasetError(f"there is no column {lacking[0]!r}", where=where, fix=fix)
-        start, bad = self._find_episodes(rows, columns.get("episode_index"), len(table), where)
-        self._complete_index(columns, start, bad, len(table), where)
-        size = sum(int(column.nbytes) for column in columns.values())
-        return _DataFile(columns, rows, np.array([start[row] for row in rows.tolist()], np.int64), bad, size)
-
-    def _describe_episodes(self, rows: np.ndarray) -> str:
-        ids = self.catalog.episodes.ids[rows]
-        return f"episode {int(ids[0])}" if len(ids) == 1 else f"episodes {int(ids[0])} to {int(ids[-1])}"
-
-    def _joined_column(self, table: pa.Table, parts: Sequence[Feature], where: str) -> np.ndarray:
-        """Join columns to one array (rows, D)."""
-        arrays = [np.asarray(self._column(table.column(part.key), part.key, part, where)) for part in parts]
-        return np.concatenate([array.reshape(len(table), -1) for array in arrays], axis=1)
+        runs = self._find_runs(rows, columns.get("episode_index"), len(table), where)
+        start, bad = self._index_rows(rows, runs, columns, len(table), where)
+        return _DataFile(columns, rows, start, bad, sum(int(column.nbytes) for column in columns.values()))
 
     def _column(self, column: pa.ChunkedArray, key: str, feature: Feature | None, where: str) -> Column:
         feature = feature or DEFAULTS.get(key)
@@ -319,74 +312,79 @@ class Rows(ProcessLocal):
             values = values[:, 0]
         return values
 
-    def _find_episodes(
+    def _find_runs(
         self, rows: np.ndarray, ids: Column | None, total: int, where: str
-    ) -> tuple[dict[int, int], dict[int, str]]:
-        """First row of each of the file's episodes, and the episodes whose rows disagree with the metadata."""
+    ) -> dict[int, list[tuple[int, int]]]:
+        """(first row, rows) of each run of rows in a file, by the episode's id."""
         table = self.catalog.episodes
-        lengths = table.lengths[rows].tolist()
         if table.own_files:
             if isinstance(ids, np.ndarray) and total and (ids != table.ids[rows[0]]).any():
                 self.note(f"{where}: its episode_index column is {int(ids[0])}; the file name is used")
-            runs = {int(table.ids[rows[0]]): [(0, total)]}
-        elif isinstance(ids, np.ndarray):
-            cuts = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), total]
-            runs = {}
-            for begin, end in pairwise(cuts):
+            return {int(table.ids[rows[0]]): [(0, total)]}
+        if isinstance(ids, np.ndarray):
+            runs: dict[int, list[tuple[int, int]]] = {}
+            for begin, end in pairwise([0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), total]):
                 if end > begin:
                     runs.setdefault(int(ids[begin]), []).append((begin, end - begin))
-        else:
-            if total != sum(lengths):
-                problem = f"no episode_index column, and {total} rows where meta/ lists {sum(lengths)}"
-                raise DatasetError(problem, where=where, fix="restore the file")
-            runs = {int(table.ids[row]): [(int(table.data_row[row]), int(table.lengths[row]))] for row in rows}
-        start, bad = {}, {}
-        for row, episode, length in zip(rows.tolist(), table.ids[rows].tolist(), lengths):
-            episode_runs = runs.get(episode, [(0, 0)])
-            start[row] = episode_runs[0][0]
-            if len(episode_runs) > 1:
-                bad[row] = f"the rows of episode {episode} are not contiguous"
-            elif episode_runs[0][1] != length:
-                bad[row] = f"episode {episode} has length {length} in meta/, the file {episode_runs[0][1]} rows of it"
-        return start, bad
+            return runs
+        if total != (listed := int(table.lengths[rows].sum())):
+            problem = f"no episode_index column, and {total} rows where meta/ lists {listed}"
+            raise DatasetError(problem, where=where, fix="restore the file")
+        return {int(table.ids[row]): [(int(table.data_row[row]), int(table.lengths[row]))] for row in rows}
 
-    def _complete_index(
-        self, columns: dict[str, Column], start: dict[int, int], bad: dict[int, str], total: int, where: str
-    ) -> None:
-        """Check the index columns and compute missing ones."""
+    def _index_rows(
+        self,
+        rows: np.ndarray,
+        runs: Mapping[int, list[tuple[int, int]]],
+        columns: dict[str, Column],
+        total: int,
+        where: str,
+    ) -> tuple[np.ndarray, dict[int, str]]:
+        """Check the index columns, and compute missing ones.
+
+        Returns:
+            First row of each of the file's episodes, int64 (n,), and table row -> reason why its rows are unusable.
+        """
         table, catalog = self.catalog.episodes, self.catalog
-        frame, episode, index = np.zeros(total, np.int64), np.full(total, -1, np.int64), np.zeros(total, np.int64)
-        tasks = np.zeros(total, np.int64)
-        for row, begin in start.items():
-            if row in bad:
-                continue
+        frame, index, tasks = (np.zeros(total, np.int64) for _ in range(3))
+        episodes = np.full(total, -1, np.int64)
+        start, bad = np.zeros(len(rows), np.int64), dict[int, str]()
+        frame_column, task_column = columns.get("frame_index"), columns.get("task_index")
+        for place, (row, episode) in enumerate(zip(rows.tolist(), table.ids[rows].tolist())):
             length = int(table.lengths[row])
-            span = slice(begin, begin + length)
-            frame[span], episode[span] = np.arange(length), table.ids[row]
+            (begin, count), *others = runs.get(episode, [(0, 0)])
+            start[place], span = begin, slice(begin, begin + length)
+            if others:
+                bad[row] = f"the rows of episode {episode} are not contiguous"
+                continue
+            if count != length:
+                bad[row] = f"episode {episode} has length {length} in meta/, the file {count} rows of it"
+                continue
+            frame[span], episodes[span] = np.arange(length), episode
             index[span] = np.arange(length) + table.index_from[row]
-            stored = columns.get("frame_index")
-            if isinstance(stored, np.ndarray):
-                if (np.diff(stored[span]) <= 0).any():
-                    bad[row] = f"frame_index of episode {int(table.ids[row])} does not rise"
-                elif (stored[span] != frame[span]).any():
+            if isinstance(frame_column, np.ndarray):
+                if (np.diff(frame_column[span]) <= 0).any():
+                    bad[row] = f"frame_index of episode {episode} does not rise"
+                elif (frame_column[span] != frame[span]).any():
                     self.note(f"{where}: frame_index does not count 0, 1, 2, ...; the place in the episode is used")
-            task_column = columns.get("task_index")
             if isinstance(task_column, np.ndarray):
                 unknown = (task_column[span] < 0) | (task_column[span] >= len(catalog.tasks))
                 if unknown.any():
-                    task = int(task_column[span][unknown][0])
-                    bad[row] = f"task_index {task} of episode {int(table.ids[row])} is not in meta/tasks"
+                    bad[row] = (
+                        f"task_index {int(task_column[span][unknown][0])} of episode {episode} is not in meta/tasks"
+                    )
             elif length:
                 named = table.tasks_of(row)
                 tasks[span] = named[0] if len(named) else -1
                 if len(named) != 1 or named[0] < 0:
                     bad[row] = f"no task_index column, and meta/ names {len(named)} tasks for the episode"
-        columns["frame_index"], columns["episode_index"] = frame, episode
-        feature = catalog.features.get("timestamp", DEFAULTS["timestamp"])
+        columns["frame_index"], columns["episode_index"] = frame, episodes
         columns.setdefault("index", index)
         columns.setdefault("task_index", tasks)
-        columns.setdefault("timestamp", (frame / float(catalog.fps)).astype(feature.dtype))
-        self._compare_times(columns["timestamp"], frame, episode >= 0, where)
+        seconds = frame / float(catalog.fps)
+        columns.setdefault("timestamp", seconds.astype(catalog.features.get("timestamp", DEFAULTS["timestamp"]).dtype))
+        self._compare_times(columns["timestamp"], frame, episodes >= 0, where)
+        return start, bad
 
     def _compare_times(self, times: Column, frame: np.ndarray, listed: np.ndarray, where: str) -> None:
         """Note once that timestamps differ from frame / fps. They are kept; they select no frames."""

@@ -161,37 +161,30 @@ def sensor_files(catalog: Catalog, sensor: Sensor) -> list[str]:
 
 def _read(catalog: Catalog, sensor: Sensor, files: Sequence[str]) -> dict[str, np.ndarray]:
     """Read and check all samples, sorted by table row."""
-    table = catalog.episodes
-    counts = np.zeros(len(table), np.int64)
-    parts: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+    episodes, shape = catalog.episodes, sensor.feature.value_shape
+    rows, times, values = [np.zeros(0, np.int64)], [np.zeros(0)], [np.zeros((0, *shape), sensor.feature.dtype)]
     for number, path in enumerate(files):
-        where = catalog.files.where(path)
-        last = -1
-        for ids, times, values in sensor_groups(catalog, sensor, path):
-            if sensor.per_episode and ids is None:
-                ids = np.full(len(times), table.ids[number])
-            assert ids is not None
-            cuts = np.concatenate([[0], np.flatnonzero(np.diff(ids)) + 1, [len(ids)]])
-            for begin, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist()):
-                if begin == stop:
-                    continue
-                row = _row(catalog, sensor, int(ids[begin]), number, where)
-                if row in parts and row != last:
-                    problem = f"the samples of episode {int(ids[begin])} are not contiguous"
+        where, begun, last = catalog.files.where(path), set[int](), -1
+        for ids, group_times, group_values in sensor_groups(catalog, sensor, path):
+            if ids is None:
+                ids = np.full(len(group_times), episodes.ids[number])
+            rows.append(_table_rows(catalog, sensor, ids, number, where))
+            for row in rows[-1][np.flatnonzero(np.diff(rows[-1], prepend=-1))].tolist():
+                if row in begun and row != last:
+                    problem = f"the samples of episode {int(episodes.ids[row])} are not contiguous"
                     raise DatasetError(problem, where=where, fix="sort the file by episode_index and timestamp")
+                begun.add(row)
                 last = row
-                parts.setdefault(row, []).append((times[begin:stop], values[begin:stop]))
-                counts[row] += stop - begin
-    order = sorted(parts)
-    for row in order:
-        _check_times(np.concatenate([times for times, _ in parts[row]]), int(table.ids[row]), sensor, catalog)
-    shape = sensor.feature.value_shape
-    every = [part for row in order for part in parts[row]]
-    return {
-        "times": np.concatenate([np.zeros(0), *(times for times, _ in every)]),
-        "values": np.concatenate([np.zeros((0, *shape), sensor.feature.dtype), *(values for _, values in every)]),
-        "first": np.concatenate([[0], np.cumsum(counts)]),
-    }
+            times.append(group_times)
+            values.append(group_values)
+    row_of = np.concatenate(rows)
+    order = np.argsort(row_of, kind="stable")
+    table = {"times": np.concatenate(times)[order], "values": np.concatenate(values)[order]}
+    table["first"] = np.concatenate([[0], np.cumsum(np.bincount(row_of, minlength=len(episodes)))])
+    for row in np.unique(row_of).tolist():
+        span = slice(*table["first"][row : row + 2])
+        _check_times(table["times"][span], int(episodes.ids[row]), sensor, catalog)
+    return table
 
 
 def sensor_groups(
@@ -225,16 +218,19 @@ def sensor_groups(
             yield ids, times, to_numpy(part["value"], sensor.feature, where, key)
 
 
-def _row(catalog: Catalog, sensor: Sensor, episode: int, number: int, where: str) -> int:
-    ids = catalog.episodes.ids
-    if sensor.per_episode and episode != ids[number]:
-        problem = f"the file of episode {int(ids[number])} holds samples of episode {episode}"
+def _table_rows(catalog: Catalog, sensor: Sensor, ids: np.ndarray, number: int, where: str) -> np.ndarray:
+    """Table rows of the episodes of samples, int64 (n,)."""
+    episodes = catalog.episodes.ids
+    rows = np.minimum(np.searchsorted(episodes, ids), len(episodes) - 1)
+    wrong = ids != (episodes[number] if sensor.per_episode else episodes[rows])
+    if not wrong.any():
+        return rows
+    episode = int(ids[wrong][0])
+    if sensor.per_episode:
+        problem = f"the file of episode {int(episodes[number])} holds samples of episode {episode}"
         raise DatasetError(problem, where=where, fix="restore the file")
-    row = int(np.searchsorted(ids, episode))
-    if row == len(ids) or ids[row] != episode:
-        problem = f"holds samples of episode {episode}, which the dataset does not have"
-        raise DatasetError(problem, where=where, fix="take them out, or restore the episode")
-    return row
+    problem = f"holds samples of episode {episode}, which the dataset does not have"
+    raise DatasetError(problem, where=where, fix="take them out, or restore the episode")
 
 
 def _check_times(times: np.ndarray, episode: int, sensor: Sensor, catalog: Catalog) -> None:

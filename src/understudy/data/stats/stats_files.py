@@ -7,7 +7,7 @@ figures describe the whole dataset, including validation episodes.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, get_args
 
@@ -17,7 +17,7 @@ from understudy import credentials
 from understudy.batch_keys import ACTION, STATE
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.features import join_stats
-from understudy.data.format.lerobot_v3 import episode_files
+from understudy.data.format.layouts import read_episode_columns
 from understudy.data.format.meta_files import read_json
 from understudy.data.format.recorded_stats import PER_EPISODE, Stats, parse_stats, read_per_episode
 from understudy.data.stats.summary import Mode, Statistics, vector_widths
@@ -206,36 +206,36 @@ def read_episode_stats(
     Raises:
         DatasetError: a file cannot be read.
     """
-    records: dict[str, dict[str, dict[int, Any]]] = {}
-    for episode, key, name, value in _records(files, version, keys):
-        records.setdefault(key, {}).setdefault(name, {})[episode] = value
-    return {key: {name: _table(values, ids) for name, values in entry.items()} for key, entry in records.items()}
+    names = [(key, name) for key in keys for name in COMPARED]
+    read = _read_lines if version.startswith("v2") else _read_columns
+    records = read(files, names)
+    tables: dict[str, dict[str, np.ndarray]] = {}
+    for key, name in names:
+        if values := records.get((key, name)):
+            tables.setdefault(key, {})[name] = _table(values, ids)
+    return tables
 
 
-def _records(files: Files, version: str, keys: Sequence[str]) -> Iterator[tuple[int, str, str, Any]]:
-    """Yield (episode id, key, statistic, values) of all records."""
-    if version.startswith("v2"):
-        if files.exists(PER_EPISODE):
-            for line in files.read(PER_EPISODE).splitlines():
-                entry = json.loads(line) if line.strip() else {}
-                if isinstance(entry.get("episode_index"), int):
-                    for key in keys:
-                        entry_stats = entry["stats"].get(key, {})
-                        yield from (
-                            (entry["episode_index"], key, name, entry_stats[name])
-                            for name in COMPARED
-                            if name in entry_stats
-                        )
-        return
-    columns = {f"stats/{key}/{name}": (key, name) for key in keys for name in COMPARED}
-    for path in episode_files(files):
-        with files.parquet(path) as file:
-            there = [name for name in columns if name in file.schema_arrow.names]
-        table = files.table(path, [*there, "episode_index"]) if there else None
-        for column in there:
-            assert table is not None
-            values = zip(table["episode_index"].to_pylist(), table[column].to_pylist())
-            yield from ((int(episode), *columns[column], value) for episode, value in values if value is not None)
+Records = dict[tuple[str, str], dict[int, Any]]
+"""(key, statistic) -> episode id -> values."""
+
+
+def _read_lines(files: Files, names: Sequence[tuple[str, str]]) -> Records:
+    records: Records = {}
+    for line in files.read(PER_EPISODE).splitlines() if files.exists(PER_EPISODE) else ():
+        entry = json.loads(line) if line.strip() else {}
+        if isinstance(entry.get("episode_index"), int):
+            for key, name in names:
+                entry_stats = entry["stats"].get(key, {})
+                if name in entry_stats:
+                    records.setdefault((key, name), {})[entry["episode_index"]] = entry_stats[name]
+    return records
+
+
+def _read_columns(files: Files, names: Sequence[tuple[str, str]]) -> Records:
+    columns = {f"stats/{key}/{name}": (key, name) for key, name in names}
+    values = read_episode_columns(files, columns.__contains__)
+    return {columns[column]: of_episodes for column, of_episodes in values.items()}
 
 
 def _table(values: Mapping[int, Any], ids: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import gcd
 from pathlib import Path
@@ -116,7 +116,7 @@ class Summary:
     def thinned(self, stride: int) -> "Summary":
         """Return the summary with every `stride`-th row only; a multiple of its own stride."""
         rows = self.rows[:0] if stride == 0 else self.rows[:: stride // self.stride]
-        return Summary(self.count, self.mean, self.std, self.min, self.max, rows, stride)
+        return replace(self, rows=rows, stride=stride)
 
 
 def quantile_stride(total: int, period: int = 1) -> int:

@@ -1,6 +1,5 @@
 """Record a LeRobot v3.0 dataset that is valid after every episode.
 
-writer              `EpisodeWriter`, and checks of a frame when it is added
+writer              `EpisodeWriter`, checks of a frame when it is added, and resume of an interrupted recording
 dataset_files       paths, schemas and info.json; the open group of episodes, and its packing into files
-resume_recording    continue an interrupted recording
 """

@@ -378,11 +378,11 @@ def file_numbers(rows: pa.Table, kind: str) -> list[int]:
     return [int(number) for number in chunk * FILES_PER_CHUNK + file]
 
 
-def remove_orphans(root: Path, features: Mapping[str, Feature], tables: list[pa.Table]) -> None:
+def remove_orphans(root: Path, features: Mapping[str, Feature], rows: pa.Table) -> None:
     """Delete unlisted data and video files and temporary files in the writer's folders."""
     kinds = {"data": (DATA_PATH, "")} | {f"videos/{key}": (VIDEO_PATH, key) for key in video_keys(features)}
     for kind, (template, key) in kinds.items():
-        named = {root / file_path(template, number, key) for table in tables for number in file_numbers(table, kind)}
+        named = {root / file_path(template, number, key) for number in file_numbers(rows, kind)}
         for path in (root / kind).glob("chunk-*/*"):
             temporary = path.name.startswith(".") and path.name.endswith(_DRAFTS)
             if temporary or (path.suffix == Path(template).suffix and path not in named):

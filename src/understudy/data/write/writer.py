@@ -13,35 +13,46 @@ The folder is a valid dataset at every instant, `kill -9` included. It holds exa
 committed (see `dataset_files.py`; before the first one `Catalog.open` reports that there is no episode).
 `resume=True` removes the remains of a killed recording and continues; without a new episode a finished recording keeps
 every byte.
-`stats.json` may lack the last tenth of the frames until `finish`. Statistics of images are computed from the encoded
-video, so interruptions do not change them.
+`stats.json` may lack the last tenth of the frames until `finish`.
+
+Only episode tables count as committed. A resume computes totals and statistics from them and from the files they name.
+Numbers are read back exactly. Images are decoded from the recorded files, those that count in a recording of this
+length (`counted_images`). So the figures equal those of an uninterrupted recording.
 """
 
 import fcntl
 import io
+import json
 import os
 import shutil
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
 
 from understudy.atomic import draft_path
 from understudy.data.format.features import DEFAULTS, NUMBERS, Feature
-from understudy.data.stats.running import ImageStatistics, RunningStatistics, image_step
+from understudy.data.format.layouts import episode_files
+from understudy.data.stats.running import ImageStatistics, RunningStatistics, counted_images, image_step
 from understudy.data.write.dataset_files import (
+    DATA_PATH,
     EPISODES_PATH,
+    MARK,
+    VIDEO_PATH,
+    Group,
     commit,
     data_schema,
     empty_group,
     episode_columns,
     episode_schema,
     feature_entries,
+    file_numbers,
     file_path,
     info_json,
     is_full,
@@ -56,9 +67,12 @@ from understudy.data.write.dataset_files import (
     to_column,
     video_keys,
 )
-from understudy.data.write.resume_recording import load_recording, read_every, rebuild_statistics
 from understudy.errors import DatasetError
+from understudy.storage.dataset_root import Files
 from understudy.video.encode import VideoEncoder, check_size, codec_name
+from understudy.video.reader import VideoReader, open_video
+
+_BATCH = 16  # images in memory
 
 
 def check_features(features: Mapping[str, Mapping[str, Any]], codec: str = "libsvtav1") -> dict[str, Feature]:
@@ -334,7 +348,7 @@ class EpisodeWriter:
         }
         for key, encoder in self._encoders.items():
             encoder.close()
-            for image in read_every(encoder.path, image_step(*self.features[key].shape[:2])):
+            for image in _read_every(encoder.path, image_step(*self.features[key].shape[:2])):
                 self._images[key].add(image)
         schema, statistics = data_schema(self.features), _accumulators(self.features)
         arrays, numbers = [], dict[str, np.ndarray]()
@@ -396,21 +410,68 @@ class EpisodeWriter:
             raise
 
     def _resume(self) -> None:
-        recording = load_recording(self.root, self.features, self._entries, self.fps)
-        remove_orphans(self.root, self.features, recording.tables)
-        self._group, self.episodes, self.frames = recording.group, recording.episodes, recording.frames
+        """Continue from the committed state.
+
+        Raises:
+            DatasetError: the folder holds no recording that can be continued.
+        """
+        fix = "record into a new folder"
+        try:
+            info = json.loads((self.root / "meta/info.json").read_bytes())
+            tables = [pq.read_table(self.root / name, use_threads=False) for name in episode_files(Files(self.root))]
+            listed = pq.read_table(self.root / "meta/tasks.parquet", use_threads=False)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            problem = f"is not a recording that can be continued: {str(error).splitlines()[0]}"
+            raise DatasetError(problem, where=self.root, fix=fix) from None
+        if not tables or not all(MARK.items() <= (table.schema.metadata or {}).items() for table in tables):
+            raise DatasetError("was not recorded by EpisodeWriter and cannot be continued", where=self.root, fix=fix)
+        self._check_settings(info)
+        schema = episode_schema(self.features)
+        tables = [table.select(schema.names).cast(schema) for table in tables]
+        rows = pa.concat_tables(tables)
+        self.episodes, self.frames = rows.num_rows, int(np.sum(rows["length"].to_numpy()))
+        if rows["episode_index"].to_pylist() != list(range(self.episodes)):
+            raise DatasetError("its episodes are not numbered 0, 1, 2, ...", where=self.root / EPISODES_PATH, fix=fix)
+        number = len(tables) - 1
+        is_packed = number in file_numbers(tables[-1], "data")
+        if is_packed:
+            self._group = empty_group(number + 1, self.features)
+        else:
+            self._group = Group(number, tables[-1], number + 1)
+        tasks: list[str] = listed.column("task").to_pylist()
+        used = {task for of_episode in rows["tasks"].to_pylist() for task in of_episode}
+        while tasks and tasks[-1] not in used:  # belongs to an uncommitted episode
+            tasks.pop()
+        self.tasks = tasks
+        remove_orphans(self.root, self.features, rows)
         if self._robot_type is None:
-            self._robot_type = recording.robot_type
-        rebuild_statistics(
-            self.root, self.features, recording.tables, self._statistics
-        )  # before the small files are packed
-        self.tasks, self._changed = recording.tasks, not recording.finished
-        if self._changed:
-            self._write_tasks(recording.tasks)
+            self._robot_type = info.get("robot_type")
+        _rebuild_statistics(self.root, self.features, rows, self._statistics)  # before the small files are packed
+        totals = [info.get(f"total_{name}") for name in ("episodes", "frames", "tasks")]
+        is_finished = totals == [self.episodes, self.frames, len(tasks)] and len(tasks) == listed.num_rows
+        is_finished &= self._group.rows.num_rows == 0 and (
+            self.frames == 0 or _counted_frames(self.root) == self.frames
+        )
+        if not is_finished:
+            self._write_tasks(tasks)
             self._write_totals(statistics=True)
             # Pack the open group now: joined videos need the same encoder settings, and ours may differ.
             self._group = pack(self.root, self.features, self._group, self.fps)
-            self._changed = False
+
+    def _check_settings(self, info: Mapping[str, Any]) -> None:
+        """Refuse a recording with other settings."""
+        shapes, expected = (
+            {
+                key: (entry.get("dtype"), list(entry.get("shape", [])), entry.get("info", {}).get("video.codec"))
+                for key, entry in entries.items()
+            }
+            for entries in (info.get("features", {}), self._entries)
+        )
+        if shapes != expected or info.get("fps") != self.fps:
+            differ = sorted(key for key in shapes.keys() | expected.keys() if shapes.get(key) != expected.get(key))
+            of = f" with other settings of {', '.join(differ)}" if differ else ""
+            fix = "continue with the same fps, features and codec, or record into a new folder"
+            raise DatasetError(f"was recorded at {info.get('fps')} fps{of}", where=self.root, fix=fix)
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -447,3 +508,92 @@ def _accumulators(features: Mapping[str, Feature]) -> Statistics:
         for key, feature in features.items()
         if feature.dtype != "string"
     }
+
+
+def _counted_frames(root: Path) -> int | None:
+    """Frames that stats.json covers."""
+    try:
+        return int(json.loads((root / "meta/stats.json").read_bytes())["index"]["count"][0])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _rebuild_statistics(root: Path, features: Mapping[str, Feature], rows: pa.Table, statistics: Statistics) -> None:
+    """Fill empty statistics from the recorded files."""
+    for key, part in statistics.items():
+        if isinstance(part, ImageStatistics):
+            _add_images(root, features[key], rows, part)
+    numbers = [key for key, part in statistics.items() if isinstance(part, RunningStatistics)]
+    for path in _data_files(root, rows):
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group, columns=numbers, use_threads=False)
+                for key in numbers:
+                    column, part = table.column(key), statistics[key]
+                    assert isinstance(part, RunningStatistics)
+                    while pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
+                        column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], column.type.value_type)
+                    part.add(column.to_numpy().reshape(-1, *features[key].shape))
+
+
+def _data_files(root: Path, rows: pa.Table) -> Iterator[Path]:
+    return (root / file_path(DATA_PATH, number) for number in dict.fromkeys(file_numbers(rows, "data")))
+
+
+def _add_images(root: Path, feature: Feature, rows: pa.Table, part: ImageStatistics) -> None:
+    """Add the recorded images of one camera."""
+    lengths = rows["length"].to_numpy()
+    step = image_step(*feature.shape[:2])
+    counts = -(-lengths // step)  # measured images of each episode
+    total = int(counts.sum())
+    numbers = np.array(counted_images(0, total, part.keep), np.int64)
+    episodes = np.searchsorted(np.cumsum(counts), numbers, side="right")
+    frames = (np.cumsum(lengths) - lengths)[episodes] + step * (numbers - (np.cumsum(counts) - counts)[episodes])
+    read = _read_videos if feature.is_video else _read_image_column
+    for number, image in zip(numbers.tolist(), read(root, feature.key, rows, frames), strict=True):
+        part.skip(number - part.images)
+        part.add(image)
+    part.skip(total - part.images)
+
+
+def _read_every(path: Path, step: int) -> Iterator[np.ndarray]:
+    """Yield frames 0, step, 2 * step, ... of a video, uint8 (H, W, 3)."""
+    video = open_video(path)
+    try:
+        yield from _read_batches(video, np.arange(0, video.count, step))
+    finally:
+        video.close()
+
+
+def _read_batches(video: VideoReader, positions: np.ndarray) -> Iterator[np.ndarray]:
+    for first in range(0, len(positions), _BATCH):
+        yield from video.read(positions[first : first + _BATCH])
+
+
+def _read_videos(root: Path, key: str, rows: pa.Table, frames: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield frames of a camera, numbered from the first frame of the recording, uint8 (H, W, 3)."""
+    begin = 0
+    for number in dict.fromkeys(file_numbers(rows, f"videos/{key}")):
+        video = open_video(root / file_path(VIDEO_PATH, number, key))
+        try:
+            first, last = np.searchsorted(frames, [begin, begin + video.count])
+            yield from _read_batches(video, frames[first:last] - begin)
+            begin += video.count
+        finally:
+            video.close()
+
+
+def _read_image_column(root: Path, key: str, rows: pa.Table, frames: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield images of an image column, uint8 (H, W, 3)."""
+    begin = 0
+    for path in _data_files(root, rows):
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                count = file.metadata.row_group(group).num_rows
+                first, last = np.searchsorted(frames, [begin, begin + count])
+                if first < last:
+                    column = file.read_row_group(group, columns=[key], use_threads=False).column(key)
+                    for row in (frames[first:last] - begin).tolist():
+                        image = Image.open(io.BytesIO(column[row]["bytes"].as_py())).convert("RGB")
+                        yield np.asarray(image)
+                begin += count
