@@ -152,7 +152,6 @@ def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Pa
     asked = {
         "report": [
             ["bench", str(data), "--figure", out + ".png"],
-            ["order", "explain", str(data), "--figure", out + ".png"],
         ],
         "demo": [["demo", "--output-dir", out], ["record", "--output-dir", out]],
         "sim": [["record", "--output-dir", out, "--env", "metaworld"]],

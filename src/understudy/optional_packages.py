@@ -16,7 +16,7 @@ EXTRAS = {
     "remote": ("requests", "urllib3"),
     "hub": ("huggingface_hub",),
     "s3": ("s3fs",),
-    "demo": ("mujoco", "gymnasium"),
+    "demo": ("mujoco",),
     "sim": ("metaworld",),
     "pi05": ("sentencepiece", "tokenizers"),
     "jax-weights": ("tensorstore",),

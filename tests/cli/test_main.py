@@ -172,7 +172,6 @@ def test_warnings_are_one_line_without_source(monkeypatch: pytest.MonkeyPatch) -
             "--env: must be one of 'tabletop', 'recall', 'metaworld'",
         ),
         (["record", "--episodes", "3"], "--output-dir FOLDER"),
-        (["bench", "{}", "--lerobot", "{}/python"], "lerobot: "),
         (["order", "show"], "unknown command 'order show'"),
         (["check", "{}/nowhere"], "no such folder"),
         (["resume", "{}"], "no run here"),

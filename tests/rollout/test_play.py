@@ -75,10 +75,10 @@ class Listener(Noisy):
         actions = []
         for row in range(rows):
             picture = batch["observation.images.front"][row].permute(1, 2, 0).numpy()
-            (world,) = [w for w in self.worlds if np.array_equal(w.sim.hand.astype(np.float32), state(batch, row))]
-            np.testing.assert_array_equal(picture, world.sim.render())
+            (world,) = [w for w in self.worlds if np.array_equal(w.hand.astype(np.float32), state(batch, row))]
+            np.testing.assert_array_equal(picture, world.render())
             if not self.deaf:
-                world.sim.color = batch["task"][row].split()[-2]
+                world.color = batch["task"][row].split()[-2]
             actions.append(world.expert())
         return torch.from_numpy(np.stack(actions))[:, None]
 

@@ -8,7 +8,6 @@ see, to read and to move.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from understudy.envs.ray_camera import RayCamera
 from understudy.optional_packages import optional_imports
 
 with optional_imports():
-    import gymnasium
     import mujoco
 
 COLORS = ("red", "green", "blue")
@@ -65,61 +63,63 @@ _SCENE = """
 </mujoco>"""
 
 
-def task_text(color: str) -> str:
-    """Instruction for `color`, one of `COLORS`."""
-    if color not in COLORS:
-        raise ValueError(f"unknown color {color!r}; known: {', '.join(COLORS)}")
-    return f"pick up the {color} block"
+TASKS = {color: f"pick up the {color} block" for color in COLORS}
+"""Color of a block -> instruction."""
 
 
-def layout(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
+def layout(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draw the initial scene, a pure function of `seed` (0 <= seed < 2**128).
 
     Centres are independent and uniform on the square, conditioned on pairwise distances of at least `APART`.
 
     Returns:
-        Block centres (3, 2) in metres, block yaw (3,) in radians, hand position (3,), and the default color.
+        Block centres (3, 2) in metres, block yaw (3,) in radians, and hand position (3,).
     """
     draws = uniforms(seed, 7 + 6 * 64)
     hand = np.array([-0.12, -0.12, 0.10]) + draws[:3] * np.array([0.24, 0.24, 0.07])
     yaw = draws[3:6] * (np.pi / 2)
-    color = COLORS[int(draws[6] * 3)]
     tries = SPREAD * (2 * draws[7:].reshape(64, 3, 2) - 1)
     gaps = np.linalg.norm(tries - np.roll(tries, 1, axis=1), axis=2).min(axis=1)  # three blocks: three pairs
     free = np.flatnonzero(gaps >= APART)
     # A try is free with probability 0.5. A seed whose 64 tries all fail (never seen) would get its widest one.
     centers = tries[free[0] if len(free) else int(np.argmax(gaps))]
-    return centers, yaw, hand, color
+    return centers, yaw, hand
 
 
-class Tabletop(gymnasium.Env):
-    """Gymnasium environment: `reset(seed=..., options={"color": "red"})`, `step(action)`.
+class TabletopEnv:
+    """The tabletop as an `Env`.
 
-    Action: float32 (4,), each in [-1, 1]: hand velocity along x, y, z (1 is 1.5 cm per step) and grip (above 0 closes).
-    A closed empty hand grasps the nearest block within 1.8 cm. Observation: `image` uint8 (size, size, 3) RGB and
-    `state` float32 (4,), hand x, y, z in metres and grip (1 closed, 0 open).
+    Keys: `observation.images.front`, `observation.state` (hand x, y, z in metres, grip: 1 closed, 0 open). Actions,
+    each in [-1, 1]: hand velocity along x, y, z (1 is 1.5 cm per step) and grip (above 0 closes). A closed empty hand
+    grasps the nearest block within 1.8 cm.
 
-    An episode ends when any block is above 10 cm, with reward 1 and `info["success"]` if it is the named one. `info`
-    also has `task` (the instruction) and `lifted` (color of the lifted block, or None). Episodes are truncated after
-    70 steps. Everything is a function of the seed and the actions. The layout depends on the seed alone, so the three
-    tasks of a seed share one scene.
+    An episode ends when any block is above 10 cm, or after 70 steps. Everything is a function of the seed and the
+    actions. The layout depends on the seed alone, so the three tasks of a seed share one scene.
+
+    Attributes:
+        color: color of the block that the instruction of this episode names.
+        model: the scene.
+        data: its state.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": FPS}  # noqa: RUF012 (gymnasium's name and form)
+    name = "tabletop"
+    fps = FPS
+    max_steps = MAX_STEPS
+    one_scene = True
+    noise = NOISE
 
-    def __init__(self, size: int = 64, render_mode: str | None = None) -> None:
+    def __init__(self, size: int = 64, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()) -> None:
+        if cameras is not None and tuple(cameras) != (CAMERA,):
+            raise ValueError(f"cameras={list(cameras)}: the tabletop always has the one camera {CAMERA!r}")
         if size < 8:
             raise ValueError(f"size={size}: must be at least 8 pixels")
-        self.render_mode = render_mode
-        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
-        self.observation_space = gymnasium.spaces.Dict(
-            {
-                "image": gymnasium.spaces.Box(0, 255, (size, size, 3), np.uint8),
-                "state": gymnasium.spaces.Box(
-                    np.append(LOW, 0).astype(np.float32), np.append(HIGH, 1).astype(np.float32), dtype=np.float32
-                ),
-            }
-        )
+        self._color_of = {text: color for color, text in select_by_name("task", tasks, TASKS).items()}
+        self.tasks = tuple(self._color_of)
+        self.features = {
+            f"observation.images.{CAMERA}": image_feature(size),
+            "observation.state": vector_feature(["x", "y", "z", "grip"]),
+            "action": vector_feature(["dx", "dy", "dz", "grip"]),
+        }
         blocks = "".join(_BLOCK.format(color=c, half=HALF, rgba=_RGBA[c]) for c in COLORS)
         welds = "".join(f'\n    <weld name="{c}" body1="hand" body2="{c}" active="false"/>' for c in COLORS)
         self.model = mujoco.MjModel.from_xml_string(_SCENE.format(blocks=blocks, welds=welds))
@@ -127,7 +127,7 @@ class Tabletop(gymnasium.Env):
         self._camera = RayCamera(self.model, "front", size, size)
         self._bodies = [self.model.body(c).id for c in COLORS]
         self._fingers = [(self.model.geom("left").id, -1), (self.model.geom("right").id, 1)]
-        self.color = COLORS[0]
+        self.color = self._color_of[self.tasks[0]]
         self._closed = False
         self._steps = 0
 
@@ -147,16 +147,12 @@ class Tabletop(gymnasium.Env):
         active = np.flatnonzero(self.data.eq_active)
         return COLORS[active[0]] if len(active) else None
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Start the episode of `seed`; see the class for `options`."""
-        super().reset(seed=seed)
-        if seed is None:
-            seed = int(self.np_random.integers(1 << 62))
-        centers, yaw, hand, color = layout(seed)
-        self.color = (options or {}).get("color", color)
-        task_text(self.color)  # raises for an unknown color
+    def reset(self, seed: int, task: str) -> dict[str, np.ndarray]:
+        """Start an episode; see `Env.reset`."""
+        if task not in self._color_of:
+            raise ValueError(f"unknown task {task!r}; known: {list(self.tasks)}")
+        self.color = self._color_of[task]
+        centers, yaw, hand = layout(seed)
         mujoco.mj_resetData(self.model, self.data)
         for i in range(len(COLORS)):
             turn = [np.cos(yaw[i] / 2), 0, 0, np.sin(yaw[i] / 2)]
@@ -164,10 +160,10 @@ class Tabletop(gymnasium.Env):
         self.data.mocap_pos[0] = hand
         self._closed, self._steps = False, 0
         mujoco.mj_forward(self.model, self.data)
-        return self._observation(), self._info()
+        return self._observation()
 
-    def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
-        """Execute `action`; returns observation, reward, terminated, truncated and info."""
+    def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], Outcome]:
+        """Execute an action; see `Env.step`."""
         action = np.asarray(action, dtype=np.float64)
         if action.shape != (4,) or not np.isfinite(action).all():
             raise ValueError(f"an action has four finite numbers (dx, dy, dz, grip), got {action!r}")
@@ -180,9 +176,9 @@ class Tabletop(gymnasium.Env):
         if self._closed and self.held is None:
             self._grasp()
         self._steps += 1
-        info = self._info()
-        done = info["lifted"] is not None
-        return self._observation(), float(info["success"]), done, not done and self._steps >= MAX_STEPS, info
+        lifted = np.flatnonzero(self.blocks[:, 2] > LIFTED)
+        completed = TASKS[COLORS[lifted[0]]] if len(lifted) else None
+        return self._observation(), Outcome(completed, completed is not None or self._steps >= MAX_STEPS)
 
     def render(self) -> np.ndarray:
         """Render the camera image, uint8 (size, size, 3) RGB."""
@@ -202,80 +198,25 @@ class Tabletop(gymnasium.Env):
         self.model.eq_data[nearest] = [0, 0, 0, *(self.data.xpos[body] - self.hand), *self.data.xquat[body], 1]
         self.data.eq_active[nearest] = 1
 
-    def _observation(self) -> dict[str, np.ndarray]:
-        return {"image": self.render(), "state": np.append(self.hand, float(self._closed)).astype(np.float32)}
-
-    def _info(self) -> dict[str, Any]:
-        up = np.flatnonzero(self.blocks[:, 2] > LIFTED)
-        lifted = COLORS[up[0]] if len(up) else None
-        return {"task": task_text(self.color), "success": lifted == self.color, "lifted": lifted}
-
-
-def expert_action(env: Tabletop) -> np.ndarray:
-    """Compute the noise-free action float32 (4,) towards picking up `env.color`: over the block, down, grip, lift.
-
-    It is a function of the current state, without memory, so it is right after any disturbance. Recorded next to noisy
-    execution, it shows a policy how to recover.
-    """
-    if env.held == env.color:
-        return np.array([0, 0, 1, 1], dtype=np.float32)
-    if env.held is not None:  # a wrong block: let go
-        return np.array([0, 0, 0, -1], dtype=np.float32)
-    gap = env.blocks[COLORS.index(env.color)] - env.hand
-    off_axis = float(np.linalg.norm(gap[:2]))
-    if off_axis > _ABOVE:
-        gap[2] = max(gap[2] + _HOVER, 0.0) if off_axis < 0.04 else gap[2] + _HOVER
-    near = np.linalg.norm(gap) < REACH
-    move = gap / STEP
-    move = move / max(1.0, float(np.abs(move).max()))  # at full speed in a straight line
-    return np.append(move, 1.0 if near else -1.0).astype(np.float32)
-
-
-class TabletopEnv:
-    """The tabletop as an `Env`.
-
-    Keys: `observation.images.front`, `observation.state` (hand x, y, z in metres, grip).
-
-    Attributes:
-        sim: The simulation.
-    """
-
-    name = "tabletop"
-    fps = FPS
-    max_steps = MAX_STEPS
-    one_scene = True
-    noise = NOISE
-
-    def __init__(self, size: int = 64, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()) -> None:
-        if cameras is not None and tuple(cameras) != (CAMERA,):
-            raise ValueError(f"cameras={list(cameras)}: the tabletop always has the one camera {CAMERA!r}")
-        colors = select_by_name("task", tasks, {color: task_text(color) for color in COLORS})
-        self._color_of = {text: color for color, text in colors.items()}
-        self.tasks = tuple(self._color_of)
-        self.features = {
-            f"observation.images.{CAMERA}": image_feature(size),
-            "observation.state": vector_feature(["x", "y", "z", "grip"]),
-            "action": vector_feature(["dx", "dy", "dz", "grip"]),
-        }
-        self.sim = Tabletop(size)
-
-    def reset(self, seed: int, task: str) -> dict[str, np.ndarray]:
-        """Start an episode; see `Env.reset`."""
-        if task not in self._color_of:
-            raise ValueError(f"unknown task {task!r}; known: {list(self.tasks)}")
-        observation, _ = self.sim.reset(seed=seed, options={"color": self._color_of[task]})
-        return self._named(observation)
-
-    def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], Outcome]:
-        """Execute an action; see `Env.step`."""
-        observation, _, terminated, truncated, info = self.sim.step(np.clip(action, -1, 1))
-        lifted = info["lifted"]
-        return self._named(observation), Outcome(task_text(lifted) if lifted else None, terminated or truncated)
-
     def expert(self) -> np.ndarray:
-        """Compute the expert's action; see `Env.expert`."""
-        return expert_action(self.sim)
+        """Compute the noise-free action float32 (4,) towards the named block: over it, down, grip, lift.
 
-    @staticmethod
-    def _named(observation: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {f"observation.images.{CAMERA}": observation["image"], "observation.state": observation["state"]}
+        It is a function of the current state, without memory, so it is right after any disturbance. Recorded next to
+        noisy execution, it shows a policy how to recover.
+        """
+        if self.held == self.color:
+            return np.array([0, 0, 1, 1], dtype=np.float32)
+        if self.held is not None:  # a wrong block: let go
+            return np.array([0, 0, 0, -1], dtype=np.float32)
+        gap = self.blocks[COLORS.index(self.color)] - self.hand
+        off_axis = float(np.linalg.norm(gap[:2]))
+        if off_axis > _ABOVE:
+            gap[2] = max(gap[2] + _HOVER, 0.0) if off_axis < 0.04 else gap[2] + _HOVER
+        near = np.linalg.norm(gap) < REACH
+        move = gap / STEP
+        move = move / max(1.0, float(np.abs(move).max()))  # at full speed in a straight line
+        return np.append(move, 1.0 if near else -1.0).astype(np.float32)
+
+    def _observation(self) -> dict[str, np.ndarray]:
+        state = np.append(self.hand, float(self._closed)).astype(np.float32)
+        return {f"observation.images.{CAMERA}": self.render(), "observation.state": state}

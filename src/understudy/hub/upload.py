@@ -60,14 +60,8 @@ def push(
     with hub_errors(str(repo), "cannot be published"):
         api.create_repo(repo.name, repo_type=repo.kind, private=not public, exist_ok=True)
         there = set(api.list_repo_files(repo.name, repo_type=repo.kind))
-        if (claimed := there - _UNCLAIMED) and not update:
-            raise ConfigError(
-                f"{repo}: holds {len(claimed)} files, such as {min(claimed)}; --update adds a commit, and earlier "
-                "files stay in its history"
-            )
-        for name in names & there:
-            if name == "README.md" and name not in (generated or {}) and not update:
-                raise ConfigError(f"{repo}: has another {name}; --update replaces it, and it stays in the history")
+        if not update:
+            _check_unclaimed(repo, there, names - set(generated or ()))
         edited = {name for name, ours in (generated or {}).items() if name in there and not ours(_read(repo, name))}
         for name in sorted(edited):
             logger.warning("%s: %s was edited there, and is left as it is", repo, name)
@@ -85,6 +79,17 @@ def push(
                 api.delete_tag(repo.name, tag=tag, repo_type=repo.kind)
             api.create_tag(repo.name, tag=tag, revision=done.oid, repo_type=repo.kind)
     return str(done.oid)
+
+
+def _check_unclaimed(repo: HubId, there: set[str], written: set[str]) -> None:
+    """Raise ConfigError where the repository holds files of another commit, or another README of a user."""
+    if claimed := there - _UNCLAIMED:
+        raise ConfigError(
+            f"{repo}: holds {len(claimed)} files, such as {min(claimed)}; --update adds a commit, and earlier files "
+            "stay in its history"
+        )
+    if (name := "README.md") in written & there:
+        raise ConfigError(f"{repo}: has another {name}; --update replaces it, and it stays in the history")
 
 
 def _read(repo: HubId, name: str) -> bytes:

@@ -4,9 +4,9 @@ Several environments run side by side so that the policy predicts for all of the
 noise follow from (seed, episode, step) alone.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -81,9 +81,12 @@ class _Lane:
         """Return the present observation, with windows of the past."""
         return self.observation if self.history is None else {**self.observation, **self.history.windows()}
 
-    def execute(self, actions: np.ndarray) -> None:
-        """Execute actions [n, A] until the episode is over."""
-        for action in actions:
+    def execute(self, chunk: np.ndarray, count: int) -> None:
+        """Execute `count` actions of a chunk [T, A] until the episode is over."""
+        if not np.isfinite(chunk).all():  # a robot's policy refuses it, so the episode fails
+            self.over, self.error = True, f"the chunk holds {chunk[~np.isfinite(chunk)][0]}"
+            return
+        for action in chunk[:count]:
             observation, outcome = self.world.step(action)
             self.taken, self.over = outcome.completed_task, outcome.done
             self.step += 1
@@ -133,14 +136,14 @@ def rollout(
     adapter = adapter or EnvAdapter(names={key: key for key in world.features if key != "action"})
     image_times, state_times = seen_times(policy.config, world.fps)
     windows = adapter.windows(image_times, state_times)
-    waiting = iter(range(episodes))
+    waiting, finished = deque(range(episodes)), list[_Lane]()
 
-    def begin(world: Env) -> list[_Lane]:
-        """Start the next waiting episode, if any."""
-        return [_begin(world, episode, seed, swap_text, episode < films, windows) for episode in islice(waiting, 1)]
+    def begin(free: Sequence[Env]) -> list[_Lane]:
+        """Start the next waiting episodes."""
+        begun = [(world, waiting.popleft()) for world in free if waiting]
+        return [_begin(world, episode, seed, swap_text, episode < films, windows) for world, episode in begun]
 
-    lanes = [lane for world in worlds for lane in begin(world)]
-    finished: list[_Lane] = []
+    lanes = begin(worlds)
     with Progress(episodes, "rollout", "episode") as progress:
         while lanes:
             positions = np.array([lane.episode * world.max_steps + lane.step for lane in lanes])
@@ -149,13 +152,10 @@ def rollout(
             batch = policy.preprocess(adapter.batch(inputs, instructions, device, len(image_times)))
             chunks = policy.act(batch, draws, steps).cpu().numpy()[..., :width]
             for lane, chunk in zip(lanes, chunks):
-                if np.isfinite(chunk).all():
-                    lane.execute(chunk[:execute])
-                else:  # a robot's policy refuses it, so the episode fails
-                    lane.over, lane.error = True, f"the chunk holds {chunk[~np.isfinite(chunk)][0]}"
+                lane.execute(chunk, execute)
             finished += [lane for lane in lanes if lane.over]
             progress.update(sum(lane.over for lane in lanes))
-            lanes = [follower for lane in lanes for follower in (begin(lane.world) if lane.over else [lane])]
+            lanes = [follower for lane in lanes for follower in (begin([lane.world]) if lane.over else [lane])]
     finished.sort(key=lambda lane: lane.episode)
     results = tuple(lane.result() for lane in finished)
     frames = {lane.episode: np.stack(lane.film) for lane in finished if lane.film}

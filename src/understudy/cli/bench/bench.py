@@ -118,7 +118,8 @@ def measure(config: BenchConfig) -> dict[str, Any]:
     with closing(Trial(config.setting())) as trial:
         seconds = config.seconds or default_seconds(len(trial.data))
         library, codec = limits(trial.data)
-        others, rounds = Others(), list[Round]()
+        others = Others()
+        rounds: list[Round] = []
         title = f"rounds of {seconds:g} s per loader or limit"
         with Progress(config.rounds * 3, title, "part") as progress:
             for _ in range(config.rounds):
