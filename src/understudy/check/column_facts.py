@@ -1,9 +1,12 @@
 """Summaries of a numeric column, per episode and dimension, from one pass over its rows in bounded memory."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
+
+from understudy.check.findings import Place
+from understudy.data.format.catalog import Catalog
 
 SAMPLE = 1 << 16
 """Rows kept of a dataset for quantiles, evenly spread."""
@@ -18,8 +21,7 @@ class Column:
     Args:
         key: key of the column.
         names: names of its dimensions.
-        episodes: number of episodes N.
-        frames: number of frames of the dataset.
+        catalog: the dataset.
 
     Attributes:
         lengths: int64 (N,), frames of the episodes; 0 where they were not added.
@@ -39,14 +41,15 @@ class Column:
         bad: int64 (N,), frames with a value that is not finite; `bad_frame` int64 (N,) is the first.
     """
 
-    def __init__(self, key: str, names: list[str], episodes: int, frames: int) -> None:
-        self.key, self.names = key, names
+    def __init__(self, key: str, names: list[str], catalog: Catalog) -> None:
+        self.key, self.names, self._catalog = key, names, catalog
+        episodes = len(catalog.episodes)
         self.low, self.high, self.mean, self.m2, self.first, self.last = self._tables(6, episodes)
         self.step, self.beside, self.path, self.jerk, self.tick, self.changes = self._tables(6, episodes)
         self.at_low, self.at_high, self.visits, self.entry, self.zero_edge = self._tables(5, episodes)
         self.step_frame = np.zeros((episodes, len(names)), np.int64)
         self.lengths, self.bad, self.bad_frame, self.zeros, self.zero_frame = np.zeros((5, episodes), np.int64)
-        self._stride = max(1, frames // SAMPLE)
+        self._stride = max(1, catalog.num_frames // SAMPLE)
         self._seen = 0
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []
 
@@ -92,6 +95,11 @@ class Column:
     def spread(self) -> np.ndarray:
         """Distance of the `bounds`, float64 (D,)."""
         return np.asarray(self.bounds[1] - self.bounds[0])
+
+    def place(self, rows: Sequence[int] | np.ndarray, dimension: int | None = None, frame: int | None = None) -> Place:
+        """Place of table rows in this column, or in one of its dimensions."""
+        name = "" if dimension is None else self.dimension(dimension)
+        return Place.from_rows(self._catalog, rows, self.key, name, frame=frame)
 
     def dimension(self, number: int) -> str:
         """Name of a dimension; "" of the only one."""

@@ -107,9 +107,14 @@ def apply_rules(facts: Facts) -> Iterator[Finding]:
     catalog, rows, images = facts.catalog, facts.rows, facts.images
     yield from check_places(catalog, facts.videos is not None)
     if rows is not None:
-        for check in (check_rows, check_tasks, check_clocks, check_values, check_units, check_action_state):
+        for check in (check_rows, check_tasks, check_clocks):
             yield from check(catalog, rows)
-        for check in (check_signals, check_offsets, check_statistics, check_episodes):
+        yield from check_values(rows)
+        yield from check_units(rows)
+        yield from check_action_state(catalog, rows)
+        yield from check_signals(rows)
+        yield from check_offsets(rows)
+        for check in (check_statistics, check_episodes):
             yield from check(catalog, rows)
     yield from check_sensors(catalog, facts.sensors)
     if rows is not None and facts.videos is not None and images is not None:

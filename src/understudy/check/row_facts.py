@@ -218,7 +218,7 @@ def _read_file(catalog: Catalog, file: int, rows: np.ndarray, facts: RowFacts, i
                 values = columns[key].reshape(total, -1)
                 if key not in facts.columns:
                     names = _names(catalog, key, values.shape[1])
-                    facts.columns[key] = Column(key, names, len(catalog.episodes), catalog.num_frames)
+                    facts.columns[key] = Column(key, names, catalog)
                 facts.columns[key].add(placed, values, begins, lengths)
         _digest(columns, keys, placed, begins, lengths, facts, idle)
     return total

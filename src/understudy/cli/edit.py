@@ -484,11 +484,11 @@ def describe(plan: "Plan", written: "Written", root: Path) -> dict[str, Any]:
     }
     after = Catalog.open(root)
     for key in plan.cameras:
-        before_bytes, bytes_now = written.bytes[key]
-        camera: dict[str, Any] = {"copied": written.copied[key], "encoded": written.encoded[key]}
-        camera |= {"bytes_before": before_bytes, "bytes": bytes_now}
-        if written.encoded[key]:
-            quality = written.quality[key]
+        videos = written.videos[key]
+        camera: dict[str, Any] = {"copied": videos.copied, "encoded": len(videos.encoded)}
+        camera |= {"bytes_before": videos.bytes_before, "bytes": videos.bytes}
+        if videos.encoded:
+            quality = videos.quality
             camera |= {"images_compared": quality.images, "psnr_db": _finite(quality.psnr), "ssim": quality.ssim}
         if key in plan.encode:
             cost = measure_cost(plan.sources, plan.pieces, after, key)

@@ -12,6 +12,7 @@ before it.
 
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -63,11 +64,8 @@ def measure_cost(
         source = sources, before[piece.source], piece.row, piece.start
         for costs, catalog, row, start in (source, (outputs, after, number, 0)):
             base = int(catalog.videos(camera).first[row]) + start
-            reader = open_video(catalog.files.source(catalog.video_path(camera, row)))
-            try:
+            with closing(open_video(catalog.files.source(catalog.video_path(camera, row)))) as reader:
                 costs.append(time_reader(reader, stretch + base, singles + base))
-            finally:
-                reader.close()
     return _median(sources), _median(outputs)
 
 
@@ -157,11 +155,8 @@ def _compare(plan: Plan, camera: str, pixels: int, count: Callable[[int], None])
             settings = Encoding(fit_size(size, (pixels, None)), codec, gop, default_crf(codec))
             choices.append(_try(originals, settings, plan, camera, Path(folder)))
             count(1)
-    good = [
-        choice
-        for choice in choices
-        if choice.quality.ssim >= max(original.quality.ssim for original in choices) - _LOSS
-    ]
+    most = max(choice.quality.ssim for choice in choices)
+    good = [choice for choice in choices if choice.quality.ssim >= most - _LOSS]
     least = min(choice.cost.sum for choice in good)
     best = min((choice for choice in good if choice.cost.sum <= _NEAR * least), key=lambda choice: choice.bytes)
     return [now, *(replace(choice, is_recommended=choice is best) for choice in choices)]

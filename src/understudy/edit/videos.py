@@ -12,7 +12,8 @@ windows of 8x8 pixels at every second pixel, with K1 = 0.01 and K2 = 0.03.
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, closing
+from dataclasses import astuple, dataclass, field, replace
 from math import inf, log10
 from pathlib import Path
 
@@ -62,12 +63,7 @@ class Quality:
 
     def add(self, other: "Quality") -> "Quality":
         """Return the sums of both."""
-        return Quality(
-            self.images + other.images,
-            self.values + other.values,
-            self.squares + other.squares,
-            self.similarity + other.similarity,
-        )
+        return Quality(*(sum(pair) for pair in zip(astuple(self), astuple(other))))
 
     @property
     def psnr(self) -> float:
@@ -148,6 +144,11 @@ class CameraVideos:
     bytes: int = 0
     bytes_before: int = 0
 
+    @property
+    def copied(self) -> int:
+        """Number of pieces whose packets were copied."""
+        return len(self.file) - len(self.encoded)
+
 
 @dataclass(frozen=True)
 class Original:
@@ -205,10 +206,9 @@ def write_videos(
             settings = _complete(plan.encode.get(camera) or Encoding(), originals[number].index)
             path = Path(parts, f"{number}.mp4")
             quality = encode_frames(originals[number], settings, plan.fps, path, lambda: count(0))
-            packets = open_packets(source := LocalSource(str(path)))
-            packets.close()
-            count(len(packets.index.display) // 2)
-            return PacketSpan(source, packets.index, 0, len(packets.index.display)), quality
+            index = _read_index(source := LocalSource(str(path)))
+            count(len(index.display) // 2)
+            return PacketSpan(source, index, 0, len(index.display)), quality
 
         for number, (span, quality) in zip(done.encoded, pool.map(encode, done.encoded)):
             spans[number], done.quality = span, done.quality.add(quality)
@@ -228,12 +228,15 @@ def write_videos(
         done.figures.append(part.result())
     done.bytes = sum(path.stat().st_size for path in paths)
     done.bytes_before = sum(original.bytes for original in originals)
-    packets = open_packets(str(paths[0]))
-    packets.close()
-    done.index = packets.index
+    done.index = _read_index(str(paths[0]))
     with av.open(str(paths[0])) as container:
         done.pix_fmt = container.streams.video[0].pix_fmt
     return done
+
+
+def _read_index(source: str | ByteSource) -> VideoIndex:
+    with closing(open_packets(source)) as packets:
+        return packets.index
 
 
 def _find_spans(originals: Sequence[Original], encoding: Encoding | None) -> list[PacketSpan | None]:
@@ -258,9 +261,7 @@ def find_originals(plan: Plan, camera: str) -> Iterator[Original]:
         if place not in opened:
             frames.reader(camera, piece.row)  # checks size and number of frames
             file = source.files.source(source.video_path(camera, piece.row))
-            packets = open_packets(file)
-            packets.close()
-            opened[place] = file, packets.index
+            opened[place] = file, _read_index(file)
         first = int(frames.first_frame(camera, np.array([piece.row]))[0])
         yield Original(*opened[place], first + piece.start, first + piece.stop)
     for reader in readers:
@@ -330,12 +331,8 @@ def encode_frames(
     finally:
         reader.close()
     encoder.close()
-    written = open_video(path)
-    try:
-        decoded = written.read(np.array(sorted(sampled)))
-    finally:
-        written.close()
-    return compare_images(np.stack(samples), decoded)
+    with closing(open_video(path)) as written:
+        return compare_images(np.stack(samples), written.read(np.array(sorted(sampled))))
 
 
 def _divide(spans: Sequence[PacketSpan], file_mb: float) -> list[list[int]]:
@@ -372,11 +369,11 @@ def _measure(
 
     def measure(members: range) -> list[ImageStatistics]:
         measured, readers = [], dict[int, VideoReader]()
-        try:
+        with ExitStack() as stack:
             for number in members:
                 file, first, length = done.file[number], done.first[number], plan.pieces[number].length
                 if file not in readers:
-                    readers[file] = open_video(paths[file])
+                    readers[file] = stack.enter_context(closing(open_video(paths[file])))
                 reader = readers[file]
                 part, positions = ImageStatistics(first=before[number]), np.arange(first, first + length, step)
                 for offset in range(0, len(positions), _BATCH):
@@ -388,9 +385,6 @@ def _measure(
                         part.add(image)
                 measured.append(part)
                 count(length - length // 2 if number in encoded else length)
-        finally:
-            for reader in readers.values():
-                reader.close()
         return measured
 
     total = len(plan.pieces)
@@ -400,10 +394,7 @@ def _measure(
 
 
 def _compare_first(image: np.ndarray, original: Original) -> None:
-    reader = open_video(original.source)
-    try:
+    with closing(open_video(original.source)) as reader:
         if not np.array_equal(reader.read(np.array([original.first]))[0], image):
             problem = f"frame {original.first} decodes to another image after its packets were copied"
             raise DatasetError(problem, where=original.source.where, fix="encode this camera again: --codec and --gop")
-    finally:
-        reader.close()

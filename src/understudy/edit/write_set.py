@@ -12,7 +12,7 @@ import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -46,7 +46,7 @@ from understudy.data.write.dataset_files import (
 )
 from understudy.edit.plan import Plan
 from understudy.edit.rows import EpisodeRows, RowWriter, SourceRows, group_pieces, measured_before, nested_types
-from understudy.edit.videos import CameraVideos, Quality, write_videos
+from understudy.edit.videos import CameraVideos, write_videos
 from understudy.errors import DatasetError
 
 Statistics = dict[str, RunningStatistics | ImageStatistics]
@@ -65,21 +65,15 @@ class Written:
         tasks: number of tasks.
         clocks: episodes whose timestamps differed from frame / fps; the output has frame / fps.
         undeclared: columns of the sources that info.json does not declare, and that were left out.
-        copied: camera -> episodes whose packets were copied.
-        encoded: camera -> episodes that were encoded again.
-        quality: camera -> measured on encoded images.
-        bytes: camera -> bytes of its videos before and after the edit.
+        videos: camera -> its videos.
     """
 
     episodes: int
     frames: int
     tasks: int
-    clocks: int = 0
-    undeclared: list[str] = field(default_factory=list)
-    copied: dict[str, int] = field(default_factory=dict)
-    encoded: dict[str, int] = field(default_factory=dict)
-    quality: dict[str, Quality] = field(default_factory=dict)
-    bytes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    clocks: int
+    undeclared: list[str]
+    videos: dict[str, CameraVideos]
 
 
 def write_set(
@@ -125,17 +119,7 @@ def write_set(
         video_file_mb=VIDEO_MB,
     )
     replace_json(root / "meta/info.json", info)
-    return Written(
-        episodes=len(plan.pieces),
-        frames=plan.frames,
-        tasks=len(tasks),
-        clocks=len(rows.clocks),
-        undeclared=rows.undeclared,
-        copied={key: len(plan.pieces) - len(done.encoded) for key, done in videos.items()},
-        encoded={key: len(done.encoded) for key, done in videos.items()},
-        quality={key: done.quality for key, done in videos.items()},
-        bytes={key: (done.bytes_before, done.bytes) for key, done in videos.items()},
-    )
+    return Written(len(plan.pieces), plan.frames, len(tasks), len(rows.clocks), rows.undeclared, videos)
 
 
 def _check_plan(plan: Plan) -> None:

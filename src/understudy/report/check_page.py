@@ -28,6 +28,7 @@ from understudy.report.page import (
     render_page,
     section,
     table,
+    table_card,
     text,
     tiles,
 )
@@ -90,7 +91,7 @@ def _findings(findings: list[Finding]) -> Block | None:
         ]
         for finding in findings
     ]
-    return _table(["rule", "place", "finding", "a sound dataset", "fix"], rows)
+    return table_card("", ["rule", "place", "finding", "a sound dataset", "fix"], rows)
 
 
 def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[Block]:
@@ -100,7 +101,7 @@ def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[Block]:
     rows = {int(episode): row for row, episode in enumerate(catalog.episodes.ids)}
     yield section("Worst episodes", *(_episode(catalog, rows[episode], why) for episode, why in worst.items()))
     ranking = [[entry["episode"], entry["score"], entry["why"]] for entry in report.ranking]
-    yield section("Most unusual episodes", _table(["episode", "robust z", "because"], ranking))
+    yield section("Most unusual episodes", table_card("", ["episode", "robust z", "because"], ranking))
     lines = listing(contents.get("keep_ranges", {}).get("lines", ()))
     yield section("Keep-ranges", card("", lines) if lines else None)
     videos = contents["videos"].items()
@@ -110,22 +111,20 @@ def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[Block]:
     yield section("First and last frames", *(_walls(catalog) if shown else ()))
     yield _actions(catalog)
     tasks = [[task["task"], task["episodes"]] for task in contents["tasks"][:50]]
-    yield section("Tasks", _table(["task", "episodes"], tasks))
+    yield section("Tasks", table_card("", ["task", "episodes"], tasks))
     metadata = [[key, format_metadata(entry)] for key, entry in contents["metadata"].items()]
-    yield section("Metadata of episodes", _table(["name", "values"], metadata))
+    yield section("Metadata of episodes", table_card("", ["name", "values"], metadata))
     features = [
         [key, entry["dtype"] + (", a camera" if entry["camera"] else ""), " × ".join(map(str, entry["shape"]))]
         for key, entry in contents["features"].items()
     ]
     features += [[key, kind, "not declared"] for key, kind in contents["undeclared"].items()]
-    yield section("Features", _table(["key", "dtype", "shape"], features, *_dimensions(catalog)))
+    yield section(
+        "Features", card("", table(["key", "dtype", "shape"], features), *_dimensions(catalog)) if features else None
+    )
     lengths = catalog.episodes.lengths
     bars = histogram("episode lengths", lengths, "frames", "episodes", min(60, max(10, len(lengths) // 5)), 180)
     yield section("Episode lengths", card("", bars))
-
-
-def _table(head: list[str], rows: list[list[Any]], *more: Block) -> Block | None:
-    return card("", table(head, rows), *more) if rows else None
 
 
 def _worst(report: Report) -> dict[int, str]:

@@ -61,7 +61,6 @@ def line(
     *,
     low: Any = None,
     high: Any = None,
-    others: Sequence[Any] = (),
     starts: Sequence[float] = (),
     **style: Any,
 ) -> Block:
@@ -74,12 +73,11 @@ def line(
         color: Index in `COLORS`, or a color.
         low: (N,), lower end of a band or of whiskers; None for none.
         high: (N,), upper end.
-        others: (N,) each, positions on the other axes.
         starts: Positions at which a new piece begins.
         style: `points`, `dashed`, `faint`: True to draw points with whiskers, dashes, or a pale line.
     """
     shown = {"name": name, "color": COLORS[color % len(COLORS)] if isinstance(color, int) else color, **style}
-    shown |= {"x": [numbers(axis, 12) for axis in (positions, *others)], "value": numbers(values)}
+    shown |= {"x": [numbers(positions, 12)], "value": numbers(values)}
     if low is not None:
         shown |= {"low": numbers(low), "high": numbers(high)}
     return shown | ({"starts": numbers(starts, 12)} if len(starts) else {})

@@ -142,6 +142,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]], unit: str = "") ->
     return fold(f"{len(rows)} {unit}", block) if unit and len(rows) > FOLDED else block
 
 
+def table_card(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[Any]], unit: str = "", note: str = ""
+) -> Block | None:
+    """Make a card with a table; None without rows."""
+    return card(title, table(head, rows, unit), note=note) if rows else None
+
+
 def interval_bar(low: float, middle: float | None, high: float) -> Block:
     """Make a cell with a bar from `low` to `high`, shares in [0, 1], and a mark at `middle`."""
     return {"bar": [f"{100 * share:.1f}" for share in (low, high - low, middle or 0.0)], "mark": middle is not None}

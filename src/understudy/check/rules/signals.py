@@ -6,10 +6,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from understudy.check.column_facts import Column
-from understudy.check.findings import LOOK, Finding, Place, Severity, drop, is_few, undecided
+from understudy.check.findings import LOOK, Finding, Severity, drop, is_few, undecided
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.check.rules.values import FEW, is_gripper, is_input
-from understudy.data.format.catalog import Catalog
 
 _MINORITY = 0.2
 _LEAST_FRAMES = 20
@@ -28,29 +27,28 @@ _AS_WIDE = 1.8  # ratio of the range in an episode to the usual one
 _QUATERNION = re.compile(r"(^|[^a-z])(q[wxyz]|quat[a-z]*)([^a-z]|$)")
 
 
-def check_signals(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+def check_signals(facts: RowFacts) -> Iterator[Finding]:
     """Yield findings about action and state."""
     for key in (ACTION, STATE):
         column = facts.columns.get(key)
         if column is None:
             continue
         read = facts.summarized(column, finite=True)
-        yield from _zeros(catalog, column, read)
-        rows = np.flatnonzero(read & (catalog.episodes.lengths >= _LEAST_FRAMES))
+        yield from _zeros(column, read)
+        rows = np.flatnonzero(read & (column.lengths >= _LEAST_FRAMES))
         if len(rows) > FEW:
-            yield from _noise(catalog, column, rows)
-            yield from _norms(catalog, column, rows)
-            yield from _inverted(catalog, column, rows)
+            yield from _noise(column, rows)
+            yield from _norms(column, rows)
+            yield from _inverted(column, rows)
         else:
             yield undecided("values.noise", FEW + 1, f"episodes of {_LEAST_FRAMES} frames", len(rows))
         if len(rows) >= _HANDS:
-            yield from _mirrored(catalog, column, rows)
+            yield from _mirrored(column, rows)
         elif column.width >= _HAND:
             yield undecided("values.sign", _HANDS, f"episodes of {_LEAST_FRAMES} frames", len(rows))
 
 
 def _finding(
-    catalog: Catalog,
     rule: str,
     column: Column,
     odd: np.ndarray,
@@ -61,9 +59,8 @@ def _finding(
     severity: Severity = "warning",
 ) -> Finding:
     """Warn of the episodes of `rows` with a dimension in bool (n, D)."""
-    dims = np.flatnonzero(odd.any(axis=0))
-    name = column.dimension(dims[0]) if len(dims) == 1 else ""
-    place = Place.from_rows(catalog, rows[odd.any(axis=1)], column.key, name)
+    dims = np.flatnonzero(odd.any(axis=0)).tolist()
+    place = column.place(rows[odd.any(axis=1)], dims[0] if len(dims) == 1 else None)
     return Finding(rule, severity, f"{column.list_names(dims)}: {message}", place, measured, expected, LOOK)
 
 
@@ -72,9 +69,9 @@ def _few(odd: np.ndarray) -> np.ndarray:
     return odd & (odd.sum(axis=0) <= max(1, _MINORITY * len(odd)))
 
 
-def _noise(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Finding]:
+def _noise(column: Column, rows: np.ndarray) -> Iterator[Finding]:
     """Noise raises second differences; coarse ticks raise the least change. Both against nearly all other episodes."""
-    lengths = catalog.episodes.lengths[rows][:, None]
+    lengths = column.lengths[rows][:, None]
     grippers = np.array([is_gripper(column, dim) for dim in range(column.width)])
     jerk, mean = column.jerk[rows], column.path[rows] / np.maximum(lengths - 1, 1)
     others = np.quantile(jerk, 1 - _MINORITY, axis=0)
@@ -86,7 +83,7 @@ def _noise(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Findi
         row, dim = np.unravel_index(int(np.where(odd, jerk / np.where(others > 0, others, 1), 0).argmax()), odd.shape)
         ratio = float(jerk[row, dim] / others[dim])
         message = f"second differences are {ratio:.3g} times those of the other episodes: noise"
-        yield _finding(catalog, "values.noise", column, odd, rows, message, ratio, 1.0)
+        yield _finding("values.noise", column, odd, rows, message, ratio, 1.0)
     tick, changes = column.tick[rows], column.changes[rows]
     step = np.divide(column.path[rows], changes, out=np.full(tick.shape, np.inf), where=changes >= _LEAST_CHANGES)
     tick = np.where(np.isfinite(tick), tick, 0.0)
@@ -99,10 +96,10 @@ def _noise(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Findi
     if odd.any():
         row, dim = np.unravel_index(int(np.where(odd, tick / np.where(usual > 0, usual, 1), 0).argmax()), odd.shape)
         message = f"the least change is {tick[row, dim]:.3g}, in the other episodes {usual[dim]:.3g}: coarse steps"
-        yield _finding(catalog, "values.noise", column, odd, rows, message, float(tick[row, dim]), float(usual[dim]))
+        yield _finding("values.noise", column, odd, rows, message, float(tick[row, dim]), float(usual[dim]))
 
 
-def _zeros(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Finding]:
+def _zeros(column: Column, read: np.ndarray) -> Iterator[Finding]:
     """Rows of zeros that the values jump to or from."""
     if column.width < 2 or not len(column.steps):
         return
@@ -111,13 +108,13 @@ def _zeros(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Findi
     rows = np.flatnonzero(read & (edge.sum(axis=1) >= min(2, column.width)))
     if len(rows):
         frames = int(column.zeros[rows].sum())
-        place = Place.from_rows(catalog, rows, column.key, frame=int(column.zero_frame[rows[0]]))
+        place = column.place(rows, frame=int(column.zero_frame[rows[0]]))
         message = f"{frames} row{'s' * (frames > 1)} of zeros beside other values: not recorded yet?"
         fix = f"cut these frames with --keep-ranges, or {drop(place.episodes)}"
         yield Finding("values.zeros", "warning", message, place, frames, 0, fix)
 
 
-def _norms(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Finding]:
+def _norms(column: Column, rows: np.ndarray) -> Iterator[Finding]:
     """Four dimensions side by side of norm 1 in most episodes, or by their names, and of another norm in some."""
     square = column.square[rows]
     varies = column.high[rows].max(axis=0) > column.low[rows].min(axis=0)
@@ -133,11 +130,11 @@ def _norms(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Findi
             table = np.zeros((len(rows), column.width), bool)
             table[odd, part] = True
             worst = float(np.sqrt(square[off.argmax(), part].sum()))
-            yield _finding(catalog, "values.quaternion", column, table, rows, f"norm {worst:.3g}", worst, 1.0)
+            yield _finding("values.quaternion", column, table, rows, f"norm {worst:.3g}", worst, 1.0)
         start += 4 if named or others else 1
 
 
-def _inverted(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Finding]:
+def _inverted(column: Column, rows: np.ndarray) -> Iterator[Finding]:
     """Grippers that begin and end at the other end of their range than in nearly all other episodes."""
     low, high = column.low[rows].min(axis=0), column.high[rows].max(axis=0)
     middle = (low + high) / 2
@@ -163,10 +160,10 @@ def _inverted(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Fi
     if odd.any():
         severity: Severity = "warning" if strong else "note"
         message = "begins and ends at the other end of its range than in the other episodes: inverted?"
-        yield _finding(catalog, "values.sign", column, odd, rows, message, int(odd.any(axis=1).sum()), 0, severity)
+        yield _finding("values.sign", column, odd, rows, message, int(odd.any(axis=1).sum()), 0, severity)
 
 
-def _mirrored(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Finding]:
+def _mirrored(column: Column, rows: np.ndarray) -> Iterator[Finding]:
     """Fingers of a hand that are mirrored at the middle of their range in an episode, several of them together."""
     low, high = column.low[rows].min(axis=0), column.high[rows].max(axis=0)
     unit = np.where(high > low, high - low, np.inf)
@@ -187,7 +184,7 @@ def _mirrored(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Fi
     odd = _few(odd)
     if odd.any():
         message = "mirrored at the middle of the range, unlike in the other episodes: inverted?"
-        yield _finding(catalog, "values.sign", column, odd, rows, message, int(odd.any(axis=1).sum()), 0)
+        yield _finding("values.sign", column, odd, rows, message, int(odd.any(axis=1).sum()), 0)
 
 
 _ENOUGH = 8  # episodes
@@ -200,33 +197,30 @@ _SAME_RANGE = 1.5  # ratio to the usual range
 _FIX = "add the difference to this dimension, or leave the episode out with --data.exclude-episodes"
 
 
-def check_offsets(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+def check_offsets(facts: RowFacts) -> Iterator[Finding]:
     """Yield findings about dimensions that are shifted in one episode."""
     named: set[tuple[int, int]] = set()
-    for row, dim, shift in _between(catalog, facts):
+    for row, dim, shift in _between(facts):
         named.add((row, dim))
         column = facts.columns[STATE]
         message = f"action and state are {abs(shift):.4g} farther apart than in any other episode, all the time"
-        yield _offset_finding(catalog, column, row, dim, shift, message)
+        yield _offset_finding(column, row, dim, shift, message)
     for key, column in facts.columns.items():
         if is_input(key):
-            shifted = list(_shifted(catalog, facts, column))
+            shifted = list(_shifted(facts, column))
             for row, dim, shift in shifted:
                 if (row, dim) not in named and [odd_row for odd_row, _, _ in shifted].count(row) == 1:
                     message = f"all values are shifted by {shift:.4g}, start and both extremes alike"
-                    yield _offset_finding(catalog, column, row, dim, shift, message)
+                    yield _offset_finding(column, row, dim, shift, message)
 
 
-def _offset_finding(catalog: Catalog, column: Column, row: int, dim: int, shift: float, message: str) -> Finding:
-    place = Place.from_rows(catalog, [row], column.key, column.dimension(dim))
-    return Finding("values.offset", "warning", message, place, shift, 0.0, _FIX, abs(shift))
+def _offset_finding(column: Column, row: int, dim: int, shift: float, message: str) -> Finding:
+    return Finding("values.offset", "warning", message, column.place([row], dim), shift, 0.0, _FIX, abs(shift))
 
 
-def _rows(catalog: Catalog, facts: RowFacts, *columns: Column) -> np.ndarray:
-    read = facts.is_read & (catalog.episodes.lengths >= _LEAST_SHIFTED)
-    for column in columns:
-        read = read & facts.summarized(column, finite=True)
-    rows = np.flatnonzero(read)
+def _rows(facts: RowFacts, *columns: Column) -> np.ndarray:
+    read = [facts.summarized(column, finite=True) & (column.lengths >= _LEAST_SHIFTED) for column in columns]
+    rows = np.flatnonzero(np.all(read, axis=0))
     return rows if len(rows) >= _ENOUGH else rows[:0]
 
 
@@ -237,12 +231,12 @@ def _deviations(values: np.ndarray) -> tuple[np.ndarray, int, float]:
     return deviations, int(by[-1]), float(np.abs(deviations[by[-2]]))
 
 
-def _between(catalog: Catalog, facts: RowFacts) -> Iterator[tuple[int, int, float]]:
+def _between(facts: RowFacts) -> Iterator[tuple[int, int, float]]:
     """(Table row, dimension, shift) where the means of action and state differ by more in one episode."""
     action, state = facts.columns.get(ACTION), facts.columns.get(STATE)
     if facts.pairs is None or action is None or state is None or action.names != state.names:
         return
-    rows = _rows(catalog, facts, action, state)
+    rows = _rows(facts, action, state)
     for dim in range(state.width if len(rows) else 0):
         alike = facts.pairs.correlation[rows, dim]
         if is_gripper(state, dim) or not np.nanmedian(np.append(alike, 0.0)) > 0.8:
@@ -253,9 +247,9 @@ def _between(catalog: Catalog, facts: RowFacts) -> Iterator[tuple[int, int, floa
             yield int(rows[place]), dim, shift
 
 
-def _shifted(catalog: Catalog, facts: RowFacts, column: Column) -> Iterator[tuple[int, int, float]]:
+def _shifted(facts: RowFacts, column: Column) -> Iterator[tuple[int, int, float]]:
     """(Table row, dimension, shift) where first value, mean and extremes of one episode are shifted alike."""
-    rows = _rows(catalog, facts, column)
+    rows = _rows(facts, column)
     for dim in range(column.width if len(rows) else 0):
         extent = column.range[rows, dim]
         usual = float(np.median(extent))

@@ -198,6 +198,6 @@ def _per_episode(catalog: Catalog, facts: RowFacts, path: str) -> Iterator[Findi
             message = f"{name} of episode {int(ids[worst])} is recorded as {figures[name]:.4g}, "
             message += f"that of its rows is {true[name][worst, dim]:.4g}; "
             message += plural(len(rows), "episode differs", "episodes differ")
-            place = Place.from_rows(catalog, rows, key, column.dimension(int(dim)), file=path)
+            place = replace(column.place(rows, int(dim)), file=path)
             measured, expected = float(figures[name]), float(true[name][worst, dim])
             yield Finding("statistics.episodes", "warning", message, place, measured, expected, RECOMPUTE)

@@ -5,13 +5,13 @@ gripper that jumps in each episode is a gripper.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from understudy.check.column_facts import TURNS, Column, is_sign_flip, quaternions, wrapping
 from understudy.check.findings import LOOK, Finding, Place, Severity, drop, is_few, undecided
 from understudy.check.row_facts import ACTION, STATE, RowFacts
-from understudy.data.format.catalog import Catalog
 from understudy.plural import plural
 
 FEW = 4
@@ -33,44 +33,38 @@ def is_input(key: str) -> bool:
     return key.startswith(("action", "observation."))
 
 
-def check_values(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+def check_values(facts: RowFacts) -> Iterator[Finding]:
     """Yield findings about the values of each numeric column."""
     for key, column in facts.columns.items():
-        yield from _finite(catalog, column)
+        yield from _finite(column)
         if not is_input(key):
             continue
         read = facts.summarized(column)
         if not read.any():
             continue
-        yield from _outliers(catalog, column, read)
+        yield from _outliers(column, read)
         yield from _constant(column, read)
         if read.sum() < FEW:
             for rule in _COMPARE if key in _DECIDE else ():
                 yield undecided(rule, FEW, "episodes", int(read.sum()))
         else:
-            yield from _dead(catalog, facts, column, read)
-            yield from _jumps(catalog, column, read)
-            yield from _bounds(catalog, column, read)
+            yield from _dead(facts, column, read)
+            yield from _jumps(column, read)
+            yield from _bounds(column, read)
 
 
-def _place(
-    catalog: Catalog, rows: Sequence[int] | np.ndarray, column: Column, dim: int, frame: int | None = None
-) -> Place:
-    return Place.from_rows(catalog, rows, column.key, column.dimension(dim), frame=frame)
-
-
-def _finite(catalog: Catalog, column: Column) -> Iterator[Finding]:
+def _finite(column: Column) -> Iterator[Finding]:
     rows = np.flatnonzero(column.bad)
     if not len(rows):
         return
     severity: Severity = "error" if column.key in _DECIDE else "warning"
     frames = int(column.bad.sum())
     message = f"{plural(frames, 'frame')} with a value that is not finite"
-    place = Place.from_rows(catalog, rows, column.key, frame=int(column.bad_frame[rows[0]]))
+    place = column.place(rows, frame=int(column.bad_frame[rows[0]]))
     yield Finding("values.finite", severity, message, place, frames, 0, drop(place.episodes))
 
 
-def _outliers(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Finding]:
+def _outliers(column: Column, read: np.ndarray) -> Iterator[Finding]:
     """Values far outside the central 98 %, in standard deviations ("z") as after normalization."""
     q01, q50, q99 = np.quantile(column.sample, [0.01, 0.5, 0.99], axis=0)
     unit = np.maximum((q99 - q01) / 2, 1e-3 * np.maximum(np.maximum(np.abs(q01), np.abs(q99)), 1e-3))
@@ -103,7 +97,7 @@ def _outliers(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Fi
         usual = [float(q01[dim]), float(q99[dim])]
         message = f"z = {z:.3g}: a value is {value:.4g}; 98 % of the values are between {usual[0]:.4g} and "
         message += f"{usual[1]:.4g}"
-        place = _place(catalog, rows, column, dim)
+        place = column.place(rows, dim)
         fix = drop(place.episodes) if is_extreme or len(rows) == 1 else LOOK
         yield Finding("values.outlier", severity, message, place, value, usual, fix, far)
 
@@ -122,9 +116,9 @@ def _constant(column: Column, read: np.ndarray) -> Iterator[Finding]:
         yield Finding("values.constant", severity, message, Place(column=column.key), still.tolist(), [], fix)
 
 
-def _dead(catalog: Catalog, facts: RowFacts, column: Column, read: np.ndarray) -> Iterator[Finding]:
+def _dead(facts: RowFacts, column: Column, read: np.ndarray) -> Iterator[Finding]:
     """Dimensions that are exactly constant in a few episodes and move in almost all others."""
-    lengths = catalog.episodes.lengths
+    lengths = column.lengths
     long_enough = read & (lengths >= max(10, 0.5 * float(np.median(lengths[read]))))
     total = int(long_enough.sum())
     if total < FEW:
@@ -142,7 +136,7 @@ def _dead(catalog: Catalog, facts: RowFacts, column: Column, read: np.ndarray) -
     for row, dims in dead_by_row.items():
         by_dims.setdefault(tuple(dims), []).append(row)
     for dead, rows in by_dims.items():
-        names, place = column.list_names(dead), _place(catalog, rows, column, dead[0])
+        names, place = column.list_names(dead), column.place(rows, dead[0])
         if len(dead) <= 2 and all(is_gripper(column, dim) for dim in dead):
             rule, is_certain = "values.gripper", True
             message = f"{names} does not open or close, and does so in {100 * lively[long_enough, dead[0]].mean():.0f} "
@@ -180,7 +174,7 @@ def is_gripper(column: Column, dim: int) -> bool:
     return bool(ends.mean() > 0.9 and (place < 0.1).mean() > 0.05 and (place > 0.9).mean() > 0.05)
 
 
-def _jumps(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Finding]:
+def _jumps(column: Column, read: np.ndarray) -> Iterator[Finding]:
     """Single steps far larger than all usual ones of the dimension and than their neighbors, in few episodes."""
     usual = np.quantile(column.steps, 0.99, axis=0) if len(column.steps) else np.zeros(column.width)
     typical = np.median(column.step[read], axis=0)
@@ -210,7 +204,7 @@ def _jumps(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Findi
         message = f"changes by {step:.4g} between two frames, otherwise by {typical[dim]:.3g} at most in most episodes"
         message += f"; {len(dims)} dimensions jump there" if len(dims) > 1 else ""
         severity: Severity = "warning" if column.key in _DECIDE else "note"
-        place, most = _place(catalog, rows_of, column, dim, frame), float(limit[dim])
+        place, most = column.place(rows_of, dim, frame), float(limit[dim])
         yield Finding("values.jump", severity, message, place, step, most, LOOK, step / most)
     kinds = (
         (wraps, "angles wrap by a whole turn", "a policy learns angles better as sine and cosine, or unwrapped"),
@@ -220,11 +214,11 @@ def _jumps(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Findi
         if places:
             dims_of = sorted({column.names[dim] for dim, _ in places})
             message = f"{fact} between two frames: {', '.join(dims_of[:8])}"
-            place = _place(catalog, list({row for _, row in places}), column, places[0][0])
+            place = column.place(list({row for _, row in places}), places[0][0])
             yield Finding("values.jump", "note", message, place, measured=len(places), expected=0, fix=fix)
 
 
-def _bounds(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Finding]:
+def _bounds(column: Column, read: np.ndarray) -> Iterator[Finding]:
     """Episodes that return to exactly their own extreme again and again, which other episodes exceed."""
     at_high = column.at_high >= column.at_low
     share = np.where(at_high, column.at_high, column.at_low) / np.maximum(column.lengths, 1)[:, None]
@@ -256,9 +250,7 @@ def _bounds(catalog: Catalog, column: Column, read: np.ndarray) -> Iterator[Find
             most = float(share[row, dim])
             message = f"up to {most:.0%} of the frames are exactly {bound:.4g}, in "
             message += f"{int(column.visits[row, dim])} separate ranges, and other episodes exceed it"
-            yield Finding(
-                "values.saturation", "warning", message, _place(catalog, bounded, column, dim), most, 0.0, LOOK
-            )
+            yield Finding("values.saturation", "warning", message, column.place(bounded, dim), most, 0.0, LOOK)
 
 
 UNITS = {
@@ -273,17 +265,17 @@ _AS_FAR = 0.7  # share of the distance of an exchanged dimension from its usual 
 _UNIT_FIX = "convert the values, or leave the episodes out with --data.exclude-episodes"
 
 
-def check_units(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+def check_units(facts: RowFacts) -> Iterator[Finding]:
     """Yield findings about dimensions whose meaning differs between episodes."""
     for key, column in facts.columns.items():
         rows = np.flatnonzero(facts.summarized(column) & (column.lengths >= 5))
         if is_input(key) and len(rows) >= FEW:
-            yield from _units(catalog, column, rows, facts.partner(column))
-            yield from _exchanged(catalog, column, rows)
-    yield from _directions(catalog, facts)
+            yield from _units(column, rows, facts.partner(column))
+            yield from _exchanged(column, rows)
+    yield from _directions(facts)
 
 
-def _units(catalog: Catalog, column: Column, rows: np.ndarray, partner: Column | None) -> Iterator[Finding]:
+def _units(column: Column, rows: np.ndarray, partner: Column | None) -> Iterator[Finding]:
     """Two groups of episodes whose magnitudes and ranges differ by one large factor, each group alike.
 
     A change of unit keeps the shape of the motion. A sensor's noise while an arm is not used, or a shock, has another
@@ -320,7 +312,7 @@ def _units(catalog: Catalog, column: Column, rows: np.ndarray, partner: Column |
         severity: Severity = "warning" if is_unit or 0 < shared < _RATIO / 2 else "note"
         message = f"magnitudes are {size[0]:.4g} here and {size[1]:.4g} in the other {len(many)} episodes, a factor of "
         message += f"{factor:.3g}" + (f": {name}?" if name else "")
-        place = _place(catalog, rows[few], column, dim)
+        place = column.place(rows[few], dim)
         yield Finding("values.unit", severity, message, place, *size, _UNIT_FIX, factor)
 
 
@@ -352,7 +344,7 @@ def _shared(partner: Column | None, low: np.ndarray, high: np.ndarray, dim: int)
     return of_high / of_low if of_low > 0 else float("inf") if of_high > 0 else 0.0
 
 
-def _exchanged(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[Finding]:
+def _exchanged(column: Column, rows: np.ndarray) -> Iterator[Finding]:
     """Two dimensions that have each other's values in a few episodes."""
     if column.width < 2 or len(rows) < FEW + 1:
         return
@@ -380,7 +372,7 @@ def _exchanged(catalog: Catalog, column: Column, rows: np.ndarray) -> Iterator[F
             alike = (aside[:, of] * np.sign(aside[row, of]) > _AS_FAR * np.abs(aside[row, of])).all(axis=1)
             if alike[episodes].sum() < alike.sum():
                 continue
-            message, place = f"{names} have each other's usual values", _place(catalog, rows[[row]], column, of[0])
+            message, place = f"{names} have each other's usual values", column.place(rows[[row]], of[0])
             measured, expected = mean[row, of].tolist(), center[of].tolist()
             yield Finding("values.exchanged", "warning", message, place, measured, expected, _UNIT_FIX)
 
@@ -397,7 +389,7 @@ def _cycles(to: np.ndarray, fits: np.ndarray) -> Iterator[list[int]]:
             yield path
 
 
-def _directions(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+def _directions(facts: RowFacts) -> Iterator[Finding]:
     """Dimensions of which action and state correlate in most episodes, and oppose each other in few."""
     state = facts.columns.get(STATE)
     if facts.pairs is None or state is None:
@@ -410,5 +402,5 @@ def _directions(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
         least, usual = float(correlation.min()), float(np.median(correlation))
         if usual > (0.5 if is_gripper(state, dim) else 0.8) and is_few(correlation < -0.5, 0.3):
             message = f"action and state correlate by {least:.2f}, in the other episodes by {usual:.2f}"
-            place = Place.from_rows(catalog, rows[correlation < -0.5], STATE, state.names[dim])
+            place = replace(state.place(rows[correlation < -0.5]), dimension=state.names[dim])
             yield Finding("values.sign", "warning", message, place, least, usual, _UNIT_FIX)

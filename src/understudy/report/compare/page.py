@@ -1,7 +1,8 @@
 """The page of several runs, and the same as data. It needs only the run directories, and opens offline."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from understudy.report.page import (
     section,
     swatch,
     table,
+    table_card,
     text,
 )
 from understudy.report.run.page import format_setting
@@ -152,13 +154,18 @@ def render_curves(runs: Sequence[Run], colors: Mapping[str, str]) -> Blocks:
                 run, thinned_line(run.letter, logged["step"], logged[key], colors[run.letter], smooth=smooth)
             )
 
-    def points(records: Iterable[tuple[Run, list[tuple[int, Any, Any, Any]]]]) -> Iterable[Block]:
-        for run, rows in records:
+    def points(table: str, row_of: Callable[[Mapping[str, Any]], tuple[Any, Any, Any]]) -> Iterable[Block]:
+        for run in runs:
+            rows = [(record["step"], *row_of(record)) for record in getattr(run, table)]
             yield _with_axes(run, _interval_line(run.letter, rows, colors[run.letter]))
 
-    losses = points((run, [_loss_row(record) for record in run.val]) for run in runs)
-    errors = points((run, [_error_row(record) for record in run.val]) for run in runs)
-    successes = points((run, [_success_row(record) for record in run.rollout]) for run in runs)
+    def loss(record: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+        bounds = loss_interval(record["loss"], record.get("se"), record.get("episodes", 0))
+        return record["loss"], *(bounds or 2 * [record["loss"]])
+
+    losses = points("val", loss)
+    errors = points("val", lambda record: 3 * ((record.get("open_loop") or {}).get("normalised"),))
+    successes = points("rollout", lambda record: itemgetter("rate", "low", "high")(record["success"]))
     success = "Success of rollouts during training, with 95 % intervals"
     wide = {
         "Training loss": chart("Training loss", AXES, "loss", values("train", "loss"), log=False, cut=True, height=280),
@@ -199,22 +206,6 @@ def _interval_line(letter: str, rows: Sequence[tuple[int, Any, Any, Any]], color
     return line(letter, steps, values, color, low=low, high=high, points=True)
 
 
-def _loss_row(record: Mapping[str, Any]) -> tuple[int, Any, Any, Any]:
-    loss = record["loss"]
-    low, high = loss_interval(loss, record.get("se"), record.get("episodes", 0)) or (loss, loss)
-    return record["step"], loss, low, high
-
-
-def _error_row(record: Mapping[str, Any]) -> tuple[int, Any, Any, Any]:
-    error = (record.get("open_loop") or {}).get("normalised")
-    return record["step"], error, error, error
-
-
-def _success_row(record: Mapping[str, Any]) -> tuple[int, Any, Any, Any]:
-    rate = record["success"]
-    return record["step"], rate["rate"], rate["low"], rate["high"]
-
-
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
@@ -243,8 +234,7 @@ def _differences(data: Mapping[str, Any]) -> Blocks:
     kinds = {"settings": "setting", "versions": "package", "datasets": "dataset"}
     for kind, name in kinds.items():
         rows = [[key, *(format_setting(row.get(letter)) for letter in letters)] for key, row in data[kind].items()]
-        if rows:
-            cards.append(card(f"{kind.capitalize()} that differ", table([name, *letters], rows, "rows")))
+        cards.append(table_card(f"{kind.capitalize()} that differ", [name, *letters], rows, "rows"))
     if equal := [kind for kind in kinds if not data[kind]]:
         cards.append(card("", text(f"Equal in all runs: {', '.join(equal)}.")))
     return cards
@@ -261,8 +251,7 @@ def _validation(data: Mapping[str, Any]) -> Blocks:
             cells = [_loss(group["losses"].get(letter, {}).get(kind)) for letter in letters]
             others = [_difference(group["differences"].get(letter, {}).get(kind)) for letter in letters[1:]]
             rows.append([group["group"], group["head"], *cells, *others])
-        if rows:
-            cards.append(card(title, table(head, rows, "rows")))
+        cards.append(table_card(title, head, rows, "rows"))
     if without:
         cards.append(card("", text(f"No validation yet: {', '.join(without)}.")))
     return cards
@@ -274,7 +263,7 @@ def _worst(data: Mapping[str, Any]) -> Block | None:
         losses = entry["losses"]
         shown = [number(losses[letter]) if letter in losses else "–" for letter in letters]
         rows.append([entry["source"], entry["episode"], *shown])
-    return card("", table(["dataset", "episode", *letters], rows, "rows")) if rows else None
+    return table_card("", ["dataset", "episode", *letters], rows, "rows")
 
 
 def _success(data: Mapping[str, Any]) -> Blocks:

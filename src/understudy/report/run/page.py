@@ -27,6 +27,7 @@ from understudy.report.page import (
     render_page,
     section,
     table,
+    table_card,
     text,
     tiles,
 )
@@ -93,7 +94,7 @@ def write_report(root: Path, path: Path | None = None, *, worst_episodes: int = 
             render_sources(order, speed),
         ),
         section("Settings", _changed_settings(config), _recorded_settings(run, config)),
-        section("Versions", card("", table(["package", "version"], versions)) if versions else None),
+        section("Versions", table_card("", ["package", "version"], versions)),
     ]
     verdict = compare_losses(train, val)
     top = [

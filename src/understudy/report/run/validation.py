@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from understudy.report.curves import Records, chart, line, record_line, step_line
-from understudy.report.page import Block, Blocks, card, film, grid, styled, table, text
+from understudy.report.page import Block, Blocks, card, film, grid, styled, table, table_card, text
 from understudy.report.run.tables import KINDS, STILL, mode_rows, several_terms, short, with_error
 from understudy.train.track.metrics_file import STEPS, mean_loss
 from understudy.train.validation.metrics import notes_on_groups
@@ -75,11 +75,9 @@ def _group_losses(train: Records, last: Mapping[str, Any]) -> Block | None:
             losses = [mean_loss(steps, term) for term in terms]
             losses += [validation.get(term, {}).get("loss") for term in terms]
             rows.append([label, name, *("" if loss is None else f"{loss:.4g}" for loss in losses)])
-    if not rows:
-        return None
     head = ["group", "name", *(f"{term}, training" for term in terms), *(f"{term}, validation" for term in terms)]
     note = f"Means over the last {len(train)} steps, without the weights of the terms."
-    return card("Loss terms per group", table(head, rows), note=note)
+    return table_card("Loss terms per group", head, rows, note=note)
 
 
 # -- validation -------------------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
-"""Content of an episode without its images: the list of episodes, curves and exact values, lanes, and findings."""
+"""Content of an episode without its images: curves and exact values, lanes, and findings."""
 
 import json
 import math
-import re
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,16 +12,13 @@ from typing import Any
 import numpy as np
 
 from understudy.check.examine import check_dataset
+from understudy.check.findings import Place
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS, Feature
 from understudy.data.read.rows import Rows
-from understudy.data.selection.keep_ranges import KeepRanges
-from understudy.data.selection.select import Selection
 from understudy.errors import DatasetError
 from understudy.report.curves import numbers, ranges
 
-PAGE = 100
-"""Episodes of a page."""
 BUCKETS = 2000
 """Longest curve; longer episodes have the least and the largest value of each bucket of frames."""
 BLOCK = 1024
@@ -33,97 +29,9 @@ LONGEST = 2000
 """Most entries of a lane."""
 MOST = 200
 """Findings of one episode, or of no episode, that are shown."""
-_MOST_TEXT = 300
 _DIGITS = 7
 _ROW_BYTES = 512 << 20
 _FIX = "give the output of `understudy check PATH --json`"
-
-
-# -- list --------------------------------------------------------------------------------------------------------------
-
-
-class EpisodeList:
-    """Episodes in the sequence of their sources and ids.
-
-    Args:
-        names: Names of the sources.
-        catalogs: Their datasets.
-        rows: Table rows int64 (n,) of the listed episodes of each source, ascending.
-    """
-
-    def __init__(self, names: Sequence[str], catalogs: Sequence[Catalog], rows: Sequence[np.ndarray]) -> None:
-        self._names, self._catalogs, self._rows = tuple(names), tuple(catalogs), tuple(rows)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._rows))
-
-    def contains(self, source: int, row: int) -> bool:
-        """Return whether the episode of a table row of a source is listed."""
-        rows = self._rows[source]
-        place = int(np.searchsorted(rows, row))
-        return place < len(rows) and int(rows[place]) == row
-
-    def all(self) -> list[tuple[int, int]]:
-        """Return (source, episode id) of every listed episode."""
-        return [
-            (source, int(episode))
-            for source, rows in enumerate(self._rows)
-            for episode in self._catalogs[source].episodes.ids[rows]
-        ]
-
-    def page(self, query: str = "", number: int = 0) -> dict[str, Any]:
-        """Return a page of the episodes that match: {"total", "page", "size", "episodes"}.
-
-        Args:
-            query: Ids "3" or "3-9", or parts of a task or of the name of one of several sources; all words must match.
-            number: Number of the page, from 0 on.
-        """
-        words = query.lower().split()
-        matching = [rows[self._mask(source, rows, words)] for source, rows in enumerate(self._rows)]
-        ends = np.cumsum([len(rows) for rows in matching])
-        total = int(ends[-1]) if len(ends) else 0
-        first, last = number * PAGE, min((number + 1) * PAGE, total)
-        episodes = []
-        for place in range(max(0, first), last):
-            source = int(np.searchsorted(ends, place, side="right"))
-            row = int(matching[source][place - (ends[source] - len(matching[source]))])
-            episodes.append(self.describe(source, row))
-        return {"total": total, "page": number, "size": PAGE, "episodes": episodes}
-
-    def describe(self, source: int, row: int) -> dict[str, Any]:
-        """Return {"source", "id", "length", "seconds", "task"} of one episode."""
-        catalog = self._catalogs[source]
-        length = int(catalog.episodes.lengths[row])
-        texts = [catalog.tasks[task] for task in catalog.episodes.tasks_of(row).tolist() if task >= 0]
-        return {
-            "source": source,
-            "id": int(catalog.episodes.ids[row]),
-            "length": length,
-            "seconds": round(length / catalog.fps, 2),
-            "task": "; ".join(texts)[:_MOST_TEXT],
-        }
-
-    def _mask(self, source: int, rows: np.ndarray, words: Sequence[str]) -> np.ndarray:
-        """Rows that match all words, bool (n,)."""
-        mask = np.ones(len(rows), bool)
-        table = self._catalogs[source].episodes
-        for word in words:
-            matches = np.full(len(rows), len(self._names) > 1 and word in self._names[source].lower())
-            if bounds := re.fullmatch(r"(\d{1,15})(?:-(\d{1,15}))?", word):
-                low, high = int(bounds[1]), int(bounds[2] or bounds[1])
-                ids = table.ids[rows]
-                matches |= (ids >= low) & (ids <= high)
-            matches |= self._has_task(source, rows, word)
-            mask &= matches
-        return mask
-
-    def _has_task(self, source: int, rows: np.ndarray, word: str) -> np.ndarray:
-        """Rows with a task whose text contains `word`, bool (n,)."""
-        catalog = self._catalogs[source]
-        fits = np.asarray([word in task.lower() for task in catalog.tasks] + [False])  # -1: a task of no list
-        counts = np.concatenate([[0], np.cumsum(fits[catalog.episodes.task_indices])])
-        offsets = catalog.episodes.task_offsets
-        return np.asarray(counts[offsets[rows + 1]] > counts[offsets[rows]])
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------
@@ -293,35 +201,6 @@ def _record_lanes(key: str, column: Sequence[Any], fps: float) -> list[dict[str,
     return lanes
 
 
-class Keep:
-    """Keep-ranges of a dataset by episode.
-
-    Args:
-        catalog: The dataset.
-        ranges: Ranges of frames (see `Selection`).
-
-    Raises:
-        DatasetError: The ranges are malformed, or none is of this dataset.
-    """
-
-    def __init__(self, catalog: Catalog, ranges: KeepRanges) -> None:
-        selection = Selection(keep_ranges=ranges, keep_rule="start").apply(catalog)
-        self._segments = selection.segments
-
-    def lane(self, episode: int) -> dict[str, Any]:
-        """Return the lane of an episode; it is empty where the ranges leave the episode out."""
-        first, last = np.searchsorted(self._segments[:, 0], [episode, episode + 1])
-        return lane("keep", "keep", [[int(a), int(b), "kept"] for _, a, b in self._segments[first:last]])
-
-
-def metadata_of(catalog: Catalog) -> dict[str, dict[int, Any]]:
-    """Return metadata of episodes beyond the format's own, by name and id; {} where it cannot be read."""
-    try:
-        return catalog.episode_metadata()
-    except DatasetError:
-        return {}
-
-
 # -- findings ----------------------------------------------------------------------------------------------------------
 
 
@@ -375,9 +254,8 @@ class Findings:
         for finding in findings:
             place = finding.get("place") or {}
             short = {name: finding.get(name) or "" for name in ("rule", "severity", "message", "fix")}
-            parts = [place.get("file"), place.get("camera"), place.get("column")]
-            short["where"] = ", ".join(part for part in parts if part)
-            short["where"] += f"[{place['dimension']}]" if place.get("dimension") else ""
+            fields: dict[str, Any] = {name: place.get(name) or "" for name in ("file", "camera", "column", "dimension")}
+            short["where"] = str(Place(**fields))
             for number, episode in enumerate(place.get("episodes") or ()):
                 # The frame belongs to the first episode.
                 by_episode[int(episode)].append(short | {"frame": None if number else place.get("frame")})

@@ -7,8 +7,7 @@ It also works where the browser cannot play the codec, for images stored in rows
 import io
 import math
 import threading
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
@@ -54,10 +53,6 @@ class Layout:
     def count(self, length: int) -> int:
         """Return the number of sheets of `length` frames."""
         return -(-length // self.frames)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return asdict(self)
 
     @classmethod
     def of_frames(cls, height: int, width: int) -> "Layout":

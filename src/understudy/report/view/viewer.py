@@ -8,7 +8,7 @@ that hands its value over (`static/view.js`).
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,18 @@ from understudy.atomic import create_folder
 from understudy.batch_keys import ACTION
 from understudy.data.format.catalog import Catalog
 from understudy.data.selection.keep_ranges import KeepRanges
+from understudy.data.selection.select import Selection
 from understudy.errors import ConfigError, DatasetError
 from understudy.report.curves import numbers
 from understudy.report.page import COLORS, STATIC, render_file
-from understudy.report.view.episodes import BLOCK, Columns, EpisodeList, Findings, Keep, metadata_of, text_lanes
+from understudy.report.view.episodes import BLOCK, Columns, Findings, lane, text_lanes
 from understudy.report.view.sheets import Sheets
 
+PAGE = 100
+"""Episodes of a page of the list."""
 SCRIPTS = ("curves.js", "view.js")
 _TEXT = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "json": "application/json"}
+_MOST_TEXT = 300
 _NUMBER = r"(0|[1-9]\d{0,14})"
 ROUTES = {
     "page": r"(?:index\.html)?",
@@ -55,9 +59,9 @@ class Resource:
     kind: str
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Source:
-    """A dataset to show.
+    """A dataset to show, with the readers of its content.
 
     Attributes:
         name: Name of the dataset.
@@ -65,6 +69,9 @@ class Source:
         rows: Table rows int64 (n,) of the episodes to show, ascending; None shows all.
         keep_ranges: Frame ranges to mark; None for none.
         findings: File with the JSON of `understudy check`; "" for none.
+
+    Raises:
+        DatasetError: Keep-ranges or findings are malformed, or describe another dataset.
     """
 
     name: str
@@ -73,19 +80,92 @@ class Source:
     keep_ranges: KeepRanges | None = None
     findings: str = ""
 
+    def __post_init__(self) -> None:
+        self.listed = np.arange(len(self.catalog.episodes)) if self.rows is None else self.rows
+        self.columns, self.sheets = Columns(self.catalog), Sheets(self.catalog)
+        self.checked = Findings(self.catalog, self.findings)
+        self._segments = None
+        if self.keep_ranges is not None:
+            self._segments = Selection(keep_ranges=self.keep_ranges, keep_rule="start").apply(self.catalog).segments
 
-class _Shown:
-    """A source with the readers of its content."""
-
-    def __init__(self, source: Source) -> None:
-        self.catalog = source.catalog
-        self.columns, self.sheets = Columns(source.catalog), Sheets(source.catalog)
-        self.keep = None if source.keep_ranges is None else Keep(source.catalog, source.keep_ranges)
-        self.findings = Findings(source.catalog, source.findings)
+    def keep_lanes(self, episode: int) -> list[dict[str, Any]]:
+        """Return the lane of the keep-ranges of an episode, which may be empty; none without ranges."""
+        if self._segments is None:
+            return []
+        first, last = np.searchsorted(self._segments[:, 0], [episode, episode + 1])
+        return [lane("keep", "keep", [[start, stop, "kept"] for _, start, stop in self._segments[first:last].tolist()])]
 
     @cached_property
     def metadata(self) -> dict[str, dict[int, Any]]:
-        return metadata_of(self.catalog)
+        """Metadata of episodes beyond the format's own, by name and id; {} where it cannot be read."""
+        try:
+            return self.catalog.episode_metadata()
+        except DatasetError:
+            return {}
+
+
+class EpisodeList:
+    """Episodes in the sequence of their sources and ids."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+
+    def __len__(self) -> int:
+        return sum(len(source.listed) for source in self._sources)
+
+    def all(self) -> list[tuple[int, int]]:
+        """Return (source, episode id) of every listed episode."""
+        return [
+            (number, int(episode))
+            for number, source in enumerate(self._sources)
+            for episode in source.catalog.episodes.ids[source.listed]
+        ]
+
+    def page(self, query: str = "", number: int = 0) -> dict[str, Any]:
+        """Return a page of the episodes that match: {"total", "page", "size", "episodes"}.
+
+        Args:
+            query: Ids "3" or "3-9", or parts of a task or of the name of one of several sources; all words must match.
+            number: Number of the page, from 0 on.
+        """
+        words = query.lower().split()
+        matching = [source.listed[self._mask(source, words)] for source in self._sources]
+        ends = np.cumsum([len(rows) for rows in matching])
+        total = int(ends[-1]) if len(ends) else 0
+        first, last = number * PAGE, min((number + 1) * PAGE, total)
+        episodes = []
+        for place in range(max(0, first), last):
+            source = int(np.searchsorted(ends, place, side="right"))
+            row = int(matching[source][place - (ends[source] - len(matching[source]))])
+            episodes.append(self.describe(source, row))
+        return {"total": total, "page": number, "size": PAGE, "episodes": episodes}
+
+    def describe(self, source: int, row: int) -> dict[str, Any]:
+        """Return {"source", "id", "length", "seconds", "task"} of one episode."""
+        catalog = self._sources[source].catalog
+        length = int(catalog.episodes.lengths[row])
+        texts = [catalog.tasks[task] for task in catalog.episodes.tasks_of(row).tolist() if task >= 0]
+        return {
+            "source": source,
+            "id": int(catalog.episodes.ids[row]),
+            "length": length,
+            "seconds": round(length / catalog.fps, 2),
+            "task": "; ".join(texts)[:_MOST_TEXT],
+        }
+
+    def _mask(self, source: Source, words: Sequence[str]) -> np.ndarray:
+        """Listed rows that match all words, bool (n,)."""
+        rows, table, tasks = source.listed, source.catalog.episodes, source.catalog.tasks
+        mask, ids, offsets = np.ones(len(rows), bool), table.ids[rows], table.task_offsets
+        for word in words:
+            fits = np.asarray([word in task.lower() for task in tasks] + [False])  # -1: a task of no list
+            counts = np.concatenate([[0], np.cumsum(fits[table.task_indices])])
+            matches = counts[offsets[rows + 1]] > counts[offsets[rows]]
+            matches |= len(self._sources) > 1 and word in source.name.lower()
+            if bounds := re.fullmatch(r"(\d{1,15})(?:-(\d{1,15}))?", word):
+                matches |= (ids >= int(bounds[1])) & (ids <= int(bounds[2] or bounds[1]))
+            mask &= matches
+        return mask
 
 
 class Viewer:
@@ -96,9 +176,6 @@ class Viewer:
         title: Title of the page.
         predict: `EpisodeActions.predict`, the actions that a policy predicts for an episode of a source; None without
             a policy.
-
-    Raises:
-        DatasetError: Keep-ranges or findings are malformed, or describe another dataset.
     """
 
     def __init__(
@@ -108,10 +185,7 @@ class Viewer:
         predict: Callable[[int, int, int], Mapping[str, Any]] | None = None,
     ) -> None:
         self.title, self._predict = title, predict
-        self._sources = [_Shown(source) for source in sources]
-        rows = [np.arange(len(s.catalog.episodes)) if s.rows is None else s.rows for s in sources]
-        self.list = EpisodeList([source.name for source in sources], [source.catalog for source in sources], rows)
-        self._names = [source.name for source in sources]
+        self._sources, self.list = sources, EpisodeList(sources)
 
     def read(self, name: str, query: Mapping[str, str] | None = None) -> Resource:
         """Return the resource `name` (see `ROUTES`).
@@ -140,7 +214,7 @@ class Viewer:
             row = self._sources[source].catalog.episodes.row_of(episode)
         except DatasetError as error:
             raise UnknownResource(f"episode {episode}") from error
-        if not self.list.contains(source, row):
+        if row not in self._sources[source].listed:
             raise UnknownResource(f"episode {episode}")
         return row
 
@@ -148,13 +222,13 @@ class Viewer:
         if kind == "page":
             return Resource(self.page().encode(), "text/html; charset=utf-8")
         if kind == "asset":
-            return Resource(asset(values[0]), _TEXT[values[0].rpartition(".")[2]])
+            return Resource((STATIC / values[0]).read_bytes(), _TEXT[values[0].rpartition(".")[2]])
         if kind == "episodes":
             page = query.get("page", "0")
             number = int(page) if re.fullmatch(_NUMBER, page) else 0
             return _json(self.list.page(query.get("query", ""), number))
         if kind == "check":
-            return _json([source.findings.check() for source in self._sources])
+            return _json([source.checked.check() for source in self._sources])
         source, episode, *places = map(int, values)
         row = self.find(source, episode)
         shown = self._sources[source]
@@ -165,7 +239,7 @@ class Viewer:
         if kind == "predicted":
             return _json(self._predicted(source, episode, int(shown.catalog.episodes.lengths[row])))
         if kind == "findings":
-            return _json(shown.findings.of(episode))
+            return _json(shown.checked.of(episode))
         return Resource(*shown.sheets.read(shown.catalog.camera_keys[places[0]], row, places[1]))
 
     def episode(self, source: int, row: int) -> dict[str, Any]:
@@ -173,24 +247,21 @@ class Viewer:
         shown = self._sources[source]
         catalog = shown.catalog
         values, errors = shown.columns.read(row)
-        lanes = text_lanes(catalog, values)
         described = self.list.describe(source, row)
-        if shown.keep is not None:
-            lanes.append(shown.keep.lane(described["id"]))
+        number = described["id"]
         cameras = []
         for camera in catalog.camera_keys:
             try:
-                layout = shown.sheets.layout(camera, row).to_json() if described["length"] else None
+                layout = asdict(shown.sheets.layout(camera, row)) if described["length"] else None
                 cameras.append({"key": camera, "layout": layout, "error": ""})
             except DatasetError as error:
                 cameras.append({"key": camera, "layout": None, "error": str(error)})
-        number = described["id"]
         return described | {
             "fps": catalog.fps,
             "cameras": cameras,
             "curves": shown.columns.curves(values),
             "block": BLOCK,
-            "lanes": lanes,
+            "lanes": [*text_lanes(catalog, values), *shown.keep_lanes(number)],
             "metadata": {name: str(texts[number]) for name, texts in shown.metadata.items() if number in texts},
             "notes": [*shown.columns.notes, *shown.sheets.notes],
             "errors": errors,
@@ -223,23 +294,17 @@ class Viewer:
         listed = None
         if exported is not None:
             listed = [self.list.describe(source, self.find(source, episode)) for source, episode in exported]
-        catalogs = [shown.catalog for shown in self._sources]
         setup = {
             "title": self.title,
             "sources": [
-                {"name": name, "version": catalog.version, "robot": catalog.robot_type or ""}
-                for name, catalog in zip(self._names, catalogs)
+                {"name": source.name, "version": source.catalog.version, "robot": source.catalog.robot_type or ""}
+                for source in self._sources
             ],
             "colors": COLORS,
             "listed": listed,
             "predicts": self.predicts,
         }
         return render_file("view.html", title=self.title, setup=setup, scripts=SCRIPTS)
-
-
-def asset(name: str) -> bytes:
-    """Return a file of the page: a script or a style sheet."""
-    return (STATIC / name).read_bytes()
 
 
 def _json(value: Any) -> Resource:
