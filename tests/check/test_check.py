@@ -4,14 +4,15 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import av
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from support.datasets import Spec, edit_json, write_dataset
+from support.datasets import Spec, edit_column, edit_json, write_dataset
 from support.refusals import refused
 from support.servers import RangeServer, folder
 from understudy.check.column_facts import Column
@@ -115,11 +116,7 @@ def test_check_names_a_missing_task_list_and_a_timestamp_that_is_no_number(
     )
     shutil.copytree(sets["v2.1"], tmp_path / "other")
     path = next((tmp_path / "other/data").rglob("episode_000001.parquet"))
-    table = pq.read_table(path)
-    at = table.column_names.index("timestamp")
-    times = table["timestamp"].to_pylist()
-    column = pa.array([*times[:3], float("nan"), *times[4:]], pa.float32())
-    pq.write_table(table.set_column(at, "timestamp", column), path)
+    edit_column(path, "timestamp", lambda times: [*times[:3], np.nan, *times[4:]])
     errors = [one for one in check_dataset(tmp_path / "other", "rows").findings if one.severity == "error"]
     assert [(one.rule, one.place.episodes) for one in errors] == [("clock.order", (1,))]
 
@@ -127,9 +124,7 @@ def test_check_names_a_missing_task_list_and_a_timestamp_that_is_no_number(
 def test_an_unreadable_column_is_no_fault_of_the_images(sets: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(sets["v2.1"], tmp_path / "set")
     path = next((tmp_path / "set/data").rglob("episode_000001.parquet"))
-    table = pq.read_table(path)
-    column = pa.array([["a", "b"]] * len(table))
-    pq.write_table(table.set_column(table.column_names.index("action"), "action", column), path)
+    edit_column(path, "action", lambda values: [["a", "b"]] * len(values), pa.list_(pa.string()))
     errors = [one for one in check_dataset(tmp_path / "set").findings if one.severity == "error"]
     assert [(one.rule, one.place.episodes) for one in errors] == [("files.unreadable", (1,))]
 
@@ -155,7 +150,8 @@ def test_column_summary_equals_plain_loops() -> None:
     starts = np.array([2, 3, 12, 14, 60])
     values = rng.integers(0, 4, (70, 3)).astype(np.float32)
     values[20, 1] = np.nan
-    column = Column("x", ["a", "b", "c"], 6, 53)
+    catalog: Any = SimpleNamespace(episodes=range(6), num_frames=53)
+    column = Column("x", ["a", "b", "c"], catalog)
     column.add(np.array([4, 0, 2, 1, 5]), values, starts, lengths)
     for row, start, length in zip([4, 0, 2, 1, 5], starts, lengths, strict=True):
         own = values[start : start + length].astype(np.float64)
@@ -189,10 +185,7 @@ def test_skip_bad_writes_a_list_and_page_shows_it(
     shutil.copytree(sets["v2.1"], tmp_path / "set")
     next((tmp_path / "set/data").rglob("episode_000003.parquet")).write_bytes(b"not parquet")
     path = next((tmp_path / "set/data").rglob("episode_000001.parquet"))
-    table = pq.read_table(path)
-    values = [[float("nan"), 0.0]] * len(table)
-    column = pa.array(values, table.schema.field("action").type)
-    pq.write_table(table.set_column(table.column_names.index("action"), "action", column), path)
+    edit_column(path, "action", lambda values: [[np.nan, 0.0]] * len(values))
     bad, page = tmp_path / "bad.json", tmp_path / "page.html"
     arguments = ["check", str(tmp_path / "set"), "--skip-bad", str(bad), "--page", str(page), "--limit", "1"]
     assert main.main(arguments) == 1
@@ -210,10 +203,7 @@ def test_a_start_time_is_an_error_only_if_the_video_contradicts_it(tmp_path: Pat
     """A file with a gap in its times: the recorded second and the frames before the episode may both be right."""
     write_dataset(tmp_path / "set", Spec(lengths=(6, 9, 4, 7), per_video_file=2, foreign=False))
     for path in sorted((tmp_path / "set/meta/episodes").rglob("*.parquet")):
-        table = pq.read_table(path)
-        name = "videos/observation.images.top/from_timestamp"
-        column = pa.array([value + 0.2 * (value > 0) for value in table[name].to_pylist()])
-        pq.write_table(table.set_column(table.column_names.index(name), name, column), path)
+        edit_column(path, "videos/observation.images.top/from_timestamp", lambda times: times + 0.2 * (times > 0))
     by_images = {
         images: [one.severity for one in check_dataset(tmp_path / "set", images).findings if one.rule == "videos.start"]
         for images in ("rows", "sample")

@@ -6,12 +6,11 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from support.datasets import Spec, edit_json, write_dataset
+from support.datasets import Spec, edit_column, edit_json, write_dataset
 from support.depth import DEPTH, SCALE, add_depth_images, add_depth_video
 from support.edited import edit
 from support.refusals import absent, refused
@@ -59,13 +58,9 @@ def test_check_names_depth_that_measured_nothing(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     Image.fromarray(np.zeros((36, 52), np.uint16)).save(buffer, "PNG")
     for path in (tmp_path / "set/data").rglob("*.parquet"):
-        table = pq.read_table(path)
-        column = table[DEPTH].to_pylist()
-        episodes = table["episode_index"].to_pylist()
-        column = [{"bytes": buffer.getvalue()} if e == 1 else x for e, x in zip(episodes, column)]
-        kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-        at = table.column_names.index(DEPTH)
-        pq.write_table(table.set_column(at, DEPTH, pa.array(column, kind)), path)
+        empty = {"bytes": buffer.getvalue()}
+        is_empty = pq.read_table(path)["episode_index"].to_numpy() == 1
+        edit_column(path, DEPTH, lambda images, flags=is_empty, empty=empty: np.where(flags, empty, images))
     assert rules(tmp_path / "set") == {"depth.empty": (1,)}
 
 

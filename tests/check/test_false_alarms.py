@@ -1,52 +1,19 @@
 """Sound datasets that look unusual raise no alarm: short ones, rotations, unused arms, shocks."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from understudy.check.examine import check_dataset
-from understudy.check.findings import Finding
-from understudy.data.write.writer import EpisodeWriter
+from support.robot_rows import ACTION, STATE, Change, Rows, alarms, write_rows
 
-STATE, ACTION, FORCE = "observation.state", "action", "observation.force"
-Rows = dict[str, np.ndarray]
-Change = Callable[[int, Rows], None]
-
-
-def episode(number: int, length: int, width: int) -> Rows:
-    """Minimum-jerk motion between random places; the state follows by two frames."""
-    rng, parts = np.random.default_rng([3, number]), [np.zeros((1, width))]
-    while sum(map(len, parts)) < length + 2:
-        steps = np.linspace(0, 1, int(rng.integers(16, 40)))[1:, None]
-        place = parts[-1][-1]
-        parts.append(place + (rng.uniform(-1, 1, width) - place) * (10 * steps**3 - 15 * steps**4 + 6 * steps**5))
-    path = np.concatenate(parts)[: length + 2]
-    noise = rng.normal(0, 0.002, (length, width))
-    return {STATE: (path[:length] + noise).astype(np.float32), ACTION: path[2:].astype(np.float32)}
-
-
-def check(
-    root: Path, lengths: tuple[int, ...], change: Change = lambda episode, rows: None, width: int = 6
-) -> list[Finding]:
-    """Write a dataset of rows, and return the alarms of a check."""
-    rows = [episode(number, length, width) for number, length in enumerate(lengths)]
-    for number, own in enumerate(rows):
-        change(number, own)
-    features = {key: {"dtype": "float32", "shape": values.shape[1:]} for key, values in rows[0].items()}
-    with EpisodeWriter(root, fps=20, features=features) as writer:
-        for own in rows:
-            for values in zip(*own.values(), strict=True):
-                writer.add_frame(dict(zip(own, values, strict=True)), "move")
-            writer.save_episode()
-    return [one for one in check_dataset(root, "rows").findings if one.severity != "note"]
+FORCE = "observation.force"
 
 
 @pytest.mark.parametrize("lengths", [(1,), (1, 1, 1, 1), (1, 2, 3) * 4], ids=str)
 def test_short_episodes_raise_no_alarm(tmp_path: Path, lengths: tuple[int, ...]) -> None:
-    assert check(tmp_path / "set", lengths) == []
+    assert alarms(write_rows(tmp_path / "set", lengths)) == []
 
 
 def wrap(number: int, rows: Rows) -> None:
@@ -133,7 +100,7 @@ def coarse_piece(number: int, rows: Rows) -> None:
     "change", [wrap, flip, rest, move_once, touch, scale, start_elsewhere, flicker, posture, coarse_piece]
 )
 def test_rotations_unused_arms_and_shocks_raise_no_alarm(tmp_path: Path, change: Change) -> None:
-    assert check(tmp_path / "set", (90, 120, 100) * 8, change) == []
+    assert alarms(write_rows(tmp_path / "set", (90, 120, 100) * 8, change)) == []
 
 
 def test_a_joint_that_rests_in_a_short_piece_raises_no_alarm(tmp_path: Path) -> None:
@@ -141,8 +108,8 @@ def test_a_joint_that_rests_in_a_short_piece_raises_no_alarm(tmp_path: Path) -> 
         if number == 2:
             rows[STATE][:, 3] = 0
 
-    assert check(tmp_path / "piece", (90, 120, 30, 100, 90, 100, 95, 110), hold) == []
-    whole = check(tmp_path / "whole", (90, 120, 90, 100, 90, 100, 95, 110), hold)
+    assert alarms(write_rows(tmp_path / "piece", (90, 120, 30, 100, 90, 100, 95, 110), hold)) == []
+    whole = alarms(write_rows(tmp_path / "whole", (90, 120, 90, 100, 90, 100, 95, 110), hold))
     assert {one.place.episodes for one in whole if one.rule == "values.dead"} == {(2,)}
 
 
@@ -198,17 +165,17 @@ def quaternion_of_another_norm(number: int, rows: Rows) -> None:
     ],
 )
 def test_faults_beside_them_are_named(tmp_path: Path, change: Change, rule: str, episode: int) -> None:
-    found = check(tmp_path / "set", (90, 120, 100) * 6, change)
+    found = alarms(write_rows(tmp_path / "set", (90, 120, 100) * 6, change))
     assert [one.rule for one in found if episode in one.place.episodes] == [rule]
 
 
 def test_motion_of_a_joint_that_rests_is_no_outlier_beside_a_glitch(tmp_path: Path) -> None:
-    found = check(tmp_path / "set", (90, 120, 100) * 6, glitch_beside_motion)
+    found = alarms(write_rows(tmp_path / "set", (90, 120, 100) * 6, glitch_beside_motion))
     assert {one.place.episodes for one in found if one.rule in ("values.outlier", "values.jump")} == {(5,)}
 
 
 def test_a_quaternion_of_another_norm_is_named(tmp_path: Path) -> None:
-    found = check(tmp_path / "set", (90, 120, 100) * 6, quaternion_of_another_norm)
+    found = alarms(write_rows(tmp_path / "set", (90, 120, 100) * 6, quaternion_of_another_norm))
     assert {one.place.episodes for one in found if one.rule == "values.quaternion"} == {(5,)}
 
 
@@ -217,15 +184,13 @@ def test_rounding_of_a_constant_in_statistics_is_no_fault(tmp_path: Path) -> Non
         for values in rows.values():
             values[:, 5] = 1.4142135
 
-    check(tmp_path / "set", (30, 40, 50, 35), hold)
+    write_rows(tmp_path / "set", (30, 40, 50, 35), hold)
     path = tmp_path / "set/meta/stats.json"
     stats = json.loads(path.read_text())
     for key in (STATE, ACTION):
         stats[key]["std"][5] = 0.0004883  # sqrt(E[x^2] - E[x]^2) in float32
     path.write_text(json.dumps(stats))
-    assert [one for one in check_dataset(tmp_path / "set", "rows").findings if one.severity != "note"] == []
+    assert alarms(tmp_path / "set") == []
     stats[ACTION]["std"][5] = 0.01
     path.write_text(json.dumps(stats))
-    assert [one.rule for one in check_dataset(tmp_path / "set", "rows").findings if one.severity != "note"] == [
-        "statistics.values"
-    ]
+    assert [finding.rule for finding in alarms(tmp_path / "set")] == ["statistics.values"]

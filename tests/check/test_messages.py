@@ -2,16 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support.datasets import Spec, edit_json, write_dataset
+from support.datasets import Spec, edit_column, edit_json, edit_times, write_dataset
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding
 from understudy.cli import main
@@ -21,20 +19,6 @@ from understudy.errors import DatasetError
 
 TOP = "observation.images.top"
 LENGTHS = (12, 9, 14, 11, 10, 12)
-
-
-def edit_column(path: Path, name: str, change: Callable[[np.ndarray], Any]) -> None:
-    table = pq.read_table(path)
-    kind = table.schema.field(name).type
-    values = pa.array(np.asarray(change(table.column(name).to_numpy())), kind)
-    pq.write_table(table.set_column(table.column_names.index(name), name, values), path)
-
-
-def edit_times(root: Path, change: Callable[[int, np.ndarray], np.ndarray]) -> None:
-    """Change the timestamps of a v2.1 dataset by episode."""
-    for path in (root / "data").rglob("episode_*.parquet"):
-        number = int(path.stem.removeprefix("episode_"))
-        edit_column(path, "timestamp", lambda times, number=number: change(number, times))
 
 
 def of_rule(root: Path, rule: str) -> list[Finding]:

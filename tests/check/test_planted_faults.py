@@ -1,34 +1,16 @@
 """Each planted fault of benchmarks/planted_faults.py is named by rule and place, and sound datasets raise no alarm."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+import planted_faults as planted
+from planted_images import UNDECIDED
 from understudy.check.examine import check_dataset
 from understudy.cli.main import main
 
-
-def load() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "planted_faults.py"
-    spec = importlib.util.spec_from_file_location("planted_faults", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["planted_faults"] = module
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent))
-    return module
-
-
-planted = load()
 KNOWN_FAULTS = [fault for fault in planted.FAULTS if fault.split == "known"]
 NEED_IMAGES = ("images.", "videos.unreadable", "videos.count", "videos.start", "videos.encoding")
 
@@ -43,8 +25,7 @@ def _is_long(fault: Any) -> bool:
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    found: dict[str, Path] = planted.write_bases(tmp_path_factory.mktemp("planted"))
-    return found
+    return planted.write_bases(tmp_path_factory.mktemp("planted"))
 
 
 def test_there_are_enough_faults() -> None:
@@ -70,7 +51,7 @@ def test_check_names_the_planted_fault(fault: Any, bases: dict[str, Path], tmp_p
         pytest.skip("needs UNDERSTUDY_TEST_DATA")
     images = "sample" if _needs_images(fault) else "rows"
     report = planted.plant(fault, bases, tmp_path, images)
-    if fault.name in sys.modules["planted_images"].UNDECIDED:
+    if fault.name in UNDECIDED:
         assert fault.result(report) == "undecided"
         return
     assert fault.result(report) == "named", report.findings

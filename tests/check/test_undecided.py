@@ -5,22 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from check.test_false_alarms import episode
+from support.robot_rows import write_rows
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding, Place, merge_undecided, undecided
 from understudy.cli import main
-from understudy.data.write.writer import EpisodeWriter
 
 
 def test_a_rule_with_too_little_data_is_undecided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    features = {key: {"dtype": "float32", "shape": (3,)} for key in ("observation.state", "action")}
-    with EpisodeWriter(tmp_path / "set", fps=20, features=features) as writer:
-        for number in range(4):
-            rows = episode(number, 40, 3)
-            for values in zip(*rows.values(), strict=True):
-                writer.add_frame(dict(zip(rows, values, strict=True)), "move")
-            writer.save_episode()
-    report = check_dataset(tmp_path / "set", "rows")
+    report = check_dataset(write_rows(tmp_path / "set", (40,) * 4, width=3), "rows")
     [lag] = [entry for entry in report.undecided if entry.rule == "values.lag"]
     assert (lag.severity, lag.measured, lag.expected) == ("undecided", 4, 5)
     assert not [finding for finding in report.findings if finding.severity == "undecided"]

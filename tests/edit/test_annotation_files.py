@@ -2,16 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from support.datasets import Spec, write_dataset
 from support.edited import edit, segment
+from support.refusals import refused
+from understudy.cli.edit import EditConfig, make_plans
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
 from understudy.data.write.dataset_files import statistic_value
+from understudy.edit.write_set import write_outputs
 from understudy.errors import DatasetError
 
 
@@ -51,31 +53,21 @@ def test_edit_reads_fields_of_csv_as_written(source: Path, tmp_path: Path) -> No
     ],
 )
 def test_edit_refuses_ambiguous_metadata(source: Path, tmp_path: Path, name: str, content: str, named: str) -> None:
-    with pytest.raises(DatasetError) as refused:
+    with pytest.raises(DatasetError, match=named):
         edit(source, tmp_path / "out", metadata=write(tmp_path / name, content))
-    assert named in refused.value.what
     assert not (tmp_path / "out").exists()
 
 
 def test_edit_refuses_repeated_and_unknown_keys(source: Path, tmp_path: Path) -> None:
-    twice = write(tmp_path / "twice.json", '{"0": [0.1], "0": [0.2]}')
-    with pytest.raises(DatasetError) as refused:
-        segment(source, tmp_path / "out", times=twice)
-    assert refused.value.where == twice
-    cases: list[dict[str, Any]] = [
-        {"tasks": write(tmp_path / "tasks.json", '{"lift the red blok": "lift"}')},
-        {"exclude_bad": write(tmp_path / "check.json", '{"bad_episodes": [0.7]}')},
-    ]
-    for settings in cases:
-        with pytest.raises(DatasetError) as refused:
-            edit(source, tmp_path / "out", **settings)
-        assert refused.value.where == next(iter(settings.values()))
+    with refused(where="twice.json"):
+        segment(source, tmp_path / "out", times=write(tmp_path / "twice.json", '{"0": [0.1], "0": [0.2]}'))
+    with refused(where="tasks.json"):
+        edit(source, tmp_path / "out", tasks=write(tmp_path / "tasks.json", '{"lift the red blok": "lift"}'))
+    with refused(where="check.json"):
+        edit(source, tmp_path / "out", exclude_bad=write(tmp_path / "check.json", '{"bad_episodes": [0.7]}'))
 
 
 def test_edit_records_no_credentials(source: Path, tmp_path: Path) -> None:
-    from understudy.cli.edit import EditConfig, make_plans
-    from understudy.edit.write_set import write_outputs
-
     out = tmp_path / "out"
     plans = make_plans(EditConfig(paths=(str(source), str(out))), [Catalog.open(source)], out)
     write_outputs(plans, out, ["understudy", "edit", "https://me:hunter2@host/set?token=hunter2", str(out)], 1)

@@ -140,6 +140,20 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     path.write_text(json.dumps(content))
 
 
+def edit_column(path: Path, name: str, change: Callable[[np.ndarray], Any], kind: pa.DataType | None = None) -> None:
+    """Change the values of a column of a parquet file, which keeps its type without another `kind`."""
+    table = pq.read_table(path)
+    values = pa.array(list(change(table[name].to_numpy())), kind or table.schema.field(name).type)
+    pq.write_table(table.set_column(table.column_names.index(name), name, values), path)
+
+
+def edit_times(root: Path, change: Callable[[int, np.ndarray], np.ndarray]) -> None:
+    """Change the timestamps of a v2.1 dataset by episode."""
+    for path in (root / "data").rglob("episode_*.parquet"):
+        number = int(path.stem.removeprefix("episode_"))
+        edit_column(path, "timestamp", lambda times, number=number: change(number, times))
+
+
 def expected(truth: Truth, episode: int, frame: int, offsets: dict[str, Sequence[int]]) -> dict[str, Any]:
     """The expected sample at a frame, one value at a time: key -> array, list, str, or identities of images."""
     values, out = truth.rows[episode], {}
