@@ -33,7 +33,7 @@ ROOMS: dict[str, set[str]] = {
     "policies": {"hub", "order", "contract"},
     "envs": set(),
     "config": {"policies"},
-    "optim": set(),
+    "optim": {"config"},
     "distributed": {"config"},
     "load": {"order", "data"} | CELLAR,
     "integrations": {"order", "data", "load"} | CELLAR,

@@ -8,9 +8,10 @@ layer, `lora_a` and `lora_b`: all other names stay those of the network, and not
 before storage, activation checkpointing, compilation and sharding.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,32 +20,11 @@ from torch import Tensor, nn
 from understudy.errors import ConfigError
 from understudy.optim.param_groups import NO_RENAMES, check_patterns, matches, spellings
 
+if TYPE_CHECKING:
+    from understudy.config.lora import LoraConfig
+
 A, B = "lora_a", "lora_b"
 """Names of an adapter's parameters in its layer."""
-
-
-class LoraSettings(Protocol):
-    """Settings of adapters that this module reads; `LoraConfig` of a run has them."""
-
-    @property
-    def rank(self) -> int:
-        """Rank of the adapters; 0: none."""
-        ...
-
-    @property
-    def scale(self) -> float:
-        """Factor of B A."""
-        ...
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """Patterns of the names of modules."""
-        ...
-
-    @property
-    def also_train(self) -> tuple[str, ...]:
-        """Patterns of the names of parameters."""
-        ...
 
 
 class _Adapted(nn.Module):
@@ -64,19 +44,15 @@ class _Adapted(nn.Module):
         return torch.add(base, low.to(base.dtype), alpha=self.lora_scale)
 
 
-_CLASSES: dict[type, type[nn.Module]] = {}
-
-
+@functools.cache
 def _adapted(plain: type[nn.Module]) -> type[nn.Module]:
     """One class for all layers of a class; with several, each would be compiled separately."""
-    if plain not in _CLASSES:
-        _CLASSES[plain] = type(f"Adapted{plain.__name__}", (_Adapted, plain), {})
-    return _CLASSES[plain]
+    return type(f"Adapted{plain.__name__}", (_Adapted, plain), {})
 
 
 def add_adapters(
     policy: nn.Module,
-    config: LoraSettings,
+    config: "LoraConfig",
     freeze: tuple[str, ...],
     seed_of: Callable[[str], int],
     parts: Mapping[str, str] = NO_RENAMES,
@@ -144,7 +120,7 @@ def _check_untied(policy: nn.Module, layers: Mapping[str, nn.Linear]) -> None:
             )
 
 
-def _add(layer: nn.Linear, config: LoraSettings, seed: int) -> None:
+def _add(layer: nn.Linear, config: "LoraConfig", seed: int) -> None:
     a, b = torch.empty(config.rank, layer.in_features), torch.zeros(layer.out_features, config.rank)
     if not a.is_meta:
         bound = 1 / math.sqrt(layer.in_features)
@@ -155,7 +131,7 @@ def _add(layer: nn.Linear, config: LoraSettings, seed: int) -> None:
     adapted = cast(Any, layer)
     adapted.lora_scale = config.scale
     # Another class, instead of a wrapper, keeps the names, and a copy of the layer computes with the copy's weights.
-    layer.__class__ = _adapted(type(layer))  # type: ignore[assignment]
+    layer.__class__ = _adapted(type(layer))  # type: ignore[arg-type,assignment]
 
 
 def adapted_layers(policy: nn.Module) -> dict[str, nn.Linear]:

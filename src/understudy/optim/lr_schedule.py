@@ -1,33 +1,13 @@
 """Learning rate as a pure function of the optimizer step, without a state to save or restore."""
 
 import math
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from understudy.config.train import ScheduleConfig
 
 
-class Schedule(Protocol):
-    """Settings of the learning rate over the steps; `ScheduleConfig` of a run has them."""
-
-    @property
-    def kind(self) -> str:
-        """Form of the decay: "cosine", "linear" or "constant"."""
-        ...
-
-    @property
-    def final_lr_ratio(self) -> float:
-        """Factor after the decay, in [0, 1]."""
-        ...
-
-    @property
-    def decay_steps(self) -> int | None:
-        """Step at which the decay ends; None: the last one of the run."""
-        ...
-
-    def warmup(self, steps: int) -> int:
-        """Return the steps of the linear warm-up of a run of this length."""
-        ...
-
-
-def lr_factor(step: int, schedule: Schedule, steps: int) -> float:
+def lr_factor(step: int, schedule: "ScheduleConfig", steps: int) -> float:
     """Return the factor in [0, 1] on the learning rate for optimizer step `step` (0, 1, 2, ...).
 
     Linear warm-up over `schedule.warmup(steps)` steps (factor 1 / warmup at step 0), then a decay from 1 to

@@ -1,7 +1,7 @@
 """Moving average (EMA) of the weights, in float32."""
 
 import copy
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
@@ -9,26 +9,10 @@ from torch import nn
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.state import local
 
+if TYPE_CHECKING:
+    from understudy.config.train import EmaConfig
+
 Policy = TypeVar("Policy", bound=nn.Module)
-
-
-class EmaSettings(Protocol):
-    """Settings of the moving average; `EmaConfig` of a run has them."""
-
-    @property
-    def decay(self) -> float:
-        """Largest share of the average that a step keeps."""
-        ...
-
-    @property
-    def kind(self) -> str:
-        """Warm-up of the decay: "constant" or "power"."""
-        ...
-
-    @property
-    def power(self) -> float:
-        """Exponent of "power"."""
-        ...
 
 
 def make_average(policy: Policy) -> Policy:
@@ -37,7 +21,7 @@ def make_average(policy: Policy) -> Policy:
     return copy.deepcopy(policy, dict(shared)).requires_grad_(False).eval()
 
 
-def ema_decay(step: int, config: EmaSettings) -> float:
+def ema_decay(step: int, config: "EmaConfig") -> float:
     """Return the share of the average that optimizer step `step` (1, 2, ...) keeps.
 
     Both kinds start low, so that the first weights fade: `constant` with a ramp (as TensorFlow's

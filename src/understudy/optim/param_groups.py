@@ -7,48 +7,22 @@ pattern that fits no parameter is an error.
 import difflib
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
 from understudy.errors import ConfigError
 
+if TYPE_CHECKING:
+    from understudy.config.train import OptimConfig
+
 Value = TypeVar("Value")
 NO_RENAMES: Mapping[str, str] = {}
 
 
-class OptimSettings(Protocol):
-    """Settings of the optimizer that this module reads; `OptimConfig` of a run has them."""
-
-    @property
-    def weight_decay(self) -> float:
-        """Weight decay of the parameters that `weight_decay_on` names."""
-        ...
-
-    @property
-    def weight_decay_on(self) -> str:
-        """Parameters with weight decay: "matrices" or "all"."""
-        ...
-
-    @property
-    def lr_scale(self) -> Mapping[str, float]:
-        """Pattern -> factor on the learning rate."""
-        ...
-
-    @property
-    def weight_decay_of(self) -> Mapping[str, float]:
-        """Pattern -> weight decay."""
-        ...
-
-    @property
-    def freeze(self) -> tuple[str, ...]:
-        """Patterns of parameters that are not trained."""
-        ...
-
-
 def freeze(
     policy: nn.Module,
-    config: OptimSettings,
+    config: "OptimConfig",
     parts: Mapping[str, str] = NO_RENAMES,
 ) -> None:
     """Freeze the parameters that `config.freeze` names, in place: before sharding and before the optimizer is made.
@@ -73,7 +47,7 @@ def freeze(
 
 def parameter_groups(
     named: Iterable[tuple[str, nn.Parameter]],
-    config: OptimSettings,
+    config: "OptimConfig",
     parts: Mapping[str, str] = NO_RENAMES,
 ) -> list[dict[str, Any]]:
     """Groups for a torch optimizer, in order of first appearance: one per weight decay and factor on the learning rate.
