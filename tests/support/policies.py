@@ -1,5 +1,6 @@
 """A tiny policy, a batch and draws for the tests of the policies."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from understudy import checksums
 from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
+from understudy.train.micro_batches import MicroBatch, even_spans, take_parts
 
 CAMERAS = ("observation.images.front", "observation.images.wrist")
 NORMALIZATION = {
@@ -69,6 +71,11 @@ def draws(count: int, per_sample: int = 2, seed: int = 1) -> tuple[Tensor, Tenso
 def as_draws(noise: Tensor, time: Tensor) -> dict[str, Tensor]:
     """The draws of a policy without a future, from noise and time."""
     return {"flow noise": noise, "flow time": time}
+
+
+def micro_batches(batch: Mapping[str, Any], draws: Mapping[str, Tensor], count: int) -> list[MicroBatch]:
+    """`count` micro-batches of consecutive samples, equal up to one sample."""
+    return take_parts(batch, draws, even_spans(len(batch["action"]), count))
 
 
 def editable(folder: Path) -> Path:

@@ -16,7 +16,7 @@ from support.policies import NORMALIZATION, batch, policy
 from support.policies import config as flow_config
 from support.ranks import in_ranks
 from support.refusals import refused
-from support.runs import same_run, series, tiny_config, tiny_dataset
+from support.runs import same_run, series, tiny_config
 from understudy.config.on_resume import ROUNDING, marker
 from understudy.config.schema import override
 from understudy.config.train import ParallelConfig, TrainConfig
@@ -211,19 +211,6 @@ def test_packed_parts_of_each_budget_and_mesh(
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_dataset(tmp_path_factory.mktemp("parts") / "dataset")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("sentencepiece", reason="needs the extra pi05")
-    from support.sentences import write_model
-
-    return write_model(tmp_path_factory.mktemp("tokenizer"))
 
 
 def pi05_run(data: Path, out: Path, tokenizer: Path, **changes: Any) -> TrainConfig:

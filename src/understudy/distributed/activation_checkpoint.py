@@ -6,8 +6,9 @@ only. Both work with every mesh, every precision and `compile`. Activation check
 then `mesh.shard`, which must also gather a block's weights for the recomputation.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ SAVED = [
     aten._scaled_dot_product_cudnn_attention.default,
 ]
 """Operations whose results `selective` keeps: nearly all of a network's arithmetic, about half of its activations."""
+SELECTIVE = functools.partial(create_selective_checkpoint_contexts, SAVED)
 
 
 def select_blocks(policy: nn.Module, blocks: Iterable[nn.Module], chosen: Sequence[str]) -> list[nn.Module]:
@@ -72,6 +74,8 @@ def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: Checkpoint
         ConfigError: there are no blocks.
         ValueError: a block is compiled or sharded already, or is inside another block.
     """
+    from torch.distributed.fsdp import FSDPModule
+
     if mode == "none":
         return
     chosen = list(blocks)
@@ -79,7 +83,7 @@ def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: Checkpoint
         raise ConfigError(f"activation_checkpoint: {mode}: this policy has no blocks; use none")
     for block in chosen:
         name = type(block).__name__
-        if block._compiled_call_impl is not None or isinstance(block, _fully_sharded()):
+        if block._compiled_call_impl is not None or isinstance(block, FSDPModule):
             raise ValueError(
                 f"{name} is compiled or sharded already: apply activation checkpointing, compile, shard in this order"
             )
@@ -88,7 +92,7 @@ def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: Checkpoint
     for block in chosen:
         # Another class, instead of a wrapper or a new `forward`, keeps the names, and a copy of the block computes with
         # the copy's weights. (fully_shard does the same.)
-        block.__class__ = _checkpointed(type(block), mode)
+        block.__class__ = _checkpointed(type(block), mode)  # type: ignore[arg-type]  # a class is hashable
 
 
 @contextmanager
@@ -113,25 +117,11 @@ class _Checkpointed(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.recomputes and torch.is_grad_enabled()):
             return super().forward(*args, **kwargs)
-        more: dict[str, Any] = {"context_fn": _selective} if self.mode == "selective" else {}
+        more: dict[str, Any] = {"context_fn": SELECTIVE} if self.mode == "selective" else {}
         return checkpoint(super().forward, *args, use_reentrant=False, **more, **kwargs)
 
 
-_CLASSES: dict[tuple[type, CheckpointMode], type[nn.Module]] = {}
-
-
+@functools.cache
 def _checkpointed(plain: type[nn.Module], mode: CheckpointMode) -> type[nn.Module]:
     """One class for all blocks of a class; with several, each would be compiled separately."""
-    if (plain, mode) not in _CLASSES:
-        _CLASSES[plain, mode] = type(f"Checkpointed{plain.__name__}", (_Checkpointed, plain), {"mode": mode})
-    return _CLASSES[plain, mode]
-
-
-def _selective() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    return create_selective_checkpoint_contexts(SAVED)
-
-
-def _fully_sharded() -> type:
-    from torch.distributed.fsdp import FSDPModule
-
-    return FSDPModule
+    return type(f"Checkpointed{plain.__name__}", (_Checkpointed, plain), {"mode": mode})

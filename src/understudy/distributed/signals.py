@@ -31,8 +31,11 @@ class Stop:
         noted: whether a signal was received.
     """
 
-    def __init__(self, at_once: bool, file: Path | None) -> None:
-        self.at_once, self.file, self.noted = at_once, file, False
+    file: Path | None = None
+    noted = False
+
+    def __init__(self, at_once: bool) -> None:
+        self.at_once = at_once
 
     @property
     def asked(self) -> bool:
@@ -41,13 +44,13 @@ class Stop:
 
 
 @contextmanager
-def stop_signals(*, at_once: bool = False, file: Path | None = None) -> Iterator[Stop]:
+def stop_signals(*, at_once: bool = False) -> Iterator[Stop]:
     """Handle SIGTERM, SIGINT and SIGUSR1 as stop requests within this context.
 
     A second request acts as the signal did before. Signals reach only the main thread, so in another thread nothing
     changes.
     """
-    stop = Stop(at_once, file)
+    stop = Stop(at_once)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,7 +31,6 @@ from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.micro_batches import PartCounts, sum_counts
 from understudy.train.optimizer_step import NULL, StepResult, Timer
-from understudy.train.run_record import order_schedule
 from understudy.train.state import TrainState
 from understudy.train.track.trackers import MetricsLog
 from understudy.train.validation.metrics import best_metrics
@@ -131,7 +131,7 @@ def _checkpoint_state(state: TrainState, loader: Loader, result: Mapping[str, An
     return {
         **pending,
         "position": loader.position,
-        "schedule": order_schedule(loader.order),
+        "schedule": [asdict(entry) for entry in loader.order.spec.schedule],
         "seed": state.config.seed,
         "world": state.mesh.world_size,
         "batch": state.config.batch_size,

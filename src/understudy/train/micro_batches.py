@@ -76,11 +76,6 @@ def add_counts(steps: Sequence[PartCounts]) -> PartCounts:
     return PartCounts(*(sum(values) for values in zip(*steps, strict=True)))
 
 
-def split_micro_batches(batch: Mapping[str, Any], draws: Draws, count: int) -> list[MicroBatch]:
-    """Split a rank's share of a batch into `count` micro-batches of consecutive samples, equal up to one sample."""
-    return take_parts(batch, draws, even_spans(len(batch[ACTION]), count))
-
-
 def cut_batch(
     policy: Policy, config: "TrainConfig", mesh: Mesh, batch: Mapping[str, Any], draws: Draws
 ) -> tuple[list[MicroBatch], PartCounts]:

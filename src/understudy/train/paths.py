@@ -27,7 +27,12 @@ MOVED = (
 
 def resolve_paths(config: TrainConfig) -> TrainConfig:
     """Return settings with absolute paths of the data; URLs, hub ids and keys of features stay."""
-    return _with_paths(config, lambda path: os.path.abspath(os.path.expanduser(path)) if _is_there(path) else path)
+
+    def place(path: str) -> str:
+        expanded = os.path.expanduser(path)
+        return os.path.abspath(expanded) if os.path.exists(expanded) else path
+
+    return _with_paths(config, place)
 
 
 def find_moved(config: TrainConfig, root: Path, output_dir: str) -> TrainConfig:
@@ -65,10 +70,6 @@ def with_root(config: TrainConfig, root: str) -> TrainConfig:
     return resolve_paths(replace(config, data=replace(config.data, root=root)))
 
 
-def _is_there(path: str) -> bool:
-    return os.path.exists(os.path.expanduser(path))
-
-
 def _with_paths(config: TrainConfig, place: Callable[[str], str]) -> TrainConfig:
     """Return settings in which `place` has replaced each path."""
 
@@ -79,9 +80,6 @@ def _with_paths(config: TrainConfig, place: Callable[[str], str]) -> TrainConfig
     return replace(config, data=replace(moved(config.data), sources=tuple(map(moved, config.data.sources))))
 
 
-_LOST = "cannot be fetched from the hub, and there is no such local path"
-
-
 def with_local_files(config: TrainConfig) -> TrainConfig:
     """Fetch the files that the settings of the policy name by hub ids, and return the settings with their paths.
 
@@ -89,38 +87,28 @@ def with_local_files(config: TrainConfig) -> TrainConfig:
         ConfigError: a repository or a file of it cannot be fetched.
         MissingExtraError: the extra `hub` is not installed.
     """
-    paths: dict[str, Any] = {}
-    for field, files in config.policy.FILES.items():
-        if address := hub_id(str(getattr(config.policy, field))):
-            paths[field] = str(_fetch(field, *address, files))
-    for field, patterns in config.policy.START_FILES.items():
-        if address := hub_id(str(getattr(config.policy, field))):
-            paths[field] = str(_fetch_folder(field, *address, patterns))
+    policy, paths = config.policy, dict[str, Any]()
+    for field, patterns in {**policy.FILES, **policy.START_FILES}.items():
+        if address := hub_id(str(getattr(policy, field))):
+            paths[field] = str(_fetch(field, *address, patterns, required=field in policy.FILES))
     if model_id(config.init_from):
         config = replace(config, init_from=str(policy_folder.find(config.init_from)))
-    return replace(config, policy=replace(config.policy, **paths)) if paths else config
+    return replace(config, policy=replace(policy, **paths)) if paths else config
 
 
-def _fetch(field: str, name: str, revision: str | None, files: tuple[str, ...]) -> Path:
-    """Fetch files of a repository; return the folder that holds them."""
-    require("hub")
-    from huggingface_hub import hf_hub_download
+def _fetch(field: str, name: str, revision: str | None, patterns: tuple[str, ...], required: bool) -> Path:
+    """Fetch the files of a repository that fit one of `patterns`; return their folder, whose name is the commit.
 
-    where = f"policy.{field}: {name}" + (f"@{revision}" if revision else "")
-    paths = []
-    for file in files:
-        with hub_errors(where, f"{file} {_LOST}"):
-            paths.append(Path(hf_hub_download(name, file, revision=revision)))
-    if len(folders := {path.parent for path in paths}) != 1:
-        raise ConfigError(f"{where}: its files come from different commits; name one: {name}@COMMIT")
-    return folders.pop()
-
-
-def _fetch_folder(field: str, name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
-    """Fetch the files of a repository that fit one of `patterns`; return their folder, whose name is the commit."""
+    With `required` the patterns are names of files, which must be there.
+    """
     require("hub")
     from huggingface_hub import snapshot_download
 
     where = f"policy.{field}: {name}" + (f"@{revision}" if revision else "")
-    with hub_errors(where, _LOST):
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+    lost = "cannot be fetched from the hub, and there is no such local path"
+    with hub_errors(where, f"{patterns[0]} {lost}" if required else lost):
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+    for file in patterns if required else ():
+        if not (folder / file).exists():
+            raise ConfigError(f"{where}: {file} {lost}")
+    return folder

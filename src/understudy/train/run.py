@@ -69,7 +69,7 @@ def train(config: TrainConfig) -> int:
 
     def work(mesh: Mesh, stop: Stop) -> int:
         mesh.first(run.refuse_existing)
-        mesh.first(lambda: check_trackers(config))
+        mesh.first(lambda: check_trackers(config.log.trackers))
         data = _open_new_data(config, mesh)
         with mesh.together():
             fitted = replace(config, policy=config.policy.fitted(data.image_sizes))

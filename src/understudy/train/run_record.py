@@ -122,21 +122,12 @@ def current_order(
         spec = {**spec, "schedule": saved["schedule"]}
     try:
         order = Order.from_json(spec, data.training).with_batch_size(config.batch_size)
-        if saved is not None and source_weights(then) != source_weights(config):
+        before, now = ([source.weight for source in settings.data.sources] for settings in (then, config))
+        if saved is not None and before != now:
             order = order.with_weights(saved["position"], dict(zip(data.names, data.weights)))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{where}: {error}") from error
     return order
-
-
-def source_weights(config: TrainConfig) -> list[float | None]:
-    """Return the weights of the sources as configured."""
-    return [source.weight for source in config.data.sources]
-
-
-def order_schedule(order: Order) -> list[dict[str, Any]]:
-    """Return the shares of the sources by position, as a checkpoint stores them."""
-    return [asdict(entry) for entry in order.spec.schedule]
 
 
 def load_initial_weights(config: TrainConfig, data: RunData, record: Mapping[str, Any]) -> StoredTensors | None:

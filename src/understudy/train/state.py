@@ -178,13 +178,6 @@ class TrainState:
         return precision.named_tensors(self.policy, self.optimizer, self.average)
 
 
-def _check_files(policy: Policy, mesh: Mesh, needed: bool) -> None:
-    """Raise ConfigError where a file that training needs is missing on a rank."""
-    if needed:
-        with mesh.together():
-            policy.check_ready()
-
-
 def build_on_meta(config: TrainConfig, network: Any, normalization: Mapping[str, Any]) -> Policy:
     """Build a policy whose large parameters are on the meta device; the global generator does not change.
 
@@ -252,26 +245,29 @@ def init_train_state(
         ConfigError: settings that the policy, the mesh or the machine cannot serve.
     """
     network = data.policy_config(config)
+
+    def build() -> Policy:
+        with torch.random.fork_rng(devices=[]):
+            return _build(config, network, normalization)
+
     try:
-        policy: Policy | None = build_on_meta(config, network, normalization)
+        policy, on_meta = build_on_meta(config, network, normalization), True
     except RuntimeError:  # its constructor computes with values
-        policy = None
-    if policy is not None:
-        _check_files(policy, mesh, check_files)
-        check_budget(policy, config, data)
+        policy, on_meta = build(), False
+    if check_files:
+        with mesh.together():
+            policy.check_ready()
+    check_budget(policy, config, data)
     heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
     setting = "policy.weights" if weights is None else "init_from"
-    if policy is not None and policy.fills_weights and isinstance(weights, StoredTensors | None):
+    if on_meta and policy.fills_weights and isinstance(weights, StoredTensors | None):
         with _weight_errors(setting):
             read = _no_weights(policy) if resumed is not None else _rows(policy, weights, config.seed)
         dtypes = getattr(read, "dtypes", {}) if resumed is None else resumed
         return assemble(config, policy, mesh, heads, _named_errors(read, setting), dtypes, data.names)
-    if policy is not None:
+    if on_meta:
         check_whole_weights(policy, mesh)
-    with torch.random.fork_rng(devices=[]):
-        policy = _build(config, network, normalization)
-    _check_files(policy, mesh, check_files)
-    check_budget(policy, config, data)
+        policy = build()
     with _weight_errors(setting):
         if weights is None and resumed is None:
             weights = policy.start_weights()

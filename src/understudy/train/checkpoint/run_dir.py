@@ -19,9 +19,11 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NotRequired
+
+from typing_extensions import TypedDict  # pydantic reads typing's from Python 3.12 on
 
 from understudy.atomic import DRAFT_SUFFIX, write_text
 from understudy.config.schema import dump_yaml, read_file, validate
@@ -29,6 +31,7 @@ from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError, RunInUseError
 from understudy.hub.download import pull
 from understudy.hub.ids import model_id, near_path, parse_address
+from understudy.optional_packages import optional_imports
 from understudy.policies.registry import CODE, code_of, pin_missing
 from understudy.train.checkpoint import checksums
 from understudy.train.paths import find_moved
@@ -39,73 +42,81 @@ FORMAT = 2
 LOCK = ".lock"
 """Name of the file that a training process keeps locked."""
 
-RECORDED = {"format", "order", "dataset", "normalisation", "policy", "settings", "files"}
+
+class Scale(TypedDict):
+    """Offset and spread of each head and dimension."""
+
+    offset: list[list[float]]
+    spread: list[list[float]]
+
+
+Normalization = TypedDict(
+    "Normalization",
+    {
+        "heads": list[str],
+        "delta": list[list[bool]],
+        "dims": dict[str, list[int]],
+        "action": Scale,
+        "observation.state": Scale,
+    },
+    total=False,
+)
+
+
+class Source(TypedDict):
+    """One source of the data."""
+
+    name: str
+
+
+class Record(TypedDict):
+    """Content of order.json, next to its checksum."""
+
+    format: int
+    order: dict[str, Any]
+    dataset: dict[str, Any]
+    normalisation: Normalization
+    policy: dict[str, Any]
+    settings: dict[str, Any]
+    files: dict[str, Any]
+    sources: NotRequired[list[Source]]
+
+
+RECORDED = Record.__required_keys__
 """Keys of order.json that every run has."""
 
 
-@dataclass(frozen=True)
 class RunDir:
     """Paths of one run."""
 
-    root: Path
-
-    @property
-    def config(self) -> Path:
+    def __init__(self, root: Path) -> None:
+        """Take the folder of the run."""
+        self.root = root
+        self.config = root / "config.yaml"
         """Settings of the run."""
-        return self.root / "config.yaml"
-
-    @property
-    def order(self) -> Path:
+        self.order = root / "order.json"
         """Decisions for the whole run."""
-        return self.root / "order.json"
-
-    @property
-    def metrics(self) -> Path:
+        self.metrics = root / "metrics.jsonl"
         """Figures of the run."""
-        return self.root / "metrics.jsonl"
+        self.checkpoints = root / "checkpoints"
+        self.policy = root / "policy"
+        """Folder of the exported policy."""
+        self.rollouts = root / "rollouts"
+        self.validation = root / "validation"
+        """Folder of the losses of validation episodes."""
+        self.imagined = root / "imagined.png"
+        """Imagined futures of the latest validation."""
+        self.report = root / "report.html"
+        self.stop = root / "STOP"
+        """File that asks the run to stop."""
 
     def substitutions(self, rank: int) -> Path:
         """Samples that a rank replaced."""
         return self.root / f"substitutions-{rank}.jsonl"
 
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.root / "checkpoints"
-
-    @property
-    def policy(self) -> Path:
-        """Folder of the exported policy."""
-        return self.root / "policy"
-
-    @property
-    def rollouts(self) -> Path:
-        """Folder of the rollouts."""
-        return self.root / "rollouts"
-
-    @property
-    def validation(self) -> Path:
-        """Folder of the losses of validation episodes."""
-        return self.root / "validation"
-
     def episode_losses(self, step: int) -> Path:
         """Loss sums of each episode in the validation of a step."""
         return self.validation / f"step-{step:08d}.npz"
-
-    @property
-    def imagined(self) -> Path:
-        """Imagined futures of the latest validation."""
-        return self.root / "imagined.png"
-
-    @property
-    def report(self) -> Path:
-        """The report."""
-        return self.root / "report.html"
-
-    @property
-    def stop(self) -> Path:
-        """File that asks the run to stop."""
-        return self.root / "STOP"
 
     def read_record(self) -> dict[str, Any]:
         """Read order.json.
@@ -116,10 +127,8 @@ class RunDir:
         try:
             content = json.loads(self.order.read_text(encoding="utf-8"))
             version = content.get("format", FORMAT)
-            if version == FORMAT and (missing := RECORDED - set(content)):
-                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-            if version == FORMAT and (wrong := _malformed(content)):
-                raise ValueError(f"its {wrong} is malformed")
+            if version == FORMAT:
+                _check_types(content)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{self.order}: cannot be read ({error}); restore it, or start a new run") from error
         if version != FORMAT:
@@ -285,33 +294,16 @@ def read_settings(content: Mapping[str, Any], where: object) -> TrainConfig:
     return validate(TrainConfig, content, where=where, fresh=False)
 
 
-def _malformed(record: Mapping[str, Any]) -> str:
-    """Return the name of a part of order.json that has another type than was written, or "" if all are well-formed."""
-    for name in sorted(RECORDED - {"format"}):
-        if not isinstance(record[name], dict):
-            return name
-    for source in record.get("sources", []):
-        if not (isinstance(source, dict) and isinstance(source.get("name"), str)):
-            return "source"
-    units = record["normalisation"]
-    heads = units.get("heads", [])
-    if not isinstance(heads, list) or not all(isinstance(head, str) for head in heads):
-        return "list of heads"
-    tables = [units.get("delta", [])]
-    for name in units.keys() - {"heads", "delta", "dims"}:
-        if not isinstance(units[name], dict):
-            return "normalisation"
-        tables += [units[name].get("offset"), units[name].get("spread")]
-    for table in tables:
-        if not isinstance(table, list) or not all(isinstance(row, list) for row in table):
-            return "normalisation"
-        if not all(isinstance(value, int | float) for row in table for value in row):
-            return "normalisation"
-    dims = units.get("dims", {})
-    plain = isinstance(dims, dict) and all(isinstance(numbers, list) for numbers in dims.values())
-    if not plain or not all(type(dim) is int for numbers in dims.values() for dim in numbers):
-        return "list of dimensions"
-    return ""
+def _check_types(record: Mapping[str, Any]) -> None:
+    """Raise ValueError where a part of order.json is missing, or has another type than was written."""
+    with optional_imports():
+        from pydantic import TypeAdapter, ValidationError
+
+    try:
+        TypeAdapter(Record).validate_python(record, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
 def resumed_settings(run: str) -> TrainConfig:

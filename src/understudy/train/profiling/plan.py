@@ -12,7 +12,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from math import floor, prod
 from typing import Any
@@ -140,36 +140,14 @@ def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", cards: 
     """
     config = with_local_files(config).resolved()
     data = open_data(config)
+    mesh_shape(config, world_size)  # before anything takes time
     normalization = choose_normalization(config, data)
     config = with_known_base(config, data, normalization)
-    sample = one_sample(config, data)
-    try:
-        return plan_for(config, data, normalization, sample, world_size, device, cards)
-    except NEEDS_VALUES as error:
-        raise ConfigError(
-            f"policy.type: {config.policy.type}: its losses read values of tensors, and a plan has shapes alone: "
-            "measure the memory with `understudy profile`"
-        ) from error
-
-
-def plan_for(
-    config: TrainConfig,
-    data: RunData,
-    normalization: Mapping[str, Any],
-    sample: Mapping[str, Any],
-    world_size: int = 1,
-    device: str = "cuda",
-    cards: Sequence[int] = (),
-) -> Plan:
-    """Plan a run on opened data; see `plan`. sample: a batch of one sample, as the loader gives it."""
-    mesh_shape(config, world_size)  # before anything takes time
-    network = build_on_meta(config, data.policy_config(config), normalization)
-    if config.max_num_tokens is not None:
-        check_budget(network, config, data)
+    network, sample = build_on_meta(config, data.policy_config(config), normalization), one_sample(config, data)
+    check_budget(network, config, data)
     total = 1 + len(MODES) + _STEPS_OF_CARD * len(cards)
     logger.info("plan: about %d steps on shapes; one of a large network takes a minute", total)
-
-    with Progress(total, "plan", "step") as progress:
+    with Progress(total, "plan", "step") as progress, _values_needed(config.policy.type):
 
         @functools.cache
         def at(size: int, mode: CheckpointMode = config.activation_checkpoint, flops: bool = False) -> Shapes:
@@ -184,12 +162,10 @@ def plan_for(
         shapes = at(size)
         by_mode = {}
         for mode in MODES:
-            try:
+            with suppress(ConfigError):  # the policy has no blocks
                 by_mode[mode] = at(size, mode).memory
-            except ConfigError:  # the policy has no blocks
-                continue
-        usable = [floor(card * (1 - RESERVED)) for card in cards]
-        largest = [largest_batch(lambda n: at(n).memory["peak"], limit, max(MOST, size), size) for limit in usable]
+        limits = [floor(card * (1 - RESERVED)) for card in cards]
+        largest = [largest_batch(lambda n: at(n).memory["peak"], limit, max(MOST, size), size) for limit in limits]
         progress.update(total - progress.n)
     state = sum(shapes.memory[name] for name in ("parameters", "gradients", "optimizer state"))
     return Plan(
@@ -199,7 +175,7 @@ def plan_for(
         inputs=shapes.inputs,
         average_if_kept=shapes.memory["average"] or shapes.trained_here * torch.float32.itemsize,
         micro_batch_size=size,
-        cards=tuple(map(Card, usable, largest)),
+        cards=tuple(map(Card, limits, largest)),
         parameters=shapes.parameters,
         trained=shapes.trained,
         bytes_per_parameter=state / max(1, shapes.trained_here),
@@ -208,6 +184,18 @@ def plan_for(
         longest_prompt=network.prompt_room(longest_prompts(data.training, config.augment.task_separator)),
         conditions=_conditions(config, data, world_size, device),
     )
+
+
+@contextmanager
+def _values_needed(kind: str) -> Iterator[None]:
+    """Raise ConfigError where the losses of a type of policy read values of tensors."""
+    try:
+        yield
+    except NEEDS_VALUES as error:
+        raise ConfigError(
+            f"policy.type: {kind}: its losses read values of tensors, and a plan has shapes alone: measure the memory "
+            "with `understudy profile`"
+        ) from error
 
 
 def _conditions(config: TrainConfig, data: RunData, world_size: int, device: str) -> dict[str, Any]:

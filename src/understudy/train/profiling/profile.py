@@ -14,11 +14,10 @@ import logging
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 import torch
@@ -373,37 +372,25 @@ class PhaseTimer:
     ) -> None:
         self._wait, self._clock = wait, clock
         self._seconds: dict[str, float] = {}
-        self._open: list[_Phase] = []
+        self._inside = [0.0]  # seconds of the phases inside each open one, the innermost last
 
-    def __call__(self, phase: str) -> "_Phase":
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
         """Return a context that adds its seconds to `phase`."""
         if phase not in PHASES:
             raise ValueError(f"phase {phase!r}: must be one of {', '.join(PHASES)}")
-        return _Phase(self, phase)
+        self._wait()
+        self._inside.append(0.0)
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self._wait()
+            seconds = self._clock() - start
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds - self._inside.pop()
+            self._inside[-1] += seconds
 
     def taken(self) -> dict[str, float]:
         """Return the seconds per phase since the last call, without phases that did not occur, and reset them."""
         seconds, self._seconds = self._seconds, {}
         return seconds
-
-
-class _Phase:
-    def __init__(self, timer: PhaseTimer, name: str) -> None:
-        self._timer, self._name = timer, name
-        self._inside = 0.0
-
-    def __enter__(self) -> None:
-        self._timer._wait()
-        self._timer._open.append(self)
-        self._start = self._timer._clock()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        timer = self._timer
-        timer._wait()
-        took = timer._clock() - self._start
-        timer._open.pop()
-        if timer._open:
-            timer._open[-1]._inside += took
-        timer._seconds[self._name] = timer._seconds.get(self._name, 0.0) + took - self._inside

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from understudy.atomic import write_text
 from understudy.config.schema import plain
@@ -39,20 +39,122 @@ Values = dict[str, float]
 logger = logging.getLogger(__name__)
 
 
-class Tracker(Protocol):
-    """Destination of metrics. Steps come in ascending order, each once."""
+def run_id(root: Path) -> str:
+    """Return the run's id in the services, made once and stored in RUN/trackers.json, so the folder may be renamed."""
+    path = root / "trackers.json"
+    if not path.exists():
+        write_text(path, json.dumps({"id": secrets.token_hex(8), "name": root.name}) + "\n")
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["id"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged; remove it to start a new run there") from error
 
-    last_step: int
-    """Highest step in its storage, which is not written again; 0 if it is empty."""
+
+class TensorBoard:
+    """Event files below RUN/tensorboard: `tensorboard --logdir` shows them."""
+
+    last_step = 0
+
+    def __init__(self, root: Path, config: TrainConfig) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = Event, Summary
+        folder = root / "tensorboard"
+        self._old = sorted(folder.glob("events.*")) if folder.is_dir() else []
+        self._times = _times(self._old)  # only the old events have the time of each step
+        self._writer = EventFileWriter(str(folder))
 
     def write(self, step: int, values: Values) -> None:
         """Add one row."""
+        summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=v) for tag, v in values.items()])
+        wall_time = self._times.get(step, time.time())
+        self._writer.add_event(self._event(wall_time=wall_time, step=step, summary=summary))
 
     def flush(self) -> None:
-        """Hand over the rows so far."""
+        """Hand over the rows so far, then remove the replaced files."""
+        self._writer.flush()
+        while self._old:  # the new file has their valid events
+            self._old.pop().unlink(missing_ok=True)
+        self._times = {}
 
     def close(self) -> None:
         """Finish."""
+        self.flush()
+        self._writer.close()
+
+
+def _times(files: list[Path]) -> dict[int, float]:
+    """Step -> wall time of the events in these files, without a torn end."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    return {event.step: event.wall_time for file in files for event in EventFileLoader(str(file)).Load()}
+
+
+class ServiceRun:
+    """A run of a service that continues after the last step in its storage."""
+
+    def __init__(self, run: Any, next_step: int, old: Iterable[Path] = ()) -> None:
+        """Take a run and its next step; `old`: offline folders that it replaces."""
+        self._run, self._old = run, list(old)
+        self.last_step = max(0, next_step - 1)
+
+    def write(self, step: int, values: Values) -> None:
+        """Add one row."""
+        self._run.log(values, step=step)
+
+    def flush(self) -> None:
+        """Remove the replaced folders; services send by themselves."""
+        while self._old:
+            shutil.rmtree(self._old.pop(), ignore_errors=True)
+
+    def close(self) -> None:
+        """Finish."""
+        self._run.finish()
+
+
+def open_wandb(root: Path, config: TrainConfig) -> ServiceRun:
+    """Open a run of https://wandb.ai; WANDB_MODE=offline writes below RUN/wandb only, for `wandb sync`."""
+    import wandb
+
+    old = list((root / "wandb").glob(f"offline-run-*-{run_id(root)}"))
+    run = wandb.init(
+        project=PROJECT,
+        id=run_id(root),
+        name=root.name,
+        dir=str(root),
+        resume="allow",
+        config=plain(config),
+        settings=wandb.Settings(console="off"),
+    )
+    # Syncing a second offline folder with the same id would replace the first one's data.
+    return ServiceRun(run, run.starting_step, old)
+
+
+def open_trackio(root: Path, config: TrainConfig) -> ServiceRun:
+    """Open a run of Trackio: local by default, or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL point."""
+    import trackio
+
+    run = trackio.init(
+        project=PROJECT,
+        name=f"{root.name}-{run_id(root)}",
+        resume="allow",
+        config=plain(config),
+        embed=False,
+        auto_log_cpu=False,
+        auto_log_gpu=False,
+    )
+    return ServiceRun(run, run._next_step)  # the only access to the last step in its storage
+
+
+Tracker = TensorBoard | ServiceRun
+"""Destination of metrics. Steps come in ascending order, each once; `last_step` is the highest in its storage."""
+TRACKERS: dict[str, Callable[[Path, TrainConfig], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": open_wandb,
+    "trackio": open_trackio,
+}
 
 
 class MetricsLog:
@@ -95,7 +197,8 @@ class MetricsLog:
             self._note_validation(record["step"], record)
         try:
             for name in config.log.trackers:
-                self._trackers[name] = _open_tracker(name, root, config)
+                with _tracker_errors(name):
+                    self._trackers[name] = TRACKERS[name](root, config)
         except BaseException:
             self.close()
             raise
@@ -201,13 +304,13 @@ def flatten(record: Mapping[str, Any]) -> Values:
     return values
 
 
-def check_trackers(config: TrainConfig) -> None:
+def check_trackers(names: Iterable[str]) -> None:
     """Check that the trackers of a new run are installed, and that wandb has a login, before any data is read.
 
     Raises:
         ConfigError: a tracker is not installed (names the package) or cannot start.
     """
-    for name in config.log.trackers:
+    for name in names:
         with _tracker_errors(name):
             package = import_module(name)
             if name == "wandb" and package.setup().settings.mode not in ("offline", "dryrun", "disabled"):
@@ -222,16 +325,6 @@ def _label(entry: Mapping[str, Any]) -> str:
     return "/".join(str(entry[kind]) for kind in ("head", "source", "task") if kind in entry)
 
 
-def _open_tracker(name: str, root: Path, config: TrainConfig) -> Tracker:
-    kinds: dict[str, Callable[[Path, TrainConfig], Tracker]] = {
-        "tensorboard": TensorBoard,
-        "wandb": WeightsAndBiases,
-        "trackio": Trackio,
-    }
-    with _tracker_errors(name):
-        return kinds[name](root, config)
-
-
 @contextmanager
 def _tracker_errors(name: str) -> Iterator[None]:
     """Raise errors of a tracker as ConfigError."""
@@ -243,118 +336,3 @@ def _tracker_errors(name: str) -> Iterator[None]:
         ) from error
     except Exception as error:
         raise ConfigError(f"log.trackers: {name} cannot start: {type(error).__name__}: {error}") from error
-
-
-def run_id(root: Path) -> str:
-    """Return the run's id in the services, made once and stored in RUN/trackers.json, so the folder may be renamed."""
-    path = root / "trackers.json"
-    if not path.exists():
-        write_text(path, json.dumps({"id": secrets.token_hex(8), "name": root.name}) + "\n")
-    try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["id"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged; remove it to start a new run there") from error
-
-
-class TensorBoard:
-    """Event files below RUN/tensorboard: `tensorboard --logdir` shows them."""
-
-    last_step = 0
-
-    def __init__(self, root: Path, config: TrainConfig) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._event, self._summary = Event, Summary
-        folder = root / "tensorboard"
-        self._old = sorted(folder.glob("events.*")) if folder.is_dir() else []
-        self._times = _times(self._old)  # only the old events have the time of each step
-        self._writer = EventFileWriter(str(folder))
-
-    def write(self, step: int, values: Values) -> None:
-        """Add one row."""
-        summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=v) for tag, v in values.items()])
-        wall_time = self._times.get(step, time.time())
-        self._writer.add_event(self._event(wall_time=wall_time, step=step, summary=summary))
-
-    def flush(self) -> None:
-        """Hand over the rows so far, then remove the replaced files."""
-        self._writer.flush()
-        while self._old:  # the new file has their valid events
-            self._old.pop().unlink(missing_ok=True)
-        self._times = {}
-
-    def close(self) -> None:
-        """Finish."""
-        self.flush()
-        self._writer.close()
-
-
-def _times(files: list[Path]) -> dict[int, float]:
-    """Step -> wall time of the events in these files, without a torn end."""
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-
-    return {event.step: event.wall_time for file in files for event in EventFileLoader(str(file)).Load()}
-
-
-class WeightsAndBiases:
-    """A run of https://wandb.ai; WANDB_MODE=offline writes below RUN/wandb only, for `wandb sync`."""
-
-    def __init__(self, root: Path, config: TrainConfig) -> None:
-        import wandb
-
-        # Syncing a second offline folder with the same id would replace the first one's data.
-        self._old = list((root / "wandb").glob(f"offline-run-*-{run_id(root)}"))
-        self._run = wandb.init(
-            project=PROJECT,
-            id=run_id(root),
-            name=root.name,
-            dir=str(root),
-            resume="allow",
-            config=plain(config),
-            settings=wandb.Settings(console="off"),
-        )
-        self.last_step = max(0, self._run.starting_step - 1)
-
-    def write(self, step: int, values: Values) -> None:
-        """Add one row."""
-        self._run.log(values, step=step)
-
-    def flush(self) -> None:
-        """Remove the replaced offline folders; wandb sends by itself."""
-        while self._old:
-            shutil.rmtree(self._old.pop(), ignore_errors=True)
-
-    def close(self) -> None:
-        """Finish."""
-        self._run.finish()
-
-
-class Trackio:
-    """A run of Trackio: local by default, or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL point."""
-
-    def __init__(self, root: Path, config: TrainConfig) -> None:
-        import trackio
-
-        self._run = trackio.init(
-            project=PROJECT,
-            name=f"{root.name}-{run_id(root)}",
-            resume="allow",
-            config=plain(config),
-            embed=False,
-            auto_log_cpu=False,
-            auto_log_gpu=False,
-        )
-        self.last_step = max(0, self._run._next_step - 1)  # the only access to the last step in its storage
-
-    def write(self, step: int, values: Values) -> None:
-        """Add one row."""
-        self._run.log(values, step=step)
-
-    def flush(self) -> None:
-        """Trackio writes by itself, twice a second."""
-
-    def close(self) -> None:
-        """Finish."""
-        self._run.finish()
