@@ -232,19 +232,6 @@ def test_parameters_without_gradient_stay_and_their_steps_are_not_counted() -> N
     assert [int(ours.state[live[k]]["step"]) for k in ("matrix", "kernel", "bias")] == [2, 1, 2]
 
 
-def test_torch_would_cast_the_state_down() -> None:
-    """Why loading is ours: the trap, in torch itself. bfloat16 moments, and low bits that are no bits any more."""
-    _, live = model_like(torch.bfloat16)
-    ours = Float32AdamW(live.items())
-    stepped(ours, live, range(1))
-    state = through_a_file(ours.state_dict())
-    torch.optim.Optimizer.load_state_dict(ours, state)
-    assert ours.state[live["matrix"]]["lo"].dtype == ours.state[live["matrix"]]["exp_avg"].dtype == torch.bfloat16
-    ours.load_state_dict(state)
-    assert ours.state[live["matrix"]]["lo"].dtype == torch.int16
-    check_moments(ours)
-
-
 def test_a_weight_written_by_others_is_refused_until_its_truth_is_told() -> None:
     values, live = model_like(torch.bfloat16)
     ours = Float32AdamW(live.items(), masters=values)

@@ -393,15 +393,6 @@ def test_a_plain_optimizers_state_is_refused_and_can_be_taken_over_by_wrapping()
     assert int(over.state[model[0].weight]["step"]) == 5
 
 
-def test_torch_would_cast_the_state_down() -> None:
-    """Why loading goes through the masters: the trap, in torch itself."""
-    model, ours = wrapped()
-    run(model, ours, range(1))
-    plain = adamw(network().bfloat16().named_parameters())
-    plain.load_state_dict(ours.state_dict())
-    assert next(iter(plain.state.values()))["exp_avg"].dtype == torch.bfloat16
-
-
 def test_state_dict_hooks_and_distributed_checkpoints() -> None:
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
@@ -646,24 +637,6 @@ def with_accelerate(rank: int) -> None:
 
 def test_ranks_of_ddp_and_accelerate_stay_together_and_skip_together() -> None:
     in_ranks(2, on_two_ranks)
-
-
-def test_storage_swapped_under_ddp_would_drop_its_hooks() -> None:
-    """Why masters are separate parameters: torch forgets the gradient accumulator of a weight whose dtype changes."""
-
-    def accumulator(p: Tensor) -> object:
-        return p.expand_as(p).grad_fn.next_functions[0][0]
-
-    p = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
-    calls: list[int] = []
-    hooked = accumulator(p)  # as DistributedDataParallel does, and keeps it alive
-    hooked.register_hook(lambda *_: calls.append(1))
-    p.sum().backward()
-    p.grad = None
-    p.data = p.data.float()
-    p.data = p.data.bfloat16()
-    p.sum().backward()
-    assert len(calls) == 1
 
 
 def test_accelerate_accumulates_schedules_saves_and_resumes(tmp_path: Path) -> None:

@@ -291,34 +291,29 @@ def test_rollout_records_are_complete_after_a_kill(data: Path, without: Path, tm
     whole(tmp_path / "r", without)
 
 
+FAILURES = {
+    "fails": ("(exit code 3):\n  | the door is stuck", 3),
+    "nonsense": ("step 10 failed (step-00000010.json is not a result)", 1),
+}
+
+
 @pytest.mark.long
+@pytest.mark.parametrize("how", FAILURES)
 def test_failed_rollout_is_logged_and_retried(
-    data: Path, without: Path, tmp_path: Path, act: Any, capsys: pytest.CaptureFixture[str]
+    data: Path, without: Path, tmp_path: Path, act: Any, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     config = settings(data, tmp_path / "r")
-    act(config, "fails")
+    act(config, how)
     assert run.train(config) == run.DONE
-    told = capsys.readouterr().err
-    assert told.count("(exit code 3):\n  | the door is stuck") == 3
-    assert "failed for step 5, 10, 12; understudy resume" in told
+    text, count = FAILURES[how]
+    logged = capsys.readouterr().err
+    assert logged.count(text) == count
+    assert "failed for step 5, 10, 12; understudy resume" in logged
     same_run(without, tmp_path / "r")
     assert series(tmp_path / "r", "rollout") == []
     act(config, "plays")
     assert run.resume(config) == run.DONE
     assert times(tmp_path / "r") == [5, 10, 12] * 2
-    whole(tmp_path / "r", without)
-
-
-@pytest.mark.long
-def test_malformed_rollout_result_is_repeated(
-    data: Path, without: Path, tmp_path: Path, act: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = settings(data, tmp_path / "r")
-    act(config, "nonsense")
-    assert run.train(config) == run.DONE
-    assert "step 10 failed (step-00000010.json is not a result)" in capsys.readouterr().err
-    act(config, "plays")
-    assert run.resume(config) == run.DONE
     whole(tmp_path / "r", without)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import resumed
 from support.ranks import in_ranks
 from support.refusals import refused
-from support.runs import same_run, series, tiny_config, tiny_dataset
+from support.runs import same_run, series, tiny_config
 from understudy.config.train import TrainConfig
 from understudy.policies.common.settings import DYNAMICS, FLOW, MODES, TRAINS
 from understudy.policies.draws import make_draws
@@ -102,11 +102,6 @@ def test_draws_give_future_states_their_own_noise_and_times() -> None:
     some = torch.tensor([3999, 5])
     again = make_draws(random_spec(future=True), 7, some)
     assert all(torch.equal(again[name], values[some]) for name, values in found.items())
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_dataset(tmp_path_factory.mktemp("modes") / "dataset")
 
 
 @pytest.mark.long

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -21,7 +20,6 @@ from support.weights import count_frames, write_weights
 from understudy import EpisodeDataset, Loader
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
-from understudy.distributed import mesh as parallel
 from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError
 from understudy.load.validation_data import ValidationData
@@ -47,12 +45,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     frames = sorted(count_frames(EpisodeDataset(tiny_dataset(path / "set")).segments))
     write_weights(path / "w.parquet", {frame: VALUES[i % len(VALUES)] for i, frame in enumerate(frames)})
     return path
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Mesh]:
-    with parallel.join_mesh(TrainConfig(device="cpu")) as alone:
-        yield alone
 
 
 def configured(root: Path, out: Path, use: str = "both", **changes: Any) -> TrainConfig:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from support.refusals import refused
-from support.runs import same_run, series, tiny_config, tiny_dataset
+from support.runs import same_run, series, tiny_config
 from understudy.config.schema import dump_yaml
 from understudy.config.train import ScheduleConfig
 from understudy.distributed.torch_release import has_gradient_sum
@@ -24,11 +24,6 @@ from understudy.train.checkpoint.run_dir import RunDir
 
 SOAK = Path(__file__).parents[2] / "benchmarks" / "soak_trainer.py"
 PI05 = ("--policy", "pi05", "--lora", 4, "--lora-base", "bfloat16")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_dataset(tmp_path_factory.mktemp("kill") / "dataset")
 
 
 def soak(*options: object) -> tuple[int, dict[str, Any]]:

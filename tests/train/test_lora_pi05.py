@@ -15,7 +15,6 @@ from support import resumed
 from support.pi05_policy import batch, policy
 from support.ranks import in_ranks
 from support.runs import final_tensors, same_run, tiny_config, tiny_dataset
-from support.sentences import write_model
 from understudy.config.lora import LoraConfig
 from understudy.config.train import DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed.mesh import join_mesh
@@ -31,11 +30,6 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.state import TrainState, assemble
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("tokenizer"))
 
 
 def settings(made: Pi05Policy, rank: int, **options: Any) -> TrainConfig:
@@ -196,15 +190,6 @@ def test_meshes_change_no_bit(tokenizer: Path, rank: int, world: int, shards: in
         assert names == alone[2]
         assert [name for name in tensors if not torch.equal(tensors[name], alone[1][name])] == []
     assert len(set(alone[0])) == 3
-
-
-def test_base_keeps_every_bit_and_state_is_that_of_the_adapters(tokenizer: Path) -> None:
-    (result,) = in_ranks(1, trained, tokenizer, True, 4)
-    _, tensors, names = result
-    first = policy(tokenizer).state_dict()
-    assert [name for name in first if not torch.equal(first[name], tensors[f"weights/{name}"])] == []
-    kinds = {f"{name}.{kind}" for name in names for kind in ("lora_a", "lora_b")}
-    assert {name.removeprefix("exp_avg/") for name in tensors if name.startswith("exp_avg/")} == kinds
 
 
 @pytest.mark.long

@@ -2,21 +2,17 @@
 
 import json
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-import understudy as us
 from support import resumed
 from support.ranks import in_ranks
-from support.runs import final_tensors, same_run, series, tiny_config, tiny_dataset
+from support.runs import final_tensors, same_run, series, tiny_config
 from understudy.cli.main import main
 from understudy.config.schema import override
 from understudy.config.train import ParallelConfig, TrainConfig
@@ -28,14 +24,8 @@ from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 
-SOAK = Path(__file__).parents[2] / "benchmarks" / "soak_trainer.py"
 RANK, ALPHA = 4, 8.0
 ADAPTERS = ("lora_a", "lora_b")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_dataset(tmp_path_factory.mktemp("lora") / "dataset")
 
 
 @pytest.fixture(scope="module")
@@ -111,13 +101,6 @@ def test_exported_policy_validates_as_the_run_did(data: Path, trained: Path, tmp
     assert run.evaluate_checkpoint(trained)["loss"] == here
 
 
-def test_exported_policy_acts(trained: Path) -> None:
-    policy = us.load_policy(trained / "policy")
-    observation: dict[str, Any] = {key: np.zeros((64, 64, 3), np.uint8) for key in policy.config.cameras}
-    observation |= {"observation.state": np.zeros(policy.config.state_dim, np.float32), "task": "pick"}
-    assert policy.act(observation).shape == (3, policy.config.action_dim)
-
-
 def test_bf16_export_rounds_the_merged_weights(trained: Path, tmp_path: Path) -> None:
     assert main(["export", str(trained), "--dtype", "bf16", "--output-dir", str(tmp_path / "half")]) == 0
     half, whole = (FlowPolicy.load(folder).state_dict() for folder in (tmp_path / "half", trained / "policy"))
@@ -147,16 +130,6 @@ def test_settings_of_a_run_are_resolved(trained: Path, data: Path, base: Path) -
     lora = RunDir(trained).settings().lora
     assert (lora.alpha, lora.targets) == (ALPHA, ("*",))
     assert settings(data, base, trained, lora={"alpha": None}).resolved().lora.scale == 1.0
-
-
-@pytest.mark.long
-def test_run_with_adapters_is_identical_after_kills() -> None:
-    kinds = (2, 3) if has_gradient_sum() else (1, 2)
-    options = ("--kills", 6, "--per-run", 3, "--lora", RANK, "--kinds", *kinds)
-    done = subprocess.run([sys.executable, SOAK, "--json", *map(str, options)], stdout=subprocess.PIPE, text=True)
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert (done.returncode, result["wrong"], result["kills"]) == (0, [], 6)
-    assert result["looked_at"] >= 3
 
 
 # -- the dtype of the base --------------------------------------------------------------------------------------------
@@ -249,44 +222,6 @@ def on_mesh(data: Path, base: Path, out: Path, shards: int, options: dict[str, A
     parallel = ParallelConfig(timeout=300, dp_shard=shards)
     changes: dict[str, Any] = {"device": "cpu", "steps": 6, "micro_batch_size": 1, "parallel": parallel, **options}
     assert run.train(settings(data, base, out, **changes)) == run.DONE
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
-@pytest.mark.parametrize(
-    ("world", "shards", "options"),
-    [
-        pytest.param(2, 1, {}, id="ddp"),
-        pytest.param(2, 2, {}, id="fsdp2"),
-        pytest.param(4, 2, {}, id="hsdp"),
-        pytest.param(1, 1, {"activation_checkpoint": "full"}, id="recomputed"),
-        pytest.param(2, 2, {"activation_checkpoint": "selective"}, id="fsdp2, recomputed"),
-    ],
-)
-def test_meshes_and_recomputation_change_no_bit(
-    data: Path, base: Path, tmp_path: Path, world: int, shards: int, options: dict[str, Any]
-) -> None:
-    on_mesh(data, base, tmp_path / "one", 1, {})
-    in_ranks(world, on_mesh, data, base, tmp_path / "other", shards, options)
-    same_run(tmp_path / "one", tmp_path / "other")
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
-@pytest.mark.parametrize(
-    ("world", "shards", "precision"), [(1, 1, "bf16"), (2, 1, "bf16-split"), (2, 2, "bf16")], ids=str
-)
-def test_every_storage_trains_adapters(
-    data: Path, base: Path, tmp_path: Path, world: int, shards: int, precision: str
-) -> None:
-    in_ranks(world, on_mesh, data, base, tmp_path / "low", shards, {"precision": precision})
-    on_mesh(data, base, tmp_path / "fp32", 1, {})
-    low, exact = series(tmp_path / "low"), series(tmp_path / "fp32")
-    assert [r["loss"] for r in low] == pytest.approx([r["loss"] for r in exact], rel=0.03)
-    tensors, first = final_tensors(tmp_path / "low"), FlowPolicy.load(base).state_dict()
-    held = weights(tensors, "weights")
-    assert [name for name in first if not torch.equal(first[name], held[name])] == []
-    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
 
 
 @pytest.mark.long

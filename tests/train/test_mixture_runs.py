@@ -87,13 +87,6 @@ def test_killed_mixture_run_is_identical(whole: Path, sources: tuple[SourceConfi
     assert frozen[0] == frozen[1]
 
 
-def test_mixture_run_is_bit_equal_on_any_processes(
-    whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path
-) -> None:
-    in_ranks(2, run.train, settings(sources, tmp_path / "two"))
-    same_run(whole, tmp_path / "two")
-
-
 def test_mixture_shares_are_exact(whole: Path) -> None:
     """Within one sample of weight x positions in each prefix; and the run consumed just these."""
     config = RunDir(whole).settings()

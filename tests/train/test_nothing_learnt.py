@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.datasets import Spec, write_dataset
-from support.runs import series, tiny_config, tiny_dataset
+from support.runs import series, tiny_config
 from understudy.cli.main import main
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
@@ -23,11 +23,6 @@ from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import compute_normalization, open_data
 from understudy.train.loop import TrainingStalled
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_dataset(tmp_path_factory.mktemp("nothing") / "dataset")
 
 
 def wild(data: Path, out: Path, **changes: object) -> TrainConfig:

@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.datasets import Spec, edit_json, write_dataset
-from support.policies import as_draws
+from support.policies import as_draws, micro_batches
 from support.refusals import refused
 from support.runs import tiny_config, tiny_dataset
 from understudy.config.train import AugmentConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
@@ -36,10 +35,9 @@ from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Loss, scalar
 from understudy.train.augment_batch import apply_augmentation
-from understudy.train.data.run_data import RunData, compute_normalization, dataset_fingerprint, first_batch, open_data
-from understudy.train.micro_batches import split_micro_batches
+from understudy.train.data.run_data import RunData, compute_normalization, first_batch, open_data
 from understudy.train.optimizer_step import StepResult, optimizer_step
-from understudy.train.precision import make_optimizer, named_tensors, store
+from understudy.train.precision import make_optimizer, named_tensors
 from understudy.train.state import init_train_state
 
 
@@ -51,12 +49,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def data(root: Path) -> RunData:
     return open_data(tiny_config(root, root))
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Mesh]:
-    with parallel.join_mesh(TrainConfig(device="cpu")) as alone:
-        yield alone
 
 
 @pytest.fixture
@@ -106,7 +98,7 @@ def stepped(
     accumulate: int = 1,
     **other: Any,
 ) -> StepResult:
-    parts = split_micro_batches(batch, as_draws(noise, time), accumulate)
+    parts = micro_batches(batch, as_draws(noise, time), accumulate)
     return optimizer_step(policy, optimizer, parts, mesh, lr=lr, clip=clip, weights={"flow": 1.0}, **other)
 
 
@@ -377,20 +369,6 @@ def test_each_group_is_stepped_at_its_own_rate(mesh: Mesh, policy: FlowPolicy, b
     assert moved["out_proj.weight"] == pytest.approx(1e-2, rel=1e-2)
 
 
-def test_what_is_frozen_keeps_every_bit_and_has_no_moments(
-    mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]
-) -> None:
-    before = copy.deepcopy(policy)
-    freeze(policy, OptimConfig(freeze=("text.*", "*.bias")))
-    optimizer = adamw(policy, OptimConfig(weight_decay=0.1))
-    for _ in range(2):
-        stepped(mesh, policy, optimizer, batch, *drawn(batch), lr=1e-2)
-    for (name, p), q in zip(policy.named_parameters(), before.named_parameters()):
-        still = name.startswith("text.") or name.endswith(".bias")
-        assert torch.equal(p, q[1]) == still, name
-        assert (p in optimizer.state) != still, name
-
-
 class TwoTerms(FlowPolicy):
     """Also wants its first weights to be small: per sample their squares' sum, over three elements."""
 
@@ -419,7 +397,7 @@ def test_terms_are_weighed_each_over_its_own_count_and_those_that_weigh_nothing_
     value = first.detach().clone()
     for factor in (0.0, 0.5):
         weights = loss_weights(policy.loss_terms, {"size": factor})
-        micro = split_micro_batches(batch, as_draws(*drawn(batch)), parts)
+        micro = micro_batches(batch, as_draws(*drawn(batch)), parts)
         optimizer = adamw(policy, OptimConfig(weight_decay=0.0))
         result = optimizer_step(policy, optimizer, micro, mesh, lr=0.0, clip=math.inf, weights=weights)
         assert first.grad is not None
@@ -465,20 +443,6 @@ def test_the_average_follows_its_formula(policy: FlowPolicy, kind: Any) -> None:
     assert not any(p.requires_grad for p in average.parameters())
 
 
-def test_the_average_of_split_weights_is_that_of_their_float32_truth(policy: FlowPolicy) -> None:
-    """Steps of a thousandth of a bfloat16 unit: a bfloat16 average, the control, does not move at all."""
-    average, config = make_average(policy), TrainConfig(precision="bf16-split")
-    optimizer = make_optimizer(policy, config, store(policy, config))
-    shadow, stays, began = *(policy.fuse.weight.detach().clone() for _ in range(2)), average.fuse.weight.clone()
-    for _ in range(100):
-        optimizer.set_master(policy.fuse.weight, optimizer.master(policy.fuse.weight) * (1 + 1e-6))
-        update_average(average, policy, optimizer, 0.99)
-        shadow.lerp_(policy.fuse.weight.detach(), 0.01)
-    assert average.fuse.weight.dtype == torch.float32
-    assert (average.fuse.weight != began).float().mean() > 0.99
-    assert torch.equal(shadow, stays)
-
-
 # -- data
 
 
@@ -520,15 +484,6 @@ def test_a_value_that_is_not_finite_is_told_wherever_it_is_and_can_be_left_out(t
     assert bad not in [*data.training[0].segments[:, 0], *data.validation[0].segments[:, 0]]
     with refused(99, where=str(tmp_path / "d")):
         open_data(replace(config, data=replace(config.data, exclude_episodes=(99,))))
-
-
-def test_the_fingerprint_names_what_changed(root: Path, data: RunData) -> None:
-    again = open_data(tiny_config(root, root))
-    assert dataset_fingerprint(again) == dataset_fingerprint(data)
-    config = tiny_config(root, root)
-    other = open_data(replace(config, data=replace(config.data, val_fraction=0.6)))
-    changed = {k for k, v in dataset_fingerprint(other).items() if v != dataset_fingerprint(data)[k]}
-    assert changed == {"held-out episodes"}
 
 
 def test_what_a_policy_cannot_use_is_told_early(tmp_path: Path) -> None:

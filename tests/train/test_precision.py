@@ -219,32 +219,6 @@ def test_an_average_in_bfloat16_never_moves_and_ours_is_of_the_float32_truth() -
         assert p.dtype == torch.float32
 
 
-def test_torch_itself_does_not_check_dtypes_everywhere() -> None:
-    """Why `check_moments` does: on a CPU AdamW refuses float32 moments of a bfloat16 weight only when it steps, and a
-    GPU's kernel takes bfloat16 moments of a float32 one without a word."""
-    for options in ({"foreach": False}, {"foreach": True}, {"fused": True}):
-        p = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
-        stock = torch.optim.AdamW([p], **options)
-        p.grad = torch.ones_like(p)
-        stock.step()
-        with pytest.raises(ValueError, match="exp_avg"):
-            check_moments(stock)
-        for kind in ("exp_avg", "exp_avg_sq"):
-            stock.state[p][kind] = stock.state[p][kind].float()
-        check_moments(stock)
-        with pytest.raises(RuntimeError):
-            stock.step()
-
-
-def test_fsdp2_wants_one_dtype_in_a_group(alone: None) -> None:
-    """Why every trained weight of a group is split, small ones too."""
-    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_replicate", "dp_shard"))
-    mixed = nn.Sequential(nn.Linear(4, 4).bfloat16(), nn.LayerNorm(4))
-    fully_shard(mixed, mesh=mesh)
-    with pytest.raises(AssertionError, match="uniform"):
-        mixed(torch.zeros(2, 4, dtype=torch.bfloat16))
-
-
 # On every mesh
 
 
@@ -379,17 +353,6 @@ def built_alone(precision: str) -> dict[str, Tensor]:
 @pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
 def test_dtypes_on_every_mesh() -> None:
     in_ranks(2, dtypes_on_two_ranks)
-
-
-def test_torch_leaves_a_fresh_optimizer_at_step_one() -> None:
-    """Why state is made with the optimizer: the trap, in torch itself."""
-    model = Network()
-    stock = torch.optim.AdamW(model.parameters())
-    get_optimizer_state_dict(model, stock)
-    assert {float(s["step"]) for s in stock.state.values()} == {1.0}
-    ours = Float32AdamW(model.named_parameters())
-    get_optimizer_state_dict(model, ours)
-    assert {float(s["step"]) for s in ours.state.values()} == {0.0}
 
 
 def test_restore_gives_an_average_of_its_own_the_frozen_weights() -> None:

@@ -9,7 +9,6 @@ from torch import Tensor
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
 from support.pi05_policy import CAMERAS, batch, policy
-from support.sentences import write_model
 from understudy.config.train import DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed.mesh import join_mesh
 from understudy.distributed.torch_release import has_grad_dtype
@@ -69,11 +68,6 @@ def run(tokenizer: Path, precision: str) -> tuple[list[float], dict[str, Tensor]
             losses.append(float(state.train_step(whole).loss))
         moved += leave_middle(state)
         return losses, {name: tensor.detach().clone() for name, tensor in state.tensors().items()}, moved
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("tokenizer"))
 
 
 def test_split_weights_follow_float32_weights_to_the_bit(tokenizer: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from support import resumed
 from support.ranks import in_ranks
 from support.refusals import refused
-from support.runs import same_run, series, tiny_config, tiny_dataset
+from support.runs import same_run, series, tiny_config
 from understudy.config.data import SourceConfig
 from understudy.config.on_resume import Fixed, OnResume, marker
 from understudy.config.schema import differences, override, plain
@@ -28,11 +28,6 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.resume_check import check_resume
 
 HERE = {"world": 1, "versions": {"torch": "2.0", "numpy": "1.0"}}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_dataset(tmp_path_factory.mktemp("resume") / "dataset")
 
 
 @pytest.fixture(scope="module")

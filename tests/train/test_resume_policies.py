@@ -1,4 +1,7 @@
-"""A run that is stopped and resumed equals the whole one bit for bit, for each type of policy and way to train it."""
+"""A run that is stopped and resumed equals the whole one bit for bit, with adapters and for pi0.5 and pi0.
+
+Flow is in test_run.py, world_action in test_world_action_runs.py.
+"""
 
 import shutil
 import signal
@@ -53,12 +56,6 @@ def pi(kind: str, **settings: Any) -> Callable[[Path], dict[str, Any]]:
     return changes
 
 
-def world_action(files: Path) -> dict[str, Any]:
-    size = {"image_size": (16, 16), "text_bytes": 16, "channels": 8, "blocks": 1, "keypoints": 4, "width": 16}
-    future = {"layers": 2, "heads": 2, "patch": 8, "future_patch": 8, "future_images": 2, "noise_samples": 1}
-    return {"policy": policy_type("world_action").settings(**size, **future), "mode": "joint"}
-
-
 def adapters(files: Path) -> dict[str, Any]:
     """Low-rank adapters on the policy of another run."""
     if not (files / "base").exists():
@@ -67,15 +64,13 @@ def adapters(files: Path) -> dict[str, Any]:
 
 
 CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "flow": lambda files: {},
     "adapters": adapters,
     "adapters on bf16-split": lambda files: {**adapters(files), "precision": "bf16-split"},
     "pi05 with text and action tokens": pi("pi05", max_delay=1, fast="fast", action_tokens=48, response_tokens=8),
     "pi05 with a history": pi("pi05", history=(0.2, 0.4), state_history=True),
     "pi0": pi("pi0", max_delay=1),
-    "world_action": world_action,
 }
-SHORT = ("flow", "adapters", "pi05 with text and action tokens", "world_action")
+SHORT = ("adapters", "pi05 with text and action tokens")
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in SHORT else pytest.mark.long) for c in CASES])

@@ -47,7 +47,10 @@ def settings(files: Path, out: Path, **policy: Any) -> TrainConfig:
 
 def test_a_run_trains_on_prompts_responses_and_action_tokens(files: Path, tmp_path: Path) -> None:
     texts = {"response_tokens": 2, "fast": str(files / "fast"), "action_tokens": 60}
-    run.train(settings(files, tmp_path / "r", **texts))
+    config = settings(files, tmp_path / "r", **texts)
+    run.train(replace(config, val=replace(config.val, every=STEPS)))
+    (validation,) = read(tmp_path / "r" / "metrics.jsonl", "val")
+    assert np.isfinite(validation["loss"])
     records = read(tmp_path / "r" / "metrics.jsonl", "train")
     assert len(records) == STEPS
     assert all(np.isfinite(record["loss"]) for record in records)
@@ -102,14 +105,6 @@ def test_a_run_from_weights_takes_their_normalization_and_tokenizer(files: Path,
     stats.unlink()
     with refused("--policy.normalization", kind=ConfigError):
         run.train(settings(files, tmp_path / "third", tokenizer="", weights=str(weights)))
-
-
-def test_validation_reads_responses_and_action_tokens(files: Path, tmp_path: Path) -> None:
-    texts = {"response_tokens": 20, "fast": str(files / "fast")}
-    config = settings(files, tmp_path / "r", **texts)
-    run.train(replace(config, val=replace(config.val, every=STEPS)))
-    (record,) = read(tmp_path / "r" / "metrics.jsonl", "val")
-    assert np.isfinite(record["loss"])
 
 
 def test_settings_of_responses_must_agree(files: Path, tmp_path: Path) -> None:

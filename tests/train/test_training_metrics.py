@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from support.mixtures import NAMES, mixed, tiny_sources
-from support.ranks import in_ranks
-from support.runs import final_tensors, same_run, series
+from support.runs import final_tensors, series
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.policies.common.settings import MODES, TRAINS
@@ -84,12 +83,6 @@ def test_metrics_change_no_bit_of_a_training(
     assert series(tmp_path / "r") == plain
     first, second = final_tensors(whole), final_tensors(tmp_path / "r")
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
-
-
-@pytest.mark.long
-def test_two_ranks_log_the_same_figures(whole: Path, sources: tuple[Any, ...], tmp_path: Path) -> None:
-    assert in_ranks(2, run.train, settings(sources, tmp_path / "r")) == [run.DONE] * 2
-    same_run(whole, tmp_path / "r")
 
 
 def test_progress_line_has_each_term(sources: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

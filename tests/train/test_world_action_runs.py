@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from support import resumed
+from support.killed import WORLD_ACTION
 from support.ranks import in_ranks
-from support.runs import same_run, series, tiny_config, tiny_dataset
+from support.runs import same_run, series, tiny_config
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.policies.common.settings import MODES, TRAINS
-from understudy.policies.world_action.config import WorldActionSettings
 from understudy.policies.world_action.policy import WorldActionPolicy
 from understudy.report.run.page import write_report
 from understudy.report.run.tables import format_validation
@@ -25,20 +25,10 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import open_data
 from understudy.train.validation.validation_loss import read_validation_data
 
-SMALL = WorldActionSettings(
-    image_size=(16, 16), text_bytes=16, channels=8, blocks=1, keypoints=4, width=16, layers=2, heads=2, patch=8,
-    future_patch=8, future_images=2, noise_samples=1,
-)  # fmt: skip
-
 
 def config_of(data: Path, out: Path, **changes: Any) -> TrainConfig:
     settings = {"mode": "joint", "batch_size": 8, "micro_batch_size": 2, "device": "cpu", "steps": 6} | changes
-    return replace(tiny_config(data, out, val={"every": 3}, **settings), policy=SMALL)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_dataset(tmp_path_factory.mktemp("world") / "dataset")
+    return replace(tiny_config(data, out, val={"every": 3}, **settings), policy=WORLD_ACTION)
 
 
 @pytest.fixture(scope="module")

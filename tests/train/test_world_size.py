@@ -27,7 +27,7 @@ from understudy.optim.adamw import Float32AdamW
 from understudy.optim.param_groups import freeze
 from understudy.policies.flow.model import FlowPolicy
 from understudy.train import run
-from understudy.train.micro_batches import MicroBatch, split_micro_batches
+from understudy.train.micro_batches import MicroBatch
 from understudy.train.optimizer_step import StepResult, optimizer_step
 from understudy.train.precision import make_optimizer, named_tensors
 from understudy.train.validation import validation_loss
@@ -144,7 +144,7 @@ def uneven(count: int = 8) -> dict[str, Any]:
 def share(mesh: Mesh, batch: Mapping[str, Any], count: int) -> list[MicroBatch]:
     """This rank's micro-batches of a global batch that is cut into `count` in all."""
     each = count // mesh.world_size
-    return split_micro_batches(batch, policies.as_draws(*policies.draws(len(batch["task"]))), count)[
+    return policies.micro_batches(batch, policies.as_draws(*policies.draws(len(batch["task"]))), count)[
         mesh.rank * each : (mesh.rank + 1) * each
     ]
 
@@ -214,7 +214,7 @@ def test_uneven_masks_weigh_every_element_alike(single: dict[str, Any], double: 
         assert same(told["uneven"][1], single["uneven"][1])
     policy = policies.policy()
     optimizer = make_optimizer(policy, TrainConfig(), {})
-    halves = split_micro_batches(uneven(), policies.as_draws(*policies.draws(8)), 2)
+    halves = policies.micro_batches(uneven(), policies.as_draws(*policies.draws(8)), 2)
     means = [policy.losses(*half)["flow"] for half in halves]
     torch.stack([loss.sum.sum() / loss.count.sum() for loss in means]).mean().backward()  # the control
     name, scale = "out_proj.weight", min(1.0, 1.0 / single["uneven"][0][1])

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from support.refusals import refused
-from support.runs import final_tensors, series, tiny_config, tiny_dataset
+from support.runs import final_tensors, series, tiny_config
 from understudy.cli.main import main
 from understudy.errors import ConfigError
 from understudy.policies import policy_folder
@@ -21,11 +21,6 @@ from understudy.train import run
 from understudy.train.checkpoint import checkpoint, export
 from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.run_dir import RunDir
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_dataset(tmp_path_factory.mktemp("export") / "dataset")
 
 
 @pytest.fixture(scope="module")

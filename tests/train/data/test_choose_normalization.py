@@ -5,10 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import pytest
-
 from support.refusals import refused
-from support.runs import tiny_config, tiny_dataset
+from support.runs import tiny_config
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.policies.registry import PolicySettings
@@ -24,11 +22,6 @@ class Chooser(PolicySettings):
         if self.refuses:
             raise ConfigError("policy.weights: robot_2")
         return {**computed, "chosen": True}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_dataset(tmp_path_factory.mktemp("data"))
 
 
 def test_the_default_mode_is_the_policys(data: Path, tmp_path: Path) -> None:

@@ -204,12 +204,6 @@ def test_skip_leaves_out_the_episodes_of_a_broken_packed_video(copy: Make) -> No
     assert opened(root, on_bad_episode="skip").skipped == ((2, 3),)
 
 
-def test_split_failure_names_dataset_and_flag(copy: Make) -> None:
-    root = copy()
-    with refused(where=str(root), fix="--data.val-fraction 0"):
-        opened(root, episodes=(3,))
-
-
 def test_skipped_episodes_are_recorded_with_the_run(
     copy: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

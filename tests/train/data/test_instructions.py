@@ -7,7 +7,7 @@ import pytest
 
 from support import resumed
 from support.ranks import in_ranks
-from support.runs import same_run, tiny_config, tiny_dataset
+from support.runs import same_run, tiny_config
 from understudy.config.train import TrainConfig
 from understudy.contract.facts import read_contract
 from understudy.load.validation_data import ValidationData
@@ -19,11 +19,6 @@ from understudy.train.validation.validation_loss import read_validation_data
 
 SEPARATOR = " the "
 """Of "lift the red block" one sample gets "lift", another one "red block"."""
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_dataset(tmp_path_factory.mktemp("instructions") / "dataset")
 
 
 def config_of(data: Path, out: Path, separator: str = SEPARATOR) -> TrainConfig:

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from support.datasets import Spec, write_dataset
 from support.mixtures import NAMES, TOP, WRIST, mixed, tiny_sources
@@ -255,45 +253,6 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-IDS = st.lists(st.integers(0, 9), max_size=6, unique=True).map(tuple)
-
-
-@given(
-    st.lists(
-        st.builds(
-            SourceConfig,
-            episodes=IDS,
-            exclude_episodes=IDS,
-            val_episodes=IDS,
-            val_fraction=st.none() | st.sampled_from([0.0, 0.3, 0.9]),
-            drop_n_first_frames=st.integers(0, 3),
-            drop_n_last_frames=st.integers(0, 3),
-        ),
-        min_size=1,
-        max_size=3,
-    )
-)
-def test_split_never_shares_episodes(many: Path, listed: list[SourceConfig]) -> None:
-    """Also where sources share a dataset: then a leak is refused."""
-    config = mixed(tuple(replace(source, root=str(many)) for source in listed), Path("r"))
-    try:
-        data = open_data(complete(config))
-    except (ConfigError, DatasetError):
-        return
-    trained = {int(e) for part in data.training for e in part.segments[:, 0]}
-    held = {int(e) for part in data.validation if part is not None for e in part.segments[:, 0]}
-    assert trained
-    assert not trained & held
-    for source, part, other in zip(config.data.sources, data.training, data.validation):
-        own = set(part.segments[:, 0].tolist()) | (set(other.segments[:, 0].tolist()) if other is not None else set())
-        assert own <= (set(source.episodes) or set(range(10))) - set(source.exclude_episodes)
-        if source.val_episodes:
-            assert other is not None
-            assert set(other.segments[:, 0].tolist()) <= set(source.val_episodes)
-        elif source.val_fraction != 0:
-            assert other is not None
-
-
 def test_open_data_refuses_an_episode_in_both_parts(many: Path, tmp_path: Path) -> None:
     """Also by another way to the same folder."""
     (tmp_path / "link").symlink_to(many)
@@ -319,19 +278,6 @@ def test_sequence_of_sources_changes_no_number(sources: tuple[SourceConfig, ...]
     assert [part.segments.tolist() for part in one.validation] == [
         part.segments.tolist() for part in other.validation[::-1]
     ]
-
-
-def test_normalization_ignores_validation_episodes(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
-    """Two splits with the same training episodes, and other validation episodes or none."""
-    wide, two, small = sources
-    some = replace(wide, episodes=(0, 1, 2, 3), val_episodes=(3,))
-    others = (
-        replace(wide, episodes=(0, 1, 2, 4, 5), val_episodes=(4, 5)),
-        replace(wide, episodes=(0, 1, 2), val_fraction=0.0),
-    )
-    want = compute_normalization(opened(some, two, small), "mean_std")
-    assert all(compute_normalization(opened(other, two, small), "mean_std") == want for other in others)
-    assert compute_normalization(opened(replace(some, val_episodes=(2,)), two, small), "mean_std") != want
 
 
 def test_dataset_fingerprint_names_the_changed_source(sources: tuple[SourceConfig, ...]) -> None:

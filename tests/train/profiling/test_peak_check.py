@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.runs import series, tiny_config, tiny_dataset
+from support.runs import series, tiny_config
 from understudy.config.lora import LoraConfig
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.train import run
@@ -77,11 +77,6 @@ def forecast(monkeypatch: pytest.MonkeyPatch, config: TrainConfig, opened: Any, 
     prediction = PeakForecast(config, opened, scales, MESH)
     prediction.wait()
     prediction.close()
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_dataset(tmp_path_factory.mktemp("peak") / "dataset")
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from support.ranks import in_ranks
 from support.refusals import refused
-from support.runs import tiny_config, tiny_dataset
+from support.runs import tiny_config
 from understudy import progress
 from understudy.cli.main import main
 from understudy.config.schema import override
@@ -83,11 +83,6 @@ PI05: dict[str, dict[str, Any]] = {
 }
 CASES = {f"flow {name}": (LARGER, case) for name, case in FLOW.items()}
 CASES |= {f"pi05 {name}": (TINY, case) for name, case in PI05.items()}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_dataset(tmp_path_factory.mktemp("plan") / "dataset")
 
 
 def settings(

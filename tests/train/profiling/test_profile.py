@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from support.killed import WORLD_ACTION
 from support.lerobot_policies import small_settings, write_vlm
 from support.pi05 import SMALL
 from support.policies import batch, draws, policy
 from support.ranks import in_ranks
-from support.runs import tiny_config, tiny_dataset
+from support.runs import tiny_config
 from support.sentences import write_model
 from understudy.cli import main
 from understudy.config.train import ParallelConfig, TrainConfig
@@ -22,7 +23,6 @@ from understudy.distributed.activation_checkpoint import CheckpointMode, apply_a
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import scalar
 from understudy.policies.registry import BUILT_IN
-from understudy.policies.world_action.config import WorldActionSettings
 from understudy.report.step_profile import explain_difference, memory_table
 from understudy.train import state
 from understudy.train.optimizer_step import NULL
@@ -38,16 +38,6 @@ from understudy.train.profiling.profile import (
     combine,
     profile,
 )
-
-WORLD_ACTION = WorldActionSettings(
-    image_size=(16, 16), text_bytes=16, channels=8, blocks=1, keypoints=4, width=16, layers=2, heads=2, patch=8,
-    future_patch=8, future_images=2, noise_samples=1,
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_dataset(tmp_path_factory.mktemp("profile") / "dataset")
 
 
 def config_of(name: str, data: Path, out: Path) -> TrainConfig:

@@ -3,7 +3,6 @@
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 from support.mixtures import WRIST, mixed, tiny_sources
 from support.ranks import in_ranks
 from understudy.config.data import SourceConfig
-from understudy.config.train import ParallelConfig, TrainConfig
+from understudy.config.train import ParallelConfig
 from understudy.data.format.features import Feature
 from understudy.distributed import mesh as parallel
 from understudy.distributed.mesh import Mesh
@@ -56,12 +55,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[SourceConfig, ...
     """Of "small" one frame is for validation."""
     wide, two, small = tiny_sources(tmp_path_factory.mktemp("mixture"), small_pictures=False)
     return wide, replace(two, weight=5), replace(small, val_episodes=(0,), drop_n_first_frames=6)
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Mesh]:
-    with parallel.join_mesh(TrainConfig(device="cpu")) as alone:
-        yield alone
 
 
 def opened(sources: tuple[SourceConfig, ...]) -> tuple[RunData, ValidationData]:
