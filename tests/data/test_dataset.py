@@ -58,6 +58,7 @@ def read_back(root: Path, truth: Truth, seconds: dict[str, list[float]], **optio
     batch = data.batch(chosen[:, 0], chosen[:, 1])
     for key, value in batch.items():
         alone = [samples[i][key] for i in shuffled]
+        assert not torch.is_tensor(value) or value.is_contiguous()
         assert (
             torch.equal(value, torch.stack(alone)) or key in truth.spec.omit
             if torch.is_tensor(value)
@@ -70,12 +71,6 @@ WINDOWS = {"action": [0, 0.1, 0.2, 0.5], "observation.state": [-0.2, 0.0], TOP: 
 
 
 @pytest.mark.parametrize("version", ["v2.0", "v2.1", "v3.0", "v3.1"])
-def test_dataset_versions(tmp_path: Path, version: str) -> None:
-    truth = write_dataset(tmp_path / "d", Spec(version=version))
-    read_back(tmp_path / "d", truth, WINDOWS)
-
-
-@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_dataset_everything_at_once(tmp_path: Path, version: str) -> None:
     """Two cameras, images in the rows, strings, bool, arrays, lists, doubles, a gap in the ids, several files."""
     spec = Spec(
@@ -169,6 +164,8 @@ def test_dataset_float_drift_does_not_move_images(tmp_path: Path) -> None:
     assert len(lines) == 1
     assert "3 episodes" in lines[0]
     assert "episode 1" in lines[0]
+    write_dataset(tmp_path / "small", Spec(lengths=(5, 5, 5, 5), per_video_file=4, drift_s=0.01))
+    assert not [line for line in Catalog.open(tmp_path / "small").report() if "from_timestamp" in line]
 
 
 def test_dataset_videos_packed_in_another_order_than_the_ids(tmp_path: Path) -> None:
@@ -176,11 +173,6 @@ def test_dataset_videos_packed_in_another_order_than_the_ids(tmp_path: Path) -> 
     spec = Spec(lengths=(5, 3, 4, 6, 2), per_video_file=3, reverse_videos=True)
     truth = write_dataset(tmp_path / "d", spec)
     read_back(tmp_path / "d", truth, {TOP: [-0.1, 0.0]})
-    assert not [line for line in Catalog.open(tmp_path / "d").report() if "from_timestamp" in line]
-
-
-def test_dataset_small_drift_is_no_oddity(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "d", Spec(lengths=(5, 5, 5, 5), per_video_file=4, drift_s=0.01))
     assert not [line for line in Catalog.open(tmp_path / "d").report() if "from_timestamp" in line]
 
 
@@ -353,7 +345,7 @@ def test_dataset_many_threads(plain: tuple[Path, Truth]) -> None:
     """Threads that share a dataset get the images they asked for, whether few are kept or all."""
     root, truth = plain
     for kept in (0, 3 * SIDE * SIDE * 4, 128 << 20):
-        data = EpisodeDataset(root, frame_cache_bytes=kept)
+        data = EpisodeDataset(root, frame_cache_bytes=kept, row_cache_bytes=2_000)  # files are read again and again
 
         def check(seed: int, data: EpisodeDataset = data) -> None:
             chosen = np.random.default_rng(seed).permutation(truth.frames)[:6]

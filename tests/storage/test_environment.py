@@ -89,22 +89,6 @@ def test_user_and_password_in_the_url_are_sent(server: RangeServer, tmp_path: Pa
     assert {asked.headers["authorization"] for asked in server.log} == {basic("who", "what")}
 
 
-def test_redirect_to_another_host_gets_no_headers(server: RangeServer, tmp_path: Path) -> None:
-    """A redirect on the same host gets all headers."""
-    with RangeServer({}) as near:
-        near.answer = lambda asked: (
-            302,
-            {"Location": f"{server.url}/set/a%20b.mp4" if "on" in asked.path else "/on#there"},
-            b"",
-        )
-        source = files_of(near.url, tmp_path, headers={"X-Key": "secret"}).source("a b.mp4")
-        for offset in (100_000, 150_000):
-            assert source.read(offset, 10) == DATA[offset : offset + 10]
-        assert [(asked.path, asked.headers["x-key"]) for asked in near.log] == [(PATH, "secret"), ("/on", "secret")]
-        assert len(server.log) == 3
-        assert all("x-key" not in asked.headers for asked in server.log)
-
-
 def test_redirect_to_a_file_url_is_refused(server: RangeServer, tmp_path: Path) -> None:
     server.answer = lambda asked: (302, {"Location": "file:///etc/hosts"}, b"")
     with refused("InvalidSchema", where="a b.mp4"):

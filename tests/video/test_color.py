@@ -194,15 +194,6 @@ def test_converter_without_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
         swscale.matches_pyav.cache_clear()
 
 
-def test_converter_follows_changes_of_matrix_and_range() -> None:
-    converter, (out, _) = Converter(), aligned(48, 64)
-    for matrix, color_range in [(1, 1), (1, 2), (9, 2), (1, 1), (6, 0)]:
-        frame = random_frame("yuv420p", 48, 64)
-        frame.colorspace, frame.color_range = matrix, color_range
-        converter.write(frame, out)
-        assert np.array_equal(out, packed(frame))
-
-
 def test_converter_takes_all_layouts_and_strides() -> None:
     converter = Converter()
     for seed, (name, height, width) in enumerate([("yuv420p", 48, 64), ("gray", 20, 30), ("yuv420p", 18, 50)] * 2):

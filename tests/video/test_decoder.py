@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.datasets import Spec, identity, write_dataset
 from support.videos import COUNT, KINDS, rgb, write_video
-from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
 from understudy.storage.byte_source import LocalSource
 from understudy.video import codec_pool
@@ -291,28 +288,6 @@ def test_decoder_names_damage_and_confines_it(
     assert np.array_equal(take(bad, np.arange(40, COUNT)), images[40:])
 
 
-def container_images(path: Path) -> Iterator[np.ndarray]:
-    with av.open(str(path)) as file:
-        stream = file.streams.video[0]
-        stream.thread_count = 1
-        for frame in file.decode(stream):
-            yield rgb(frame)
-
-
-@pytest.mark.parametrize("name", ["g1_v30", "gr1_sim_v20"])
-def test_decoder_real_runs_with_parks(name: str, real_data: Path) -> None:
-    """Runs of real frames (AV1 of GOP 2, H.264 of GOP 250 with B-frames) of random length, and parks between."""
-    path = min((real_data / name).glob("videos/**/*.mp4"), key=lambda file: file.stat().st_size)
-    rng, decoder, expected = np.random.default_rng(5), decoder_of(path), container_images(path)
-    at, stop = 0, 200
-    while at < stop:
-        run = np.arange(at, min(at + int(rng.integers(1, 20)), stop))
-        assert np.array_equal(take(decoder, run), np.stack([next(expected) for _ in run])), at
-        at += len(run)
-        if rng.random() < 0.3:
-            decoder.park()
-
-
 @pytest.mark.parametrize("run_length", [1, 8])
 @pytest.mark.parametrize("first", [5, 6, 7])
 @pytest.mark.parametrize("kind", ["av1-gop12", "mpeg4-bframes", "h264-bframes"])
@@ -527,25 +502,6 @@ def test_decoder_error_in_a_run_spoils_no_other_frame(
     assert one[1] == many[1]
     assert len(one[0]) == len(many[0])
     assert all(map(np.array_equal, one[0], many[0]))
-
-
-@pytest.mark.parametrize("cameras", [2, 3])
-@pytest.mark.parametrize("codec", ["libx264", "libsvtav1"])
-def test_dataset_cameras_are_kept_apart(cameras: int, codec: str, tmp_path: Path) -> None:
-    keys = tuple(f"observation.images.c{i}" for i in range(cameras))
-    truth = write_dataset(tmp_path, Spec(lengths=(6, 5), cameras=keys, codec=codec))
-    offsets = {keys[0]: [-2, 0], keys[-1]: [0, 1]}
-    data = EpisodeDataset(tmp_path, {key: [t / truth.spec.fps for t in frames] for key, frames in offsets.items()})
-    episodes, frames = data.locate(np.random.default_rng(0).permutation(len(data)))
-    batch = data.batch(episodes, frames)
-    for k, key in enumerate(keys):
-        assert batch[key].is_contiguous()
-        for i, (episode, frame) in enumerate(zip(episodes.tolist(), frames.tolist())):
-            seen = batch[key][i] if key in offsets else batch[key][i][None]
-            length = truth.spec.lengths[episode]
-            for image, offset in zip(seen, offsets.get(key, [0])):
-                found = identity(image.numpy())
-                assert found == (k, episode, min(max(frame + offset, 0), length - 1))
 
 
 _GROWTH = """

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import pickle
 import re
-import threading
 from pathlib import Path
 
 import av
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from support.refusals import refused
 from support.videos import COUNT, KINDS, container_decode, rgb, write_video
 from understudy.errors import DatasetError, SourceError
-from understudy.video.codec_pool import CodecKey
 from understudy.video.index import VideoIndex
 from understudy.video.mp4 import read_mp4
 from understudy.video.packets import ContainerPackets, open_packets
@@ -97,15 +95,6 @@ def test_read_of_sliding_windows_does_not_restart(clips: dict[str, tuple[Path, n
     for i in range(1, COUNT):
         assert np.array_equal(video.read(np.array([i - 1, i])), images[i - 1 : i + 1])
     assert fed == list(range(COUNT))
-
-
-def test_read_of_a_far_frame_starts_at_its_key_frame(clips: dict[str, tuple[Path, np.ndarray]], fed: list[int]) -> None:
-    path, _ = clips["h264-gop2"]
-    video = open_video(path)
-    video.read(np.array([0]))
-    fed.clear()
-    video.read(np.array([31]))
-    assert fed == [30, 31]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -273,24 +262,6 @@ def test_reader_works_in_parent_and_forked_child(clips: dict[str, tuple[Path, np
     assert np.array_equal(np.load(tmp_path / "out.npy"), images[[21, 3, 22]])
 
 
-def test_read_in_threads(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
-    wrong: list[str] = []
-
-    def work(kind: str, seed: int) -> None:
-        path, images = clips[kind]
-        video = open_video(path)
-        for indices in np.random.default_rng(seed).integers(0, COUNT, (6, 5)):
-            if not np.array_equal(video.read(indices), images[indices]):
-                wrong.append(kind)
-
-    threads = [threading.Thread(target=work, args=(kind, seed)) for seed, kind in enumerate(sorted(KINDS))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
 def test_read_refuses_frames_of_another_size(clips: dict[str, tuple[Path, np.ndarray]], tmp_path: Path) -> None:
     data = bytearray(clips["h264-gop2"][0].read_bytes())
     at = data.index(b"avc1", data.index(b"stsd")) + 4 + 24
@@ -339,14 +310,6 @@ def test_read_every_image_of_real_data(real_data: Path) -> None:
             assert np.array_equal(open_video(path).read(np.array([i]))[0], kept[int(i)])
 
 
-def test_decoders_fail_on_damage(clips: dict[str, tuple[Path, np.ndarray]], created: list[CodecKey]) -> None:
-    """Only an H.264 decoder that starts on a key frame with leading frames may forgive."""
-    for kind, (path, _) in clips.items():
-        video = open_video(path)
-        video.read(video.gops.key_frames[-1:])
-        assert created[-1].strict == (kind != "h264-open"), kind
-
-
 def test_open_video_refuses_a_video_without_frames(tmp_path: Path) -> None:
     whole = write_video(tmp_path / "whole.mkv", "h264-gop2").read_bytes()
     path = tmp_path / "cut.mkv"
@@ -379,18 +342,6 @@ def test_cursor_equals_read(
             two.park()
             assert two.position == -1
     assert one.wait_seconds >= 0
-
-
-def test_cursor_continues_at_its_position(clips: dict[str, tuple[Path, np.ndarray]], fed: list[int]) -> None:
-    for suffix, expected in (("park", [24, 25, 26, 27, 24, 25, 26, 27, 28]), ("continue", [24, 25, 26, 27, 28])):
-        fed.clear()
-        cursor = open_video(clips["av1-gop12"][0]).cursor()
-        assert cursor.position == -1
-        list(cursor.runs(np.array([24, 27])))
-        if suffix == "park":
-            cursor.park()
-        list(cursor.runs(np.array([28])))
-        assert fed == expected
 
 
 def test_cursor_of_a_container_has_a_place_of_its_own(tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ def make_card(config: Mapping[str, Any], weights: int, contract: Mapping[str, An
     for head, stored in robots.items():
         parts += [f"## Inputs and outputs{f' of {_code(head)}' if len(robots) > 1 else ''}", _robot(stored)]
     if not robots:
-        parts += ["## Inputs and outputs", f"```json\n{json.dumps(_plain_facts(config), indent=2)}\n```"]
+        facts = {name: config[name] for name in ("cameras", "state_dim", "action_dim", "chunk") if name in config}
+        parts += ["## Inputs and outputs", f"```json\n{json.dumps(facts, indent=2)}\n```"]
     text = "\n\n".join(parts) + "\n\n"
     return f"{text}{_MARK}{hashlib.sha256(text.encode()).hexdigest()} -->\n"
 
@@ -102,7 +103,3 @@ def _code(text: str) -> str:
     """Return a text of a dataset as code of Markdown, in which no HTML, link or line break has an effect."""
     plain = printable(text).replace("`", "'").replace("|", "\N{BROKEN BAR}")
     return f"`{plain or ' '}`"
-
-
-def _plain_facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: config[name] for name in ("cameras", "state_dim", "action_dim", "chunk") if name in config}

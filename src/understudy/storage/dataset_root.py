@@ -155,7 +155,7 @@ class Files:
     @property
     def latency(self) -> float:
         """Ninth decile of the seconds that recent fetches of a span took; 0 for a local root or before the first."""
-        return 0.0 if self._remote_files is None else self._remote_files.latency.seconds
+        return 0.0 if self._remote_files is None else self._remote_files.latency
 
     def close(self) -> None:
         """Stop prefetching and join its threads. Files can still be read."""

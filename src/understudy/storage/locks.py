@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import threading
 import time
 from collections.abc import Iterator
 
@@ -80,19 +79,18 @@ def release(number: int) -> None:
 
 
 @contextlib.contextmanager
-def hold(path: str, stop: threading.Event | None = None, wait: float = 600.0) -> Iterator[int | None]:
+def hold(path: str, wait: float = 600.0) -> Iterator[int | None]:
     """Hold the lock of a file during the block, creating the file if needed.
 
     Args:
         path: The file.
-        stop: Ends the wait for the lock when it is set.
         wait: Longest wait in seconds.
 
     Yields:
         The locked descriptor; None if the lock was not free in time.
     """
     number, pause, end = acquire(path, create=True), 0.0005, time.monotonic() + wait
-    while number is None and time.monotonic() < end and not (stop is not None and stop.is_set()):
+    while number is None and time.monotonic() < end:
         time.sleep(pause)
         pause = min(2 * pause, 0.02)
         number = acquire(path, create=True)

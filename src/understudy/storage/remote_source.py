@@ -33,7 +33,7 @@ from understudy.storage import locks
 from understudy.storage.byte_source import CHANGED, RESTART, ByteSource
 from understudy.storage.disk_cache import Claim, DiskCache, Entry
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy, call_with_retries, should_stop
-from understudy.storage.remote_store import FsspecStore, Stat, Store, web_store
+from understudy.storage.remote_store import FsspecStore, Stat, WebStore, web_store
 
 _IDLE = 0.5  # seconds without work after which a thread ends
 _MEASURED = 64  # latest transfers that the latency is computed from
@@ -124,23 +124,6 @@ class Fetcher:
                 thread.join(0.02)
 
 
-class Latency:
-    """Duration of recent transfers."""
-
-    def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=_MEASURED)
-
-    def add(self, seconds: float) -> None:
-        """Record a transfer."""
-        self._recent.append(seconds)
-
-    @property
-    def seconds(self) -> float:
-        """Ninth decile of recent transfers; 0 before the first."""
-        recent = sorted(self._recent)
-        return recent[len(recent) * 9 // 10] if recent else 0.0
-
-
 T = TypeVar("T")
 _MAX_TRANSFER = 8 << 20  # bytes
 _NEVER = threading.Event()  # `stop` of reads; only prefetches can be stopped
@@ -164,16 +147,16 @@ class RemoteFiles:
         address: URL with credentials, to be opened.
         root: The same without credentials, for messages.
         options: Options for remote reading.
-        pin: See `Store.pin`.
+        pin: See `WebStore.pin`.
     """
 
     def __init__(self, address: str, root: str, options: RemoteOptions, pin: str = "") -> None:
         self.root, self.options = root, options
-        store = web_store(address, options.storage_options, pin)
-        self.store: Store = store if store is not None else FsspecStore(address, dict(options.storage_options))
+        web = web_store(address, options.storage_options, pin)
+        self.store: FsspecStore | WebStore = web or FsspecStore(address, dict(options.storage_options))
         self.cache = DiskCache(options.folder, options.cache_bytes)
         self.fetcher = Fetcher(options.num_threads)
-        self.latency = Latency()
+        self._durations: deque[float] = deque(maxlen=_MEASURED)
         self._reached = bool(pin)
         self._stats: dict[str, Stat] = {}
         self._lock = threading.Lock()
@@ -189,12 +172,11 @@ class RemoteFiles:
             return stat
         name = self.store.name(path)
         note = os.path.join(self.cache.folder, "known", hashlib.sha256(name.encode()).hexdigest())
-        stop = _NEVER
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):  # not writable: each process requests it for itself
-                stack.enter_context(locks.hold(f"{note}.lock", stop, wait=self.options.retry.deadline))
+                stack.enter_context(locks.hold(f"{note}.lock", wait=self.options.retry.deadline))
             known_stat = _read_note(note)
-            stat, head = self.call(lambda p: self.store.stat(path, known_stat, p, stop), path, stop)
+            stat, head = self.call(lambda p: self.store.stat(path, known_stat, p, _NEVER), path, _NEVER)
             largest = _MAX_SIZES.get(os.path.splitext(path)[1], _MAX_SIZES[""])
             if not 0 <= stat.size <= largest:
                 problem = f"its server reports {stat.size} bytes; no file of its kind has more than {largest}"
@@ -245,6 +227,16 @@ class RemoteFiles:
             raise error.replaced(where=where) from error
         self._reached = True
         return result
+
+    def note_transfer(self, seconds: float) -> None:
+        """Record the duration of a transfer."""
+        self._durations.append(seconds)
+
+    @property
+    def latency(self) -> float:
+        """Ninth decile of the seconds that recent transfers took; 0 before the first."""
+        recent = sorted(self._durations)
+        return recent[len(recent) * 9 // 10] if recent else 0.0
 
     def close(self) -> None:
         """Stop prefetching, join its threads and unpin spans that were not read. Files can still be read."""
@@ -415,13 +407,15 @@ class RemoteSource(ByteSource):
         """Fetch bytes from the store, continuing after short responses."""
         parts: list[bytes] = []
         received = 0
+
+        def get(policy: RetryPolicy) -> bytes:
+            return remote.store.get(self._path, self._stat, offset + received, size - received, policy, stop)
+
         while received < size:
             begun = time.monotonic()
-            get = partial(remote.store.get, self._path, self._stat, offset + received, size - received, stop=stop)
-            part = remote.call(lambda p, get=get: get(retry=p), self._path, stop, retry)  # type: ignore[misc]
-            remote.latency.add(time.monotonic() - begun)
-            parts.append(part)
-            received += len(part)
+            parts.append(remote.call(get, self._path, stop, retry))
+            remote.note_transfer(time.monotonic() - begun)
+            received += len(parts[-1])
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

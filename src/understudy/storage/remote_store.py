@@ -1,4 +1,4 @@
-"""The interface `Store` to remote files, and its implementations for the web and for any fsspec file system.
+"""Stores of the remote files under one root, by relative path: `WebStore`, and `FsspecStore` for any other file system.
 
 A store tries once and raises TransientError if another attempt may succeed. It does not retry, caches nothing and knows
 no other process.
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from understudy.credentials import CREDENTIALS_HINT, strip_credentials
@@ -45,47 +45,8 @@ class Stat:
     modified: float = field(default=0.0, compare=False)
 
 
-class Store(Protocol):
-    """The files under one root, by relative path. Safe in threads."""
-
-    @property
-    def pin(self) -> str:
-        """State that a pickle carries so that all copies read the same version; "" for none."""
-
-    def name(self, path: str) -> str:
-        """Return a globally unique name of a file, free of credentials."""
-
-    def stat(self, path: str, known_stat: Stat | None, retry: RetryPolicy, stop: threading.Event) -> tuple[Stat, bytes]:
-        """Return the current version of a file, and its first bytes if the response carried them.
-
-        Args:
-            path: The file.
-            known_stat: An earlier version; if it is still current, no bytes are sent.
-            retry: Deadlines of the request.
-            stop: Ends the request when it is set.
-
-        Raises:
-            DatasetError: The file is missing or forbidden, or its version is unknown.
-            TransientError: Another attempt may succeed.
-        """
-
-    def get(self, path: str, stat: Stat, offset: int, size: int, retry: RetryPolicy, stop: threading.Event) -> bytes:
-        """Return 1 to `size` bytes from `offset` of the version `stat`.
-
-        Raises:
-            DatasetError: The file has another version now, or as `stat` raises.
-            TransientError: Another attempt may succeed.
-        """
-
-    def entries(self, folder: str) -> list[tuple[str, bool]] | None:
-        """List a folder; see `Files.entries`."""
-
-    def abort(self) -> None:
-        """End transfers under way, if that is possible."""
-
-
 class FsspecStore:
-    """Any fsspec file system, read by `cat_file`; see `Store`.
+    """Any fsspec file system, read by `cat_file`; see `WebStore`.
 
     Its responses carry no version. The version is therefore requested after each read: if it has not changed, the bytes
     belong to it.
@@ -102,11 +63,11 @@ class FsspecStore:
         return fs, f"{base.rstrip('/')}/{path}" if path else base
 
     def name(self, path: str) -> str:
-        """See `Store.name`."""
+        """See `WebStore.name`."""
         return f"{strip_credentials(self._root).rstrip('/')}/{path}"
 
     def stat(self, path: str, known_stat: Stat | None, retry: RetryPolicy, stop: threading.Event) -> tuple[Stat, bytes]:
-        """See `Store.stat`."""
+        """See `WebStore.stat`."""
         fs, full = self._full(path)
         fs.invalidate_cache(fs._parent(full))
         info = call_driver(lambda: fs.info(full))
@@ -115,7 +76,7 @@ class FsspecStore:
         return Stat(size_of(info), _version(info)), b""
 
     def get(self, path: str, stat: Stat, offset: int, size: int, retry: RetryPolicy, stop: threading.Event) -> bytes:
-        """See `Store.get`."""
+        """See `WebStore.get`."""
         fs, full = self._full(path)
         data = call_driver(lambda: _cat(fs, full, offset, offset + size, retry))
         if self.stat(path, None, retry, stop)[0] != stat:
@@ -250,7 +211,7 @@ class WebBackend:
     """Differences between the kinds of web addresses.
 
     Attributes:
-        pin: See `Store.pin`.
+        pin: See `WebStore.pin`.
         hides: Whether a missing file looks forbidden without the right to list its folder.
     """
 
@@ -258,7 +219,7 @@ class WebBackend:
     hides = False
 
     def name(self, path: str) -> str:
-        """See `Store.name`."""
+        """See `WebStore.name`."""
         raise NotImplementedError
 
     def address(self, path: str) -> Address:
@@ -275,7 +236,7 @@ class WebBackend:
 
 
 class WebStore:
-    """Files of a web backend; see `Store`.
+    """Files of a web backend. Safe in threads.
 
     The version of a file is its etag, or else its modification time. A file modified after the first response of its
     server changed during the run, even if this process opens it for the first time. Both times are by the server's
@@ -293,11 +254,11 @@ class WebStore:
 
     @property
     def pin(self) -> str:
-        """See `Store.pin`."""
+        """State that a pickle carries so that all copies read the same version; "" for none."""
         return self.backend.pin or (repr(self._opened) if self._opened else "")
 
     def name(self, path: str) -> str:
-        """See `Store.name`."""
+        """Return a globally unique name of a file, free of credentials."""
         return self.backend.name(path)
 
     def entries(self, folder: str) -> list[tuple[str, bool]] | None:
@@ -305,7 +266,18 @@ class WebStore:
         return self.backend.entries(folder)
 
     def stat(self, path: str, known_stat: Stat | None, retry: RetryPolicy, stop: threading.Event) -> tuple[Stat, bytes]:
-        """See `Store.stat`."""
+        """Return the current version of a file, and its first bytes if the response carried them.
+
+        Args:
+            path: The file.
+            known_stat: An earlier version; if it is still current, no bytes are sent.
+            retry: Deadlines of the request.
+            stop: Ends the request when it is set.
+
+        Raises:
+            DatasetError: The file is missing or forbidden, or its version is unknown.
+            TransientError: Another attempt may succeed.
+        """
         fixed = call_driver(lambda: self.backend.stat(path))
         if fixed is not None:
             return fixed, b""
@@ -325,7 +297,12 @@ class WebStore:
         return Stat(response.total, response.tag, response.modified), response.data
 
     def get(self, path: str, stat: Stat, offset: int, size: int, retry: RetryPolicy, stop: threading.Event) -> bytes:
-        """See `Store.get`."""
+        """Return 1 to `size` bytes from `offset` of the version `stat`.
+
+        Raises:
+            DatasetError: The file has another version now, or as `stat` raises.
+            TransientError: Another attempt may succeed.
+        """
         response = self._request(path, offset, size, retry, stop)
         if response.total not in (-1, stat.size) or (
             response.tag and not self.backend.pin and response.tag != stat.tag
@@ -338,7 +315,7 @@ class WebStore:
         return response.data
 
     def abort(self) -> None:
-        """See `Store.abort`."""
+        """End transfers under way."""
         self._client.abort()
 
     def _request(
@@ -368,7 +345,7 @@ class HttpBackend(WebBackend):
         self._root, self._headers = urlsplit(root), dict(headers)
 
     def name(self, path: str) -> str:
-        """See `Store.name`."""
+        """See `WebStore.name`."""
         return urlunsplit((*self._root[:2], f"{self._root.path.rstrip('/')}/{quote(path)}", "", ""))
 
     def address(self, path: str) -> Address:
@@ -396,7 +373,7 @@ class S3Backend(WebBackend):
         return open_fs(self._root, self._options)  # fsspec caches both per process
 
     def name(self, path: str) -> str:
-        """See `Store.name`."""
+        """See `WebStore.name`."""
         fs, base = self._open()
         return f"s3 {getattr(fs, 'endpoint_url', None) or ''} {base.rstrip('/')}/{path}"
 
@@ -449,7 +426,7 @@ class HubBackend(WebBackend):
         return f"{self._type}s/{self._repo}@{self.pin}/{self._inside(path)}".rstrip("/")
 
     def name(self, path: str) -> str:
-        """See `Store.name`."""
+        """See `WebStore.name`."""
         return f"hf {self._fs.endpoint} {self._full(path)}"
 
     def address(self, path: str) -> Address:

@@ -228,24 +228,15 @@ def test_catalog_templates_that_cannot_be_used(copy: Any, template: object) -> N
     assert any("data_path" in line for line in catalog.report())
 
 
-def test_catalog_missing_files_are_named(copy: Any) -> None:
-    root = copy("v2.1")
-    (root / "data/chunk-002/episode_000004.parquet").unlink()
-    (root / f"videos/chunk-003/{WRIST}/episode_000006.mp4").unlink()
-    lines = Catalog.open(root).report()
-    assert "data: 1 of 3 files are not there: data/chunk-002/episode_000004.parquet (episode 4)" in lines
-    assert any(line.startswith(f"{WRIST}: 1 of 3 files") and "(episode 6)" in line for line in lines)
-
-
-def test_catalog_a_link_to_nowhere_is_a_missing_file(copy: Any) -> None:
+@pytest.mark.parametrize("kind", ["absent", "link"])
+def test_catalog_missing_files_are_named(copy: Any, kind: str) -> None:
     """Caches of downloads are full of links, and are cleared in part. A link to itself is no reason to stop."""
     root = copy("v2.1")
-    for name, target in [
-        ("data/chunk-002/episode_000004.parquet", "gone"),
-        (f"videos/chunk-003/{WRIST}/episode_000006.mp4", ""),
-    ]:
-        (root / name).unlink()
-        (root / name).symlink_to(target or (root / name))
+    paths = root / "data/chunk-002/episode_000004.parquet", root / f"videos/chunk-003/{WRIST}/episode_000006.mp4"
+    for path, target in zip(paths, ("gone", paths[1])):
+        path.unlink()
+        if kind == "link":
+            path.symlink_to(target)
     lines = Catalog.open(root).report()
     assert "data: 1 of 3 files are not there: data/chunk-002/episode_000004.parquet (episode 4)" in lines
     assert any(line.startswith(f"{WRIST}: 1 of 3 files") and "(episode 6)" in line for line in lines)
@@ -485,7 +476,7 @@ def test_catalog_notes_a_key_that_is_there_twice(copy: Any, caplog: pytest.LogCa
     assert any("fps" in record.getMessage() and str(path) in record.getMessage() for record in caplog.records)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "null", "\x00\xff", '{"a": ' * 100_000])
+@pytest.mark.parametrize("text", ["", " \n", "{", "[1]", "null", "\x00\xff", '{"a": ' * 100_000])
 def test_catalog_info_that_is_no_object(copy: Any, text: str) -> None:
     root = copy("v3.0")
     (root / "meta/info.json").write_text(text)

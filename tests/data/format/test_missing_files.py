@@ -257,13 +257,6 @@ def test_missing_files_a_pointer_in_place_of_a_image_is_called_that(tmp_path: Pa
         EpisodeDataset(tmp_path / "d")[0]
 
 
-def test_missing_files_an_empty_info_json_is_called_empty(copy: Make) -> None:
-    root = copy("v3.0")
-    (root / "meta/info.json").write_bytes(b" \n")
-    with refused("empty", where="info.json"):
-        Catalog.open(root)
-
-
 @pytest.mark.parametrize("gone", [0, 1, 2])
 def test_missing_files_the_gop_does_not_depend_on_which_video_is_absent(copy: Make, gone: int) -> None:
     root = copy("v2.1")

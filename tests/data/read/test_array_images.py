@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import understudy as us
-from support.datasets import SIDE, Spec, write_dataset
+from support.datasets import SIDE, Spec, edit_json, write_dataset
 from support.refusals import refused
 from support.runs import tiny_config
 from understudy.cli.main import main
@@ -43,9 +43,8 @@ def add_camera(root: Path, first: bool = False, nested: bool = True, shape: list
         table = pq.read_table(file)
         added = column(table["index"].to_pylist(), first, nested)
         pq.write_table(table.append_column(CAMERA, added), file, row_group_size=4)
-    info = json.loads((root / "meta/info.json").read_text())
-    info["features"][CAMERA] = {"dtype": "uint8", "shape": shape, "names": None}
-    (root / "meta/info.json").write_text(json.dumps(info))
+    entry = {"dtype": "uint8", "shape": shape, "names": None}
+    edit_json(root / "meta/info.json", lambda info: info["features"].update({CAMERA: entry}))
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])

@@ -1,6 +1,5 @@
 """Responses of frames: from a text column, a language column, the instruction, or none."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support.datasets import Spec, write_dataset
+from support.datasets import Spec, edit_json, write_dataset
 from understudy import Loader
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
@@ -32,9 +31,8 @@ def add_columns(root: Path, columns: dict[str, tuple[str, Callable[[int, int], A
         for name, (_, value) in columns.items():
             table = table.append_column(name, pa.array([value(*each) for each in at]))
         pq.write_table(table, path)
-    info = json.loads((root / "meta/info.json").read_text())
-    info["features"] |= {name: {"dtype": dtype, "shape": [1]} for name, (dtype, _) in columns.items()}
-    (root / "meta/info.json").write_text(json.dumps(info))
+    added = {name: {"dtype": dtype, "shape": [1]} for name, (dtype, _) in columns.items()}
+    edit_json(root / "meta/info.json", lambda info: info["features"].update(added))
 
 
 @pytest.fixture(scope="module")

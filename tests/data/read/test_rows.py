@@ -158,20 +158,6 @@ def test_rows_budget_of_loaded_files(written: dict[str, tuple[Path, Truth]]) -> 
     assert len(rows.files) == 4
 
 
-def test_rows_many_threads(written: dict[str, tuple[Path, Truth]]) -> None:
-    root, truth = written["v2.1"]
-    rows = rows_of(root, cache=2_000)
-
-    def check(seed: int) -> bool:
-        rng = np.random.default_rng(seed)
-        row = rng.integers(0, 4, 5)
-        got = rows.take(row, {"action": np.zeros(5, np.int64)})["action"]
-        return all(np.array_equal(g, truth.rows[SPEC.ids[r]]["action"][0]) for g, r in zip(got, row))
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(check, range(40)))
-
-
 def test_rows_a_file_is_read_once_for_two_threads(
     written: dict[str, tuple[Path, Truth]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,15 +61,6 @@ def test_running_beyond_limit_quantiles_close_moments_exact() -> None:
         assert np.abs(rank - level).max() < 0.03, name
 
 
-def test_running_quantiles_are_not_the_mean_of_the_parts() -> None:
-    """Half the episodes at 0, half at 10: the median of a part says nothing of the whole's q90."""
-    total = RunningStatistics((1,))
-    for value in (0.0, 10.0):
-        total.add(np.full((50, 1), value))
-    got = total.result()
-    assert (got["q10"], got["q90"]) == (0.0, 10.0)
-
-
 def test_running_ignores_non_finite() -> None:
     values = np.array([[1.0, np.nan], [3.0, np.inf], [2.0, np.nan]])
     total = RunningStatistics((2,))

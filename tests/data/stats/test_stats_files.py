@@ -218,8 +218,6 @@ def test_external_a_file_that_is_not_there(data: EpisodeDataset, tmp_path: Path)
             read_stats_file(str(tmp_path / "nowhere" / name), "mean_std", data)
         assert caught.value.where == str(tmp_path / "nowhere" / name)
         assert "computed" in caught.value.fix  # it is no file of the dataset, to be downloaded again
-    with refused("mode='minmax'", "min_max", kind=ValueError):
-        read_stats_file("recorded", "minmax", data)  # type: ignore[arg-type]
 
 
 def test_external_real_recordings_carry_what_their_rows_say(real_data: Path) -> None:

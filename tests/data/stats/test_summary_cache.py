@@ -235,7 +235,6 @@ def test_cache_fine_rows_serve_a_larger_pool_and_coarse_ones_no_smaller(
     data = [EpisodeDataset(each, keys=[ACTION, STATE]) for each in (root, tmp_path / "e")]
     one, both = [Member(data[0], "x")], [Member(each, "x") for each in data]
     monkeypatch.setattr(summary, "ROWS", 50)
-    monkeypatch.setattr(summary, "ROWS", 50)
     plain = [compute_normalization(pool, "quantile", 1) for pool in (one, both)]
     reads.clear()
     cache = tmp_path / "c"

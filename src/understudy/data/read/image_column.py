@@ -7,7 +7,7 @@ one group per episode.
 import io
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,7 @@ class ImageColumns(ProcessLocal):
             for place in np.unique(flat[members]).tolist():
                 b, t = np.nonzero((flat == place) & (file_of == file)[:, None])
                 row = int(rows[b[0]])
-                image = self._image(key, int(file), row, place)
+                image = self._image(key, row, place)
                 if out is None:
                     out = np.empty((*flat.shape, *image.shape), image.dtype)
                 if image.shape != out.shape[2:]:
@@ -81,24 +81,24 @@ class ImageColumns(ProcessLocal):
 
     def stored(self, key: str, row: int, places: np.ndarray) -> list[Any]:
         """Return values of a column as stored, at ascending rows `places` of the data file of a table row."""
-        file = int(self.catalog.episodes.data_file[row])
-        ends, name = self._group_ends(file, row), self.catalog.stored_names.get(key, key)
-        groups = np.searchsorted(ends, places, side="right")
-        values: list[Any] = []
-        for group in np.unique(groups).tolist():
-            column = self._group(file, group, row).column(name)
-            first = int(ends[group - 1]) if group else 0
-            values += [column[place - first].as_py() for place in places[groups == group].tolist()]
-        return values
+        name = self.catalog.stored_names.get(key, key)
+        return [table.column(name)[place].as_py() for table, place in self._located(row, places)]
 
-    def _image(self, key: str, file: int, row: int, place: int) -> np.ndarray:
+    def _located(self, row: int, places: np.ndarray) -> Iterator[tuple[pa.Table, int]]:
+        """Yield the row group of each place, and its row there."""
+        file = int(self.catalog.episodes.data_file[row])
+        ends = self._group_ends(file, row)
+        for place in places.tolist():
+            group = int(np.searchsorted(ends, place, side="right"))
+            yield self._group(file, group, row), place - (int(ends[group - 1]) if group else 0)
+
+    def _image(self, key: str, row: int, place: int) -> np.ndarray:
         feature, where = self.catalog.features[key], self.catalog.data_place(row)
         if not feature.is_array:
             return decode_image(self.stored(key, row, np.array([place]))[0], feature, self.catalog, where)
-        ends = self._group_ends(file, row)
-        group = int(np.searchsorted(ends, place, side="right"))
-        table = self._group(file, group, row).slice(place - (int(ends[group - 1]) if group else 0), 1)
-        image = to_numpy(table.column(self.catalog.stored_names.get(key, key)), feature, where, key)[0]
+        ((table, row_in_group),) = self._located(row, np.array([place]))
+        column = table.slice(row_in_group, 1).column(self.catalog.stored_names.get(key, key))
+        image = to_numpy(column, feature, where, key)[0]
         return image if feature.shape[0] == 3 else image.transpose(2, 0, 1)
 
     def _group_ends(self, file: int, row: int) -> np.ndarray:

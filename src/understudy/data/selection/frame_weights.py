@@ -20,7 +20,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -41,8 +41,7 @@ _BATCH = 1 << 20  # rows read at once
 _CACHE = 64 << 20  # bytes of loaded data files
 
 
-@dataclass(frozen=True)
-class WeightRuns:
+class WeightRuns(NamedTuple):
     """Runs of frames of equal weight, ascending, disjoint, as long as they can be.
 
     `starts`, `stops`: int64 (R,), frames packed as episode * 2^32 + frame, the end excluded. `weights`: float64 (R,).
@@ -80,7 +79,7 @@ def read_weights(catalog: Catalog, source: str | os.PathLike[str], segments: np.
         raise DatasetError("frame_weights has no rows", where=where, fix="give a row per frame: episode, frame, weight")
     runs = WeightRuns(*(np.concatenate(columns) for columns in zip(*parts)))
     order = np.argsort(runs.starts, kind="stable")
-    runs = WeightRuns(runs.starts[order], runs.stops[order], runs.weights[order])
+    runs = WeightRuns(*(part[order] for part in runs))
     twice = np.flatnonzero(runs.starts[1:] < runs.stops[:-1])
     if len(twice):
         problem = f"{_place(runs.starts[twice[0] + 1])} has two weights"
@@ -90,15 +89,20 @@ def read_weights(catalog: Catalog, source: str | os.PathLike[str], segments: np.
 
 def _join(runs: WeightRuns) -> WeightRuns:
     """Join neighbours of equal weight."""
-    new = np.ones(len(runs.starts), bool)
-    new[1:] = (runs.starts[1:] != runs.stops[:-1]) | (runs.weights[1:] != runs.weights[:-1])
-    first = np.flatnonzero(new)
-    last = np.append(first[1:], len(new)) - 1
+    first, last = _ends(*runs)
     return WeightRuns(runs.starts[first], runs.stops[last], runs.weights[first])
 
 
-def _make_runs(packed: np.ndarray, weights: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return starts, stops and weights of the runs of packed frames, int64 (n,), after a check of their weights."""
+def _ends(starts: np.ndarray, stops: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """First and last number of each group of pieces that touch and have one value."""
+    new = np.ones(len(starts), bool)
+    new[1:] = (starts[1:] != stops[:-1]) | (values[1:] != values[:-1])
+    first = np.flatnonzero(new)
+    return first, np.append(first[1:], len(new)) - 1
+
+
+def _make_runs(packed: np.ndarray, weights: np.ndarray, where: str) -> WeightRuns:
+    """Return the runs of packed frames, int64 (n,), after a check of their weights."""
     wrong = ~((weights == 0) | ((weights >= SMALLEST) & (weights <= LARGEST)))  # also NaN
     if wrong.any():
         first_wrong = int(np.flatnonzero(wrong)[0])
@@ -107,11 +111,10 @@ def _make_runs(packed: np.ndarray, weights: np.ndarray, where: str) -> tuple[np.
         )
         fix = f"give 0, which leaves the frame out, or a number from {SMALLEST:g} to {LARGEST:g}"
         raise DatasetError(problem, where=where, fix=fix)
-    runs = _join(WeightRuns(packed, packed + 1, weights))
-    return runs.starts, runs.stops, runs.weights
+    return _join(WeightRuns(packed, packed + 1, weights))
 
 
-def _read_file(catalog: Catalog, where: str) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def _read_file(catalog: Catalog, where: str) -> Iterator[WeightRuns]:
     try:
         with pq.ParquetFile(where) as file:
             names = _column_names(file.schema_arrow, where)
@@ -166,9 +169,7 @@ def _pack(catalog: Catalog, episodes: np.ndarray, frames: np.ndarray, where: str
     return episodes * EPISODE_STRIDE + frames.astype(np.int64)
 
 
-def _read_column(
-    catalog: Catalog, key: str, segments: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def _read_column(catalog: Catalog, key: str, segments: np.ndarray) -> Iterator[WeightRuns]:
     features = catalog.features
     numeric = [name for name, f in features.items() if not (f.is_text or f.is_camera) and np.prod(f.value_shape) == 1]
     if key not in numeric:
@@ -218,12 +219,10 @@ class FrameWeights(SharedState):
 
     def __init__(self, tables: dict[str, np.ndarray], facts: WeightFacts, weights_in: WeightsIn, cache: str) -> None:
         self.facts, self.weights_in = facts, weights_in
-        self._tables = share_arrays(tables, cache)
-
-    @property
-    def epoch_segments(self) -> np.ndarray:
+        shared = share_arrays(tables, cache)
+        self._starts, self._weights, self._counts = (shared[name] for name in ("starts", "weights", "counts"))
+        self.epoch_segments = shared["epoch"]
         """int64 (K', 3), rows [episode, start, stop): the frames of an epoch of the order, with their copies."""
-        return self._tables["epoch"]
 
     @property
     def weighs_loss(self) -> bool:
@@ -239,23 +238,23 @@ class FrameWeights(SharedState):
     def digest(self) -> str:
         """16 hex digits of the weights and their use."""
         digest = hashlib.sha256(self.weights_in.encode())
-        for name in ("starts", "weights"):
-            digest.update(np.ascontiguousarray(self._tables[name]).data)
+        for table in (self._starts, self._weights):
+            digest.update(np.ascontiguousarray(table).data)
         return digest.hexdigest()[:16]
 
     def weights(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """Return the weights of selected frames: float64 (B,)."""
-        return np.asarray(self._tables["weights"][self._find(episodes, frames)])
+        return np.asarray(self._weights[self._find(episodes, frames)])
 
     def loss_factors(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """Return the factors of the losses of selected frames: float32 (B,)."""
         runs = self._find(episodes, frames)
         if not self.weighs_loss:
             return np.ones(len(runs), np.float32)
-        return (self._tables["weights"][runs] / self._tables["counts"][runs]).astype(np.float32)
+        return (self._weights[runs] / self._counts[runs]).astype(np.float32)
 
     def _find(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
-        return np.searchsorted(self._tables["starts"], episodes * EPISODE_STRIDE + frames, side="right") - 1
+        return np.searchsorted(self._starts, episodes * EPISODE_STRIDE + frames, side="right") - 1
 
 
 def weigh_frames(
@@ -328,10 +327,7 @@ def _cut(rows: np.ndarray, runs: WeightRuns, where: str) -> tuple[np.ndarray, np
 
 def _layer(segment: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """Join pieces that touch within a segment: int64 (K, 3), rows [episode, start, stop)."""
-    new = np.ones(len(starts), bool)
-    new[1:] = (starts[1:] != stops[:-1]) | (segment[1:] != segment[:-1])
-    first = np.flatnonzero(new)
-    last = np.append(first[1:], len(new)) - 1
+    first, last = _ends(starts, stops, segment)
     episode, start = np.divmod(starts[first], EPISODE_STRIDE)
     return np.stack([episode, start, stops[last] - episode * EPISODE_STRIDE], axis=1)
 

@@ -51,26 +51,28 @@ class SegmentTable(SharedState):
         segments: int64 (K, 3), rows [episode id, start, stop), ascending.
         stops: int64 (K,), end of the windows of a segment.
         files: files of the dataset.
+
+    Attributes:
+        segments, stops: as given.
     """
 
+    segments: np.ndarray
+    stops: np.ndarray
+    _begins: np.ndarray
+    _ends: np.ndarray
+
     def __init__(self, segments: np.ndarray, stops: np.ndarray, files: Files) -> None:
-        begins = segments[:, 0] * EPISODE_STRIDE + segments[:, 1]
-        tables = {"segments": segments, "stops": stops, "begins": begins}
-        self._tables = share_arrays(tables | {"ends": np.cumsum(segments[:, 2] - segments[:, 1])}, files.cache)
+        tables = {
+            "segments": segments,
+            "stops": stops,
+            "_begins": segments[:, 0] * EPISODE_STRIDE + segments[:, 1],
+            "_ends": np.cumsum(segments[:, 2] - segments[:, 1]),
+        }
+        self.__dict__.update(share_arrays(tables, files.cache))
         self._root = files.root
 
-    @property
-    def segments(self) -> np.ndarray:
-        """Rows [episode id, start, stop), int64 (K, 3)."""
-        return self._tables["segments"]
-
-    @property
-    def stops(self) -> np.ndarray:
-        """End of the windows of each segment, int64 (K,)."""
-        return self._tables["stops"]
-
     def __len__(self) -> int:
-        return int(self._tables["ends"][-1])
+        return int(self._ends[-1])
 
     def locate(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (episode ids, frames), int64 (B,) each, of sample numbers; negative numbers count from the end.
@@ -83,8 +85,8 @@ class SegmentTable(SharedState):
         wrong = (positions < 0) | (positions >= len(self))
         if wrong.any():
             raise IndexError(f"sample {int(asked[wrong][0])} of {len(self)}")
-        segment = np.searchsorted(self._tables["ends"], positions, side="right")
-        return self.segments[segment, 0], self.segments[segment, 2] - (self._tables["ends"][segment] - positions)
+        segment = np.searchsorted(self._ends, positions, side="right")
+        return self.segments[segment, 0], self.segments[segment, 2] - (self._ends[segment] - positions)
 
     def find(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """Return the number of the segment of each frame, int64 (B,).
@@ -97,7 +99,7 @@ class SegmentTable(SharedState):
                 f"episodes {episodes.shape} and frames {frames.shape}", fix="give one row of each, same length"
             )
         asked = episodes * EPISODE_STRIDE + np.clip(frames, -1, EPISODE_STRIDE - 1)
-        segment = np.searchsorted(self._tables["begins"], asked, side="right") - 1
+        segment = np.searchsorted(self._begins, asked, side="right") - 1
         held = self.segments[np.maximum(segment, 0)]
         good = (segment >= 0) & (held[:, 0] == episodes) & (frames >= held[:, 1]) & (frames < held[:, 2])
         if not good.all():

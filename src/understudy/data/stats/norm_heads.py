@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.read.rows import Rows
 from understudy.data.stats.summary import (
     DELTA,
+    FIGURES,
     Mode,
     Statistics,
     Summary,
@@ -175,8 +176,6 @@ def compute_normalization(
     Raises:
         DatasetError: also where recorded statistics lack figures that `mode` needs, or cannot be pooled for it.
     """
-    if mode not in get_args(Mode):
-        raise ValueError(f"mode={mode!r}: must be one of {', '.join(get_args(Mode))}")
     statistics = compute_statistics(members, chunk, cache, validation)
     columns = [key for key in (ACTION, STATE) if any(key in of_head for of_head in statistics.values())]
     dims = {
@@ -216,10 +215,6 @@ def compute_statistics(
         DatasetError: a value is not finite or an outlier (`check_outliers`), sources of one head differ in width or
             `delta`, or a dimension of `delta` is not in both action and state.
     """
-    if not members:
-        raise ValueError("there is no source to normalize")
-    if chunk < 1:
-        raise ValueError(f"chunk={chunk}: must be at least 1")
     heads = {head: [m for m in members if m.head == head] for head in sorted({m.head for m in members})}
     for head, of_head in heads.items():
         for member in of_head:
@@ -331,15 +326,15 @@ def _summaries_from(
     data: EpisodeDataset, recorded: Mapping[str, Statistics], delta: tuple[int, ...], chunk: int
 ) -> dict[str, Summary]:
     """Convert statistics computed elsewhere to summaries without rows."""
-    summaries = {}
-    for key, s in recorded.items():
-        summaries[key] = Summary(s.count, s.mean, s.std, s.min, s.max, np.empty((0, len(s.mean))), 0)
+
+    def summary(s: Statistics, count: int, dims: Sequence[int]) -> Summary:
+        figures = {name: getattr(s, name)[list(dims)] for name in FIGURES}
+        return Summary(count, **figures, rows=np.empty((0, len(dims))), stride=0)
+
+    summaries = {key: summary(s, s.count, range(len(s.mean))) for key, s in recorded.items()}
     if delta:
-        s, dims = recorded[ACTION], list(delta)
-        count = round(s.count * count_pairs(data, chunk) / count_frames(data))  # pairs per frame as in this dataset
-        summaries[DELTA] = Summary(
-            count, s.mean[dims], s.std[dims], s.min[dims], s.max[dims], np.empty((0, len(dims))), 0
-        )
+        count = round(recorded[ACTION].count * count_pairs(data, chunk) / count_frames(data))
+        summaries[DELTA] = summary(recorded[ACTION], count, delta)  # pairs per frame as in this dataset
     return summaries
 
 

@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -58,8 +58,6 @@ def read_stats_file(
             for), has another width than the dataset (openpi's padding to 32 is cut), or describes absolute actions
             where `delta` names differences.
     """
-    if mode not in NEEDED:
-        raise ValueError(f"mode={mode!r}: must be one of {', '.join(get_args(Mode))}")
     try:
         where, table, openpi = _read_table(source, data)
     except MissingFileError as error:
@@ -113,12 +111,11 @@ def _read_table(source: str, data: EpisodeDataset) -> tuple[str, Stats, bool]:
         return files.where(name), read_per_episode(files, name), False
     content = read_json(files, name)
     openpi = isinstance(content.get("norm_stats"), dict)
-    entries = {key: _without_null(entry) for key, entry in (content["norm_stats"] if openpi else content).items()}
+    entries = {
+        key: {name: value for name, value in entry.items() if value is not None} if isinstance(entry, dict) else entry
+        for key, entry in (content["norm_stats"] if openpi else content).items()
+    }
     return files.where(name), parse_stats(entries, files.where(name)), openpi
-
-
-def _without_null(entry: Any) -> Any:
-    return {name: value for name, value in entry.items() if value is not None} if isinstance(entry, dict) else entry
 
 
 def _parse_key(entry: Mapping[str, np.ndarray], key: str, mode: Mode, width: int, where: str) -> Statistics:
