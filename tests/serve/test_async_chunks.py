@@ -257,28 +257,6 @@ def test_without_a_delay_the_actions_are_those_of_the_policy_to_the_bit(tmp_path
         assert np.array_equal([chunks.select_action(each, generator=generator) for each in seen], expected)
 
 
-@pytest.fixture(scope="module")
-def remembering(tmp_path_factory: pytest.TempPathFactory) -> RobotPolicy:
-    """A small pi0.5 that sees the past, and was trained for up to two given actions."""
-    pytest.importorskip("sentencepiece", reason="needs the extra pi05")
-    from support.pi05_policy import policy
-    from support.sentences import write_model
-
-    tokenizer = write_model(tmp_path_factory.mktemp("tokenizer"))
-    net = policy(tokenizer, history=(0.2, 0.5), state_history=True, max_delay=2)
-    return RobotPolicy(net.eval(), {"heads": {"": {"fps": 10}}})
-
-
-def moments(steps: int) -> list[dict[str, Any]]:
-    rng = np.random.default_rng(0)
-    images = ("observation.images.front", "observation.images.wrist")
-    return [
-        {key: rng.integers(0, 256, (12, 10, 3), np.uint8) for key in images}
-        | {"observation.state": rng.random(2, np.float32), "task": "push"}
-        for _ in range(steps)
-    ]
-
-
 def test_a_policy_that_cannot_continue_chunks_is_refused_at_the_start(tmp_path: Path) -> None:
     """Not at the first chunk that continues another one, when the robot moves already."""
     robot = us.load_policy(write_arm_policy(tmp_path / "policy"), head="arm", contract="off")
@@ -294,7 +272,7 @@ def test_a_policy_that_cannot_continue_chunks_is_refused_at_the_start(tmp_path: 
 
 @pytest.mark.parametrize(("compensation", "delay"), [("guided", 0), ("guided", 2), ("trained", 2)])
 def test_a_server_and_a_local_policy_give_the_same_chunks(
-    remembering: RobotPolicy, compensation: Any, delay: int
+    remembering: RobotPolicy, moments: list[dict[str, Any]], compensation: Any, delay: int
 ) -> None:
     """With a past, and with actions in execution; at delay 0 also those of the synchronous policy."""
     pytest.importorskip("websockets", reason="needs the extra serve")
@@ -324,7 +302,7 @@ def test_a_server_and_a_local_policy_give_the_same_chunks(
             self.step += 1
             return predict(remembering.policy, [prepared])[0]
 
-    seen = moments(7)
+    seen = moments[:7]
     with AsyncChunks(Local(), execute=2, compensation=compensation, delay=delay) as chunks:
         chunks.reset()
         expected = [chunks.select_action(each) for each in seen]

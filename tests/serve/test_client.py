@@ -17,10 +17,11 @@ pytest.importorskip("msgpack", reason="needs the extra serve")
 
 from support.arm import NAMES, Observation, write_arm_policy
 from support.refusals import refused, warned
-from support.serving import outcomes, served
+from support.serving import held_passes, outcomes, plain, reply, served
 from understudy.config.serve import ServeConfig
 from understudy.contract.declared import Declaration
 from understudy.contract.mismatch import ContractError, ContractWarning
+from understudy.policies.acting import predict
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.serve import client
@@ -204,33 +205,10 @@ def test_another_policy_behind_the_address_is_refused(folder: Path, tmp_path: Pa
 # -- policies with a history ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def remembering(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A small pi0.5 that sees 0.2 and 0.5 s back."""
-    pytest.importorskip("sentencepiece", reason="needs the extra pi05")
-    from support.pi05_policy import policy
-    from support.sentences import write_model
-
-    net = policy(write_model(tmp_path_factory.mktemp("tokenizer")), history=(0.2, 0.5), state_history=True)
-    return RobotPolicy(net.eval(), {"heads": {"": {"fps": 10}}})
+Moments = list[dict[str, Any]]
 
 
-def moments(steps: int) -> list[dict[str, Any]]:
-    rng = np.random.default_rng(0)
-    return [
-        {
-            "observation.images.front": rng.integers(0, 256, (12, 10, 3), np.uint8),
-            "observation.images.wrist": rng.integers(0, 256, (12, 10, 3), np.uint8),
-            "observation.state": rng.random(2, np.float32),
-            "task": "push the red block",
-        }
-        for _ in range(steps)
-    ]
-
-
-def local_actions(robot: RobotPolicy, observations: list[dict[str, Any]], horizon: int) -> list[np.ndarray]:
-    from understudy.policies.acting import predict
-
+def local_actions(robot: RobotPolicy, observations: Moments, horizon: int) -> list[np.ndarray]:
     robot.reset()
     found: list[np.ndarray] = []
     for step, observation in enumerate(observations):
@@ -244,10 +222,9 @@ def local_actions(robot: RobotPolicy, observations: list[dict[str, Any]], horizo
     return found[: len(observations)]
 
 
-def test_the_past_travels_with_the_chunk_to_the_bit(remembering: RobotPolicy) -> None:
+def test_the_past_travels_with_the_chunk_to_the_bit(remembering: RobotPolicy, moments: Moments) -> None:
     """Also over a restart of the server, and after a reset."""
-    seen = moments(14)
-    expected = local_actions(remembering, seen, 3)
+    seen, expected = moments, local_actions(remembering, moments, 3)
     settings = {"policy": "small", "warm_up": 1}
     with running_server(remembering, ServeConfig(port=0, **settings)) as server:
         policy, port = RemotePolicy(server.address), server.port
@@ -263,46 +240,33 @@ def test_the_past_travels_with_the_chunk_to_the_bit(remembering: RobotPolicy) ->
         policy.close()
 
 
-def test_a_gap_in_the_steps_is_refused_and_not_misaligned(remembering: RobotPolicy) -> None:
+def test_a_gap_in_the_steps_is_refused_and_not_misaligned(remembering: RobotPolicy, moments: Moments) -> None:
     """A client that observes every fifth step only has no observation of 0.2 s ago."""
-    from websockets.sync.client import connect
-
-    from understudy.serve.protocol import decode, encode
-
     with (
         running_server(remembering, ServeConfig(policy="small", port=0, warm_up=0)) as server,
-        connect(server.address, proxy=None, compression=None) as connection,
+        plain(server) as connection,
     ):
-        connection.recv(5)
         for step, fault in ((0, None), (5, "value")):
-            connection.send(encode({**moments(1)[0], "understudy": {"step": step}}))
-            reply = decode(connection.recv(5))  # type: ignore[arg-type]
-            assert reply.get("error", {}).get("fault") == fault
-        connection.send(encode(moments(1)[0]))  # no step at all
-        assert isinstance(connection.recv(5), str)
+            answer = reply(connection, {**moments[0], "understudy": {"step": step}})
+            assert answer.get("error", {}).get("fault") == fault
+        assert isinstance(reply(connection, moments[0]), str)  # no step at all
 
 
-def test_more_past_than_the_policy_sees_is_refused(remembering: RobotPolicy) -> None:
-    from websockets.sync.client import connect
-
-    from understudy.serve.protocol import decode, encode
-
-    seen = moments(1)[0]
+def test_more_past_than_the_policy_sees_is_refused(remembering: RobotPolicy, moments: Moments) -> None:
+    seen = moments[0]
     with (
         running_server(remembering, ServeConfig(policy="small", port=0, warm_up=0)) as server,
-        connect(server.address, proxy=None, compression=None) as connection,
+        plain(server) as connection,
     ):
-        connection.recv(5)
         for count, fault in ((200, "message"), (12, None)):
             control = {"step": 0, "past": [[step, None, seen] for step in range(-count, 0)]}
-            connection.send(encode({**seen, "understudy": control}))
-            reply = decode(connection.recv(5))  # type: ignore[arg-type]
-            assert reply.get("error", {}).get("fault") == fault
+            answer = reply(connection, {**seen, "understudy": control})
+            assert answer.get("error", {}).get("fault") == fault
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_times_that_hardly_advance_fill_no_memory(several: bool, remembering: RobotPolicy) -> None:
-    session, seen, now = Session(remembering, "off"), moments(1)[0], 0.0
+def test_times_that_hardly_advance_fill_no_memory(several: bool, remembering: RobotPolicy, moments: Moments) -> None:
+    session, seen, now = Session(remembering, "off"), moments[0], 0.0
     with refused("reset", kind=ValueError):
         for _ in range(10 * session.most_past):
             now += 1e-6
@@ -313,33 +277,25 @@ def test_times_that_hardly_advance_fill_no_memory(several: bool, remembering: Ro
     session.prepare(Request(time=now), seen)
 
 
-def test_a_deadline_leaves_no_hole_in_the_past(remembering: RobotPolicy) -> None:
-    seen = moments(9)
+def test_a_deadline_leaves_no_hole_in_the_past(remembering: RobotPolicy, moments: Moments) -> None:
+    seen = moments[:9]
     expected = local_actions(remembering, seen, 3)
-    with running_server(remembering, ServeConfig(policy="small", port=0, warm_up=0)) as server:
-        held, original = threading.Event(), remembering.policy.preprocess
-        held.set()
-
-        def preprocess(batch: dict[str, Any]) -> dict[str, Any]:
-            held.wait(60)
-            return original(batch)
-
-        remembering.policy.preprocess = preprocess  # type: ignore[method-assign]
-        try:
-            policy = RemotePolicy(server.address)
-            policy.reset(seed=2)
-            found = [policy.select_action(observation, horizon=3) for observation in seen[:6]]
-            held.clear()
-            policy.timeout_s = 0.2
-            with refused(kind=DeadlineError):
-                policy.act(seen[6])
-            held.set()
-            policy.timeout_s = 10
-            found += [policy.select_action(observation, horizon=3) for observation in seen[6:]]
-            assert np.array_equal(found, expected)
-            policy.close()
-        finally:
-            remembering.policy.preprocess = original  # type: ignore[method-assign]
+    with (
+        running_server(remembering, ServeConfig(policy="small", port=0, warm_up=0)) as server,
+        held_passes(remembering.policy) as passes,
+        RemotePolicy(server.address) as policy,
+    ):
+        passes.free.set()
+        policy.reset(seed=2)
+        found = [policy.select_action(observation, horizon=3) for observation in seen[:6]]
+        passes.free.clear()
+        policy.timeout_s = 0.2
+        with refused(kind=DeadlineError):
+            policy.act(seen[6])
+        passes.free.set()
+        policy.timeout_s = 10
+        found += [policy.select_action(observation, horizon=3) for observation in seen[6:]]
+        assert np.array_equal(found, expected)
 
 
 def test_past_observations_reach_back_as_far_as_the_policy() -> None:

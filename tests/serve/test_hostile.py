@@ -16,15 +16,14 @@ pytest.importorskip("websockets", reason="needs the extra serve")
 pytest.importorskip("msgpack", reason="needs the extra serve")
 
 import msgpack
-from websockets.sync.client import ClientConnection, connect
 
 import understudy as us
 from support.arm import CAMERAS, Observation
 from support.refusals import refused
-from support.serving import outcomes, served
+from support.serving import held_passes, outcomes, plain, reply, served
 from understudy.contract.mismatch import ContractError, ContractWarning
 from understudy.serve.client import RemotePolicy
-from understudy.serve.protocol import MessageError, decode, encode
+from understudy.serve.protocol import MessageError, decode
 from understudy.serve.server import PolicyServer
 
 
@@ -69,23 +68,18 @@ def test_the_server_answers_a_chunk_that_is_not_finite_with_an_error(
 ) -> None:
     """The robot that shares its pass gets its actions."""
     with served(folder, contract=reaction) as server:
-        held, begun = threading.Event(), threading.Event()
-        original = server.robot.policy.preprocess
-
-        def preprocess(batch: dict[str, Any]) -> dict[str, Any]:
-            begun.set()
-            held.wait(60)
-            return original(batch)
-
-        server.robot.policy.preprocess = preprocess  # type: ignore[method-assign]
         robots = [RemotePolicy(server.address) for _ in range(3)]
-        with ThreadPoolExecutor(3) as pool, caplog.at_level(logging.WARNING):
+        with (
+            held_passes(server.robot.policy) as passes,
+            ThreadPoolExecutor(3) as pool,
+            caplog.at_level(logging.WARNING),
+        ):
             first = pool.submit(robots[0].act, standard(seen[0]))
-            begun.wait(60)
+            passes.begun.wait(60)
             broken = pool.submit(robots[1].act, absurd(seen[0]))
             sound = pool.submit(robots[2].act, standard(seen[1]))
             time.sleep(0.2)
-            held.set()
+            passes.free.set()
             with refused(kind=ContractError if reaction == "strict" else ValueError):
                 broken.result()
             assert np.isfinite([first.result(), sound.result()]).all()
@@ -166,18 +160,6 @@ def test_large_messages_are_decoded_off_the_event_loop(
 
 def test_lists_of_numbers_are_still_read() -> None:
     assert np.asarray(decode(msgpack.packb({"image": [[[1, 2, 3]] * 128] * 96}))["image"]).shape == (96, 128, 3)
-
-
-def plain(server: PolicyServer) -> ClientConnection:
-    connection = connect(server.address, compression=None, max_size=None, proxy=None).__enter__()
-    assert decode(connection.recv(5))["chunk"] == 16
-    return connection
-
-
-def reply(connection: ClientConnection, message: Any) -> Any:
-    connection.send(encode(message))
-    answer = connection.recv(10)
-    return answer if isinstance(answer, str) else decode(answer)
 
 
 def test_past_observations_are_refused_where_the_policy_sees_none(server: PolicyServer, seen: list[Any]) -> None:

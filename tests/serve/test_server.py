@@ -25,7 +25,7 @@ from websockets.sync.client import ClientConnection, connect
 import understudy as us
 from support.arm import Observation, arm_observations
 from support.refusals import refused
-from support.serving import outcomes, served
+from support.serving import held_passes, outcomes, plain, reply, served
 from understudy.cli.main import main
 from understudy.cli.serve import serve
 from understudy.config.serve import ServeConfig
@@ -44,17 +44,9 @@ def expected(folder: Path, observation: Observation, seed: int, position: int) -
     return robot.policy.act(robot.prepare(observation, draws=draws).batch, draws)[0].numpy()
 
 
-def plain(server: PolicyServer, **options: Any) -> ClientConnection:
-    """A connection without our client; the metadata is read."""
-    connection = connect(server.address, compression=None, max_size=None, proxy=None, **options).__enter__()
-    assert decode(connection.recv(5))["chunk"] == 16
-    return connection
-
-
 def answers(connection: ClientConnection, observation: Observation) -> bool:
-    connection.send(encode(observation))
-    reply = connection.recv(5)
-    return isinstance(reply, bytes) and decode(reply)["actions"].shape == (16, 7)
+    answer = reply(connection, observation)
+    return not isinstance(answer, str) and answer["actions"].shape == (16, 7)
 
 
 def test_actions_are_those_of_the_local_policy_to_the_bit(
@@ -100,15 +92,6 @@ def test_select_action_executes_chunks(server: PolicyServer, folder: Path, seen:
 def test_robots_share_passes_and_get_their_own_actions(folder: Path, seen: list[Observation]) -> None:
     """Eight robots wait while the thread of the passes is held; then one pass serves them."""
     with served(folder, contract="off") as server:
-        held, begun = threading.Event(), threading.Event()
-        original, sizes = server.robot.policy.preprocess, []
-
-        def preprocess(batch: dict[str, Any]) -> dict[str, Any]:
-            begun.set()
-            held.wait(60)
-            sizes.append(len(batch["task"]))
-            return original(batch)
-
         standard = [
             {
                 "observation.state": each["joints"],
@@ -118,18 +101,17 @@ def test_robots_share_passes_and_get_their_own_actions(folder: Path, seen: list[
             }
             for each in arm_observations(9)
         ]
-        server.robot.policy.preprocess = preprocess  # type: ignore[method-assign]
         policies = [RemotePolicy(server.address) for _ in range(9)]
         for number, policy in enumerate(policies):
             policy.reset(seed=number)
-        with ThreadPoolExecutor(9) as pool:
+        with held_passes(server.robot.policy) as passes, ThreadPoolExecutor(9) as pool:
             futures = [pool.submit(policies[0].act, standard[0])]
-            wait_for(begun.is_set)
+            wait_for(passes.begun.is_set)
             futures += [pool.submit(policy.act, own) for policy, own in zip(policies[1:], standard[1:])]
             wait_for(lambda: waiting(server) == 8)
-            held.set()
+            passes.free.set()
             found = [future.result() for future in futures]
-        assert sizes == [1, 8]
+        assert passes.sizes == [1, 8]
         for number, (own, actions) in enumerate(zip(standard, found)):
             np.testing.assert_allclose(actions, expected(folder, own, number, 0), rtol=1e-4, atol=1e-5)
         for policy in policies:
@@ -226,16 +208,8 @@ def test_an_oversized_message_ends_its_connection_alone(folder: Path, seen: list
 @pytest.fixture
 def slow(folder: Path) -> Iterator[tuple[PolicyServer, threading.Event]]:
     """A server whose passes wait for an event."""
-    with served(folder, max_queue=2) as server:
-        held, original = threading.Event(), server.robot.policy.preprocess
-
-        def preprocess(batch: dict[str, Any]) -> dict[str, Any]:
-            held.wait(60)
-            return original(batch)
-
-        server.robot.policy.preprocess = preprocess  # type: ignore[method-assign]
-        yield server, held
-        held.set()
+    with served(folder, max_queue=2) as server, held_passes(server.robot.policy) as passes:
+        yield server, passes.free
 
 
 def test_a_deadline_holds_in_the_pass_and_in_the_queue(

@@ -1,12 +1,18 @@
 """A server in this process for a policy, and connections that speak to it below our client."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from websockets.sync.client import ClientConnection, connect
 
 import understudy as us
 from understudy.config.serve import ServeConfig
+from understudy.policies.policy import Policy
+from understudy.serve.protocol import Fault, decode, encode
 from understudy.serve.server import PolicyServer, running_server
 
 
@@ -21,18 +27,49 @@ def served(folder: Path, *, head: str | None = "arm", **settings: Any) -> Iterat
 
 def outcomes(server: PolicyServer) -> dict[str, int]:
     """Requests of a server by outcome."""
-    names = (
-        "ok",
-        "contract",
-        "value",
-        "message",
-        "busy",
-        "deadline",
-        "closing",
-        "server",
-        "vanished",
-        "refused",
-        "token",
-    )
+    names = (*get_args(Fault), "ok", "vanished", "refused", "token")
     found = {name: int(server.metrics.value("understudy_requests_total", f'outcome="{name}"')) for name in names}
     return {name: count for name, count in found.items() if count}
+
+
+def plain(server: PolicyServer, **options: Any) -> ClientConnection:
+    """A connection without our client; the metadata is read."""
+    connection = connect(server.address, compression=None, max_size=None, proxy=None, **options).__enter__()
+    assert "chunk" in decode(connection.recv(5))  # type: ignore[arg-type]
+    return connection
+
+
+def reply(connection: ClientConnection, message: Any) -> Any:
+    """Send a message; returns the decoded answer, or its text."""
+    connection.send(encode(message))
+    answer = connection.recv(10)
+    return answer if isinstance(answer, str) else decode(answer)
+
+
+@dataclass
+class Passes:
+    """Passes of a policy that wait while they are held."""
+
+    free: threading.Event = field(default_factory=threading.Event)
+    begun: threading.Event = field(default_factory=threading.Event)
+    sizes: list[int] = field(default_factory=list)
+    """Robots of each pass."""
+
+
+@contextmanager
+def held_passes(policy: Policy) -> Iterator[Passes]:
+    """Let the passes of a policy wait for `free`, which the end of the block sets."""
+    passes, original = Passes(), policy.preprocess
+
+    def preprocess(batch: dict[str, Any]) -> dict[str, Any]:
+        passes.begun.set()
+        passes.free.wait(60)
+        passes.sizes.append(len(batch["task"]))
+        return original(batch)
+
+    policy.preprocess = preprocess  # type: ignore[method-assign]
+    try:
+        yield passes
+    finally:
+        passes.free.set()
+        policy.preprocess = original  # type: ignore[method-assign]

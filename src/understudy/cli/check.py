@@ -5,7 +5,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from understudy.atomic import refuse_existing, write_text
 from understudy.config.declare import Ge, Interval, Positional
+from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy.check.findings import Report
@@ -64,7 +66,6 @@ class CheckConfig:
 
 def check(config: CheckConfig) -> int:
     """Print contents and findings; return 1 if one of them is an error."""
-    from understudy.atomic import refuse_existing
     from understudy.check.contents import format_report
     from understudy.check.examine import check_dataset
     from understudy.data.format.catalog import Catalog
@@ -102,16 +103,12 @@ def check(config: CheckConfig) -> int:
 
 def _refuse_other_files(path: Path) -> None:
     """Raise ConfigError if `path` exists and was not written by `write_bad_episodes`."""
-    from understudy.errors import ConfigError
-
     if path.exists() and not (path.is_file() and b'"bad_episodes"' in path.read_bytes()):
         raise ConfigError(f"skip_bad: {path} exists and holds no ids of bad episodes; name another file")
 
 
 def write_bad_episodes(report: "Report", path: Path) -> None:
     """Write the ids of the bad episodes as `bad_episodes`, and the rules that each breaks as `rules`."""
-    from understudy.atomic import write_text
-
     rules: dict[int, list[str]] = {episode: [] for episode in report.bad_episodes}
     for finding in report.findings:
         if finding.severity == "error":

@@ -16,7 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
+from understudy.config.data import DataConfig
 from understudy.config.declare import Ge, Interval
+from understudy.config.schema import dump_yaml, override
+from understudy.config.train import CheckpointConfig, LogConfig, TrainConfig, ValConfig
+from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig
@@ -42,9 +46,6 @@ class DemoConfig:
 
 def training(config: DemoConfig) -> "TrainConfig":
     """Settings of the demonstration's run: defaults, except for its length and folder."""
-    from understudy.config.data import DataConfig
-    from understudy.config.train import CheckpointConfig, LogConfig, TrainConfig, ValConfig
-
     out, every = Path(config.output_dir), config.steps // 10
     return TrainConfig(
         output_dir=str(out / "run"),
@@ -64,8 +65,6 @@ def demo(config: DemoConfig) -> int:
     Returns:
         0, or 1 if the resumed run differs from the uninterrupted one.
     """
-    from understudy.config.schema import override
-
     out = Path(config.output_dir)
     clear_folder(out)
     plan = training(config)
@@ -118,7 +117,6 @@ def clear_folder(out: Path) -> None:
     Raises:
         ConfigError: A file with one of our names is not of a demonstration, or the run was trained further since.
     """
-    from understudy.errors import ConfigError
     from understudy.train.checkpoint.run_dir import RunDir
 
     mark, parts = out / MARK, [out / name for name in ("dataset", "run", "never-stopped")]
@@ -162,8 +160,6 @@ def _finish(process: "subprocess.Popen[bytes]") -> None:
 
 def write_settings(config: "TrainConfig", out: Path) -> Path:
     """Write the settings to a file for `understudy train FILE`; returns its path."""
-    from understudy.config.schema import dump_yaml
-
     path = out / f"{Path(config.output_dir).name}.yaml"
     path.write_text(dump_yaml(config))
     return path

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
@@ -11,7 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from understudy.atomic import is_taken
 from understudy.cli.ranges import RangesConfig, keys_of, rule_of
 from understudy.config.declare import Ge, Gt, Interval, Positional
+from understudy.cores import available_cores
+from understudy.errors import DatasetError
 from understudy.plural import plural
+from understudy.progress import Progress
 
 if TYPE_CHECKING:
     from understudy.data.format.catalog import Catalog
@@ -233,7 +237,6 @@ def _texts(config: EditConfig, sources: Sequence["Catalog"]) -> dict[str, "TextC
 
 def _text_feature(key: str, features: Mapping[str, object]) -> "Feature":
     from understudy.data.write.writer import check_features
-    from understudy.errors import DatasetError
 
     if key in features:
         raise DatasetError(f"subtask_key is {key!r}, which exists", fix="drop or rename that feature, or name another")
@@ -259,7 +262,6 @@ def _encodings(
     """Encoding of each camera, and for each source the new (height, width) of cameras that are resized."""
     from understudy.edit.features import fit_size, parse_size
     from understudy.edit.plan import Encoding
-    from understudy.errors import DatasetError
 
     videos = [key for key, feature in sources[0].features.items() if feature.is_video]
     for key in config.cameras:
@@ -380,10 +382,6 @@ def _check_cut(config: SegmentConfig, source: "Catalog", pieces: "Sequence[Piece
     Raises:
         DatasetError: `by` is `pauses`, and no episode has a gap.
     """
-    import warnings
-
-    from understudy.errors import DatasetError
-
     whole = [(row, 0, length) for row, length in enumerate(source.episodes.lengths.tolist()) if length]
     if [(piece.row, piece.start, piece.stop) for piece in pieces] != whole:
         return
@@ -397,8 +395,6 @@ def _check_cut(config: SegmentConfig, source: "Catalog", pieces: "Sequence[Piece
 
 
 def _long_enough(pieces: "Sequence[Piece]", least: int, source: "Catalog") -> "list[Piece]":
-    from understudy.errors import DatasetError
-
     long_pieces = [piece for piece in pieces if piece.length >= least]
     if not long_pieces:
         problem = f"no segment of {least} frames or more is left of {len(pieces)}"
@@ -412,9 +408,7 @@ _LARGER = 2.0
 
 def write_and_print(plans: "Mapping[str, Plan]", out: Path, num_workers: int | None, as_json: bool) -> None:
     """Write datasets into the new folder `out`, and print a summary."""
-    from understudy.cores import available_cores
     from understudy.edit.write_set import write_outputs
-    from understudy.progress import Progress
 
     workers = num_workers or available_cores()
     with Progress(sum(plan.work for plan in plans.values()), "edit", "frame") as bar:
@@ -430,7 +424,6 @@ def write_and_print(plans: "Mapping[str, Plan]", out: Path, num_workers: int | N
 def measure_and_print(catalog: "Catalog", pixels: int, as_json: bool) -> None:
     """Measure ways to store the videos of a dataset for a policy, and print them with the recommended one."""
     from understudy.edit.recommend import CANDIDATES, recommend
-    from understudy.progress import Progress
 
     cameras = sum(feature.is_video for feature in catalog.features.values())
     with Progress(cameras * len(CANDIDATES), "recommend", "encoding") as bar:

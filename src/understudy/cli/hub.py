@@ -161,7 +161,6 @@ def push(config: PushConfig) -> None:
         ConfigError: the folder is none of these kinds, the kind of repository is another one, or the hub refuses.
     """
     from understudy.contract.model_card import FILE, is_unchanged
-    from understudy.errors import ConfigError
     from understudy.hub import upload
 
     folder, repository = Path(config.path).expanduser().resolve(), config.repository()

@@ -15,6 +15,7 @@ import numpy as np
 
 from understudy.bytesize import parse_bytes
 from understudy.config.declare import Positional
+from understudy.cores import MOST_LOADER_THREADS
 
 if TYPE_CHECKING:
     from understudy.load.choose_order import OrderChoice
@@ -152,7 +153,6 @@ def read_tables(config: ExplainConfig) -> list[Table]:
 
 def choose(tables: Sequence[Table], config: ExplainConfig) -> "OrderChoice | None":
     """Choose the order of the datasets as a loader does; None without datasets."""
-    from understudy.cores import MOST_LOADER_THREADS
     from understudy.data.dataset import EpisodeDataset
     from understudy.load.choose_order import choose_from_facts
     from understudy.load.memory_plan import read_facts

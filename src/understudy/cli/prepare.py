@@ -7,9 +7,11 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from understudy.batch_keys import RESPONSE
+from understudy.batch_keys import ACTION, HEAD, RESPONSE, STATE
 from understudy.config.declare import Interval
 from understudy.config.train import TrainConfig
+from understudy.errors import ConfigError
+from understudy.optional_packages import optional_imports, require
 from understudy.policies.registry import PolicySettings, policy_type
 
 if TYPE_CHECKING:
@@ -80,7 +82,6 @@ class FastFitConfig(FitConfig):
 
 def fit_fast(config: FastFitConfig) -> None:
     """Fit, write the folder, and print lengths and errors on chunks that were not fitted."""
-    from understudy.optional_packages import require
     from understudy.policies.common.fast_tokenizer import FastTokenizer
 
     require("pi05")
@@ -97,7 +98,6 @@ def read_chunks(config: TrainConfig) -> "Iterator[np.ndarray]":
     """Yield normalized chunks of actions, float32 [T, own dimensions], evenly spread over the training frames."""
     import torch
 
-    from understudy.batch_keys import ACTION, HEAD, STATE
     from understudy.policies.batch import split_states
     from understudy.policies.common.normalizer import Normalizer
     from understudy.train.data.run_data import choose_normalization, open_data
@@ -192,8 +192,6 @@ class TokenizerFitConfig(FitConfig):
 
 def fit_tokenizer(config: TokenizerFitConfig) -> None:
     """Fit, write the folder, and print the number of ids and the length of the longest prompt."""
-    from understudy.errors import ConfigError
-    from understudy.optional_packages import optional_imports, require
     from understudy.policies.common.fit_text_tokenizer import fit_text_tokenizer
     from understudy.train.data.run_data import open_data, prompt_fields
     from understudy.train.paths import with_local_files

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from understudy.atomic import refuse_existing, write_text
 from understudy.config.declare import Interval
 from understudy.config.train import TrainConfig
+from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy.train.profiling.profile import Profile
@@ -48,7 +50,6 @@ def profile(config: ProfileConfig) -> None:
     # Set before torch is imported: its profiler logs each start and stop, and each free of memory from before a trace.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
-    from understudy.atomic import refuse_existing, write_text
     from understudy.report.page import refuse_foreign, write_page
     from understudy.report.step_profile import page
     from understudy.train.profiling import profile as measuring
@@ -69,8 +70,6 @@ def profile(config: ProfileConfig) -> None:
 
 def _refuse_foreign_facts(path: Path) -> None:
     """Raise ConfigError if `path` exists and is not an earlier measurement."""
-    from understudy.errors import ConfigError
-
     if not path.exists():
         return
     try:

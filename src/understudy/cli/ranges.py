@@ -7,7 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from understudy.atomic import refuse_existing, write_text
 from understudy.config.declare import Ge, Gt, Interval, Positional
+from understudy.errors import DatasetError
+from understudy.progress import Progress
 
 if TYPE_CHECKING:
     from understudy.data.format.catalog import Catalog
@@ -79,7 +82,6 @@ class RangesConfig:
 
 def ranges(config: RangesConfig) -> None:
     """Write the file and print a summary."""
-    from understudy.atomic import refuse_existing, write_text
     from understudy.data.format.catalog import Catalog
     from understudy.train.track.metrics_file import finite
 
@@ -99,8 +101,6 @@ def ranges(config: RangesConfig) -> None:
 
 def _check_kept(facts: dict[str, Any], where: str) -> None:
     """Raise DatasetError if no frame remains, or if frames are left out although there is no pause."""
-    from understudy.errors import DatasetError
-
     rule, used, frames = facts["rule"], facts["frames_kept"], facts["frames"]
     of = f"{', '.join(facts['keys'])} by {_threshold(facts)}"
     if not facts["frames_in_pauses"] and used < frames:
@@ -123,7 +123,6 @@ def find_ranges(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, lis
         DatasetError: A column does not exist, is not numeric or cannot be read.
     """
     from understudy.data.selection.motion import episode_values, idle_frames, idle_ranges, non_idle_ranges
-    from understudy.progress import Progress
 
     keys = keys_of(config, catalog)
     rule, episodes = rule_of(config, catalog, keys), catalog.episodes
@@ -215,7 +214,6 @@ def _threshold(facts: dict[str, Any]) -> str:
 def _episode_names(catalog: "Catalog", name_by: str) -> dict[int, str]:
     """Table row -> key of the episode in the file."""
     from understudy.data.selection.keep_ranges import droid_keys
-    from understudy.errors import DatasetError
 
     ids = {row: str(int(episode)) for row, episode in enumerate(catalog.episodes.ids)}
     texts = droid_keys(catalog) if name_by != "episode" else {}
@@ -247,7 +245,6 @@ def keys_of(config: RangesConfig, catalog: "Catalog") -> list[str]:
         DatasetError: A column does not exist or is not numeric, or a dimension is beyond their width.
     """
     from understudy.data.selection.motion import motion_keys, numeric_keys
-    from understudy.errors import DatasetError
 
     numeric = numeric_keys(catalog)
     keys = list(config.keys)

@@ -4,13 +4,18 @@ Task, layout and noise of episode e are a function of (seed, e) alone. So a reco
 ends equal to one that was never stopped.
 """
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from understudy.atomic import write_text
 from understudy.config.declare import Ge, Interval
+from understudy.config.schema import plain
+from understudy.errors import ConfigError
 from understudy.plural import plural
+from understudy.progress import Progress
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,8 +74,6 @@ def record(config: RecordConfig) -> int:
     """
     from understudy.data.write.writer import EpisodeWriter
     from understudy.envs.registry import open_env
-    from understudy.errors import ConfigError
-    from understudy.progress import Progress
 
     _compare_settings(config)
     try:
@@ -107,11 +110,6 @@ def record(config: RecordConfig) -> int:
 
 def _compare_settings(config: RecordConfig) -> None:
     """Raise ConfigError if the recording in the folder was begun with other settings."""
-    import json
-
-    from understudy.config.schema import plain
-    from understudy.errors import ConfigError
-
     try:
         begun = json.loads((Path(config.output_dir) / NOTE).read_text())
     except (FileNotFoundError, NotADirectoryError):
@@ -131,8 +129,6 @@ def _compare_settings(config: RecordConfig) -> None:
 
 def _check_note(config: RecordConfig, fresh: bool) -> None:
     """Raise ConfigError if there are episodes, but no settings of a recording."""
-    from understudy.errors import ConfigError
-
     if not fresh and not (Path(config.output_dir) / NOTE).exists():
         raise ConfigError(
             f"{config.output_dir} was not recorded by `understudy record` (no {NOTE}); name another folder"
@@ -141,11 +137,6 @@ def _check_note(config: RecordConfig, fresh: bool) -> None:
 
 def _write_note(config: RecordConfig) -> None:
     """Write the settings next to the dataset."""
-    import json
-
-    from understudy.atomic import write_text
-    from understudy.config.schema import plain
-
     note = Path(config.output_dir) / NOTE
     write_text(note, json.dumps({key: plain(config)[key] for key in FIXED}, indent=1) + "\n")
 
@@ -160,7 +151,6 @@ def demonstrate(env: "Env", config: RecordConfig, episode: int) -> "tuple[list[d
         ConfigError: The expert failed `ATTEMPTS` times; the noise is too large.
     """
     from understudy.envs.env import layout_seed
-    from understudy.errors import ConfigError
 
     task = env.tasks[episode % len(env.tasks)]
     for attempt in range(ATTEMPTS):

@@ -12,7 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from understudy.batch_keys import PROMPT_METADATA, STATE, TASK
 from understudy.config.declare import Ge, Positional
+from understudy.config.serve import ServeConfig
+from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +72,6 @@ class Replay:
 
 def replay(config: ReplayConfig) -> int:
     """Compare; returns 0 where all actions are equal to the bit, else 1."""
-    from understudy.errors import ConfigError
     from understudy.policies.inference import load_policy
     from understudy.train.checkpoint.run_dir import RunDir
     from understudy.train.run import open_checkpoint
@@ -106,8 +108,6 @@ def replay_episode(
     """
     import numpy as np
 
-    from understudy.batch_keys import TASK
-    from understudy.config.serve import ServeConfig
     from understudy.contract.mismatch import ContractWarning
     from understudy.data.dataset import EpisodeDataset
     from understudy.serve.client import RemotePolicy
@@ -163,8 +163,6 @@ def _open_loop(
     import numpy as np
     import torch
 
-    from understudy.batch_keys import TASK
-    from understudy.errors import ConfigError
     from understudy.load.validation_data import UNREADABLE
     from understudy.policies.common.settings import POLICY
     from understudy.train.augment_batch import batch_to_device
@@ -190,7 +188,6 @@ def _open_loop(
 
 def _observation(batch: Mapping[str, Any], robot: "RobotPolicy") -> dict[str, Any]:
     """Return the present of a sample as a robot sends it: recorded images [H, W, 3], the state, prompt metadata."""
-    from understudy.batch_keys import PROMPT_METADATA, STATE
     from understudy.prompt_metadata import label
 
     config = robot.config
@@ -219,8 +216,6 @@ def _exported_step(folder: Path) -> "int | str":
 
 
 def _choose_source(config: ReplayConfig, validation: "ValidationData") -> int:
-    from understudy.errors import ConfigError
-
     names = list(validation.names)
     if not config.source and len(names) == 1:
         return 0
@@ -231,8 +226,6 @@ def _choose_source(config: ReplayConfig, validation: "ValidationData") -> int:
 
 def _choose_episode(episode: int, source: int, validation: "ValidationData") -> int:
     import numpy as np
-
-    from understudy.errors import ConfigError
 
     episodes = np.unique(validation.episode[validation.source == source])
     if episode < 0:

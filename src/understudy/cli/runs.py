@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+from understudy.atomic import refuse_existing
 from understudy.config.data import DataConfig
 from understudy.config.declare import Ge, Positional
 from understudy.config.rollout import RolloutConfig
 from understudy.config.train import TrainConfig
+from understudy.errors import ConfigError
 from understudy.train.checkpoint.export import ExportConfig
 from understudy.train.checkpoint.export import export as export_folder
 
@@ -104,7 +106,6 @@ def rollout(config: RolloutConfig) -> int:
     """Run a policy in an environment; print success per task, write results and images to the run's rollouts/."""
     import torch
 
-    from understudy.errors import ConfigError
     from understudy.rollout.files import write_result
     from understudy.rollout.play import rollout_saved_policy
     from understudy.train.checkpoint.run_dir import RunDir
@@ -168,7 +169,6 @@ class ReportConfig:
 
 def report(config: ReportConfig) -> None:
     """Write the page and print its path, or print the data."""
-    from understudy.atomic import refuse_existing
     from understudy.report.compare.page import compare_runs, refuse_other_files, write_comparison
     from understudy.report.page import refuse_foreign
     from understudy.report.run.page import write_report

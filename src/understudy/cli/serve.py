@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from understudy.config.serve import ServeConfig
+from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy.serve.server import PolicyServer
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 def serve(config: ServeConfig) -> int:
     """Serve until SIGTERM or SIGINT; the first line on stdout is the address."""
-    from understudy.errors import ConfigError
-
     with ended_by_interrupt():
         server = _load(config)
 
@@ -72,7 +71,6 @@ def _load(config: ServeConfig) -> "PolicyServer":
     """Load the policy of a server."""
     import torch
 
-    from understudy.errors import ConfigError
     from understudy.policies.inference import load_policy
     from understudy.serve.access import read_token
     from understudy.serve.server import PolicyServer, lerobot_service, warn_if_open

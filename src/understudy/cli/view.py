@@ -14,7 +14,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from understudy.config.declare import Ge, Interval, Positional
+from understudy.errors import ConfigError
+from understudy.optional_packages import require
 from understudy.plural import plural
+from understudy.progress import Progress
 
 if TYPE_CHECKING:
     from understudy.load.validation_data import ValidationData
@@ -71,7 +74,6 @@ class ViewConfig:
 def view(config: ViewConfig) -> None:
     """Serve the page until Ctrl-C or SIGTERM, or export it."""
     from understudy.data.format.catalog import INFO
-    from understudy.errors import ConfigError
     from understudy.report.view.viewer import check_folder
     from understudy.train.checkpoint.run_dir import RunDir
 
@@ -100,8 +102,6 @@ def _record(config: ViewConfig) -> None:
     import numpy as np
 
     from understudy.data.format.catalog import Catalog
-    from understudy.optional_packages import require
-    from understudy.progress import Progress
     from understudy.report.view.rerun_log import check_recording, write_recording
 
     require("rerun")
@@ -129,7 +129,6 @@ def _run_viewer(config: ViewConfig, state: "TrainState", validation: "Validation
     """Make the viewer of the validation episodes, those of `config.episodes` in each source."""
     import numpy as np
 
-    from understudy.errors import ConfigError
     from understudy.report.view.viewer import Source, Viewer
     from understudy.train.validation.open_loop import EpisodeActions
 
@@ -154,7 +153,6 @@ def _show(viewer: "Viewer", config: ViewConfig) -> None:
 
 
 def _export(viewer: "Viewer", folder: Path) -> None:
-    from understudy.progress import Progress
     from understudy.report.view.viewer import export_episodes
 
     episodes = viewer.list.all()

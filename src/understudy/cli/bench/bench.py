@@ -6,12 +6,19 @@ loaders as well.
 """
 
 import json
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from understudy.atomic import refuse_existing
+from understudy.bytesize import parse_bytes
 from understudy.config.declare import Gt, Interval, Positional
+from understudy.config.limits import LOADER_THREADS, too_many
 from understudy.errors import ConfigError
+from understudy.optional_packages import require
+from understudy.process_rank import find_rank
+from understudy.progress import Progress
 
 if TYPE_CHECKING:
     from understudy.cli.bench.measure import Round, Setting
@@ -54,8 +61,6 @@ class BenchConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        from understudy.bytesize import parse_bytes
-        from understudy.config.limits import LOADER_THREADS, too_many
         from understudy.report.figures import check_figure_path
 
         errors = [] if self.path else ["path: required, the folder or URL of a dataset: understudy bench PATH"]
@@ -76,10 +81,6 @@ class BenchConfig:
 
 def bench(config: BenchConfig) -> None:
     """Measure, print the table, draw the figure."""
-    from understudy.atomic import refuse_existing
-    from understudy.optional_packages import require
-    from understudy.process_rank import find_rank
-
     if (process := find_rank()).world_size > 1:
         from understudy.cli.bench.ranks import format_ranks, measure_ranks
 
@@ -108,12 +109,9 @@ def bench(config: BenchConfig) -> None:
 
 def measure(config: BenchConfig) -> dict[str, Any]:
     """Measure; returns all figures as plain values for JSON."""
-    from contextlib import closing
-
     from understudy.cli.bench.decode_limit import limits
     from understudy.cli.bench.machine_load import Others, doubt
     from understudy.cli.bench.measure import Trial, conditions, default_seconds, median_round
-    from understudy.progress import Progress
 
     with closing(Trial(config.setting())) as trial:
         seconds = config.seconds or default_seconds(len(trial.data))
