@@ -47,4 +47,4 @@ def ray(session: nox.Session) -> None:
     """Test the recipe for Ray Train on a cluster of two hosts' processes."""
     session.install("ray[default,train]==2.60.0", "-e", ".[train]", "pytest", "pytest-timeout", "hypothesis")
     session.env["OMP_NUM_THREADS"] = "1"
-    session.run("pytest", "-rs", "tests/test_recipe_ray.py", *session.posargs)
+    session.run("pytest", "-rs", "tests/docs/test_recipe_ray.py", *session.posargs)

@@ -14,7 +14,7 @@ from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.policies.pi05.config import Pi05Settings
 
-PAGE = (Path(__file__).parents[1] / "docs" / "migration.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
 
 
 def flags() -> set[str]:

@@ -22,6 +22,7 @@ pytest.importorskip("huggingface_hub", reason="needs the extra hub")
 
 from huggingface_hub import constants
 
+from support.docs import ROOT, code, expand, settings_of
 from support.droid import CAMERAS, LENGTHS, episode_path, range_key, write_droid, write_ranges
 from support.hub import REPO, HubServer
 from support.servers import folder
@@ -33,33 +34,14 @@ from understudy.contract.facts import read_contract
 from understudy.contract.mismatch import ContractWarning
 from understudy.distributed.mesh import mesh_shape
 
-ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes/droid"
 PAGE = (RECIPE / "README.md").read_text()
-BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
-PROGRAMS = ("understudy", "hf", "torchrun", "sbatch")
 LONG = [episode for episode, length in enumerate(LENGTHS) if length >= 32]
 
 
-def expand(variables: dict[str, str]) -> list[list[str]]:
-    """Return the words of each command of the page, expanded by bash with the given variables."""
-    record = "".join(f'{name}() {{ printf "%s\\0" {name} "$@" $\'\\036\'; }}\n' for name in PROGRAMS)
-    script = f"set -eu\n{record}" + "".join(BLOCKS)
-    env = {"PATH": os.environ["PATH"]} | variables
-    out = subprocess.run(["bash", "-c", script], env=env, capture_output=True, check=True).stdout.decode()
-    return [command.strip("\0").split("\0") for command in out.split("\036")][:-1]
-
-
-def settings_of(words: list[str]) -> TrainConfig:
-    """Settings of the `understudy train` in a command for torchrun or sbatch."""
-    if words[0] == "sbatch":
-        script = next(number for number, word in enumerate(words) if word.endswith(".sbatch"))
-        assert (ROOT / words[script]).is_file()
-        run, *rest = words[script + 1 :]
-        words = ["-m", "understudy", "train", *rest, "--output-dir", run]
-    read = main.read_settings("train", words[words.index("train") + 1 :])
-    assert isinstance(read, TrainConfig)
-    return read
+def commands_of(variables: dict[str, str]) -> list[list[str]]:
+    """Words of each command of the page, expanded by bash with the given variables."""
+    return expand("".join(code(PAGE, "sh")), variables)
 
 
 @pytest.mark.long
@@ -76,7 +58,7 @@ def test_recipe_runs_word_for_word(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     released, flow, tiny = re.findall(r'POLICY="(--policy.*?)"', PAGE)
     assert "lerobot/pi05_base" in released
     variables["POLICY"] = flow
-    commands = expand(variables)
+    commands = commands_of(variables)
     assert [" ".join(words[:2]) for words in commands if words[0] in ("understudy", "hf")] == [
         *("understudy edit", "hf download", "understudy check", "understudy ranges"),
         *("understudy tokenizer", "understudy validate", "understudy export"),
@@ -126,7 +108,7 @@ def test_recipe_runs_word_for_word(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     # The same commands for pi0.5, fresh and tiny, in this process: its launch differs in nothing else.
     small = {"CONFIG": "recipes/droid/pi05.yaml", "POLICY": tiny.replace("runs/droid", str(run))}
     variables |= small | {"RUN": str(tmp_path / "runs/pi05"), "BATCH": "2"}
-    [launch] = [words for words in expand(variables) if words[0] == "torchrun"]
+    [launch] = [words for words in commands_of(variables) if words[0] == "torchrun"]
     assert main.main(launch[launch.index("train") :]) == 0
     assert (tmp_path / "runs/pi05/policy/model.safetensors").is_file()
 
@@ -136,7 +118,7 @@ def test_recipe_meshes_fit_their_hosts() -> None:
     assert [int(row[0]) for row in rows] == [1, 2, 4, 8, 16]
     for nodes, gpus, replicas, shards, samples in rows:
         variables = {"NODES": nodes, "GPUS": gpus}
-        read = [settings_of(words) for words in expand(variables) if words[0] in ("torchrun", "sbatch")]
+        read = [settings_of(words) for words in commands_of(variables) if words[0] in ("torchrun", "sbatch")]
         assert read[0] == read[1]
         config = read[0]
         assert mesh_shape(config, int(nodes) * int(gpus)) == (int(replicas), int(shards))

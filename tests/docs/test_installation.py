@@ -6,7 +6,7 @@ from pathlib import Path
 
 from understudy.cli.main import COMMANDS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/installation.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DEVELOPMENT = {"all", "test", "docs", "dev"}

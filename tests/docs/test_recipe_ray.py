@@ -22,7 +22,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 
 pytest.importorskip("ray.train", reason="needs Ray (nox -s ray)")
 
-RECIPE = Path(__file__).parents[1] / "recipes/ray/train.py"
+RECIPE = Path(__file__).parents[2] / "recipes/ray/train.py"
 STEPS, EVERY = 120, 25
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from understudy.distributed.mesh import ACCELERATE
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/commands.md").read_text()
 NO_VARIABLES = {
     "CERTIFICATE_VERIFY_FAILED",

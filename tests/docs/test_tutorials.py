@@ -4,20 +4,15 @@ bash expands the commands with other values of the variables that a page defines
 `understudy` and the code then run in this process. For sbatch and torchrun the settings are read.
 """
 
-import os
-import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 import understudy as us
+from support.docs import PROGRAMS, ROOT, blocks, expand, settings_of
 from understudy.cli import main
-from understudy.config.train import TrainConfig
 from understudy.train.checkpoint.run_dir import RunDir
 
-ROOT = Path(__file__).parents[1]
-PROGRAMS = ("understudy", "torchrun", "sbatch")
 PAGES = ("dataset", "research", "robot", "cluster")
 TINY = (
     "--policy.image-size 16 --policy.width 16 --policy.layers 1 --policy.channels 8 --policy.blocks 1 --log.no-report"
@@ -25,40 +20,20 @@ TINY = (
 SMALL = {"STEPS": "2", "MORE": "3", "BATCH": "4", "LAUNCH": "", "OPTIONS": TINY}
 
 
-def blocks(page: str) -> list[tuple[str, str]]:
-    """Language and text of the code blocks of a page."""
-    text = (ROOT / f"docs/tutorial_{page}.md").read_text()
-    return re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-
-
-def expand(before: list[str], block: str) -> list[list[str]]:
-    """Words of each command of a shell block, expanded by bash after the blocks before it."""
-    record = "".join(f'{name}() {{ printf "%s\\0" {name} "$@" $\'\\036\'; }}\n' for name in PROGRAMS)
-    script = f"set -eu\n{record}" + "".join(before) + "printf '\\035'\n" + block
-    env = {"PATH": os.environ["PATH"]} | SMALL
-    out = subprocess.run(["bash", "-c", script], env=env, capture_output=True, check=True).stdout.decode()
-    return [command.strip("\0").split("\0") for command in out.partition("\035")[2].split("\036")][:-1]
-
-
 def follow(page: str) -> list[str]:
     """Follow a page in the current folder; returns the programs and commands that it called."""
     called, shell, names = [], list[str](), dict[str, object]()
-    for language, block in blocks(page):
+    for language, block in blocks((ROOT / f"docs/tutorial_{page}.md").read_text()):
         if language == "python":
             exec(compile(block, f"tutorial_{page}.md", "exec"), names)
             continue
         assert language == "sh", "every block of a tutorial is executed"
-        for words in expand(shell, block):
+        for words in expand(block, SMALL, shell):
             called.append(" ".join(words[:2]) if words[0] == "understudy" else words[0])
             if words[0] == "understudy":
                 assert main.main(words[1:]) == 0, words
-            elif words[0] == "sbatch":
-                script = next(number for number, word in enumerate(words) if word.endswith(".sbatch"))
-                assert (ROOT / words[script]).is_file()
-                run, *rest = words[script + 1 :]
-                assert isinstance(main.read_settings("train", [*rest, "--output-dir", run]), TrainConfig)
             else:
-                assert isinstance(main.read_settings("train", words[words.index("train") + 1 :]), TrainConfig)
+                settings_of(words)
         shell.append(block)
     return called
 

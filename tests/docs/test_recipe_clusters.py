@@ -15,7 +15,7 @@ from understudy.config.train import TrainConfig
 from understudy.distributed.launch import Hosts, read_hosts
 from understudy.distributed.mesh import mesh_shape
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "recipes" / name / "README.md" for name in ("kubernetes", "skypilot", "ray")]
 SETTINGS = ROOT / "recipes/kubernetes/settings.yaml"
 

@@ -18,7 +18,7 @@ import torch
 
 from understudy import Catalog, EpisodeDataset
 
-FOLDER = Path(__file__).parents[1] / "examples"
+FOLDER = Path(__file__).parents[2] / "examples"
 SHOWN = ("plain_loop", "torch_dataloader", "lerobot_act")
 
 

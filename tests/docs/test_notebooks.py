@@ -11,7 +11,7 @@ nbclient = pytest.importorskip("nbclient", reason="needs the extra test")
 pytest.importorskip("ipykernel", reason="needs the extra test")
 pytest.importorskip("mujoco", reason="needs the extra demo")
 
-FOLDER = Path(__file__).parents[1] / "examples/notebooks"
+FOLDER = Path(__file__).parents[2] / "examples/notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 

@@ -2,41 +2,31 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("mujoco", reason="the recording needs the extra demo")
 
-ROOT = Path(__file__).parents[1]
+import understudy as us
+from support.docs import ROOT, run_python
+from understudy.cli.main import COMMANDS, main
+
 README = ROOT / "README.md"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the recording of the examples."""
-    from understudy.cli.main import main
-
     root = tmp_path_factory.mktemp("readme")
     assert main(["record", "--output-dir", str(root / "runs/demo/dataset"), "--episodes", "6"]) == 0
     return root
 
 
-def run_code(path: Path, blocks: slice, **names: Any) -> dict[str, Any]:
-    """Execute Python blocks of a page in one namespace, which is returned."""
-    for code in re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)[blocks]:
-        exec(compile(code, str(path), "exec"), names)
-    return names
-
-
 def test_readme_runs_from_its_first_line_to_its_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import understudy as us
-    from understudy.cli.main import main
-
     monkeypatch.chdir(tmp_path)
     (record,) = re.findall(r"```sh\nunderstudy (record .*)\n```", README.read_text())
     assert main(record.split()) == 0
-    names = run_code(README, slice(0, 1))
+    names = run_python(README, {}, slice(0, 1))
     assert names["state"].shape == (32, 4)
     assert names["batch"]["observation.images.front"].shape == (32, 3, 64, 64)
     assert names["saved"]["position"] == 100 * 32
@@ -46,7 +36,7 @@ def test_readme_runs_from_its_first_line_to_its_last(tmp_path: Path, monkeypatch
         if words[0] == "train":
             words += ["--steps", "1", "--batch-size", "8", "--val.every", "0"]
         assert words[0] == "serve" or main(words) == 0, line
-    names = run_code(README, slice(1, 2), us=us, observation=us.EpisodeDataset("data/first")[0])
+    names = run_python(README, {"us": us, "observation": us.EpisodeDataset("data/first")[0]}, slice(1, 2))
     assert names["actions"].shape == (8, 4)
 
 
@@ -68,7 +58,7 @@ def test_numbers_of_the_tables_are_on_their_pages() -> None:
 
 def test_loading_page_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    names = run_code(ROOT / "docs" / "loading.md", slice(None))
+    names = run_python(ROOT / "docs" / "loading.md", {})
     sample, batch = names["sample"], names["batch"]
     assert sample["action"].shape == (4, 4)
     assert sample["observation.images.front"].shape == (2, 3, 64, 64)
@@ -79,8 +69,6 @@ def test_loading_page_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_commands_page_names_all_commands() -> None:
-    from understudy.cli.main import COMMANDS
-
     page = (ROOT / "docs/commands.md").read_text()
     named = set(re.findall(r"^understudy ((?:(?:order|fast|tokenizer) )?[a-z]+)", page, flags=re.MULTILINE))
     assert named == set(COMMANDS)

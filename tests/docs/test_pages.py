@@ -17,6 +17,7 @@ import yaml
 
 import understudy as us
 from support.datasets import Spec, write_dataset
+from support.docs import ROOT, code, run_python, settings_of
 from support.refusals import refused
 from understudy.cli import main
 from understudy.config.flags import list_settings
@@ -29,16 +30,15 @@ from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 from understudy.policies.inference import load_policy
 from understudy.train.checkpoint import run_dir
 
-ROOT = Path(__file__).parents[1]
 DOCS = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "recipes").glob("*/*.md"))]
 PROGRAMS = ("understudy", "torchrun", "accelerate", "sbatch")
-"""Programs whose commands are read. Those of the tutorials run, in tests/test_tutorials.py."""
+"""Programs whose commands are read. Those of the tutorials run, in tests/docs/test_tutorials.py."""
 
 
 def blocks(page: str, language: str) -> list[str]:
     """Code blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", DOCS[page], flags=re.DOTALL | re.MULTILINE)
+    return code(DOCS[page], language)
 
 
 def commands(page: str) -> list[list[str]]:
@@ -47,10 +47,9 @@ def commands(page: str) -> list[list[str]]:
     return [words for line in lines if (words := shlex.split(line, comments=True)) and words[0] in PROGRAMS]
 
 
-def execute(page: str, names: dict[str, Any], number: int = 0) -> dict[str, Any]:
-    """Run a Python block; returns its variables."""
-    exec(compile(blocks(page, "python")[number], f"docs/{page}.md", "exec"), names)
-    return names
+def execute(page: str) -> dict[str, Any]:
+    """Run the first Python block; returns its variables."""
+    return run_python(ROOT / f"docs/{page}.md", {}, slice(0, 1))
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -68,11 +67,9 @@ def test_commands_of_a_page_are_read(page: str, tmp_path: Path, monkeypatch: pyt
     for words in commands(page):
         launched = "--launch" in words
         if words[0] == "sbatch":
-            script = next(number for number, word in enumerate(words) if word.endswith(".sbatch"))
-            assert (ROOT / words[script]).is_file()
-            run, *rest = words[script + 1 :]
-            words = ["understudy", "train", *rest, "--output-dir", run]
-        elif words[0] != "understudy":
+            assert settings_of(words)
+            continue
+        if words[0] != "understudy":
             words = words[words.index("-m") + 1 :]
         count, arguments = main.split_launch(words[2:])
         assert main.read_settings(words[1], arguments) is not None, words
@@ -144,7 +141,7 @@ def test_sensors_page_declares_depth_that_is_read() -> None:
 def test_frame_weights_page_example_has_the_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_dataset(tmp_path / "dataset", Spec(lengths=(6, 9, 4), cameras=()))
-    names = execute("frame_weights", {})
+    names = execute("frame_weights")
     counts = {(e, f): 3 if f < 2 else 1 for e, length in ((0, 6), (2, 4)) for f in range(length)}
     assert names["epoch"] == sum(counts.values())
     _, episode, frame = names["order"].locate(np.arange(names["epoch"]))
@@ -160,7 +157,7 @@ def test_sensors_page_example_prints_its_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_dataset(tmp_path / "data/table", Spec(lengths=(8, 5), cameras=(), foreign=False))
-    execute("sensors", {})
+    execute("sensors")
     assert capsys.readouterr().out.strip() == blocks("sensors", "python")[0].strip().rpartition("# ")[2]
 
 
@@ -195,7 +192,7 @@ def test_policies_page_loads_a_policy_that_acts(tmp_path: Path, monkeypatch: pyt
     config = FlowPolicyConfig(4, 4, ("observation.images.front",), chunk=3)
     FlowPolicy(config, {"action": unit, "observation.state": unit}).save(tmp_path / "POLICY")
     monkeypatch.chdir(tmp_path)
-    assert execute("policies", {})["actions"].shape == (3, 4)
+    assert execute("policies")["actions"].shape == (3, 4)
 
 
 def test_policies_page_has_a_config_of_tiny_dimensions(tmp_path: Path) -> None:
@@ -205,7 +202,7 @@ def test_policies_page_has_a_config_of_tiny_dimensions(tmp_path: Path) -> None:
     widths = {"action": stored["action_dim"], "observation.state": stored["state_dim"]}
     maps = {key: {"offset": [0] * width, "spread": [1] * width} for key, width in widths.items()}
     (tmp_path / "normalisation.json").write_text(json.dumps(maps))
-    weights = Path(__file__).parent / "policies/pi05/golden" / stored["type"] / "weights.safetensors"
+    weights = Path(__file__).parents[1] / "policies/pi05/golden" / stored["type"] / "weights.safetensors"
     shutil.copy(weights, tmp_path / "model.safetensors")
     assert load_policy(tmp_path).config.sizes.vlm.width == stored["dimensions"]["vlm"]["width"]
 
