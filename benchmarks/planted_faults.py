@@ -48,7 +48,6 @@ LENGTHS = (48, 52, 48, 56, 50, 46, 54, 48, 52, 50)
 GENERATED = ("v3.0", "v2.1", "texture")
 FPS, SIDE, AHEAD = 20, 64, 2
 TASKS = ("stack the cups", "open the drawer")
-INDEX = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 
 
 # The sound datasets

@@ -18,7 +18,6 @@ from support.servers import RangeServer, folder
 from understudy.check.column_facts import Column
 from understudy.check.examine import check_dataset
 from understudy.check.findings import RULES, Finding, Place, list_ids, sort_findings
-from understudy.check.row_facts import read_rows
 from understudy.cli import main
 from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
@@ -167,16 +166,6 @@ def test_column_summary_equals_plain_loops() -> None:
             np.testing.assert_allclose(getattr(column, name)[row], value, atol=1e-9, err_msg=name)
     assert np.isnan(column.mean[3]).all()
     assert len(column.sample) == 53
-
-
-@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_row_facts_place_each_episode(sets: dict[str, Path], version: str) -> None:
-    facts = read_rows(Catalog.open(sets[version]))
-    assert facts.is_read.all()
-    assert facts.found.tolist() == [6, 9, 4, 7]
-    assert facts.first_index.tolist() == facts.position.tolist() == [0, 6, 15, 19]
-    assert len(set(facts.digest)) == 4
-    assert facts.columns["action"].width == 2
 
 
 def test_skip_bad_writes_a_list_and_page_shows_it(

@@ -100,7 +100,7 @@ class RowFacts:
         late_frame: frame after the largest step of `timestamp`.
         idle: idle frames (`data/selection/motion.py`); `idle_end`: those after the last motion.
         digest: per episode 16 bytes that depend on all numeric columns but the index columns, b"" unread.
-        used_tasks: (row, task_index) of all tasks in the rows.
+        used_tasks: table row -> each task_index in its rows.
         orphans: id -> rows of episodes that are not listed for the file that holds them.
         orphan_file: first file with orphan rows.
         unreadable: (file number, column or "", error).
@@ -119,7 +119,7 @@ class RowFacts:
         self.index_counts, self.frames_rise, self.frames_count = np.ones((3, episodes), bool)
         self.time = np.full((episodes, 5), np.nan)
         self.digest = [b""] * episodes
-        self.used_tasks: list[tuple[int, int]] = []
+        self.used_tasks: dict[int, set[int]] = {}
         self.orphans: Counter[int] = Counter()
         self.orphan_file = ""
         self.unreadable: list[tuple[int, str, DatasetError]] = []
@@ -323,9 +323,7 @@ def _read_index(
             facts.time[row] = seconds[0], gaps.min(), np.median(gaps), gaps.max(), off
             facts.late_frame[row] = int(gaps.argmax()) + 1
         if task is not None:
-            own_tasks = task[part]
-            tasks = {int(own_tasks[0])} if (own_tasks == own_tasks[0]).all() else set(own_tasks.astype(int).tolist())
-            facts.used_tasks += [(row, number) for number in sorted(tasks)]
+            facts.used_tasks[row] = set(np.unique(task[part]).astype(int).tolist())
 
 
 def _digest(

@@ -1,6 +1,6 @@
 """Facts about the samples of a sensor, per episode; nothing in its files is an error here."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -49,6 +49,10 @@ class SensorFacts:
     episodes: dict[int, EpisodeSamples] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
     unknown: set[int] = field(default_factory=set)
+
+    def rows_where(self, is_odd: Callable[[EpisodeSamples], object]) -> list[int]:
+        """Table rows of the episodes whose samples meet a condition."""
+        return [row for row, samples in self.episodes.items() if is_odd(samples)]
 
     def file_of(self, row: int) -> str:
         """Path of the file of a table row."""

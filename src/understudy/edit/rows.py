@@ -183,68 +183,64 @@ def nested_types(plan: Plan) -> dict[str, pa.DataType]:
     return kinds
 
 
-@dataclass(frozen=True)
 class RowWriter:
     """Writer of data files.
 
-    Attributes:
+    Args:
         rows: reader of the sources.
         tasks: task text -> task_index.
-        nested: see `nested_types`.
-        measured: image column -> number of measured images before each piece.
+
+    Attributes:
+        starts: index of the first row of each piece.
     """
 
-    rows: SourceRows
-    tasks: Mapping[str, int]
-    nested: Mapping[str, pa.DataType]
-    measured: Mapping[str, Sequence[int]]
+    def __init__(self, rows: SourceRows, tasks: Mapping[str, int]) -> None:
+        self._plan, self._rows, self._tasks = rows.plan, rows, tasks
+        lengths = [piece.length for piece in self._plan.pieces]
+        self.starts: list[int] = (np.cumsum(lengths) - lengths).tolist()
+        self._features, self._nested = {**self._plan.features, **DEFAULTS}, nested_types(self._plan)
+        images = {key: feature for key, feature in self._plan.features.items() if feature.dtype == "image"}
+        self._measured = {key: measured_before(self._plan, feature) for key, feature in images.items()}
 
-    def write(self, path: Path, group: range, first_frame: int) -> list[EpisodeRows]:
-        """Write the pieces `group` to one file, one row group each; `first_frame` is the index of its first row."""
-        plan, done = self.rows.plan, list[EpisodeRows]()
-        schema = data_schema({**plan.features, **DEFAULTS}, self.nested)
+    def write(self, path: Path, group: range) -> list[EpisodeRows]:
+        """Write the pieces `group` to one file, one row group each."""
+        done, schema = list[EpisodeRows](), data_schema(self._features, self._nested)
 
         def tables() -> Any:
-            index = first_frame
             for number in group:
-                columns, tasks = self.rows.read(number)
-                length = plan.pieces[number].length
-                columns |= self._defaults(number, index, tasks)
+                columns, tasks = self._rows.read(number)
+                columns |= self._defaults(number, tasks)
                 yield pa.Table.from_arrays([self._column(columns[key], key) for key in schema.names], schema=schema)
                 numbers = {key: values for key, values in columns.items() if isinstance(values, np.ndarray)}
-                images = {key: self._measure(columns[key], key, number) for key in self.measured}
+                images = {key: self._measure(columns[key], key, number) for key in self._measured}
                 done.append(EpisodeRows(list(dict.fromkeys(tasks)), numbers, images))
-                index += length
 
         replace_parquet(path, tables(), schema)
         return done
 
-    def _defaults(self, number: int, index: int, tasks: list[str]) -> dict[str, np.ndarray]:
-        length = len(tasks)
+    def _defaults(self, number: int, tasks: list[str]) -> dict[str, np.ndarray]:
+        frames = np.arange(len(tasks)).reshape(-1, 1)
         return {
-            "timestamp": (np.arange(length) / self.rows.plan.fps).astype(np.float32).reshape(-1, 1),
-            "frame_index": np.arange(length).reshape(-1, 1),
-            "episode_index": np.full((length, 1), number),
-            "index": np.arange(index, index + length).reshape(-1, 1),
-            "task_index": np.array([self.tasks[task] for task in tasks], np.int64).reshape(-1, 1),
+            "timestamp": (frames / self._plan.fps).astype(np.float32),
+            "frame_index": frames,
+            "episode_index": np.full_like(frames, number),
+            "index": self.starts[number] + frames,
+            "task_index": np.array([[self._tasks[task]] for task in tasks], np.int64),
         }
 
     def _column(self, values: Any, key: str) -> pa.Array:
-        if key in self.nested:
-            return pa.array(values, self.nested[key])
-        feature = self._feature(key)
+        if key in self._nested:
+            return pa.array(values, self._nested[key])
+        feature = self._features[key]
         return to_column(
             np.reshape(values, (-1, *feature.shape)) if isinstance(values, np.ndarray) else values, feature
         )
 
-    def _feature(self, key: str) -> Feature:
-        return DEFAULTS[key] if key in DEFAULTS else self.rows.plan.features[key]
-
     def _measure(self, images: Sequence[bytes], key: str, number: int) -> ImageStatistics:
         """Statistics of an image column of one piece."""
-        plan, feature = self.rows.plan, self._feature(key)
-        part = ImageStatistics(feature.channels or 3, first=self.measured[key][number])
-        source = plan.sources[plan.pieces[number].source]
+        feature = self._features[key]
+        part = ImageStatistics(feature.channels or 3, first=self._measured[key][number])
+        source = self._plan.sources[self._plan.pieces[number].source]
         for data in images[:: step_of(feature)]:
             part.add(decode_image(data, feature, source, source.root).transpose(1, 2, 0))
         return part

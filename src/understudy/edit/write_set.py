@@ -45,7 +45,7 @@ from understudy.data.write.dataset_files import (
     video_info,
 )
 from understudy.edit.plan import Plan
-from understudy.edit.rows import EpisodeRows, RowWriter, SourceRows, group_pieces, measured_before, nested_types
+from understudy.edit.rows import EpisodeRows, RowWriter, SourceRows, group_pieces
 from understudy.edit.videos import CameraVideos, write_videos
 from understudy.errors import DatasetError
 
@@ -192,25 +192,20 @@ def _write_rows(
     count: Callable[[int], None],
 ) -> list[pa.Table]:
     """Write all data files; return the rows of meta/episodes of each, without columns of videos."""
-    measured = {key: measured_before(plan, f) for key, f in plan.features.items() if f.dtype == "image"}
-    writer = RowWriter(rows, tasks, nested_types(plan), measured)
-    groups = group_pieces(plan, DATA_MB)
-    lengths = [piece.length for piece in plan.pieces]
-    starts = (np.cumsum(lengths) - lengths).tolist()
+    writer, groups = RowWriter(rows, tasks), group_pieces(plan, DATA_MB)
     features = {**{key: f for key, f in plan.features.items() if not f.is_video}, **DEFAULTS}
     schema = episode_schema(features).remove_metadata()
 
     def write(number: int) -> list[EpisodeRows]:
-        group = groups[number]
-        episodes = writer.write(root / file_path(DATA_PATH, number), group, starts[group.start])
-        count(sum(lengths[piece] for piece in group))
+        episodes = writer.write(root / file_path(DATA_PATH, number), groups[number])
+        count(sum(plan.pieces[piece].length for piece in groups[number]))
         return episodes
 
     tables = []
     for number, episodes in enumerate(pool.map(write, range(len(groups)))):
         table = []
         for piece, episode in zip(groups[number], episodes):
-            row = episode_columns(piece, episode.tasks, lengths[piece], starts[piece])
+            row = episode_columns(piece, episode.tasks, plan.pieces[piece].length, writer.starts[piece])
             row |= file_columns("data", number) | file_columns("meta/episodes", number)
             for key, feature in features.items():
                 part = statistics.get(key)

@@ -195,13 +195,17 @@ def _outliers(catalog: Catalog, clips: list[Clip]) -> Iterator[Finding]:
         yield Finding("images.outlier", "warning", message, place, farthest, middle, LOOK, float(z.max()))
 
 
+def _recorded(catalog: Catalog, camera: str, name: str) -> np.ndarray:
+    """Recorded statistic of a camera, float64 (n,); empty without a readable one."""
+    try:
+        return np.ravel(catalog.stats.get(camera, {}).get(name, ())).astype(np.float64)
+    except DatasetError:
+        return np.zeros(0)
+
+
 def _statistics(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding]:
     """Recorded mean of the images against that of the sampled ones."""
-    try:
-        entry = catalog.stats.get(camera, {})
-    except DatasetError:
-        return
-    recorded = np.asarray(entry.get("mean", np.zeros(0)), np.float64).reshape(-1)
+    recorded = _recorded(catalog, camera, "mean")
     if len(recorded) != 3 or not np.isfinite(recorded).all() or (recorded > 1.5).any() or len(clips) < 4:
         return
     levels = np.stack([clip.ends.mean(axis=(0, 1, 2)) for clip in clips]) / 255
@@ -309,11 +313,7 @@ def check_depth(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
 
 def _depth_range(catalog: Catalog, camera: str, ranges: list[DepthRange]) -> Iterator[Finding]:
     """Sampled values beyond the recorded minimum and maximum, as after a change of unit."""
-    try:
-        entry = catalog.stats.get(camera, {})
-    except DatasetError:
-        return
-    recorded_range = [np.ravel(entry.get(name, ())).astype(np.float64) for name in ("min", "max")]
+    recorded_range = [_recorded(catalog, camera, name) for name in ("min", "max")]
     if not ranges or [part.size for part in recorded_range] != [1, 1] or not np.isfinite(recorded_range).all():
         return
     low, high = (float(part[0]) for part in recorded_range)

@@ -132,27 +132,25 @@ def check_tasks(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     """Yield findings about tasks."""
     table = catalog.episodes
     file = "meta/tasks.parquet" if catalog.version.startswith("v3") else "meta/tasks.jsonl"
-    used: dict[int, set[int]] = defaultdict(set)
     unknown: dict[int, list[int]] = defaultdict(list)
-    for row, task in facts.used_tasks:
-        used[row].add(task)
-        if not 0 <= task < len(catalog.tasks):
-            unknown[task].append(row)
+    for row, tasks in facts.used_tasks.items():
+        for task in sorted(tasks):
+            if not 0 <= task < len(catalog.tasks):
+                unknown[task].append(row)
     for task, rows in unknown.items():
         message, expected = f"task_index {task} is not in the task list", f"0 to {len(catalog.tasks) - 1}"
         place = Place.from_rows(catalog, rows, "task_index", file=file)
         fix = f"add its text to {file}, or {drop(place.episodes)}"
         yield Finding("tasks.unknown", "error", message, place, task, expected, fix)
-    listed = set(table.task_indices.tolist()) - {-1}
-    in_rows = {task for tasks in used.values() for task in tasks}
-    unused = [task for task, text in enumerate(catalog.tasks) if text and task not in listed | in_rows]
+    listed = set(table.task_indices.tolist()).union(*facts.used_tasks.values())
+    unused = [task for task, text in enumerate(catalog.tasks) if text and task not in listed]
     complete = bool(facts.is_read[table.lengths > 0].all())
     if unused and (complete or len(table.task_indices)):
         message = f"{len(unused)} tasks have no episode, first {catalog.tasks[unused[0]]!r}"
         fix = f"remove them from {file}, or restore their episodes"
         yield Finding("tasks.unused", "warning", message, Place(file=file), unused[:1000], [], fix)
     yield from _texts(catalog, file)
-    yield from _listed(catalog, facts, used, file)
+    yield from _listed(catalog, facts, file)
 
 
 def _texts(catalog: Catalog, file: str) -> Iterator[Finding]:
@@ -182,9 +180,9 @@ def _texts(catalog: Catalog, file: str) -> Iterator[Finding]:
         yield Finding("tasks.repeated", "warning", message, Place(file=file), measured=[*blank, *gaps][:1000], fix=fix)
 
 
-def _listed(catalog: Catalog, facts: RowFacts, used: dict[int, set[int]], file: str) -> Iterator[Finding]:
+def _listed(catalog: Catalog, facts: RowFacts, file: str) -> Iterator[Finding]:
     """Compare the tasks listed for each episode with those of its rows; an episode may list more, such as labels."""
-    table = catalog.episodes
+    table, used = catalog.episodes, facts.used_tasks
     strange, without, foreign = [], [], []
     for row in range(len(table)):
         named = table.tasks_of(row)

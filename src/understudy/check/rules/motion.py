@@ -174,11 +174,15 @@ def _at_each_delay(images: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return table
 
 
+def _filled(motion: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(motion), motion, -1.0)
+
+
 class _Delays:
     """Delays of clips by their table of correlations (n, len(DELAYS)): places in it, and which of them are clear."""
 
     def __init__(self, motion: np.ndarray, clips: list[Clip]) -> None:
-        self.table = np.where(np.isfinite(motion), motion, -1.0)
+        self.table = _filled(motion)
         self.best, self.peak = self.table.argmax(axis=1), self.table.max(axis=1)
         # The fewer frames, the larger is a correlation by chance.
         self.chance = np.sqrt(WINDOW / np.array([len(clip.window) for clip in clips]))
@@ -217,7 +221,7 @@ def _foreign(catalog: Catalog, clips: list[Clip], motion: np.ndarray, is_pulse: 
 
     The correlations of all other pairs show how alike the motion of different episodes is.
     """
-    filled = np.where(np.isfinite(motion), motion, -1.0)
+    filled = _filled(motion)
     clear = filled.max(axis=1) > _FOLLOWS
     if clear.sum() < max(_LEAST_CLIPS - 2, 0.6 * len(clips)):
         return
@@ -266,7 +270,7 @@ def _strangers(catalog: Catalog, clips: list[Clip], fits: np.ndarray, motion: np
     peak = np.where(has_fit, np.nan_to_num(fits).max(axis=1), 1.0)
     usual = float(np.median(peak[has_fit])) if has_fit.any() else 0.0
     strange = peak < 0.25
-    together = np.where(np.isfinite(motion), motion, -1.0).max(axis=1)
+    together = _filled(motion).max(axis=1)
     tells = float(np.median(together)) > _FOLLOWS and len(clips) >= _SCENES
     if tells:
         strange &= together < _FOLLOWS

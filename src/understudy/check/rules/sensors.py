@@ -53,7 +53,7 @@ def _check_files(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
 
 
 def _check_clock(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
-    falls = [row for row, samples in facts.episodes.items() if (samples.steps <= 0).any()]
+    falls = facts.rows_where(lambda samples: (samples.steps <= 0).any())
     if falls:
         worst = min(float(facts.episodes[row].steps.min()) for row in falls)
         message = f"the clock of the sensor does not rise: its least step is {worst:.4g} s"
@@ -61,7 +61,7 @@ def _check_clock(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
     limit = _longest_step(facts)
     if limit is None:
         return
-    gaps = [row for row, samples in facts.episodes.items() if (samples.steps > limit).any()]
+    gaps = facts.rows_where(lambda samples: (samples.steps > limit).any())
     if gaps:
         worst = max(float(facts.episodes[row].steps.max()) for row in gaps)
         message = f"the clock of the sensor has gaps of up to {worst:.4g} s, where up to {limit:.4g} s are usual"
@@ -96,12 +96,12 @@ def _longest_step(facts: SensorFacts) -> float | None:
 
 
 def _check_values(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
-    bad = [row for row, samples in facts.episodes.items() if samples.bad is not None]
+    bad = facts.rows_where(lambda samples: samples.bad is not None)
     if bad:
         first = facts.episodes[bad[0]].bad
         message = f"times or values are not finite, first that of sample {first}"
         yield _about(catalog, facts, "sensors.finite", "error", bad, message, f"record the sensor again, or {LOOK}")
-    rows = [row for row, samples in facts.episodes.items() if len(samples.times) >= _FEW]
+    rows = facts.rows_where(lambda samples: len(samples.times) >= _FEW)
     if not rows:
         return
     still = np.stack([facts.episodes[row].still for row in rows])  # (episodes, D)
