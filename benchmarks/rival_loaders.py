@@ -119,7 +119,7 @@ class Understudy:
 
     @staticmethod
     def version() -> str:
-        from understudy import __version__
+        from understudy import Loader, __version__  # noqa: F401
 
         return __version__
 
