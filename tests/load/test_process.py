@@ -87,6 +87,15 @@ def test_plan_predicts_resident_memory_of_many_decoders(middling_groups: Path, m
     check_memory(middling_groups, megabytes, 64, way, batches=400)  # gaps grow with each change of clips
 
 
+@pytest.mark.long
+def test_plan_has_the_frames_that_wait_in_permuted_clips(middling_groups: Path) -> None:
+    output, errors = run("measure", middling_groups, 640 * 10**6, 16, 90, 120, 1).communicate(timeout=300)
+    assert output, errors
+    figures = json.loads(output)
+    assert "16 lanes, runs of 30 frames" in figures["plan"]
+    assert 0.65 <= figures["grown"] / figures["planned"] <= 1.02, figures
+
+
 def check_memory(root: Path, megabytes: int, lanes: int, way: str, batches: int = 60) -> None:
     clip = 45  # all lanes change to another clip once in 60 batches
     output, errors = run("measure", root, megabytes * 10**6, lanes, clip, batches).communicate(timeout=300)

@@ -14,10 +14,11 @@ from understudy.load.loader import Loader
 from understudy.order import Order
 
 
-def measure(root: str, memory: int, lanes: int, clip: int, batches: int) -> None:
+def measure(root: str, memory: int, lanes: int, clip: int, batches: int, permuted: int = 0) -> None:
     """Print the bytes of the plan and the largest growth of this process, as JSON."""
     data = EpisodeDataset(root, frame_cache_bytes=0)
-    order = Order.from_datasets([data], batch_size=16, seed=1, clip=clip, lanes=lanes)
+    inside = "permuted" if permuted else "sequential"
+    order = Order.from_datasets([data], batch_size=16, seed=1, clip=clip, lanes=lanes, inside=inside)
     with Loader([data], order=order, memory=memory, num_threads=2) as loader:
         data.batch(*data.locate([0]))  # code and codecs are loaded
         before, peak, made = resident_bytes(), 0, 0

@@ -265,7 +265,14 @@ def _source_cost(facts: SourceFacts, spec: SourceSpec, keep: bool, policy: Decod
         starts = _START_MS * len(facts.frame) / (facts.decode_ms + _MS_PER_ROW) if facts.gop > 1 else 0.0
         return uniform_cost(facts.gop, facts.halo) + starts
     clips = clips_cost(
-        facts.frames, facts.gop, facts.reach, clip=spec.clip, lanes=spec.lanes, cut=spec.cut, shared_by=shared_by
+        facts.frames,
+        facts.gop,
+        facts.reach,
+        clip=spec.clip,
+        lanes=spec.lanes,
+        cut=spec.cut,
+        is_permuted=spec.inside == "permuted",
+        shared_by=shared_by,
     )
     return clips * (_OWN_RUN_COST.get(policy.run_length, 1.0) if policy.keep_decoder else 1.0)
 

@@ -217,6 +217,8 @@ class _SourceNeeds:
     """Samples of a clip of the order; in storage order all are one clip."""
     halo: int
     """Frames that samples of a clip share beyond their own."""
+    is_permuted: bool
+    """Whether a clip's samples come in a random order, so that most of its frames wait at once."""
     policies: tuple[DecodePolicy, ...]
     """The fastest first."""
 
@@ -235,6 +237,9 @@ class _SourceNeeds:
         for they take turns (`load/images/clip_reader.py`) and on the way to a key frame. In both cases frames wait for
         conversion, a batch's at most. Whole GOPs take turns by chance: three standard deviations of their number. So do
         runs as long as clips, which also end with their clip; their remainder is smaller in the mean.
+
+        In a permuted clip of S frames, k samples need the frames up to about S k / (k + 1). So at most about S - 2
+        sqrt(S) of them wait at once, and half a clip in the mean.
         """
         if policy.run_length == 0:
             return 0
@@ -242,17 +247,20 @@ class _SourceNeeds:
         decoders = _GAPS * (lanes + 2 * threads) if policy.keep_decoder else 0.0
         waiting = min(lanes, self.together)
         if policy.keep_decoder:
-            frames = decoders * (run - min(2, run - 1)) + waiting
+            permuted = lanes * (self.clip - 2 * self.clip**0.5) if self.is_permuted else 0.0
+            frames = max(permuted, decoders * (run - min(2, run - 1))) + waiting
         elif run > 1:
             half, thrice = run / 2, 3 * (lanes * threads) ** 0.5
-            if policy.whole_gops:
+            if self.is_permuted:
+                held = lanes * self.clip / 2 + 3 * lanes**0.5 * self.clip / 12**0.5
+            elif policy.whole_gops:
                 held = lanes * half + thrice * run / 12**0.5
             else:  # of the lesser of two evenly spread numbers, below the run and below the clip
                 part = run / max(run, self.clip)
                 mean = half - run * part / 6
                 deviation = (run**2 * (1 / 3 - part / 6) - mean**2) ** 0.5
                 held = min(lanes * half, lanes * mean + thrice * deviation)
-            frames = _GAPS * min(held + waiting, lanes * run)
+            frames = _GAPS * min(held + waiting, lanes * (max(run, self.clip) if self.is_permuted else run))
         else:
             frames = 0.0
         halo = (1.0 if policy.keep_decoder else _GAPS) * lanes * self.halo
@@ -436,6 +444,7 @@ def _needs(facts: SourceFacts, order: Order, d: int, low: int, high: int) -> _So
         together,
         spec.clip if spec.shuffle else spec.frames,
         halo,
+        spec.inside == "permuted" and lanes > 0,
         rank_policies(single, gop, spec.clip, halo, facts.resized, spec.shuffle, lanes / max(1, together)),
     )
 

@@ -40,12 +40,21 @@ def uniform_cost(gop: int, halo: int = 0) -> float:
 
 
 def clips_cost(
-    frames: int, gop: int, reach: tuple[int, int], *, clip: int, lanes: int, cut: str, shared_by: float = 1.0
+    frames: int,
+    gop: int,
+    reach: tuple[int, int],
+    *,
+    clip: int,
+    lanes: int,
+    cut: str,
+    is_permuted: bool = False,
+    shared_by: float = 1.0,
 ) -> float:
     """Cost of a sample in clips, the mean over an epoch.
 
     A piece of a clip is decoded for each lane that holds a part of it. A piece starts at a key frame if its clip is cut
-    there, the piece is its first, and no window extends back from it.
+    there, the piece is its first, and no window extends back from it. A piece of a permuted clip has samples from all
+    over the clip, and nearly all of the clip is decoded for it.
 
     Args:
         frames: of an epoch.
@@ -54,13 +63,15 @@ def clips_cost(
         clip: frames of a clip.
         lanes: number of lanes.
         cut: "plain" or "keyframe".
+        is_permuted: whether the order inside a clip is random.
         shared_by: ranks that read a lane, each of which decodes all of it.
     """
     clips = -(-frames // clip)
     pieces = clips + (lanes if lanes > 1 else 0)
-    starts = pieces if cut == "plain" or reach[0] else pieces - clips
+    starts = pieces if cut == "plain" or reach[0] else 0 if is_permuted else pieces - clips
+    again = (pieces - clips) * clip if is_permuted else 0
     halo = min(sum(reach), 8 * clip)
-    return shared_by * (1.0 + (starts * start_cost(gop) + pieces * halo) / frames)
+    return shared_by * (1.0 + (starts * start_cost(gop) + again + pieces * halo) / frames)
 
 
 def lane_correlation(frames: int, clip: int, lanes: int, samples: float, model: Correlation | None = None) -> float:
