@@ -20,7 +20,7 @@ from understudy.report.curves import bucketed_line, chart, histogram
 from understudy.report.page import (
     Block,
     Blocks,
-    as_gray,
+    as_rgb,
     card,
     film,
     grid,
@@ -37,6 +37,8 @@ WORST = 6
 """Most episodes with findings, or unusual ones, that are shown."""
 IMAGES = 8
 """Images per episode."""
+HEIGHT = 160
+"""Pixels of their height."""
 WALL = 12
 """Most episodes with their first and last image."""
 SAMPLED = 64
@@ -199,12 +201,10 @@ def _walls(catalog: Catalog) -> Iterator[Block]:
         yield card(camera, *(text(line, "bad") for line in errors), film(images, captions, camera))
 
 
-def _small(images: np.ndarray, height: int = 160) -> np.ndarray:
-    """Convert images [n, C, H, W] to uint8 [n, h, w, 3], thinned to about `height`, grey and depth as RGB."""
-    step = max(1, images.shape[2] // height)
-    thin = images[:, :3, ::step, ::step].transpose(0, 2, 3, 1)
-    thin = thin if thin.dtype == np.uint8 else as_gray(thin)
-    return np.repeat(thin, 3, axis=3) if thin.shape[3] == 1 else thin
+def _small(images: np.ndarray) -> np.ndarray:
+    """Convert images [n, C, H, W] to RGB uint8 [n, h, w, 3], thinned to about `HEIGHT`."""
+    step = max(1, images.shape[2] // HEIGHT)
+    return as_rgb(images[:, :, ::step, ::step])
 
 
 def _curves(catalog: Catalog, columns: dict[str, np.ndarray]) -> Iterator[Block | None]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.report.page import COLORS, Block
+from understudy.report.page import COLORS, Block, text
 
 POINTS = 400
 """Most points of a curve over steps."""
@@ -94,11 +94,7 @@ def histogram(label: str, values: np.ndarray, unit: str, counted: str, bins: int
     """Make a histogram of values (N,) in equal intervals of their range; a text where they have none."""
     finite = values[np.isfinite(values)].astype(np.float64)
     if not finite.size or finite.min() == finite.max():
-        return {
-            "kind": "text",
-            "text": f"always {finite.min():.3g}" if finite.size else "no finite value",
-            "style": "soft",
-        }
+        return text(f"always {finite.min():.3g}" if finite.size else "no finite value")
     scale = max(1.0, abs(float(finite.min())), abs(float(finite.max())))
     counts, edges = np.histogram(finite / scale, bins)
     bars = step_line(counted, (edges * scale).tolist(), counts.tolist(), filled=True)
@@ -149,20 +145,19 @@ def ranges(values: np.ndarray, bucket: int) -> tuple[np.ndarray, np.ndarray]:
     return np.fmin.reduceat(values, starts, axis=0), np.fmax.reduceat(values, starts, axis=0)
 
 
-def thin(steps: np.ndarray, values: np.ndarray, points: int = POINTS, *, smooth: bool = True) -> dict[str, list[Any]]:
-    """Thin a curve to at most `points`: `step`, smoothed `value`, and the extremes `low` and `high` of each stretch.
+def thin(steps: np.ndarray, values: np.ndarray, *, smooth: bool = True) -> dict[str, list[Any]]:
+    """Thin a curve to at most `POINTS`: `step`, smoothed `value`, and the extremes `low` and `high` of each stretch.
 
     Args:
         steps: int (N,).
         values: float64 (N,); values that are not finite are left out.
-        points: Largest number of points.
         smooth: Whether `value` is smoothed.
     """
     is_finite = np.isfinite(values)
     steps, values = steps[is_finite], values[is_finite]
     if not len(values):
         return {"step": [], "value": [], "low": [], "high": []}
-    ends = np.unique(np.linspace(0, len(values), min(points, len(values)) + 1).round().astype(int))
+    ends = np.unique(np.linspace(0, len(values), min(POINTS, len(values)) + 1).round().astype(int))
     starts, last = ends[:-1], ends[1:] - 1
     return {
         "step": steps[last].tolist(),

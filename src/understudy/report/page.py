@@ -201,6 +201,16 @@ def as_gray(depth: np.ndarray) -> np.ndarray:
     return np.where(good, 40 + 215 * scaled / max(high - low, 1e-9), 0).astype(np.uint8)
 
 
+def as_rgb(images: np.ndarray) -> np.ndarray:
+    """Convert images (n, C, H, W) to uint8 (n, H, W, 3): one or two channels are grey, a fourth one is dropped.
+
+    Depth is drawn from its nearest to its farthest value in these images.
+    """
+    images = images if images.dtype == np.uint8 else as_gray(images)
+    channels = images[:, [0, 0, 0]] if images.shape[1] < 3 else images[:, :3]
+    return np.ascontiguousarray(channels.transpose(0, 2, 3, 1))
+
+
 # -- inside -----------------------------------------------------------------------------------------------------------
 
 

@@ -19,18 +19,20 @@ import numpy as np
 
 from understudy.train.validation.episode_sums import EpisodeSums
 
+_PROBABILITY = 0.975  # of both sides: 95 % lie between
+
 
 @cache
-def t_quantile(degrees: int, probability: float = 0.975) -> float:
-    """Return the quantile of Student's t with `degrees` degrees of freedom, for a probability above 0.5."""
+def t_quantile(degrees: int) -> float:
+    """Return the quantile of Student's t with `degrees` degrees of freedom that an interval of 95 % needs."""
     if degrees > 2000:  # the difference to the normal quantile is below 1 in 1000
-        return NormalDist().inv_cdf(probability)
+        return NormalDist().inv_cdf(_PROBABILITY)
     low, high = 0.0, 1.0
-    while _t_cdf(high, degrees) < probability:
+    while _t_cdf(high, degrees) < _PROBABILITY:
         high *= 2
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if _t_cdf(middle, degrees) < probability else (low, middle)
+        low, high = (middle, high) if _t_cdf(middle, degrees) < _PROBABILITY else (low, middle)
     return (low + high) / 2
 
 

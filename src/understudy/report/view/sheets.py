@@ -17,7 +17,7 @@ from understudy.data.read.image_column import ImageColumns
 from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames
 from understudy.lru import LRUCache
-from understudy.report.page import as_gray
+from understudy.report.page import as_rgb
 
 WIDEST = 640
 """Pixels of the longer side of a frame; larger ones are reduced."""
@@ -27,6 +27,7 @@ PIXELS, MOST = 1 << 22, 64
 """Pixels and frames of a sheet."""
 _QUALITY = 90
 _ROW_BYTES = 256 << 20
+_SHEET_BYTES = 256 << 20  # of encoded sheets
 _KINDS = {"png": "image/png", "jpg": "image/jpeg"}
 
 
@@ -69,16 +70,15 @@ class Sheets:
 
     Args:
         catalog: The dataset.
-        cache_bytes: Memory for encoded sheets.
     """
 
-    def __init__(self, catalog: Catalog, cache_bytes: int = 256 << 20) -> None:
+    def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         stored = [key for key in catalog.camera_keys if not catalog.features[key].is_video]
         self._videos = VideoFrames(catalog, 0, "pyav")
         self._stored, self._rows = ImageColumns(catalog, stored, _ROW_BYTES), Rows(catalog, (), _ROW_BYTES)
         self._layouts: dict[tuple[str, int], Layout] = {}
-        self._cache: LRUCache[tuple[str, int, int], bytes] = LRUCache(cache_bytes, len)
+        self._cache: LRUCache[tuple[str, int, int], bytes] = LRUCache(_SHEET_BYTES, len)
         self._lock = threading.Lock()
 
     @property
@@ -134,16 +134,6 @@ class Sheets:
         else:
             images = self._stored.take(camera, rows, self._rows.file_rows(rows, frames[None]))[0]
         return as_rgb(images)
-
-
-def as_rgb(images: np.ndarray) -> np.ndarray:
-    """Convert images (n, C, H, W) to uint8 (n, H, W, 3): one or two channels are grey, a fourth one is dropped.
-
-    Depth is drawn from its nearest to its farthest value in these images.
-    """
-    images = images if images.dtype == np.uint8 else as_gray(images)
-    channels = images[:, [0, 0, 0]] if images.shape[1] < 3 else images[:, :3]
-    return np.ascontiguousarray(channels.transpose(0, 2, 3, 1))
 
 
 def _encode(images: np.ndarray, layout: Layout) -> bytes:
