@@ -1,4 +1,4 @@
-"""Order benchmark: cost per index, time and memory to construct and seek, other libraries, and shuffle quality.
+"""Order benchmark: cost per index, time and memory to construct and seek, and other libraries.
 
     python benchmarks/order.py [--json] [--frames 27000000]
 
@@ -23,8 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from order_compare import CompareConfig, compare, read_tables
 from order_rivals import RIVALS, cpu_seconds, peak_growth_mb
+from understudy.cli.bench.measure import cpu_name
 from understudy.order import Order
 from understudy.order.random import make_key, permutation
 
@@ -111,17 +111,6 @@ def in_child(script: str, *arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def shuffle_quality() -> dict[str, Any]:
-    """deff over 1, 8 and 64 batches on the synthetic DROID-like table, as `order_compare.py` prints them."""
-    config = CompareConfig()
-    sides = [side for side in compare(read_tables(config), config).sides if side.figures]
-    names = [side.name.replace(" ", "_").replace("block_shuffle", "block") for side in sides]
-    return {
-        "deff": {name: list(side.figures.deff) for name, side in zip(names, sides, strict=True) if side.figures},
-        "frames_in_flight": {n: s.figures.frames_in_flight for n, s in zip(names, sides, strict=True) if s.figures},
-    }
-
-
 def measure(frames: int) -> dict[str, Any]:
     costs = cost_per_index()
     sizes = {name: in_child("order.py", "--part", name) for name in SIZES}
@@ -134,7 +123,6 @@ def measure(frames: int) -> dict[str, Any]:
         "ns_per_index": costs["permutation_ns_bulk"],
         "construct_seek_first256_ms": sizes["1e12"]["construct_seek_first256_ms"],
         "episodes_3300000_peak_mb": episodes["peak_mb"],
-        **shuffle_quality(),
         "versus": {name: empty if "missing" in found else found for name, found in rivals.items()},
         "costs": costs,
         "sizes": sizes,
@@ -148,17 +136,9 @@ def measure(frames: int) -> dict[str, Any]:
             "times": "CPU time, medians",
             "ns_per_index": f"our permutation of {FRAMES} frames, {BULK} indices a call; locate_* includes the frame",
             "versus_frames": frames,
-            "deff": "synthetic DROID-like table, 76,000 episodes, batch 256, 8 ranks x 8 workers; see order_compare.py",
             "missing": missing,
         },
     }
-
-
-def cpu_name() -> str:
-    """The processor's name, where the system has it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def render(found: dict[str, Any]) -> str:
@@ -185,10 +165,6 @@ def render(found: dict[str, Any]) -> str:
     for name, each in found["versus"].items():
         cells = [each[key] for key in ("ns_per_index", "construct_ms", "peak_mb")]
         lines.append(f"{name:<40}" + "".join(f"{'-' if cell is None else f'{cell:.1f}':>12}" for cell in cells))
-    lines += ["", f"{'deff':<24}{'1 batch':>12}{'8':>12}{'64':>12}{'frames in flight':>20}"]
-    for name, deff in found["deff"].items():
-        cells = "".join(f"{value:>12.2f}" for value in deff)
-        lines.append(f"{name:<24}{cells}{found['frames_in_flight'][name]:>20,}")
     return "\n".join([*lines, "", json.dumps(found["conditions"])])
 
 

@@ -2,7 +2,8 @@
 
 `construct_ms` is the time to the first index of a shuffled epoch. `ns_per_index` is the cost of each further index; a
 library that makes the whole order at once has its cost divided by the number of indices. `peak_mb` is the growth of
-resident memory. Times are CPU times, medians of several runs. `order.py` measures our order and the quality of all.
+resident memory. Times are CPU times, medians of several runs. `order.py` measures our order, and `order_compare.py` the
+quality of all.
 """
 
 import importlib.util

@@ -13,7 +13,6 @@ silence, or a request whose robot vanishes. Figures:
     grown_mb              resident memory of the server, the last tenth of the requests against the second
     p50_ms, p99_ms        of a request, seen by the robot: {"1": one robot, "8": as many as `--robots`}
     restart_*             the server is killed with SIGKILL under load and started again: requests, wrong, longest
-    mistakes_*            of `tests/support/mistakes.py`: planted, named by kind and key, and lines about a sound robot
     bit_equal_at_delay_0  `AsyncChunks` over the websocket against `rollout`, three episodes
     success_by_delay      {row: {delay: successes}} of `--episodes` on the table (`serving_delay.py`)
     interval_by_delay     {row: {delay: [low, high]}} in percent: Wilson's intervals of 95 %
@@ -37,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # the arm and its mistakes are those of the tests
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # the arm is that of the tests
 
 import numpy as np
 import torch
@@ -220,33 +219,6 @@ def restart(folder: Path, expected: Expected, requests: int, robots: int) -> dic
     }
 
 
-def mistakes(folder: Path) -> dict[str, Any]:
-    """Planted mistakes, named by kind and key; and lines about a sound robot."""
-    from support.mistakes import MISTAKES, half_loaded, named, sound
-    from support.serving import served
-    from understudy.contract.mismatch import ContractError
-
-    missed = []
-    with served(folder, contract="warn") as server:
-        for mistake, (change, robot, expected) in MISTAKES.items():
-            if named(server, change, **robot) != expected:
-                missed.append(mistake)
-        false_alarms = len(named(server, sound))
-    try:
-        us.load_policy(half_loaded(folder, folder.parent / "half"), head="arm", contract="strict")
-        missed.append("half-loaded weights")
-    except ContractError as error:
-        if [mismatch.kind for mismatch in error.mismatches] != ["weights"]:
-            missed.append("half-loaded weights")
-    planted = len(MISTAKES) + 1
-    return {
-        "mistakes_planted": planted,
-        "mistakes_named": planted - len(missed),
-        "mistakes_missed": missed,
-        "false_alarms": false_alarms,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", action="store_true")
@@ -265,7 +237,6 @@ def main() -> None:
             expected = Expected(folder)
             found |= load(folder, expected, chosen.requests, chosen.robots)
             found |= restart(folder, expected, max(200, chosen.requests // 10), chosen.robots)
-            found |= mistakes(folder)
     if chosen.delays:
         from serving_delay import bit_equal_at_delay_0, draw, intervals, success_by_delay
 

@@ -40,11 +40,6 @@ class Content:
     step: int = -1
     tag: str = ""
 
-    @property
-    def size(self) -> int:
-        """Number of files."""
-        return len(self.files)
-
 
 def folder_kind(folder: Path) -> Kind | None:
     """Return the kind of a folder; None for a folder that is neither a policy nor a run nor a dataset."""
@@ -72,7 +67,7 @@ def read_content(folder: Path, checkpoint: int | str = "latest") -> Content:
         if not folder.exists() and (near := near_path(str(folder))):
             problem += f"; did you mean {near}?"
         raise ConfigError(f"path: {folder}: {problem}; name the folder of one, such as RUN/policy, RUN or a dataset")
-    files = _visible(folder)
+    files = tuple(sorted(path.relative_to(folder) for path in _files(folder, frozenset())))
     for path in files:
         if path.name == checksums.FILE:
             try:
@@ -100,10 +95,6 @@ def _format(info: Path) -> str:
         return str(json.loads(info.read_bytes()).get("codebase_version", ""))
     except (ValueError, AttributeError) as error:
         raise ConfigError(f"path: {info}: is no JSON object ({error}); repair it before it is published") from error
-
-
-def _visible(folder: Path) -> tuple[Path, ...]:
-    return tuple(sorted(path.relative_to(folder) for path in _files(folder, frozenset())))
 
 
 def _files(folder: Path, outer: frozenset[Path]) -> Iterator[Path]:
@@ -182,7 +173,7 @@ def push(config: PushConfig) -> None:
         tag=content.tag,
         generated={path.as_posix(): is_unchanged for path in cards},
     )
-    print(f"{repository}@{commit}: {content.kind}{step}, {content.size} files")
+    print(f"{repository}@{commit}: {content.kind}{step}, {len(content.files)} files")
 
 
 @dataclass(frozen=True)

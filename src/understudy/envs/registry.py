@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 
 from understudy.envs.env import Env
 from understudy.optional_packages import MissingExtraError
 
-ENVS = ("tabletop", "recall", "metaworld")
+ENVS = {"tabletop": ("TabletopEnv", "demo"), "recall": ("RecallEnv", "sim"), "metaworld": ("MetaWorldEnv", "sim")}
+"""Environment, the name of its module -> its class, and the extra that it needs."""
 
 
 def open_env(name: str, size: int = 64, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()) -> Env:
@@ -25,19 +27,11 @@ def open_env(name: str, size: int = 64, cameras: Sequence[str] | None = None, ta
     """
     if name not in ENVS:
         raise ValueError(f"unknown environment {name!r}; known: {', '.join(ENVS)}")
+    kind, extra = ENVS[name]
     try:
-        if name == "tabletop":
-            from understudy.envs.tabletop import TabletopEnv
-
-            return TabletopEnv(size, cameras, tasks)
-        if name == "recall":
-            from understudy.envs.recall import RecallEnv
-
-            return RecallEnv(size, cameras, tasks)
-        from understudy.envs.metaworld import MetaWorldEnv
-
-        return MetaWorldEnv(size, cameras, tasks)
+        module = import_module(f"understudy.envs.{name}")
     except ModuleNotFoundError as error:
-        extra = "demo" if name == "tabletop" else "sim"
         message = f"the environment {name!r} needs {error.name}: pip install 'understudy[{extra}]'"
         raise MissingExtraError(message, name=error.name) from error
+    env: Env = getattr(module, kind)(size, cameras, tasks)
+    return env

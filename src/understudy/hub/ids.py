@@ -43,8 +43,8 @@ def parse_address(text: str) -> HubId | None:
     return HubId(match["name"], match["revision"], kind) if match else None
 
 
-def hub_id(text: str) -> tuple[str, str | None] | None:
-    """Return the name and the revision of a model repository on the hub; None for a local path.
+def model_id(text: str) -> HubId | None:
+    """Return the model repository that a text names where a local folder is expected; None for a local path.
 
     A path that exists, is in a folder that exists, or nearly equals one that exists is local.
     """
@@ -55,7 +55,7 @@ def hub_id(text: str) -> tuple[str, str | None] | None:
         local = os.path.lexists(text) or os.path.isdir(text.partition("/")[0]) or near_path(text)
         if local or text.endswith(_FILE_SUFFIXES):
             return None
-    return match["name"], match["revision"]
+    return HubId(match["name"], match["revision"])
 
 
 def near_path(text: str) -> str:
@@ -72,9 +72,3 @@ def near_path(text: str) -> str:
             part = near[0]
         place /= part
     return str(place)
-
-
-def model_id(text: str) -> HubId | None:
-    """Return the model repository that a text names where a local folder is expected; None for a local path."""
-    parts = hub_id(text)
-    return HubId(*parts) if parts is not None else None

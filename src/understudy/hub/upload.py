@@ -3,11 +3,15 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from understudy.errors import ConfigError
 from understudy.hub.download import hub_errors
 from understudy.hub.ids import HubId
 from understudy.optional_packages import require
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +79,14 @@ def push(
         ]
         done = api.create_commit(repo.name, operations, commit_message=message, repo_type=repo.kind)
         if tag:
-            if any(ref.name == tag for ref in api.list_repo_refs(repo.name, repo_type=repo.kind).tags):
-                api.delete_tag(repo.name, tag=tag, repo_type=repo.kind)
-            api.create_tag(repo.name, tag=tag, revision=done.oid, repo_type=repo.kind)
+            _move_tag(api, repo, tag, done.oid)
     return str(done.oid)
+
+
+def _move_tag(api: "HfApi", repo: HubId, tag: str, commit: str) -> None:
+    if any(ref.name == tag for ref in api.list_repo_refs(repo.name, repo_type=repo.kind).tags):
+        api.delete_tag(repo.name, tag=tag, repo_type=repo.kind)
+    api.create_tag(repo.name, tag=tag, revision=commit, repo_type=repo.kind)
 
 
 def _check_unclaimed(repo: HubId, there: set[str], written: set[str]) -> None:

@@ -8,44 +8,22 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from understudy.config.data import DataConfig
 from understudy.config.rollout import Play
 from understudy.envs import registry
 from understudy.envs.env import Env, layout_seed
 from understudy.errors import ConfigError
-from understudy.policies.draws import Draws, RandomSpec, Use, make_draws
+from understudy.policies.draws import make_draws
 from understudy.policies.observation_history import ObservationHistory, seen_times
-from understudy.policies.policy import load
+from understudy.policies.policy import Policy, load
 from understudy.progress import Progress
 from understudy.rollout.adapter import IMAGES, EnvAdapter, check_env, make_adapter
 from understudy.rollout.result import Episode, RolloutResult
-
-
-class Actor(Protocol):
-    """Policy that can be played: `policies.policy.Policy`, or anything with these members."""
-
-    @property
-    def config(self) -> Any:
-        """Has `chunk` (T), `action_dim` (A), and the past that the policy sees (`observation_history.seen_times`)."""
-        ...
-
-    def random_spec(self, use: Use) -> Mapping[str, RandomSpec]:
-        """Random numbers that `act` takes."""
-        ...
-
-    def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Prepare a batch on the CPU before `act`."""
-        ...
-
-    def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10) -> Tensor:
-        """Images uint8 [B, C, H, W], vectors float32 [B, …] and B strings `task` -> actions [B, T, A]."""
-        ...
 
 
 @dataclass
@@ -100,7 +78,7 @@ class _Lane:
 
 
 def rollout(
-    policy: Actor,
+    policy: Policy,
     worlds: Sequence[Env],
     episodes: int,
     seed: int = 0,
@@ -115,7 +93,7 @@ def rollout(
     """Play `episodes` episodes, through the tasks of the environment in turn.
 
     Args:
-        policy: see `Actor`; it computes on `device`.
+        policy: it computes on `device`.
         worlds: equal worlds (`open_env`), played side by side. Their number decides the speed, and changes results only
             where the size of a batch changes the rounding of the policy's arithmetic.
         episodes: number of episodes.
@@ -135,8 +113,7 @@ def rollout(
     _check_settings(policy, world, width, execute, swap_text)
     adapter = adapter or EnvAdapter(names={key: key for key in world.features if key != "action"})
     image_times, state_times = seen_times(policy.config, world.fps)
-    windows = adapter.windows(image_times, state_times)
-    waiting, finished = deque(range(episodes)), list[_Lane]()
+    windows, waiting, finished = adapter.windows(image_times, state_times), deque(range(episodes)), list[_Lane]()
 
     def begin(free: Sequence[Env]) -> list[_Lane]:
         """Start the next waiting episodes."""
@@ -162,7 +139,7 @@ def rollout(
     return RolloutResult(world.name, seed, execute, steps, swap_text, results, frames, world.fps)
 
 
-def _check_settings(policy: Actor, world: Env, width: int, execute: int, swap_text: bool) -> None:
+def _check_settings(policy: Policy, world: Env, width: int, execute: int, swap_text: bool) -> None:
     chunk = policy.config.chunk
     if not 1 <= execute <= chunk:
         raise ValueError(f"execute={execute}: the policy predicts {chunk} actions at once, so 1 to {chunk}")

@@ -10,7 +10,7 @@ from understudy.config.data import DataConfig, SourceConfig
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.hub.download import hub_errors
-from understudy.hub.ids import hub_id, model_id
+from understudy.hub.ids import model_id
 from understudy.optional_packages import require
 from understudy.policies import policy_folder
 
@@ -89,8 +89,8 @@ def with_local_files(config: TrainConfig) -> TrainConfig:
     """
     policy, paths = config.policy, dict[str, Any]()
     for field, patterns in {**policy.FILES, **policy.START_FILES}.items():
-        if address := hub_id(str(getattr(policy, field))):
-            paths[field] = str(_fetch(field, *address, patterns, required=field in policy.FILES))
+        if address := model_id(str(getattr(policy, field))):
+            paths[field] = str(_fetch(field, address.name, address.revision, patterns, required=field in policy.FILES))
     if model_id(config.init_from):
         config = replace(config, init_from=str(policy_folder.find(config.init_from)))
     return replace(config, policy=replace(policy, **paths)) if paths else config

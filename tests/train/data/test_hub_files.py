@@ -17,7 +17,7 @@ from huggingface_hub import constants
 
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
-from understudy.hub.ids import hub_id
+from understudy.hub.ids import HubId, model_id
 from understudy.optional_packages import MissingExtraError
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.train.paths import with_local_files
@@ -180,8 +180,8 @@ def test_local_paths_are_no_hub_ids(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         "~/words",
         "../words",
     ):
-        assert hub_id(text) is None
-    assert hub_id("me/words") == ("me/words", None)
-    assert hub_id("me/words@v1/x") == ("me/words", "v1/x")
-    assert hub_id("hf://here/words") == ("here/words", None)
+        assert model_id(text) is None
+    assert model_id("me/words") == HubId("me/words")
+    assert model_id("me/words@v1/x") == HubId("me/words", "v1/x")
+    assert model_id("hf://here/words") == HubId("here/words")
     assert with_local_files(replace(config(), steps=3)).steps == 3

@@ -28,7 +28,7 @@ from understudy.data.format.meta_files import check_template, read_json
 from understudy.data.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy.data.format.sensors import Sensor, read_sensors
 from understudy.errors import DatasetError
-from understudy.hub.ids import hub_id, near_path
+from understudy.hub.ids import model_id, near_path
 from understudy.plural import plural
 from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions
@@ -340,7 +340,7 @@ def _hub_address(root: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
     A path in a folder that exists is local: a typing error must not wait for the network.
     """
-    repository = hub_id(root) if isinstance(root, str) and _HUB_ID.fullmatch(root) else None
+    repository = model_id(root) if isinstance(root, str) and _HUB_ID.fullmatch(root) else None
     if repository is None:
         return root
     address = f"hf://datasets/{root}"

@@ -5,7 +5,6 @@
 LeRobot imports the package that such a flag names. The import replaces four functions of its training script in this
 process; nothing is written to disk. LeRobot's dataset still gives `meta`, `features`, statistics and validation.
 
-batches   batches with LeRobot's keys, shapes and dtypes
 plugin    the replaced functions of the script
 """
 

@@ -2,13 +2,14 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from understudy.errors import ConfigError
-from understudy.integrations.lerobot.batches import lerobot_batches
 from understudy.load.loader import Loader
 
 SCRIPT = "lerobot.scripts.lerobot_train"
@@ -156,3 +157,25 @@ def _check_dataset(dataset: Any) -> None:
         raise ConfigError(f"{depth[0]} is depth, which LeRobot delivers in other units; {fix}")
     if getattr(dataset.meta, "has_language_columns", False):
         raise ConfigError(f"{dataset.root} has language columns, which only LeRobot's own loader renders; {fix}")
+
+
+def lerobot_batches(loader: Loader, videos: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield batches as LeRobot's `DataLoader` does; the loader is closed at the end.
+
+    Images stay uint8, which the training script scales. Numbers of 64 bits become float32. A video window of one frame
+    has no dimension of time.
+
+    Args:
+        loader: the loader.
+        videos: keys of the videos with a window of one frame.
+    """
+    with loader:
+        for batch in loader:
+            for key in ("position", "source"):  # which LeRobot's batches do not have
+                batch.pop(key, None)
+            for key in videos:
+                batch[key] = batch[key].squeeze(1)  # [B, 1, 3, H, W] -> [B, 3, H, W]
+            yield {
+                key: value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.float64 else value
+                for key, value in batch.items()
+            }
