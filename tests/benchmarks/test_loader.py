@@ -164,7 +164,7 @@ HELD = {"shuffled_limit_held"}  # none where memory is so small
 def test_loader_benchmark_has_its_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without LeRobot and remote data. A later run with the same file measures only what is missing."""
+    """Without LeRobot and remote data. A later run with the same file measures the missing rows only."""
     monkeypatch.delenv("UNDERSTUDY_TEST_DATA", raising=False)
     out = tmp_path / "found.json"
     cache = {"quick": True, "cache": str(tmp_path), "only": "svtav1-g2-64", "lerobot": "false"}
