@@ -7,11 +7,10 @@ policy's standard keys.
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from math import inf
 from typing import Annotated, Literal
 
 from understudy.bytesize import parse_bytes
-from understudy.config.declare import Ge, Interval
+from understudy.config.declare import Fraction, Interval, Natural, Scale, Share
 from understudy.config.on_resume import (
     COMPUTED,
     NO_EFFECT,
@@ -49,7 +48,7 @@ class DatasetConfig:
     state: str = STANDARD_STATE
     """Key of the state in this dataset, or several columns as in `action`. With an empty one, or in a dataset without
     `observation.state`, the policy gets no state."""
-    episodes: tuple[Annotated[int, Ge(0)], ...] = ()
+    episodes: tuple[Natural, ...] = ()
     """Ids of the episodes to use; the default is all."""
     exclude_episodes: tuple[int, ...] = ()
     """Ids of episodes to use neither for training nor for validation: faulty ones, for example (see `check`)."""
@@ -57,11 +56,11 @@ class DatasetConfig:
     """Condition on episodes, as in `success`, `success and quality >= 3` or `"cup" in task`: use only those for which
     it holds, in training and validation. Names are those of the metadata, and `episode`, `length` (frames), `seconds`,
     `task`, `tasks`. Operators are `and`, `or`, `not`, `in` and comparisons (docs/datasets.md)."""
-    val_episodes: tuple[Annotated[int, Ge(0)], ...] = ()
+    val_episodes: tuple[Natural, ...] = ()
     """Ids of the validation episodes, instead of the share `val_fraction`."""
-    drop_n_first_frames: Annotated[int, Ge(0)] = 0
+    drop_n_first_frames: Natural = 0
     """Frames at the beginning of each episode that are not samples (windows still contain them)."""
-    drop_n_last_frames: Annotated[int, Ge(0)] = 0
+    drop_n_last_frames: Natural = 0
     """Frames at the end of each episode that are not samples (windows still contain them)."""
     keep_ranges: Annotated[str, SAME_FRAMES] = ""
     """JSON file of frames to use per episode, as in {"0": [[12, 80], [95, 140]]} with the end excluded. `understudy
@@ -81,7 +80,7 @@ class DatasetConfig:
     response: str = ""
     """Text that the policy learns to answer with before it acts: a text column (a subtask), `COLUMN:STYLE` of a
     language column, or `task`. In a mixture, the other sources have none. Only with `policy.response_tokens`."""
-    delta_action_dims: Annotated[tuple[Annotated[int, Ge(0)], ...], NORMALIZATION] = ()
+    delta_action_dims: Annotated[tuple[Natural, ...], NORMALIZATION] = ()
     """Indices (from 0) of action dimensions that are learned as differences from the same dimension of the current
     state (joints, for example, but not the gripper)."""
     stats: Annotated[str, NORMALIZATION] = ""
@@ -114,12 +113,12 @@ class SourceConfig(DatasetConfig):
 
     name: Annotated[str, Fixed("the source is identified by its name")] = ""
     """Name in tables and in the order; the default is the name of its folder (name#2 for the second one)."""
-    weight: Annotated[Annotated[float, Interval(gt=0, lt=inf)] | None, COMPUTED] = None
+    weight: Annotated[Scale | None, COMPUTED] = None
     """Share of the samples, on any scale common to the sources. Either all sources have a weight or none; then shares
     are proportional to their frames."""
     cameras: dict[str, str] = field(default_factory=dict)
     """Standard key -> key of the camera in this dataset. The default is all of its cameras, by their own keys."""
-    val_fraction: Annotated[float, Interval(ge=0, lt=1)] | None = None
+    val_fraction: Fraction | None = None
     """Share of its episodes for validation; the default is `data.val_fraction`."""
     on_bad_episode: Annotated[Literal["error", "skip"] | None, SKIPPED] = None
     """As `data.on_bad_episode`, for this dataset; the default is the value there."""
@@ -137,7 +136,7 @@ class DataConfig(DatasetConfig):
     chunk_size: Annotated[int, Interval(ge=1, le=2**16)] | None = None
     """Actions per chunk: the policy predicts this many frames ahead, starting with the current one. The default is that
     of the released weights a run starts from (policy.weights), else 8."""
-    val_fraction: Annotated[float, Interval(ge=0, lt=1)] = 0.1
+    val_fraction: Fraction = 0.1
     """Share of the episodes for validation, whole episodes only; 0 trains on all."""
     normalize: Annotated[Literal["mean_std", "min_max", "quantile"] | None, NORMALIZATION] = None
     """Normalization of the policy's inputs and outputs, per dimension, over the training episodes. The default is the
@@ -146,14 +145,14 @@ class DataConfig(DatasetConfig):
     """Order of the samples. `clips`: many short clips in turn, well shuffled, each image decoded about once. `uniform`:
     any frame at any time, which decodes more. `episodes`: as clips, each as long as the longest episode. `sequential`:
     as stored, not shuffled."""
-    prompt_metadata: Annotated[
-        dict[str, Annotated[float, Interval(ge=0, le=1)]], Fixed("prompts would have other metadata")
-    ] = field(default_factory=dict)
+    prompt_metadata: Annotated[dict[str, Share], Fixed("prompts would have other metadata")] = field(
+        default_factory=dict
+    )
     """Metadata of the episode in the prompt: name -> share of the training samples without it, as in `quality 0.05
     success 0.05`. Prompts are `{task}, quality: 3, success: true`, in this sequence, without missing values
     (docs/mixtures.md). Validation prompts have all of it."""
     prompt_metadata_dropout: Annotated[
-        float, Interval(ge=0, le=1), OnResume("the same samples; other ones lose their metadata from here on")
+        Share, OnResume("the same samples; other ones lose their metadata from here on")
     ] = 0.0
     """Share of the training samples whose prompt has no metadata at all, besides those of `prompt_metadata`."""
     frames_in_flight: Annotated[int, Interval(ge=1, le=10**12)] | None = None

@@ -1,15 +1,32 @@
-"""Metadata of settings: bounds of values, and the argument without a flag. Needs the extra `train`."""
+"""Types of settings with bounds, and the argument without a flag. Needs the extra `train`."""
 
+from math import inf
 from typing import Annotated, TypeVar
 
 from understudy.optional_packages import optional_imports
 
 with optional_imports():
-    from annotated_types import Ge, Gt, Interval, Le
+    from annotated_types import Ge, Gt, Interval
 
 T = TypeVar("T")
 POSITIONAL = "positional"
 """Marker of a setting that is an argument without a flag."""
 Positional = Annotated[T, POSITIONAL]
 
-__all__ = ["POSITIONAL", "Ge", "Gt", "Interval", "Le", "Positional"]
+
+Natural = Annotated[int, Ge(0)]
+Count = Annotated[int, Ge(1)]
+Steps = Annotated[int, Interval(ge=1, le=10**12)]
+Period = Annotated[int, Interval(ge=0, le=10**12)]
+"""Steps between two of something; 0: never."""
+Samples = Annotated[int, Interval(ge=1, le=2**24)]
+Processes = Annotated[int, Interval(ge=1, le=2**20)]
+Share = Annotated[float, Interval(ge=0, le=1)]
+Fraction = Annotated[float, Interval(ge=0, lt=1)]
+"""A share that leaves something."""
+Positive = Annotated[float, Gt(0)]
+"""Infinity included."""
+Scale = Annotated[float, Interval(gt=0, lt=inf)]
+Factor = Annotated[float, Interval(ge=0, lt=inf)]
+
+__all__ = ["Ge", "Gt", "Interval"]

@@ -1,10 +1,9 @@
 """Settings of low-rank adapters."""
 
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Annotated, Literal
 
-from understudy.config.declare import Interval
+from understudy.config.declare import Interval, Scale
 
 
 @dataclass(frozen=True)
@@ -13,7 +12,7 @@ class LoraConfig:
 
     rank: Annotated[int, Interval(ge=0, le=2**14)] = 0
     """Rank of the adapters. 0 trains the weights themselves; the other settings of this group then have no effect."""
-    alpha: Annotated[float, Interval(gt=0, lt=inf)] | None = None
+    alpha: Scale | None = None
     """The adapters' product is scaled by alpha / rank; the default is the rank, so a scale of 1."""
     targets: tuple[str, ...] = ()
     """Patterns of module names whose linear layers get an adapter, `*.q_proj` for `pi05`; the default is the policy's

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from understudy.config.declare import Interval, Positional
+from understudy.config.declare import Interval, Period, Positional
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class RolloutEvery(Play):
     They run in a process of lower priority and do not affect training.
     """
 
-    every: Annotated[int, Interval(ge=0, le=10**12)] = 0
+    every: Period = 0
     """Steps between rollouts; 0 disables them. The weights of that step are saved and evaluated one after the other;
     the run waits at its end for those that remain."""
 

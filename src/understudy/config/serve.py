@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from understudy.config.declare import Ge, Gt, Interval, Positional
+from understudy.config.declare import Interval, Natural, Positional, Positive
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class ServeConfig:
     """Requests that may wait; a further one is refused as `busy`."""
     max_connections: Annotated[int, Interval(ge=1, le=1 << 16)] = 64
     """Robots that may be connected; a further one is refused with the status 503."""
-    max_message_mb: Annotated[float, Gt(0.0)] = 64.0
+    max_message_mb: Positive = 64.0
     """Largest message in MB; a larger one ends its connection."""
-    deadline_s: Annotated[float, Gt(0.0)] = 30.0
+    deadline_s: Positive = 30.0
     """Seconds after which a request fails, in the queue or in the pass. A request may ask for fewer."""
-    open_timeout_s: Annotated[float, Gt(0.0)] = 5.0
+    open_timeout_s: Positive = 5.0
     """Seconds for the handshake of a connection, and for a robot to take an answer."""
     seed: Annotated[int, Interval(ge=-1, lt=1 << 63)] = -1
     """Seed of the noise; the n-th connection has the n-th stream. -1: other numbers in each start."""
@@ -53,7 +53,7 @@ class ServeConfig:
     """File with the certificate chain (PEM), for wss://."""
     tls_key: str = ""
     """File with its private key (PEM); the default is that in `tls_cert`."""
-    warm_up: Annotated[int, Ge(0)] = 2
+    warm_up: Natural = 2
     """Passes of each size of a batch before the first robot; `/healthz` answers 503 until then."""
 
     def problems(self) -> list[str]:

@@ -6,12 +6,23 @@ against the dataset (cameras, widths of actions); `schema.py` reads and checks f
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import inf
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from understudy.bytesize import parse_bytes
 from understudy.config.data import DataConfig, DatasetConfig
-from understudy.config.declare import Ge, Gt, Interval, Le
+from understudy.config.declare import (
+    Count,
+    Factor,
+    Fraction,
+    Interval,
+    Period,
+    Positive,
+    Processes,
+    Samples,
+    Scale,
+    Share,
+    Steps,
+)
 from understudy.config.limits import LOADER_THREADS, THREADS, too_many
 from understudy.config.lora import LoraConfig
 from understudy.config.on_resume import COMPUTED, DATA, FROM_HERE, NO_EFFECT, ROUNDING, SAMPLES, Fixed, OnResume
@@ -25,7 +36,7 @@ Mode = Literal["policy", "forward_dynamics", "inverse_dynamics"]
 class EmaConfig:
     """Moving average of the float32 weights. It is validated and exported instead of the weights."""
 
-    decay: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    decay: Fraction = 0.0
     """Share of the average that a step leaves unchanged; 0 keeps no average."""
     kind: Literal["constant", "power"] = "constant"
     """Warm-up of the decay over steps t = 1, 2, ...: `constant` is min(decay, (1 + t) / (10 + t)), `power` is
@@ -38,28 +49,28 @@ class EmaConfig:
 class OptimConfig:
     """AdamW. A type of policy may bring other defaults, which a run prints at its start."""
 
-    lr: Annotated[float, Interval(gt=0, lt=inf), COMPUTED] = 1e-3
+    lr: Annotated[Scale, COMPUTED] = 1e-3
     """Peak learning rate."""
-    beta1: Annotated[float, Interval(ge=0, lt=1)] = 0.9
+    beta1: Fraction = 0.9
     """Decay of the first moment."""
-    beta2: Annotated[float, Interval(ge=0, lt=1)] = 0.95
+    beta2: Fraction = 0.95
     """Decay of the second moment."""
-    eps: Annotated[float, Interval(gt=0, lt=inf)] = 1e-8
+    eps: Scale = 1e-8
     """Added to the root of the second moment."""
-    weight_decay: Annotated[float, Interval(ge=0, lt=inf)] = 0.01
+    weight_decay: Factor = 0.01
     """Decoupled weight decay of the parameters that `weight_decay_on` names."""
     weight_decay_on: Literal["matrices", "all"] = "matrices"
     """Parameters with weight decay: `matrices` leaves out biases, gains and embeddings of one dimension."""
-    grad_clip_norm: Annotated[float, Gt(0)] = 1.0
+    grad_clip_norm: Positive = 1.0
     """Largest global norm of the gradients; larger ones are scaled down to it. `inf` disables clipping."""
-    lr_scale: dict[str, Annotated[float, Interval(ge=0, lt=inf)]] = field(default_factory=dict)
+    lr_scale: dict[str, Factor] = field(default_factory=dict)
     """Factor on the learning rate by pattern of parameter names (`vision.*`: 0.1); the first match wins."""
-    weight_decay_of: dict[str, Annotated[float, Interval(ge=0, lt=inf)]] = field(default_factory=dict)
+    weight_decay_of: dict[str, Factor] = field(default_factory=dict)
     """Weight decay by pattern of parameter names, for any number of dimensions; the first match wins."""
     freeze: Annotated[tuple[str, ...], Fixed("frozen parameters have no moments, trained ones have")] = ()
     """Patterns of parameter names that are not trained, as in `vision.*` (vision encoder): they stay exactly unchanged
     and have no moments. A pattern that fits no parameter is an error at the start, which lists similar names."""
-    loss_weights: dict[str, Annotated[float, Interval(ge=0, lt=inf)]] = field(default_factory=dict)
+    loss_weights: dict[str, Factor] = field(default_factory=dict)
     """Weight of a policy's loss terms by name. The default is 1; a term of weight 0 is not computed."""
     ema: Annotated[EmaConfig, OnResume("the average decays at a different rate from here on")] = field(
         default_factory=EmaConfig
@@ -72,12 +83,12 @@ class ScheduleConfig:
 
     kind: Literal["cosine", "linear", "constant"] = "cosine"
     """Shape of the decay."""
-    warmup_steps: Annotated[int, Interval(ge=0, le=10**12)] | None = None
+    warmup_steps: Period | None = None
     """Steps of linear warm-up; the default is 100, but a tenth of a run of less than 1,000 steps. Resuming with more
     steps keeps it."""
-    final_lr_ratio: Annotated[float, Ge(0), Le(1)] = 0.0
+    final_lr_ratio: Share = 0.0
     """Learning rate at the end of the decay, as a fraction of the peak."""
-    decay_steps: Annotated[int, Interval(ge=1, le=10**12)] | None = None
+    decay_steps: Steps | None = None
     """Step at which the decay ends; the default is the end of the run. Resuming with more steps keeps this one."""
 
     def warmup(self, steps: int) -> int:
@@ -91,7 +102,7 @@ class AugmentConfig:
 
     shift: Annotated[int, Interval(ge=0, le=2**13)] = 4
     """Largest random shift of images in pixels, in each direction, with repeated edges; 0 disables it."""
-    text_dropout: Annotated[float, Interval(ge=0, le=1)] = 0.0
+    text_dropout: Share = 0.0
     """Share of samples whose instruction is replaced by the empty text."""
     task_separator: str = ""
     """Text between several instructions of an episode, such as DROID's ` | `: each sample gets one of them, drawn for
@@ -106,11 +117,11 @@ class ParallelConfig:
     samples do not depend on the mesh; the numbers only through the rounding of sums.
     """
 
-    dp_shard: Annotated[int, Interval(ge=1, le=2**20)] = 1
+    dp_shard: Processes = 1
     """Number of processes that share the weights, gradients and moments of one replica."""
-    dp_replicate: Annotated[int, Interval(ge=1, le=2**20)] | None = None
+    dp_replicate: Processes | None = None
     """Number of replicas; the default is processes / dp_shard."""
-    timeout: Annotated[float, Gt(0), NO_EFFECT] = 600.0
+    timeout: Annotated[Positive, NO_EFFECT] = 600.0
     """Seconds that a process waits for an idle one before it gives up. This catches processes that hang: a process
     that ended is noticed at once, and work that rank 0 does alone at the start may take any time."""
 
@@ -119,7 +130,7 @@ class ParallelConfig:
 class LoaderConfig:
     """Resources of the loader. The samples do not depend on them."""
 
-    num_threads: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
+    num_threads: Count | Literal["auto"] = "auto"
     """Threads that read and decode."""
     memory: str = "4GB"
     """Memory of the loader, for all processes of a host together. A dataset that fits stays decoded in memory."""
@@ -137,7 +148,7 @@ class LoaderConfig:
 class CheckpointConfig:
     """When checkpoints are written, and which are kept. There is always one at the end."""
 
-    every: Annotated[int, Interval(ge=1, le=10**12)] = 500
+    every: Steps = 500
     """Steps between checkpoints."""
     keep_last: Annotated[int, Interval(ge=1, le=10**9)] = 2
     """Number of latest checkpoints to keep; an older one is removed when the newer ones are safe on disk."""
@@ -153,7 +164,7 @@ class CheckpointConfig:
 class ValConfig:
     """Validation during the run, on whole episodes that are not trained on. It does not affect training."""
 
-    every: Annotated[int, Interval(ge=0, le=10**12), NO_EFFECT] = 500
+    every: Annotated[Period, NO_EFFECT] = 500
     """Steps between validations, with one more at the end; 0 disables validation."""
     frames: Annotated[
         int,
@@ -162,7 +173,7 @@ class ValConfig:
     ] = 100_000
     """Largest number of frames in a validation. Of more frames a fixed sample is taken: every source and task has its
     share of it, spread over its episodes. 0 takes all frames (memory grows with their number)."""
-    open_loop_every: Annotated[int, Interval(ge=0, le=10**12), NO_EFFECT] = 10
+    open_loop_every: Annotated[Period, NO_EFFECT] = 10
     """Compute the open-loop action error on every N-th validation frame of each source; 0 disables it."""
 
 
@@ -190,12 +201,12 @@ class TrainConfig:
 
     output_dir: Annotated[str, NO_EFFECT] = "runs/train"
     """Run directory, created by `train`; an existing run is never overwritten."""
-    steps: Annotated[int, Interval(ge=1, le=10**12), COMPUTED] = 2500
+    steps: Annotated[Steps, COMPUTED] = 2500
     """Optimizer steps."""
-    batch_size: Annotated[int, Interval(ge=1, le=2**24), COMPUTED] = 64
+    batch_size: Annotated[Samples, COMPUTED] = 64
     """Samples per step, over all processes and micro-batches. A batch may span two epochs, so none is incomplete and no
     sample is dropped."""
-    micro_batch_size: Annotated[Annotated[int, Interval(ge=1, le=2**24)] | None, ROUNDING] = None
+    micro_batch_size: Annotated[Samples | None, ROUNDING] = None
     """Samples per forward pass of a process; gradients are accumulated up to the whole batch. The default is the whole
     share of the process, the fastest where it fits into memory. If set, fp32 CPU runs are bit-identical for any number
     of processes. If not, their number changes the rounding of sums."""
@@ -204,15 +215,14 @@ class TrainConfig:
     no limit.
     They are those of images and texts without padding, and action tokens times `policy.noise_samples`. A single sample
     must fit, with the longest texts that the policy takes."""
-    max_samples: Annotated[Annotated[int, Interval(ge=1, le=2**24)] | None, ROUNDING] = None
+    max_samples: Annotated[Samples | None, ROUNDING] = None
     """Upper limit of samples per forward pass of a process, mainly beside `max_num_tokens`. It need not divide the
     batch. For a fixed size use `micro_batch_size`."""
     seed: Annotated[int, Interval(ge=0, lt=2**63), Fixed("it decides the order and every draw")] = 0
     """Seed of the order, of every draw inside a sample, and of the first weights."""
     data: Annotated[DataConfig, DATA] = field(default_factory=DataConfig)
     mode: Annotated[
-        Literal["policy", "forward_dynamics", "inverse_dynamics", "joint"]
-        | dict[Mode, Annotated[float, Interval(ge=0, lt=inf)]],
+        Literal["policy", "forward_dynamics", "inverse_dynamics", "joint"] | dict[Mode, Factor],
         Fixed("it decides the task mode of each position, and whether the network predicts states"),
     ] = "policy"
     """Task mode of the samples: `policy` (actions from observations), `forward_dynamics` (future states from given
@@ -232,7 +242,7 @@ class TrainConfig:
         default_factory=LoraConfig
     )
     schedule: Annotated[ScheduleConfig, COMPUTED] = field(default_factory=ScheduleConfig)
-    max_skipped_steps: Annotated[int, Interval(ge=1, le=10**12), NO_EFFECT] = 20
+    max_skipped_steps: Annotated[Steps, NO_EFFECT] = 20
     """Consecutive steps with a gradient that is not finite (they change no weight) after which the run fails."""
     device: Annotated[Literal["auto", "cpu", "cuda"], ROUNDING] = "auto"
     """Device of the arithmetic; `auto` takes a GPU per process where there are any. `--launch N` starts N processes."""
@@ -269,7 +279,7 @@ class TrainConfig:
         default_factory=RolloutEvery
     )
     log: Annotated[LogConfig, NO_EFFECT] = field(default_factory=LogConfig)
-    torch_threads: Annotated[int, Ge(1), ROUNDING] = 1
+    torch_threads: Annotated[Count, ROUNDING] = 1
     """Threads of torch's arithmetic. More than one can cost a factor of a hundred on a busy machine, and another number
     may round sums differently."""
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from understudy.config.declare import Ge, Positional
+from understudy.config.declare import Count, Natural, Positional
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ class ExportConfig:
     format: Literal["understudy", "lerobot", "openpi", "torch_export", "onnx"] = "understudy"
     """Files of the folder: `lerobot` and `openpi` name these tools, for pi05 and pi0. Facts that they do not
     hold are printed. `torch_export` and `onnx` are the network as a graph, for flow; it is compared with the policy."""
-    steps: Annotated[int, Ge(1)] = 10
+    steps: Count = 10
     """Integration steps of a graph."""
     head: str = ""
     """Norm head of the robot, where the run has several and the format holds one."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Dtype of the stored weights."""
-    checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"
+    checkpoint: Natural | Literal["latest", "best"] = "latest"
     """Step of the checkpoint, or `latest`, or `best`: the lowest validation loss of those on disk, or the lowest
     figure of `keep_best`."""
 
