@@ -122,8 +122,8 @@ DAMAGES: dict[str, tuple[str, Any]] = {
         "videos/**/*.mp4",
         lambda path, root: path.write_bytes(sorted(root.glob("videos/**/*.mp4"))[-1].read_bytes()),
     ),
-    "no rows": ("data/*/file-*.parquet", lambda path, root: path.unlink()),
-    "torn rows": ("data/*/file-*.parquet", lambda path, root: path.write_bytes(path.read_bytes()[:200])),
+    "no rows": ("data/chunk-*/file-*.parquet", lambda path, root: path.unlink()),
+    "torn rows": ("data/chunk-*/file-*.parquet", lambda path, root: path.write_bytes(path.read_bytes()[:200])),
     "a folder": ("videos/**/*.mp4", replace_by_folder),
     "wrong length": ("meta/stats.json", lambda path, root: path.write_text("[")),
 }
