@@ -36,19 +36,6 @@ def test_compare_prints_a_table_and_draws_a_figure(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.long
-def test_clips_mix_better_than_whole_episodes_with_as_many_frames() -> None:
-    config = CompareConfig(**SMALL | {"episodes": 4000, "frames_in_flight": 20_000})
-    figures = {side.name: side.figures for side in compare(read_tables(config), config).sides}
-    assert list(figures) == NAMES
-    held = figures["clips"].frames_in_flight
-    assert held <= 1.1 * config.frames_in_flight  # S is lengthened a little against resonance
-    for name in NAMES[2:5]:
-        assert 0.7 * held < figures[name].frames_in_flight < 1.7 * held
-        assert all(np.array(figures[name].deff[1:]) > 1.5 * np.array(figures["clips"].deff[1:]))
-    assert all(np.array(figures["uniform"].deff) <= np.array(figures["clips"].deff) + 0.02)
-
-
-@pytest.mark.long
 def test_progress_of_a_log_is_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "MIN_INTERVAL", 0.0)
     main(WORDS)
