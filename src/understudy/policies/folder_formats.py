@@ -8,16 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from understudy.atomic import replace_folder, sync
+from understudy.batch_keys import ACTION, STATE
 from understudy.checksums import write_checksums
 from understudy.errors import ConfigError
+from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.registry import policy_type
 
 WEIGHTS = "model.safetensors"
@@ -35,6 +38,57 @@ class ForeignFolder:
     """Keys that the tool requires and no network reads -> shape; they are written as zeros."""
     notes: Sequence[str]
     """Facts of the policy that the tool's files do not hold, one line each."""
+
+
+class RobotMap(NamedTuple):
+    """(x - offset) / spread of one key of one robot; a constant dimension has the spread 0."""
+
+    offset: np.ndarray
+    """float64 [dim]."""
+    spread: np.ndarray
+    """float64 [dim]."""
+
+    @property
+    def constant(self) -> list[int]:
+        """Dimensions with the spread 0."""
+        return [int(dim) for dim in np.flatnonzero(self.spread == 0)]
+
+
+class Robot(NamedTuple):
+    """The normalization of one robot."""
+
+    maps: dict[str, RobotMap]
+    """By key, `action` and `observation.state`."""
+    delta: tuple[int, ...]
+    """Action dimensions that are differences to the state."""
+
+    @classmethod
+    def from_head(cls, config: Any, normalization: Mapping[str, Any], head: int) -> "Robot":
+        """Read a head of a normalization.
+
+        Args:
+            config: a `PolicyConfig`.
+            normalization: see `policies/common/normalizer.py`.
+            head: position of the head.
+
+        Raises:
+            ValueError: the normalization does not fit the config.
+        """
+        widths = {ACTION: config.action_dim} | ({STATE: config.state_dim} if config.state_dim else {})
+        read = Normalizer(normalization, widths)
+        maps = {}
+        for key, affine in ((ACTION, read.action), (STATE, read.state)):
+            if affine is not None:
+                width = read.dims[key][head]
+                maps[key] = RobotMap(
+                    *(array[head, :width].double().numpy() for array in (affine.offset, affine.spread)),
+                )
+        delta = () if read.delta is None else tuple(int(dim) for dim in read.delta[head].nonzero().flatten())
+        return cls(maps, delta)
+
+    def width(self, key: str) -> int:
+        """Return the robot's number of dimensions of a key."""
+        return len(self.maps[key].offset)
 
 
 def describe_folder(

@@ -9,4 +9,5 @@ encoders            texts and images as vectors
 towers              pairs of transformer towers that attend to each other
 fast_tokenizer      FAST action tokens
 fit_text_tokenizer  a small sentencepiece model for the texts of a dataset
+lerobot_processors  processor files of LeRobot, read and written
 """

@@ -13,19 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
-from understudy.policies.folder_formats import ForeignFolder
-from understudy.policies.lerobot.settings import IDENTITY, VISUAL, LerobotConfig, LerobotSettings
-from understudy.policies.pi05.export import to_json
-from understudy.policies.pi05.normalization import LEROBOT, LEROBOT_OUT, read_lerobot, read_object
+from understudy.policies.common.lerobot_processors import (
+    BEFORE,
+    DEVICE,
+    LEROBOT,
+    VISUAL,
+    find_step,
+    map_figures,
+    processor_files,
+    read_statistics,
+    to_json,
+)
+from understudy.policies.folder_formats import ForeignFolder, Robot
+from understudy.policies.lerobot.settings import IDENTITY, LerobotConfig, LerobotSettings
+from understudy.policies.pi05.normalization import read_lerobot
 from understudy.policies.registry import policy_type, stored_type
 
 EPS = 1e-8
-Step = tuple[str, dict[str, Any]]
-"""Registered name of a processor's step, and its config."""
 
 
 def read_folder(
@@ -89,18 +96,15 @@ def _image_figures(folder: Path, cameras: list[str], name: str) -> dict[str, lis
         ValueError: they differ between cameras, or images have another normalization.
     """
     path = folder / LEROBOT
-    steps = [s for s in read_object(path)["steps"] if s.get("registry_name") == "normalizer_processor"]
-    if len(steps) != 1:
-        raise ConfigError(f"{path}: has {len(steps)} steps normalizer_processor; expected one")
-    mode = steps[0]["config"].get("norm_map", {}).get(VISUAL, "IDENTITY")
-    figures = load_file(folder / Path(str(steps[0]["state_file"])).name) if steps[0].get("state_file") else {}
-    if mode == "IDENTITY" or not any(f"{camera}.mean" in figures for camera in cameras):
+    step = find_step(path, "normalizer_processor")
+    mode, figures = step["config"].get("norm_map", {}).get(VISUAL, "IDENTITY"), read_statistics(path, step)
+    if mode == "IDENTITY" or not any("mean" in figures.get(camera, {}) for camera in cameras):
         return IDENTITY
     if mode != "MEAN_STD":
         raise ValueError(f"normalization_mapping: {VISUAL}: {mode}: {name} normalizes images by MEAN_STD")
     colors = {}
     for field, figure in (("image_mean", "mean"), ("image_std", "std")):
-        values = {tuple(np.asarray(figures[f"{camera}.{figure}"]).reshape(-1).tolist()) for camera in cameras}
+        values = {tuple(figures[camera][figure].reshape(-1).tolist()) for camera in cameras}
         if len(values) != 1:
             raise ValueError(f"{path}: the {figure} of the cameras differ; {name} has the same for all cameras")
         colors[field] = [float(str(np.float32(value))) for value in values.pop()]  # 0.485, not 0.48500001
@@ -117,13 +121,14 @@ def describe_folder(
     """
     if dtype != "fp32":
         raise ConfigError(f"dtype: {dtype}: {config.type} is float32; leave it out")
-    if np.any(normalization.get("delta", [[False]])[head]):
+    robot = Robot.from_head(config, normalization, head)
+    if robot.delta:
         raise ConfigError("format: lerobot: actions are learnt as differences to the state, which LeRobot lacks")
-    widths = {ACTION: config.action_dim, STATE: config.state_dim}
-    for key, width in widths.items():
-        dims = normalization.get("dims", {}).get(key, [width] * (head + 1))[head]
-        if dims != width:
-            raise ConfigError(f"head: {key} has {dims} dimensions, and the network {width}; LeRobot pads no vectors")
+    for key, width in ((ACTION, config.action_dim), (STATE, config.state_dim)):
+        if robot.width(key) != width:
+            raise ConfigError(
+                f"head: {key} has {robot.width(key)} dimensions, and the network {width}; LeRobot pads no vectors"
+            )
     facts = config.their_facts()
     features = {**facts["input_features"], **facts["output_features"]}
     colors = "MEAN_STD" if hasattr(config, "image_mean") else "IDENTITY"
@@ -138,48 +143,14 @@ def describe_folder(
     }
     if "pretrained_backbone_weights" in about:
         about["pretrained_backbone_weights"] = None  # the folder has weights
-    files = {"config.json": to_json(about)} | _processors(config, normalization, features, head, modes)
+    normal = {"eps": EPS, "norm_map": modes}
+    before = [*BEFORE, *config.their_steps(), DEVICE, ("normalizer_processor", {**normal, "features": features})]
+    behind = [("unnormalizer_processor", {**normal, "features": {ACTION: features[ACTION]}}), DEVICE]
+    figures = map_figures(robot.maps)
+    for camera in config.cameras if colors != "IDENTITY" else ():
+        for name, values in (("mean", config.image_mean), ("std", config.image_std)):  # type: ignore[attr-defined]
+            figures[f"{camera}.{name}"] = np.asarray(values, np.float32).reshape(3, 1, 1)
+    files = {"config.json": to_json(about)} | processor_files(before, behind, figures)
     height, width = config.image_size
     notes = [] if colors == "IDENTITY" else [f"image_size: LeRobot resizes no images: send {height} x {width}"]
     return ForeignFolder(files, lambda name: [name], {}, notes)
-
-
-def _processors(
-    config: LerobotConfig,
-    normalization: Mapping[str, Any],
-    features: Mapping[str, Any],
-    head: int,
-    modes: Mapping[str, str],
-) -> dict[str, bytes]:
-    """Both processor files, and the file of statistics of each."""
-    figures: dict[str, np.ndarray] = {}
-    for key in (STATE, ACTION):
-        offset, spread = (np.asarray(normalization[key][name], np.float32) for name in ("offset", "spread"))
-        offset, spread = (array[head] if array.ndim > 1 else array for array in (offset, spread))
-        # A constant state must stay finite where it varies after all; a constant action has its constant in reverse.
-        std = np.where(spread == 0, np.float32(1), spread) if key == STATE else spread
-        figures |= {f"{key}.mean": offset.astype(np.float32), f"{key}.std": std.astype(np.float32)}
-    for camera in config.cameras if modes[VISUAL] != "IDENTITY" else ():
-        for name, values in (("mean", config.image_mean), ("std", config.image_std)):  # type: ignore[attr-defined]
-            figures[f"{camera}.{name}"] = np.asarray(values, np.float32).reshape(3, 1, 1)
-    normal = {"eps": EPS, "norm_map": dict(modes)}
-    device: Step = ("device_processor", {"device": "cpu", "float_dtype": None})
-    before: list[Step] = [
-        ("rename_observations_processor", {"rename_map": {}}),
-        ("to_batch_processor", {}),
-        *config.their_steps(),
-        device,
-        ("normalizer_processor", {**normal, "features": dict(features)}),
-    ]
-    behind: list[Step] = [("unnormalizer_processor", {**normal, "features": {ACTION: features[ACTION]}}), device]
-    files: dict[str, bytes] = {}
-    for file, steps in ((LEROBOT, before), (LEROBOT_OUT, behind)):
-        array, entries = file.removesuffix(".json"), []
-        for number, (name, content) in enumerate(steps):
-            entry: dict[str, Any] = {"registry_name": name, "config": content}
-            if "norm_map" in content:
-                entry["state_file"] = f"{array}_step_{number}_{name}.safetensors"
-                files[entry["state_file"]] = save(figures)
-            entries.append(entry)
-        files[file] = to_json({"name": array, "steps": entries})
-    return files

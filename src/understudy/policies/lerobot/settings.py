@@ -16,14 +16,12 @@ from typing import Any, ClassVar, Literal, Self
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
-from understudy.policies.pi05.normalization import read_object
+from understudy.policies.common.lerobot_processors import VISUAL, read_object
 from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType, imported, stored_type
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IDENTITY = {"image_mean": [0.0] * 3, "image_std": [1.0 - 1e-8] * 3}
 """Colors as they are: LeRobot adds 1e-8 to deviations."""
-VISUAL = "VISUAL"
-"""LeRobot's type of images."""
 RECORDED = (0, 0)
 """Value of `image_size` that means the size of the recordings."""
 OF_RUN = ("device", "input_features", "output_features", "normalization_mapping", "chunk_size", "drop_n_last_frames")

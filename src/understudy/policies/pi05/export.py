@@ -20,23 +20,29 @@ openpi's folder of a pi0.5 or pi0 policy, as its converter to torch writes it.
 openpi's `safetensors.torch.load_model` takes one name of a tied tensor and refuses two.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from safetensors.numpy import save
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
-from understudy.policies.common.normalizer import Normalizer
+from understudy.policies.common.lerobot_processors import (
+    BEFORE,
+    DEVICE,
+    VISUAL,
+    Step,
+    map_figures,
+    processor_files,
+    to_json,
+)
 from understudy.policies.common.settings import TowerSizes
-from understudy.policies.folder_formats import ForeignFolder
+from understudy.policies.folder_formats import ForeignFolder, Robot
 from understudy.policies.pi05.config import Pi05PolicyConfig, Sizes
-from understudy.policies.pi05.normalization import LEROBOT, LEROBOT_OUT, OPENPI, OPENPI_EPS
+from understudy.policies.pi05.normalization import OPENPI, OPENPI_EPS
 from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
 from understudy.policies.pi05.text import TOKENIZER
 
@@ -46,52 +52,6 @@ OTHER = "other"
 """Name of a tower that neither tool has; LeRobot refuses it before it reads weights."""
 SIZES = "sizes.json"
 """File with the dimensions of a network that has no such name, as `Sizes.from_mapping` reads it."""
-
-
-class RobotMap(NamedTuple):
-    """(x - offset) / spread of one key of one robot; a constant dimension has the spread 0."""
-
-    offset: np.ndarray
-    """float64 [dim]."""
-    spread: np.ndarray
-    """float64 [dim]."""
-
-    @property
-    def constant(self) -> list[int]:
-        """Dimensions with the spread 0."""
-        return [int(dim) for dim in np.flatnonzero(self.spread == 0)]
-
-
-class Robot(NamedTuple):
-    """The normalization of one robot."""
-
-    maps: dict[str, RobotMap]
-    """By key, `action` and `observation.state`."""
-    delta: tuple[int, ...]
-    """Action dimensions that are differences to the state."""
-
-    @classmethod
-    def from_head(cls, config: Pi05PolicyConfig, normalization: Mapping[str, Any], head: int) -> "Robot":
-        """Read a head of a normalization.
-
-        Raises:
-            ValueError: the normalization does not fit the config.
-        """
-        widths = {ACTION: config.action_dim} | ({STATE: config.state_dim} if config.state_dim else {})
-        read = Normalizer(normalization, widths)
-        maps = {}
-        for key, affine in ((ACTION, read.action), (STATE, read.state)):
-            if affine is not None:
-                width = read.dims[key][head]
-                maps[key] = RobotMap(
-                    *(array[head, :width].double().numpy() for array in (affine.offset, affine.spread)),
-                )
-        delta = () if read.delta is None else tuple(int(dim) for dim in read.delta[head].nonzero().flatten())
-        return cls(maps, delta)
-
-    def width(self, key: str) -> int:
-        """Return the robot's number of dimensions of a key."""
-        return len(self.maps[key].offset)
 
 
 def check_prompts(config: Pi05PolicyConfig, tool: str) -> None:
@@ -132,18 +92,10 @@ def common_files(config: Pi05PolicyConfig, tool: str) -> tuple[dict[str, bytes],
     return files, notes
 
 
-def to_json(value: Any) -> bytes:
-    """Return a JSON file."""
-    return (json.dumps(value, indent=2) + "\n").encode()
-
-
-Step = tuple[str, dict[str, Any]]
-"""Registered name of a processor's step, and its config."""
-
 EPS = 1e-30
 TOKENIZER_NAME = "google/paligemma-3b-pt-224"
 """Tokenizer that LeRobot loads from the hub."""
-VISUAL, NORMALIZED = "VISUAL", {"pi05": "QUANTILES", "pi0": "MEAN_STD"}
+NORMALIZED = {"pi05": "QUANTILES", "pi0": "MEAN_STD"}
 
 
 def lerobot_folder(
@@ -263,47 +215,23 @@ def _processors(
     named = {"tokenizer_name": TOKENIZER_NAME} if config.sizes.vocab == Sizes.BASE.vocab else {}
     text = {"max_length": config.prompt_tokens, "task_key": "task", "padding_side": "right", "padding": "max_length"}
     normal = {"eps": EPS, "norm_map": {VISUAL: "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}}
-    rename: Step = ("rename_observations_processor", {"rename_map": {}})
-    batch: Step = ("to_batch_processor", {})
     relative: Step = (
         "relative_actions_processor",
         {"enabled": bool(robot.delta), "exclude_joints": excluded, "action_names": names},
     )
     normalize: Step = ("normalizer_processor", {**normal, "features": dict(features)})
     tokenize: Step = ("tokenizer_processor", {**text, "truncation": True, **named})
-    device: Step = ("device_processor", {"device": "cpu", "float_dtype": None})
     if config.type == "pi05":
         state: Step = ("pi05_prepare_state_tokenizer_processor_step", {})
-        before = [rename, batch, relative, normalize, state, tokenize, device]
+        before = [*BEFORE, relative, normalize, state, tokenize, DEVICE]
     else:
-        before = [rename, batch, ("pi0_new_line_processor", {}), tokenize, device, relative, normalize]
+        before = [*BEFORE, ("pi0_new_line_processor", {}), tokenize, DEVICE, relative, normalize]
     behind: list[Step] = [
         ("unnormalizer_processor", {**normal, "features": {ACTION: features[ACTION]}}),
         ("absolute_actions_processor", {"enabled": bool(robot.delta)}),
-        device,
+        DEVICE,
     ]
-    statistics = save(_statistics(robot))
-    files: dict[str, bytes] = {}
-    for file, steps in ((LEROBOT, before), (LEROBOT_OUT, behind)):
-        stem, entries = file.removesuffix(".json"), []
-        for number, (name, content) in enumerate(steps):
-            entry: dict[str, Any] = {"registry_name": name, "config": content}
-            if "norm_map" in content:
-                entry["state_file"] = f"{stem}_step_{number}_{name}.safetensors"
-                files[entry["state_file"]] = statistics
-            entries.append(entry)
-        files[file] = to_json({"name": stem, "steps": entries})
-    return files
-
-
-def _statistics(robot: Robot) -> dict[str, np.ndarray]:
-    """Statistics of the MEAN_STD mode, float32 [dim] each, whose map is the policy's."""
-    figures: dict[str, np.ndarray] = {}
-    for key, (offset, spread) in robot.maps.items():
-        # A constant state must stay finite where it varies after all; a constant action has its constant in reverse.
-        std = np.where(spread == 0, 1.0, spread) if key == STATE else spread
-        figures |= {f"{key}.mean": offset.astype(np.float32), f"{key}.std": std.astype(np.float32)}
-    return figures
+    return processor_files(before, behind, map_figures(robot.maps))
 
 
 NAMES = {STATE: "state", ACTION: "actions"}

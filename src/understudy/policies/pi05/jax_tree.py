@@ -35,16 +35,17 @@ class Form(NamedTuple):
     convert: Callable[[np.ndarray], np.ndarray]
 
 
-SAME = Form(0, tuple, lambda x: x)
-FLAT = Form(0, lambda s: (prod(s),), lambda x: x.reshape(-1))
-MATRIX = Form(2, lambda s: (s[1], s[0]), lambda x: x.T)
-PATCH = Form(4, lambda s: (s[3], s[2], s[0], s[1]), lambda x: x.transpose(3, 2, 0, 1))
-TO_HEADS = Form(3, lambda s: (s[1] * s[2], s[0]), lambda x: x.reshape(x.shape[0], -1).T)
-"""[in, heads, head_dim]."""
-FROM_HEADS = Form(3, lambda s: (s[2], s[0] * s[1]), lambda x: x.reshape(-1, x.shape[2]).T)
-"""[heads, head_dim, out]."""
-OF_HEADS = Form(3, lambda s: (s[0] * s[2], s[1]), lambda x: x.transpose(0, 2, 1).reshape(-1, x.shape[1]))
-"""[heads, in, head_dim]."""
+FORMS = {
+    "same": Form(0, tuple, lambda x: x),
+    "flat": Form(0, lambda s: (prod(s),), lambda x: x.reshape(-1)),
+    "matrix": Form(2, lambda s: (s[1], s[0]), lambda x: x.T),
+    "patch": Form(4, lambda s: (s[3], s[2], s[0], s[1]), lambda x: x.transpose(3, 2, 0, 1)),
+    # [in, heads, head_dim], [heads, head_dim, out] and [heads, in, head_dim]
+    "to_heads": Form(3, lambda s: (s[1] * s[2], s[0]), lambda x: x.reshape(x.shape[0], -1).T),
+    "from_heads": Form(3, lambda s: (s[2], s[0] * s[1]), lambda x: x.reshape(-1, x.shape[2]).T),
+    "of_heads": Form(3, lambda s: (s[0] * s[2], s[1]), lambda x: x.transpose(0, 2, 1).reshape(-1, x.shape[1])),
+}
+SAME = FORMS["same"]
 
 
 class Place(NamedTuple):
@@ -56,56 +57,66 @@ class Place(NamedTuple):
     form: Form
 
 
-def _table() -> dict[str, list[tuple[str, tuple[int, ...], Form]]]:
-    """Array -> (parameter, index behind the layer, form) of each parameter in it; `*` is the number of a layer."""
-    img, ours_first = "PaliGemma.img.", "vision."
-    block, layer = f"{img}Transformer.encoderblock.", f"{ours_first}layers.*."
-    table: dict[str, list[tuple[str, tuple[int, ...], Form]]] = {
-        f"{img}embedding.kernel": [(f"{ours_first}patch.weight", (), PATCH)],
-        f"{img}embedding.bias": [(f"{ours_first}patch.bias", (), SAME)],
-        f"{img}pos_embedding": [(f"{ours_first}position.weight", (0,), SAME)],
-        f"{img}Transformer.encoder_norm.scale": [(f"{ours_first}norm.weight", (), SAME)],
-        f"{img}Transformer.encoder_norm.bias": [(f"{ours_first}norm.bias", (), SAME)],
-        f"{img}head.kernel": [("projector.weight", (), MATRIX)],
-        f"{img}head.bias": [("projector.bias", (), SAME)],
-        "PaliGemma.llm.embedder.input_embedding": [("embedding.weight", (), SAME)],
-    }
-    for number in (0, 1):
-        table[f"{block}LayerNorm_{number}.scale"] = [(f"{layer}layer_norm{number + 1}.weight", (), SAME)]
-        table[f"{block}LayerNorm_{number}.bias"] = [(f"{layer}layer_norm{number + 1}.bias", (), SAME)]
-        table[f"{block}MlpBlock_0.Dense_{number}.kernel"] = [(f"{layer}mlp.fc{number + 1}.weight", (), MATRIX)]
-        table[f"{block}MlpBlock_0.Dense_{number}.bias"] = [(f"{layer}mlp.fc{number + 1}.bias", (), SAME)]
-    for theirs, ours in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "out")):
-        name, out = f"{block}MultiHeadDotProductAttention_0.{theirs}", ours == "out"
-        table[f"{name}.kernel"] = [(f"{layer}self_attn.{ours}_proj.weight", (), FROM_HEADS if out else TO_HEADS)]
-        table[f"{name}.bias"] = [(f"{layer}self_attn.{ours}_proj.bias", (), SAME if out else FLAT)]
-    for end, tower in (("", "vlm"), ("_1", "expert")):
-        llm, layer = "PaliGemma.llm.layers.", f"layers.*.{tower}."
-        attention, mlp = f"{layer}self_attn.", f"{layer}mlp."
-        table |= {
-            f"{llm}attn.q_einsum{end}.w": [(f"{attention}q_proj.weight", (), OF_HEADS)],
-            f"{llm}attn.kv_einsum{end}.w": [
-                (f"{attention}k_proj.weight", (0,), OF_HEADS),
-                (f"{attention}v_proj.weight", (1,), OF_HEADS),
-            ],
-            f"{llm}attn.attn_vec_einsum{end}.w": [(f"{attention}o_proj.weight", (), FROM_HEADS)],
-            f"{llm}mlp{end}.gating_einsum": [
-                (f"{mlp}gate_proj.weight", (0,), MATRIX),
-                (f"{mlp}up_proj.weight", (1,), MATRIX),
-            ],
-            f"{llm}mlp{end}.linear": [(f"{mlp}down_proj.weight", (), MATRIX)],
-        }
-        norms = [(f"{llm}pre_attention_norm{end}", f"{layer}input_layernorm")]
-        norms += [(f"{llm}pre_ffw_norm{end}", f"{layer}post_attention_layernorm")]
-        norms += [(f"PaliGemma.llm.final_norm{end}", f"{tower}_norm")]
-        for theirs, ours in norms:
-            table[f"{theirs}.scale"] = [(f"{ours}.weight", (), SAME)]
-            table[f"{theirs}.Dense_0.kernel"] = [(f"{ours}.dense.weight", (), MATRIX)]
-            table[f"{theirs}.Dense_0.bias"] = [(f"{ours}.dense.bias", (), SAME)]
-    for name in ("action_in_proj", "action_out_proj", "time_mlp_in", "time_mlp_out", "state_proj"):
-        table |= {f"{name}.kernel": [(f"{name}.weight", (), MATRIX)], f"{name}.bias": [(f"{name}.bias", (), SAME)]}
-    for name in ("action_time_mlp_in", "action_time_mlp_out"):
-        table |= {f"{name}.kernel": [(f"{name}.weight", (), MATRIX)], f"{name}.bias": [(f"{name}.bias", (), SAME)]}
+ARRAYS = """
+PaliGemma.img.embedding.kernel                           vision.patch.weight                        patch
+PaliGemma.img.embedding.bias                             vision.patch.bias                          same
+PaliGemma.img.pos_embedding[0]                           vision.position.weight                     same
+{block}.LayerNorm_0                                      vision.layers.*.layer_norm1                norm
+{block}.LayerNorm_1                                      vision.layers.*.layer_norm2                norm
+{block}.MlpBlock_0.Dense_0                               vision.layers.*.mlp.fc1                    linear
+{block}.MlpBlock_0.Dense_1                               vision.layers.*.mlp.fc2                    linear
+{block}.MultiHeadDotProductAttention_0.query.kernel      vision.layers.*.self_attn.q_proj.weight    to_heads
+{block}.MultiHeadDotProductAttention_0.query.bias        vision.layers.*.self_attn.q_proj.bias      flat
+{block}.MultiHeadDotProductAttention_0.key.kernel        vision.layers.*.self_attn.k_proj.weight    to_heads
+{block}.MultiHeadDotProductAttention_0.key.bias          vision.layers.*.self_attn.k_proj.bias      flat
+{block}.MultiHeadDotProductAttention_0.value.kernel      vision.layers.*.self_attn.v_proj.weight    to_heads
+{block}.MultiHeadDotProductAttention_0.value.bias        vision.layers.*.self_attn.v_proj.bias      flat
+{block}.MultiHeadDotProductAttention_0.out.kernel        vision.layers.*.self_attn.out_proj.weight  from_heads
+{block}.MultiHeadDotProductAttention_0.out.bias          vision.layers.*.self_attn.out_proj.bias    same
+PaliGemma.img.Transformer.encoder_norm                   vision.norm                                norm
+PaliGemma.img.head                                       projector                                  linear
+PaliGemma.llm.embedder.input_embedding                   embedding.weight                           same
+{llm}.attn.q_einsum{end}.w                               {tower}.self_attn.q_proj.weight            of_heads
+{llm}.attn.kv_einsum{end}.w[0]                           {tower}.self_attn.k_proj.weight            of_heads
+{llm}.attn.kv_einsum{end}.w[1]                           {tower}.self_attn.v_proj.weight            of_heads
+{llm}.attn.attn_vec_einsum{end}.w                        {tower}.self_attn.o_proj.weight            from_heads
+{llm}.mlp{end}.gating_einsum[0]                          {tower}.mlp.gate_proj.weight               matrix
+{llm}.mlp{end}.gating_einsum[1]                          {tower}.mlp.up_proj.weight                 matrix
+{llm}.mlp{end}.linear                                    {tower}.mlp.down_proj.weight               matrix
+{llm}.pre_attention_norm{end}.scale                      {tower}.input_layernorm.weight             same
+{llm}.pre_attention_norm{end}.Dense_0                    {tower}.input_layernorm.dense              linear
+{llm}.pre_ffw_norm{end}.scale                            {tower}.post_attention_layernorm.weight    same
+{llm}.pre_ffw_norm{end}.Dense_0                          {tower}.post_attention_layernorm.dense     linear
+PaliGemma.llm.final_norm{end}.scale                      {name}_norm.weight                         same
+PaliGemma.llm.final_norm{end}.Dense_0                    {name}_norm.dense                          linear
+action_in_proj                                           action_in_proj                             linear
+action_out_proj                                          action_out_proj                            linear
+time_mlp_in                                              time_mlp_in                                linear
+time_mlp_out                                             time_mlp_out                               linear
+state_proj                                               state_proj                                 linear
+action_time_mlp_in                                       action_time_mlp_in                         linear
+action_time_mlp_out                                      action_time_mlp_out                        linear
+"""
+"""Array, parameter and form: one of `FORMS`, or that of a module. `*` is the number of a layer, the first
+dimension of its array; [0] and [1] are places in the next one."""
+MODULES = {
+    "linear": ((".kernel", ".weight", "matrix"), (".bias", ".bias", "same")),
+    "norm": ((".scale", ".weight", "same"), (".bias", ".bias", "same")),
+}
+"""Form of a module -> end of the array, end of the parameter and form of each of its arrays."""
+
+
+def _table() -> dict[str, dict[str, tuple[tuple[int, ...], Form]]]:
+    """Read `ARRAYS`: array -> parameter -> index behind the layer, and form."""
+    table: dict[str, dict[str, tuple[tuple[int, ...], Form]]] = {}
+    block, llm = "PaliGemma.img.Transformer.encoderblock", "PaliGemma.llm.layers"
+    for end, name in (("", "vlm"), ("_1", "expert")):
+        lines = ARRAYS.format(block=block, llm=llm, end=end, name=name, tower=f"layers.*.{name}").split("\n")
+        for place, parameter, kind in (line.split() for line in lines if line):
+            array, _, index = place.rstrip("]").partition("[")
+            for array_end, end_of_name, form in MODULES.get(kind, [("", "", kind)]):
+                entry = (int(index),) if index else (), FORMS[form]
+                table.setdefault(array + array_end, {})[parameter + end_of_name] = entry
     return table
 
 
@@ -126,7 +137,7 @@ def find_places(arrays: Mapping[str, Shape]) -> dict[str, tuple[Place, tuple[int
     """
     places: dict[str, tuple[Place, tuple[int, ...]]] = {}
     for array, shape in arrays.items():
-        for name, index, form in TABLE.get(array, [(array, (), SAME)]):
+        for name, (index, form) in TABLE.get(array, {array: ((), SAME)}).items():
             stacked = "*" in name
             rest = shape[stacked + len(index) :]
             if form.dimensions not in (0, len(rest)) or len(shape) < stacked + len(index):

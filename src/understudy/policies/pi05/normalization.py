@@ -9,7 +9,6 @@
 `stored_figures.py` has the arithmetic, and the rounding that keeps the smallest state at -1.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
+from understudy.policies.common.lerobot_processors import LEROBOT, LEROBOT_OUT, find_step, read_object, read_statistics
 
 
 @dataclass(frozen=True)
@@ -105,19 +105,6 @@ def read_figures(entry: Any, names: Sequence[str], where: str) -> dict[str, np.n
     return figures
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; ConfigError where the file is missing, damaged or holds something else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}; restore the file") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds a {type(value).__name__}, expected an object; restore the file")
-    return value
-
-
-LEROBOT, LEROBOT_OUT = "policy_preprocessor.json", "policy_postprocessor.json"
-"""Files next to weights."""
 RANGES = {"QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90"), "MIN_MAX": ("min", "max")}
 """LeRobot's modes that map a range to -1..1, and its ends."""
 KINDS = {STATE: "STATE", ACTION: "ACTION"}
@@ -131,56 +118,17 @@ def read_lerobot(folder: Path) -> Stored:
         ConfigError: a file is damaged, or the two contradict each other.
     """
     path = folder / LEROBOT
-    step = _step(path, "normalizer_processor")
-    figures = _statistics(path, step)
+    step = find_step(path, "normalizer_processor")
+    figures = read_statistics(path, step)
     maps, padding = _maps(path, step, figures, (STATE, ACTION))
     if (folder / LEROBOT_OUT).is_file():
-        back = _step(folder / LEROBOT_OUT, "unnormalizer_processor")
-        other, _ = _maps(folder / LEROBOT_OUT, back, _statistics(folder / LEROBOT_OUT, back), (ACTION,))
+        back = find_step(folder / LEROBOT_OUT, "unnormalizer_processor")
+        other, _ = _maps(folder / LEROBOT_OUT, back, read_statistics(folder / LEROBOT_OUT, back), (ACTION,))
         if other.get(ACTION) != maps.get(ACTION):
             raise ConfigError(
                 f"{folder}: {LEROBOT} and {LEROBOT_OUT} normalize 'action' differently; restore the files"
             )
     return Stored(path, maps, padding, _delta(path, maps))
-
-
-def _step(path: Path, name: str) -> Mapping[str, Any]:
-    """Return the only step of this name, by its registry name or its class."""
-    steps = read_object(path).get("steps")
-    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        raise ConfigError(f"{path}: has no list of steps; restore the file")
-    plain = name.replace("_", "")
-    matching = [
-        step
-        for step in steps
-        if step.get("registry_name") == name or str(step.get("class", "")).lower().rpartition(".")[2].startswith(plain)
-    ]
-    if len(matching) != 1:
-        raise ConfigError(f"{path}: has {len(matching)} steps {name}; expected one")
-    config = matching[0].get("config")
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path}: the step {name} has no config; restore the file")
-    return matching[0]
-
-
-def _statistics(path: Path, step: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
-    """Return the statistics of a step by key and name; none where it has no file."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    name = step.get("state_file")
-    if not name:
-        return {}
-    file = path.parent / Path(str(name)).name  # never outside of the folder
-    try:
-        tensors = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path}: its file {name} cannot be read: {error}; restore it") from error
-    statistics: dict[str, dict[str, np.ndarray]] = {}
-    for flat, values in tensors.items():
-        key, _, figure = flat.rpartition(".")
-        statistics.setdefault(key, {})[figure] = values
-    return statistics
 
 
 def _maps(

@@ -21,10 +21,11 @@ import numpy as np
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
+from understudy.policies.common.lerobot_processors import VISUAL, read_object
 from understudy.policies.pi05.config import Pi05PolicyConfig, Sizes
 from understudy.policies.pi05.export import SIZES, VARIANTS, variant
 from understudy.policies.pi05.jax_tree import open_weights
-from understudy.policies.pi05.normalization import Stored, find_normalization, read_object
+from understudy.policies.pi05.normalization import Stored, find_normalization
 from understudy.policies.pi05.released_keys import EMBEDDING, HEAD, Shapes, canonical, is_adaptive, own_name
 
 PARTS = ("vision", "vlm", "expert")
@@ -277,7 +278,7 @@ def _translate(stored: Mapping[str, Any], kind: str) -> Values:
                 raise ValueError(f"{field}: {stored[field]!r}: only {value!r} is read: the network has other inputs")
         inputs, outputs = (_features(stored, name) for name in ("input_features", "output_features"))
         if inputs:
-            values["cameras"] = [key for key, (type_, _) in inputs.items() if type_ == "VISUAL" and EMPTY not in key]
+            values["cameras"] = [key for key, (type_, _) in inputs.items() if type_ == VISUAL and EMPTY not in key]
             values["state_dim"] = inputs.get(STATE, ("", 0))[1]
         if ACTION in outputs:
             values["action_dim"] = outputs[ACTION][1]
