@@ -232,7 +232,7 @@ def test_a_merged_policy_is_an_ordinary_one_that_computes_the_same() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items()), "given, not changed"
     noise = policies.draws(4)[0][:, 0]
     pairs = [(loss_of(policy), loss_of(merged))]
-    pairs += [(policy.sample_actions(policies.batch(4), noise), merged.sample_actions(policies.batch(4), noise))]
+    pairs += [(policy.act(policies.batch(4), {"noise": noise}), merged.act(policies.batch(4), {"noise": noise}))]
     for one, two in pairs:
         torch.testing.assert_close(one, two, rtol=2e-5, atol=2e-6)
     for scale in (1.0, -2.0):  # the control: another scale is another policy

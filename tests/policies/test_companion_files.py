@@ -13,7 +13,7 @@ from support.policies import editable
 from support.refusals import refused
 from understudy.errors import ConfigError
 from understudy.policies import policy_folder, registry
-from understudy.policies.companion_files import check_unchanged, digests
+from understudy.policies.policy_folder import check_unchanged, digests
 from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType, network_differences
 
 FILES = {"words": ("words.model",), "codes": ("codes.json", "more.json")}

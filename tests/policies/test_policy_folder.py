@@ -40,7 +40,7 @@ def test_what_is_loaded_is_bit_equal(tmp_path: Path) -> None:
     for (name, buffer), (_, other) in zip(model.named_buffers(), back.named_buffers(), strict=True):
         assert torch.equal(buffer, other), name
     data, (noise, _) = batch(3), draws(3)
-    assert torch.equal(model.sample_actions(data, noise[:, 0]), back.sample_actions(data, noise[:, 0]))
+    assert torch.equal(model.act(data, {"noise": noise[:, 0]}), back.act(data, {"noise": noise[:, 0]}))
 
 
 def test_normalization_survives_where_decimal_text_could_round(tmp_path: Path) -> None:

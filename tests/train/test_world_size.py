@@ -353,7 +353,7 @@ def sampled(shards: int) -> dict[str, Tensor]:
     noise = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0))
     found = {}
     with parallel.join_mesh(config) as mesh:
-        for method in ("sample_actions", "sample_future"):
+        for method in ("act", "imagine"):
             policy = policies.policy(future=True)
             parallel.shard(
                 policy,
@@ -363,7 +363,8 @@ def sampled(shards: int) -> dict[str, Tensor]:
                 policy.float32_modules(),
                 policy.forward_methods,
             )
-            found[method] = getattr(policy, method)(policies.batch(2), noise)
+            sample = getattr(policy, method)(policies.batch(2), {"noise": noise})
+            found[method] = sample.states if method == "imagine" else sample
     return found
 
 

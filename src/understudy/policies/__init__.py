@@ -17,8 +17,7 @@ graph                policies as graphs of tensors: torch.export, ONNX
 inference            `load_policy`: a saved policy that acts on observations
 acting               its parts: passes for several robots, bounds, reactions to other inputs than those of training
 observation_history  past observations of an episode, as training read them
-companion_files      files that a policy needs besides its weights
-policy_folder        a policy as a folder: weights, config, normalization
+policy_folder        a policy as a folder: weights, config, normalization, and files such as a tokenizer
 folder_formats       a policy as a folder of another tool
 weight_files         tensors in safetensors files, read row by row, and networks without memory for large tensors
 """

@@ -32,6 +32,13 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> Non
         raise ValueError(f"{name} has shape {got}, expected ({sides})")
 
 
+def check_image(name: str, image: Tensor, shape: tuple[int | None, ...]) -> None:
+    """Raise ValueError where an image is not uint8 of this shape."""
+    check_shape(name, image, shape)
+    if image.dtype != torch.uint8:
+        raise ValueError(f"{name} is {image.dtype}, images are uint8")
+
+
 def from_present(batch: Mapping[str, Any], config: Any) -> dict[str, Any]:
     """Return a batch whose actions begin at the present: without those before it that a policy trains on."""
     keys = [key for key in (ACTION, f"{ACTION}_is_pad") if key in batch and config.past_actions]

@@ -74,8 +74,7 @@ class Robot(NamedTuple):
         Raises:
             ValueError: the normalization does not fit the config.
         """
-        widths = {ACTION: config.action_dim} | ({STATE: config.state_dim} if config.state_dim else {})
-        read = Normalizer(normalization, widths)
+        read = Normalizer(normalization, config.widths)
         maps = {}
         for key, affine in ((ACTION, read.action), (STATE, read.state)):
             if affine is not None:

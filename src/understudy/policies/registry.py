@@ -41,6 +41,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Literal, Self
 
+from understudy.batch_keys import ACTION, STATE
 from understudy.checksums import ChecksumError, check_checksums
 from understudy.errors import ConfigError
 
@@ -218,7 +219,7 @@ class PolicySettings:
 
     FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Fields that name a file or folder which the policy needs, "" for none -> files needed of a folder. Exported
-    folders have copies (`policies/companion_files.py`)."""
+    folders have copies (`policies/policy_folder.py`)."""
     FORMATS: ClassVar[Mapping[str, str]] = {}
     """Names of other tools -> "module:function" that describes a policy as its folder (`folder_formats.py`)."""
     GRAPH: ClassVar[str] = ""
@@ -441,6 +442,11 @@ class PolicyConfig:
     """Precision of the network's arithmetic; normalization and loss are always float32."""
     future: bool = False
     """Whether the run also trains on the states that follow each action of the chunk (task modes)."""
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Width of each vector that the policy normalizes, by key."""
+        return {ACTION: self.action_dim} | ({STATE: self.state_dim} if self.state_dim else {})
 
     def fact_problems(self) -> list[str]:
         """List the rules that these facts break, one line each."""

@@ -24,7 +24,7 @@ from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.signals import Stop, Stopped, stop_signals
 from understudy.errors import ConfigError, DatasetError, RankError, is_out_of_memory, is_wrong_input
 from understudy.load.validation_data import ValidationData
-from understudy.policies.companion_files import check_unchanged
+from understudy.policies.policy_folder import check_unchanged
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train import precision
 from understudy.train.background_rollouts import BackgroundRollouts, check_action_steps, check_rollouts

@@ -16,8 +16,7 @@ from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError
 from understudy.order import Order
-from understudy.policies.companion_files import digests
-from understudy.policies.policy_folder import CONTRACT
+from understudy.policies.policy_folder import CONTRACT, digests
 from understudy.policies.weight_files import StoredTensors
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.export import read_initial_policy

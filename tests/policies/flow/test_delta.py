@@ -107,7 +107,7 @@ def test_a_policy_of_differences_acts_rightly_where_it_has_never_been() -> None:
             scalar(model.flow_losses(lessons(-1, 1), noise, time)).backward()
             optimizer.step()
         far = lessons(4, 5)
-        acted = model.sample_actions(far, torch.randn(32, 2, 2, generator=generator))
+        acted = model.act(far, {"noise": torch.randn(32, 2, 2, generator=generator)})
         errors.append((acted - far["action"]).abs().mean(dim=(0, 1)).tolist())
     assert errors[0][0] < 0.05
     assert errors[0][1] < 0.05

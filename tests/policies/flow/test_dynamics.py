@@ -170,9 +170,9 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     with refused("'mode'", "'policy'", kind=ValueError):
         plain.flow_losses(batch(2) | {"mode": torch.tensor([0, 1])}, *draws(2))
     with refused("mode", kind=ValueError):
-        plain.sample_future(batch(2), draws(2)[0][:, 0])
+        plain.imagine(batch(2), {"noise": draws(2)[0][:, 0]})
     with refused("'forward_dynamics'", "inverse_dynamics", kind=ValueError):
-        model.sample_actions(data, noise[:, 0], mode=FORWARD)
+        model.act(data, {"noise": noise[:, 0]}, mode=FORWARD)
     with pytest.raises(ValueError, match="state_dim"):
         policy(state_dim=0)
 
@@ -180,17 +180,17 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
 def test_to_act_the_state_of_now_is_enough_and_the_noise_of_what_is_given_does_not_matter() -> None:
     model, (data, noise, _) = policy(), lessons([0, 0])
     now = {key: data[key] for key in model.input_keys} | {"observation.state": data["observation.state"][:, 0]}
-    acted = model.sample_actions(now, noise[:, 0])
+    acted = model.act(now, {"noise": noise[:, 0]})
     assert acted.shape == (2, 4, 3)
-    assert torch.equal(acted, model.sample_actions(data, noise[:, 0]))  # it does not look at the future
+    assert torch.equal(acted, model.act(data, {"noise": noise[:, 0]}))  # it does not look at the future
     told = now | {"action": data["action"]}
-    foreseen = model.sample_future(told, noise[:, 0])
+    foreseen = model.imagine(told, {"noise": noise[:, 0]}).states
     assert foreseen.shape == (2, 4, 2)
     other = noise[:, 0].clone()
     other[..., :3] += 1
-    assert torch.equal(foreseen, model.sample_future(told, other))
-    assert not torch.equal(foreseen, model.sample_future(now | {"action": data["action"] + 1}, noise[:, 0]))
-    assert model.sample_future(now, noise[:, 0], mode=POLICY).shape == (2, 4, 2)
+    assert torch.equal(foreseen, model.imagine(told, {"noise": other}).states)
+    assert not torch.equal(foreseen, model.imagine(now | {"action": data["action"] + 1}, {"noise": noise[:, 0]}).states)
+    assert model.imagine(now, {"noise": noise[:, 0]}, mode=POLICY).states.shape == (2, 4, 2)
 
 
 @pytest.mark.parametrize("mode", [FORWARD, INVERSE])
@@ -200,7 +200,7 @@ def test_what_is_given_stays_as_it_is_all_the_way_at_time_zero(mode: str) -> Non
     times: list[Tensor] = []
     model.in_proj.register_forward_pre_hook(lambda _, inputs: points.append(inputs[0].view(2, 4, 5)))
     model.time.register_forward_pre_hook(lambda _, inputs: times.append(inputs[0].view(2, 2, 64)))
-    (model.sample_future if mode == FORWARD else model.sample_actions)(data, noise[:, 0], 3, mode)
+    (model.imagine if mode == FORWARD else model.act)(data, {"noise": noise[:, 0]}, 3, mode)
     given = 0 if mode == FORWARD else 1
     assert len(points) == len(times) == 3
     for k, (x, time) in enumerate(zip(points, times)):
@@ -215,8 +215,10 @@ def test_given_actions_of_a_robot_with_fewer_dimensions_bring_no_nan_along() -> 
     model, (data, noise, _) = policy(), lessons([0, 0])
     data["action_dim_is_pad"] = torch.tensor([[False, False, True]] * 2)
     spoilt = data | {"action": torch.where(data["action_dim_is_pad"][:, None], float("nan"), data["action"])}
-    assert torch.equal(model.sample_future(data, noise[:, 0]), model.sample_future(spoilt, noise[:, 0]))
-    assert torch.isfinite(model.sample_future(spoilt, noise[:, 0])).all()
+    assert torch.equal(
+        model.imagine(data, {"noise": noise[:, 0]}).states, model.imagine(spoilt, {"noise": noise[:, 0]}).states
+    )
+    assert torch.isfinite(model.imagine(spoilt, {"noise": noise[:, 0]}).states).all()
 
 
 @pytest.mark.long
@@ -253,8 +255,8 @@ def test_it_learns_forward_and_inverse_dynamics_of_a_cart() -> None:
         optimizer.step()
     assert all(after < 0.3 * before for before, after in zip(first, judged(), strict=True))
     truth, noise = drive(64, 1), torch.randn(64, 2, 2, generator=generator)
-    foreseen = model.sample_future(truth, noise)
-    acted = model.sample_actions(truth, noise, mode=INVERSE)
+    foreseen = model.imagine(truth, {"noise": noise}).states
+    acted = model.act(truth, {"noise": noise}, mode=INVERSE)
     assert (foreseen - truth["observation.state"][:, 1:]).abs().mean() < 0.2
     assert (acted - truth["action"]).abs().mean() < 0.35  # an action is twice the difference of two states
     # The control: a prediction that ignores the given inputs.

@@ -17,11 +17,11 @@ def test_same_batch_noise_and_time_give_the_same_numbers_and_no_generator_is_tou
     model = policy()
     state = torch.get_rng_state()
     first = model.flow_losses(data, noise, time)["flow"].sum
-    actions = model.sample_actions(data, noise[:, 0])
+    actions = model.act(data, {"noise": noise[:, 0]})
     torch.rand(7)
     torch.manual_seed(99)
     assert torch.equal(model.flow_losses(data, noise, time)["flow"].sum, first)
-    assert torch.equal(model.sample_actions(data, noise[:, 0]), actions)
+    assert torch.equal(model.act(data, {"noise": noise[:, 0]}), actions)
     torch.set_rng_state(state)
     model.flow_losses(data, noise, time)
     assert torch.equal(torch.get_rng_state(), state)
@@ -31,7 +31,7 @@ def test_same_batch_noise_and_time_give_the_same_numbers_and_no_generator_is_tou
 def test_every_input_matters(key: str) -> None:
     data, (noise, _) = batch(2), draws(2)
     model = policy()
-    before = model.sample_actions(data, noise[:, 0])
+    before = model.act(data, {"noise": noise[:, 0]})
     other, start = dict(data), noise[:, 0]
     if key == "noise":
         start = noise[:, 1]
@@ -41,7 +41,7 @@ def test_every_input_matters(key: str) -> None:
         other[key] = data[key] + 1
     else:
         other[key] = batch(2, seed=5)[key]
-    assert not torch.allclose(before, model.sample_actions(other, start))
+    assert not torch.allclose(before, model.act(other, {"noise": start}))
 
 
 @pytest.mark.parametrize("cameras", [(), CAMERAS[:1], CAMERAS])
@@ -53,7 +53,7 @@ def test_any_number_of_cameras_with_or_without_state(cameras: tuple[str, ...], s
     only = {key: data[key] for key in (*model.input_keys, "action", "action_is_pad")}  # asks for nothing else
     scalar(model.flow_losses(only, noise, time)).backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
-    assert model.sample_actions(only, noise[:, 0]).shape == (3, 4, 3)
+    assert model.act(only, {"noise": noise[:, 0]}).shape == (3, 4, 3)
 
 
 def test_actions_come_in_the_robots_units() -> None:
@@ -61,7 +61,7 @@ def test_actions_come_in_the_robots_units() -> None:
     model = policy()
     plain = FlowPolicy(config(), NORMALIZATION | {"action": {"offset": [0.0] * 3, "spread": [1.0] * 3}})
     plain.load_state_dict(model.state_dict())
-    normal, robot = plain.sample_actions(data, noise[:, 0]), model.sample_actions(data, noise[:, 0])
+    normal, robot = plain.act(data, {"noise": noise[:, 0]}), model.act(data, {"noise": noise[:, 0]})
     torch.testing.assert_close(robot, normal * torch.tensor([2.0, 0.0, 0.1]) + torch.tensor([0.5, -1.0, 0.25]))
     assert (robot[..., 1] == -1.0).all()  # a dimension that never moved in training stays exactly where it was
 
@@ -75,7 +75,7 @@ def test_the_units_of_the_state_do_not_matter() -> None:
     millimeters.load_state_dict(meters.state_dict())
     scaled = data | {"observation.state": data["observation.state"] * 1000}
     torch.testing.assert_close(
-        meters.sample_actions(data, noise[:, 0]), millimeters.sample_actions(scaled, noise[:, 0])
+        meters.act(data, {"noise": noise[:, 0]}), millimeters.act(scaled, {"noise": noise[:, 0]})
     )
 
 
@@ -85,7 +85,7 @@ def test_a_fresh_policy_predicts_no_velocity() -> None:
         model = FlowPolicy(config(), NORMALIZATION)
     noise = draws(2)[0][:, 0]
     expected = noise * torch.tensor([2.0, 0.0, 0.1]) + torch.tensor([0.5, -1.0, 0.25])
-    torch.testing.assert_close(model.sample_actions(batch(2), noise), expected)
+    torch.testing.assert_close(model.act(batch(2), {"noise": noise}), expected)
 
 
 @pytest.mark.long
@@ -111,7 +111,7 @@ def test_it_learns_to_tell_texts_pictures_and_states_apart() -> None:
         optimizer.zero_grad()
         scalar(model.flow_losses(three, noise, time)).backward()
         optimizer.step()
-    acted = model.sample_actions(three, torch.randn(3, 4, 3, generator=generator))
+    acted = model.act(three, {"noise": torch.randn(3, 4, 3, generator=generator)})
     assert (acted - three["action"]).mean(dim=(1, 2)).abs().max() < 0.4  # they are 1 apart
 
 
@@ -134,7 +134,7 @@ def test_pictures_of_another_size_are_area_averaged() -> None:
     for key in CAMERAS:
         large[key] = data[key].repeat_interleave(3, dim=2).repeat_interleave(2, dim=3)
     model = policy()
-    torch.testing.assert_close(model.sample_actions(large, noise), model.sample_actions(data, noise))
+    torch.testing.assert_close(model.act(large, {"noise": noise}), model.act(data, {"noise": noise}))
 
 
 def test_the_default_policy_is_compact() -> None:
@@ -160,7 +160,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         with refused(*values, kind=ValueError):
             model.flow_losses(broken, n, t)
     with refused("noise", "(1, 4, 3)", kind=ValueError):
-        model.sample_actions(data, noise[:1, 0])
+        model.act(data, {"noise": noise[:1, 0]})
 
 
 @pytest.mark.parametrize(

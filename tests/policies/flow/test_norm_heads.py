@@ -102,7 +102,7 @@ def test_a_head_that_is_not_said_or_not_there_is_refused() -> None:
     with refused("arm::joint", "hand::joint", "'head'", kind=ValueError):
         two().flow_losses(data, noise, time)
     with refused("arm::joint", "hand::joint", "'head'", kind=ValueError):
-        two().sample_actions(data, noise[:, 0])
+        two().act(data, {"noise": noise[:, 0]})
 
 
 # -- the policy
@@ -118,17 +118,17 @@ def test_a_single_head_changes_no_bit_of_the_policy() -> None:
     for told in (data, data | {"head": torch.zeros(3, dtype=torch.int64)}):
         losses = [model.flow_losses(told, noise, time)["flow"] for model in (old, new)]
         assert torch.equal(losses[0].sum, losses[1].sum)
-        assert torch.equal(old.sample_actions(told, noise[:, 0]), new.sample_actions(told, noise[:, 0]))
+        assert torch.equal(old.act(told, {"noise": noise[:, 0]}), new.act(told, {"noise": noise[:, 0]}))
 
 
 def test_a_sample_among_other_robots_is_as_among_its_own() -> None:
     model, data, (noise, time) = two(), mixed(), draws(4)
-    whole, acted = model.flow_losses(data, noise, time)["flow"], model.sample_actions(data, noise[:, 0])
+    whole, acted = model.flow_losses(data, noise, time)["flow"], model.act(data, {"noise": noise[:, 0]})
     for b in range(4):
         one = {key: value[b : b + 1] for key, value in data.items()}
         alone = model.flow_losses(one, noise[b : b + 1], time[b : b + 1])["flow"]
         torch.testing.assert_close(alone.sum, whole.sum[b : b + 1], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(model.sample_actions(one, noise[b : b + 1, 0]), acted[b : b + 1])
+        torch.testing.assert_close(model.act(one, {"noise": noise[b : b + 1, 0]}), acted[b : b + 1])
     assert whole.count.tolist() == [2 * 3 * 4, 2 * 1 * 3, 2 * 3 * 2, 2 * 1 * 1]  # draws, dimensions, slots
     assert int(model.counts(data, {"flow time": time})["flow"].sum()) == int(whole.count.sum())
 
@@ -140,7 +140,7 @@ def test_the_mask_follows_from_the_head_where_the_batch_has_none() -> None:
     assert torch.equal(
         model.flow_losses(bare, noise, time)["flow"].sum, model.flow_losses(data, noise, time)["flow"].sum
     )
-    assert torch.equal(model.sample_actions(bare, noise[:, 0]), model.sample_actions(data, noise[:, 0]))
+    assert torch.equal(model.act(bare, {"noise": noise[:, 0]}), model.act(data, {"noise": noise[:, 0]}))
     told = single().flow_losses(
         batch(4) | {"action_dim_is_pad": data["action_dim_is_pad"], "action": data["action"]}, noise, time
     )
@@ -159,7 +159,7 @@ def test_what_stands_in_a_masked_place_reaches_nothing(where: str, poison: float
     if masked_by == "batch":
         data = {key: value for key, value in data.items() if key != "head"}
     loss = model.flow_losses(data, noise, time, detail=True)["flow"]
-    before, acted = gradients(model, loss), model.sample_actions(data, noise[:, 0])
+    before, acted = gradients(model, loss), model.act(data, {"noise": noise[:, 0]})
     other = copy.deepcopy(data)
     if where == "steps":
         other["action"][data["action_is_pad"]] = poison
@@ -175,7 +175,7 @@ def test_what_stands_in_a_masked_place_reaches_nothing(where: str, poison: float
     assert again.detail is not None
     assert torch.equal(loss.detail.sum, again.detail.sum)
     assert same(before, gradients(model, again))
-    assert torch.equal(acted, model.sample_actions(other, noise[:, 0]))
+    assert torch.equal(acted, model.act(other, {"noise": noise[:, 0]}))
     assert (acted[dims[:, None].expand(-1, 4, -1)] == 0).all()
 
 
@@ -210,14 +210,14 @@ def test_the_picture_of_a_missing_camera_does_not_matter_and_that_it_is_missing_
     model, data, (noise, time) = single(), batch(4), draws(4)
     lacks = torch.tensor([False, True, False, True])
     data[f"{CAMERAS[1]}_is_missing"] = lacks
-    loss, acted = model.flow_losses(data, noise, time)["flow"], model.sample_actions(data, noise[:, 0])
+    loss, acted = model.flow_losses(data, noise, time)["flow"], model.act(data, {"noise": noise[:, 0]})
     before = gradients(model, loss)
     other = data | {CAMERAS[1]: torch.where(lacks[:, None, None, None], 255 - data[CAMERAS[1]], data[CAMERAS[1]])}
     again = model.flow_losses(other, noise, time)["flow"]
     assert torch.equal(loss.sum, again.sum)
     assert same(before, gradients(model, again))
-    assert torch.equal(acted, model.sample_actions(other, noise[:, 0]))
-    present = model.sample_actions({k: v for k, v in data.items() if not k.endswith("missing")}, noise[:, 0])
+    assert torch.equal(acted, model.act(other, {"noise": noise[:, 0]}))
+    present = model.act({k: v for k, v in data.items() if not k.endswith("missing")}, {"noise": noise[:, 0]})
     changed = (present != acted).flatten(1).any(dim=1)
     assert changed.tolist() == lacks.tolist()
     with refused(f"{CAMERAS[1]}_is_missing", "(3,)", kind=ValueError):
@@ -278,7 +278,7 @@ def test_two_heads_survive_the_disk(tmp_path: Any) -> None:
     model.save(tmp_path / "policy")
     back = FlowPolicy.load(tmp_path / "policy")
     assert (back.norm_heads, back.normalizer.arrays()) == (model.norm_heads, model.normalizer.arrays())
-    assert torch.equal(back.sample_actions(data, noise[:, 0]), model.sample_actions(data, noise[:, 0]))
+    assert torch.equal(back.act(data, {"noise": noise[:, 0]}), model.act(data, {"noise": noise[:, 0]}))
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_it_is_what_a_slow_obvious_computation_finds(sources: tuple[SourceConfig
                 assert row["count"] == valid * DRAWS * width
                 if place % 2 == 0:
                     noise = torch.from_numpy(validate_noise(at))
-                    proposed = policy.sample_actions(batch, noise, STEPS)[0, :valid, :width]
+                    proposed = policy.act(batch, {"noise": noise}, STEPS)[0, :valid, :width]
                     row["error"] = (proposed - one["action"][:valid]).numpy().astype(float)
                 found.append(row)
                 place += 1

@@ -10,24 +10,23 @@ actions, with its own flow time. Given one stream (time 0), the network finds th
 dynamics (`policies/common/settings.py`), as in Zhu et al. 2025, "Unified World Models".
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.batch_keys import ACTION, MODE, STATE
-from understudy.policies.batch import check_shape, prompts_of, value_of
-from understudy.policies.common.encoders import ImageEncoder, TextEncoder, text_room
+from understudy.batch_keys import ACTION, STATE
+from understudy.policies.batch import check_image, check_shape, prompts_of, value_of
+from understudy.policies.common.encoders import ImageEncoder, TextEncoder
 from understudy.policies.common.flow_matching import (
     Field,
     check_delay,
     delays_or_none,
     euler,
     given_actions,
-    noisy_actions,
     sample_given,
     sample_guided,
     spread_times,
@@ -35,51 +34,11 @@ from understudy.policies.common.flow_matching import (
 )
 from understudy.policies.common.layers import Layer, Linear, layer_norm, sinusoids, zero_init
 from understudy.policies.common.normalizer import Normalizer, blanked, state_now
-from understudy.policies.common.settings import DYNAMICS, FLOW, FORWARD, MODES, POLICY, TRAINS
+from understudy.policies.common.settings import DYNAMICS, FLOW, FORWARD, POLICY, TRAINS
+from understudy.policies.common.streams import KEY_OF, VALIDATION_DRAWS, Stream, StreamPolicy, read_stream, read_values
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.losses import Imagined, Loss, masked_squared_error, valid_elements
-from understudy.policies.policy import Policy
-
-KEY_OF = {FLOW: ACTION, DYNAMICS: STATE}
-"""Key of a batch that each loss term predicts."""
-
-
-class Stream(NamedTuple):
-    """Target of one loss term: the chunk of actions, or the states that follow."""
-
-    clean: Tensor
-    """float32 [B, T, dim], normalized, 0 in padded slots and dimensions."""
-    is_pad: Tensor
-    """bool [B, T]."""
-    dim_is_pad: Tensor | None
-    """bool [B, dim]."""
-    given: Tensor | None
-    """bool [B], True where the sample's mode gives the target as an input; None: nowhere."""
-    first: Tensor | None = None
-    """bool [B, T], True for leading actions that the sample is given (`max_delay`); None: nowhere."""
-
-    def points(self, noise: Tensor, time: Tensor) -> Tensor:
-        """Compute x_t on the path from `noise` [B, D, T, dim] at `time` [B, D]; leading given actions are clean."""
-        clean = self.clean[:, None].expand_as(noise)
-        points = noisy_actions(clean, noise, time)
-        return points if self.first is None else torch.where(self.first[:, None, :, None], clean, points)
-
-
-def uncounted(is_pad: Tensor, is_given: Tensor | None, first: Tensor | None = None) -> Tensor:
-    """Slots that count nothing, bool [B, T]: slots without a target, and given ones; see `Stream`."""
-    mask = is_pad if is_given is None else is_pad | is_given[:, None]
-    return mask if first is None else mask | first
-
-
-def samples_given(mode: Tensor, term: str) -> Tensor:
-    """Samples whose mode, int64 [B], gives the target of `term`: bool [B]."""
-    is_given = torch.zeros_like(mode, dtype=torch.bool)
-    for number, name in enumerate(MODES):
-        if term not in TRAINS[name]:
-            is_given = is_given | (mode == number)
-    return is_given
-
 
 Integrate = Callable[[Field, Tensor, int], Tensor]
 """(velocity field, noise [B, T, dim], steps) -> [B, T, dim]."""
@@ -121,11 +80,8 @@ def make_integration(
 TOKENS = "task_tokens"
 """Key of a batch with `byte_tokens` [B, L] in place of the instructions, for graphs."""
 
-VALIDATION_DRAWS = 8
-"""Noises and flow times per sample of a validation."""
 
-
-class FlowPolicy(Policy):
+class FlowPolicy(StreamPolicy):
     """Flow-matching policy. `FlowPolicy(config, normalization)` has fresh weights from torch's generator.
 
     For the keys of a batch see `Policy`. Padded dimensions and missing cameras count nothing and reach nothing,
@@ -134,8 +90,7 @@ class FlowPolicy(Policy):
     unless all samples have mode "policy". To act, [B, S] is enough.
     """
 
-    forward_methods: ClassVar[tuple[str, ...]] = ("losses", "act", "sample_actions", "sample_future", "imagine")
-    validation_draws = VALIDATION_DRAWS
+    forward_methods: ClassVar[tuple[str, ...]] = ("losses", "act", "imagine")
     config: FlowPolicyConfig
 
     def __init__(self, config: FlowPolicyConfig, normalization: Mapping[str, Any]) -> None:
@@ -149,11 +104,7 @@ class FlowPolicy(Policy):
         Raises:
             ValueError: an entry is missing, of the wrong width, or cannot be inverted.
         """
-        super().__init__()
-        self.config = config
-        self.normalizer = Normalizer(
-            normalization, {ACTION: config.action_dim} | ({STATE: config.state_dim} if config.state_dim else {})
-        )
+        super().__init__(config, normalization)
         width = config.width
         self.text = TextEncoder(config.text_bytes, 64, width)
         sizes = (len(config.cameras), config.image_size, config.channels, config.blocks, config.keypoints)
@@ -172,16 +123,6 @@ class FlowPolicy(Policy):
         """Names of the loss terms: `flow` of the actions, and with a future `dynamics` of the states."""
         return self._streams
 
-    @property
-    def imagines(self) -> bool:
-        """Whether it was built with a future."""
-        return self.config.future
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        """Task modes that the policy can be trained in."""
-        return MODES if self.config.future else (POLICY,)
-
     def blocks(self) -> list[nn.Module]:
         """Modules to recompute, compile and shard one by one. The text encoder is none: its shapes change."""
         return [*(self.vision.blocks if self.vision is not None else ()), *self.layers]
@@ -189,10 +130,6 @@ class FlowPolicy(Policy):
     def float32_modules(self) -> list[nn.Module]:
         """The layer of the text encoder whose output is a phase in radians."""
         return [self.text.out]
-
-    def prompt_room(self, prompts: Sequence[str]) -> tuple[int, int, str]:
-        """Bytes, with the one that starts each text."""
-        return text_room(prompts, self.config.text_bytes)
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
         """Noise and flow time of D draws per sample, one time per stratum; to act one noise.
@@ -220,15 +157,11 @@ class FlowPolicy(Policy):
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample per loss term, int64 [B]."""
-        delay = draws.get("flow delay")
+        number, delay = draws["flow time"].shape[1], draws.get("flow delay")
+        streams = {term: self._stream(batch, term, delay) for term in self._streams}
         return {
-            term: valid_elements(
-                uncounted(self._is_pad(batch, term), self._given(batch, term), self._first(delay, term)),
-                draws["flow time"].shape[1],
-                self._width(term),
-                self.normalizer.dim_is_pad(KEY_OF[term], batch),
-            )
-            for term in self._streams
+            term: valid_elements(stream.uncounted, number, self._width(term), stream.dim_is_pad)
+            for term, stream in streams.items()
         }
 
     def losses(
@@ -287,7 +220,7 @@ class FlowPolicy(Policy):
             torch.cat(points, dim=3), torch.stack(times, dim=2), self._condition(batch, 0 if delay is None else delay)
         )
         losses = {
-            term: masked_squared_error(velocities, target, uncounted(s.is_pad, s.given, s.first), s.dim_is_pad, detail)
+            term: masked_squared_error(velocities, target, s.uncounted, s.dim_is_pad, detail)
             for term, velocities, target, s in zip(self._streams, self._split(predicted), targets, streams)
             if term in computed
         }
@@ -298,7 +231,14 @@ class FlowPolicy(Policy):
 
     @torch.no_grad()
     def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
-        """Sample actions from the noise of `random_spec("act")`; see `sample_actions`."""
+        """Sample actions; see `Policy.act`.
+
+        Args:
+            batch: see the class.
+            draws: "noise" [B, T, A]; with a future [B, T, A + S].
+            steps: Euler steps.
+            mode: "policy", or "inverse_dynamics": the actions that lead to the future in the batch (as for training).
+        """
         return self.normalizer.robot_actions(self._sample(batch, draws["noise"], steps, mode, FLOW)[FLOW], batch)
 
     @torch.no_grad()
@@ -311,36 +251,6 @@ class FlowPolicy(Policy):
         num_given = delay if horizon is None else 0
         actions = self._sample(batch, draws["noise"], steps, POLICY, FLOW, integrate, num_given)[FLOW]
         return self.normalizer.robot_actions(actions, batch)
-
-    @torch.no_grad()
-    def sample_actions(self, batch: Mapping[str, Any], noise: Tensor, steps: int = 10, mode: str = POLICY) -> Tensor:
-        """Sample actions for the observations of a batch.
-
-        Args:
-            batch: see the class.
-            noise: float32 [B, T, A], standard normal; with a future [B, T, A + S].
-            steps: Euler steps.
-            mode: "policy", or "inverse_dynamics": the actions that lead to the future in the batch (as for training).
-
-        Returns:
-            float32 [B, T, A] in the robot's units, not clipped to any limits; 0 behind a robot's own dimensions.
-        """
-        return self.normalizer.robot_actions(self._sample(batch, noise, steps, mode, FLOW)[FLOW], batch)
-
-    @torch.no_grad()
-    def sample_future(self, batch: Mapping[str, Any], noise: Tensor, steps: int = 10, mode: str = FORWARD) -> Tensor:
-        """Sample the states that follow, with a policy that has a future.
-
-        Args:
-            batch: see the class.
-            noise: float32 [B, T, A + S], standard normal.
-            steps: Euler steps.
-            mode: "forward_dynamics": after the batch's `action` [B, T, A]; "policy": after the policy's own actions.
-
-        Returns:
-            float32 [B, T, S] in the robot's units; 0 behind a robot's own dimensions.
-        """
-        return self.normalizer.robot_states(self._sample(batch, noise, steps, mode, DYNAMICS)[DYNAMICS], batch)
 
     @torch.no_grad()
     def imagine(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
@@ -357,43 +267,11 @@ class FlowPolicy(Policy):
         return (FLOW, DYNAMICS) if self.config.future else (FLOW,)
 
     def _stream(self, batch: Mapping[str, Any], term: str, delay: Tensor | None = None) -> Stream:
-        """Target of `term` in a batch for training.
-
-        Values in padded slots must not matter, and x_t at a padded slot is an input of the network. So the values are
-        replaced here, before any arithmetic: such a slot carries noise only, a padded dimension 0.
-        """
-        clean, is_pad = self._values(batch, term), self._is_pad(batch, term)
-        clean = torch.where(is_pad[..., None], torch.zeros_like(clean), clean)
-        dims, is_given = self.normalizer.dim_is_pad(KEY_OF[term], batch), self._given(batch, term)
-        return Stream(clean, is_pad, dims, is_given, self._first(delay, term))
-
-    def _first(self, delay: Tensor | None, term: str) -> Tensor | None:
-        """Leading actions that each sample is given, bool [B, T]; None: none."""
-        return None if delay is None or term != FLOW else given_actions(delay, self.config.chunk)
-
-    def _values(self, batch: Mapping[str, Any], term: str) -> Tensor:
-        """The batch's actions, or the states behind them: normalized, float32 [B, T, dim]."""
-        values, chunk = value_of(batch, KEY_OF[term]), self.config.chunk
-        if term == FLOW:
-            check_shape(ACTION, values, (None, chunk, self.config.action_dim))
-            return self.normalizer.actions(batch)
-        check_shape(STATE, values, (None, 1 + chunk, self.config.state_dim))
-        return self.normalizer.states(batch, values[:, 1:])
-
-    def _is_pad(self, batch: Mapping[str, Any], term: str) -> Tensor:
-        """Slots without a target, bool [B, T]."""
-        key, slots = f"{KEY_OF[term]}_is_pad", self.config.chunk + (term == DYNAMICS)
-        is_pad: Tensor = value_of(batch, key)
-        check_shape(key, is_pad, (len(value_of(batch, KEY_OF[term])), slots))
-        return is_pad[:, -self.config.chunk :]
-
-    def _given(self, batch: Mapping[str, Any], term: str) -> Tensor | None:
-        """Samples whose mode gives the target of `term`, bool [B]; None: there are no modes."""
-        if MODE not in batch:
-            return None
-        if not self.config.future:
-            raise ValueError(f"the batch has {MODE!r}; a policy without a future is trained in mode {POLICY!r} only")
-        return samples_given(batch[MODE], term)
+        """Target of `term` in a batch for training; the first `delay` actions are given."""
+        stream = read_stream(term, batch, self.config, self.normalizer)
+        if delay is None or term != FLOW:
+            return stream
+        return stream._replace(first=given_actions(delay, self.config.chunk))
 
     def _condition(self, batch: Mapping[str, Any], delay: Tensor | int = 0) -> Tensor:
         """Condition of the action network from images, state, instruction and number of given actions: [B, width]."""
@@ -404,9 +282,7 @@ class FlowPolicy(Policy):
             images = [value_of(batch, key) for key in self.config.cameras]
             missing: list[Tensor | None] = [batch.get(f"{key}_is_missing") for key in self.config.cameras]
             for key, image, lacks in zip(self.config.cameras, images, missing):
-                check_shape(key, image, (text_emb.shape[0], 3, None, None))
-                if image.dtype != torch.uint8:
-                    raise ValueError(f"{key} is {image.dtype}, images are uint8")
+                check_image(key, image, (text_emb.shape[0], 3, None, None))
                 if lacks is not None:
                     check_shape(f"{key}_is_missing", lacks, (text_emb.shape[0],))
             parts.append(self.vision(images, text_emb, missing))
@@ -472,7 +348,7 @@ class FlowPolicy(Policy):
     def _given_stream(self, batch: Mapping[str, Any], term: str) -> Tensor:
         """Stream that a mode gives as an input, [B, T, dim]; slots are padded where the batch has a mask."""
         if f"{KEY_OF[term]}_is_pad" not in batch:
-            return self._values(batch, term)
+            return read_values(term, batch, self.config, self.normalizer)
         return self._stream(batch, term).clean
 
     def _width(self, term: str) -> int:

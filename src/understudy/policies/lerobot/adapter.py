@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
-from understudy.policies.batch import check_shape, value_of
+from understudy.policies.batch import check_image, value_of
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.lerobot.settings import ColorSettings, LerobotConfig
 from understudy.policies.policy import Policy
@@ -39,7 +38,7 @@ class LerobotPolicy(Policy):
         """
         super().__init__()
         self.config = config
-        self.normalizer = Normalizer(normalization, {ACTION: config.action_dim, STATE: config.state_dim})
+        self.normalizer = Normalizer(normalization, config.widths)
         if isinstance(config, ColorSettings):
             for name, color in _colors(config).items():
                 self.register_buffer(name, torch.tensor(color).view(3, 1, 1), persistent=False)
@@ -55,9 +54,7 @@ class LerobotPolicy(Policy):
         """Return images of the batch in 0..1, float32 [B, 3, H, W], or [B, n, 3, H, W] of n times."""
         image: Tensor = value_of(batch, camera)
         past = self.config.past_steps
-        check_shape(camera, image, (None, *([past + 1] if past else []), 3, None, None))
-        if image.dtype != torch.uint8:
-            raise ValueError(f"{camera} is {image.dtype}, images are uint8")
+        check_image(camera, image, (None, *([past + 1] if past else []), 3, None, None))
         return image.float() / 255
 
     def normal_images(self, batch: Mapping[str, Any], camera: str) -> Tensor:

@@ -29,6 +29,11 @@ OF_RUN = ("device", "input_features", "output_features", "normalization_mapping"
 TRAINING = ("optimizer_", "scheduler_", "compile_", "use_cache", "gradient_checkpointing", "load_vlm_", "rtc_")
 """First parts of the names of the fields that have no effect here."""
 
+PIPELINE = "lerobot.configs.train:TrainPipelineConfig"
+BACKBONE = "model.backbone.*"
+NORMALIZATIONS = {"MEAN_STD": "mean_std", "MIN_MAX": "min_max", "QUANTILES": "quantile"}
+"""LeRobot's training pipeline, the names of ACT's ResNet, and normalization of a run by the name of LeRobot's."""
+
 Value = str | int | float | bool | None | tuple[int, ...]
 """Value of a field of LeRobot's configs; a text is read as JSON."""
 
@@ -117,8 +122,6 @@ class LerobotSettings(PolicySettings):
 
     def run_defaults(self, steps: int, lora_rank: int) -> Mapping[str, Any]:
         """Return the preset of LeRobot's config class; see `PolicySettings.run_defaults`."""
-        from understudy.policies.lerobot.preset import read_preset
-
         with_chunk = self.stored_chunk() is None and not getattr(self, "weights", "")
         return read_preset(self.THEIR_CONFIG, steps, with_chunk)
 
@@ -412,6 +415,73 @@ class LerobotSmolvlaConfig(LerobotSmolvlaSettings, LerobotConfig):
             if width > most:
                 lines.append(f"{name}: {width}: the network takes up to {most}; set max_{name} of policy.config")
         return lines
+
+
+def read_preset(kind: str, steps: int, with_chunk: bool) -> dict[str, Any]:
+    """Return the settings of a run, those of a group nested, with which LeRobot trains a policy.
+
+    Args:
+        kind: its config class, "module:name".
+        steps: length of the run; a schedule that is longer is compressed, as LeRobot does.
+        with_chunk: whether to add the length of its chunks.
+
+    Raises:
+        MissingExtraError: lerobot is not installed.
+        ValueError: the preset needs an optimizer, a schedule or a normalization that a run lacks.
+    """
+    with optional_imports():
+        theirs, run = imported(kind)(device="cpu"), imported(PIPELINE)
+    data: dict[str, Any] = {"normalize": NORMALIZATIONS[theirs.normalization_mapping["ACTION"].value]}
+    if with_chunk:
+        data["chunk_size"] = theirs.chunk_size
+    if left_out := getattr(theirs, "drop_n_last_frames", 0):
+        data["drop_n_last_frames"] = left_out
+    optimizer = theirs.get_optimizer_preset()
+    if optimizer.type not in ("adam", "adamw"):
+        raise ValueError(f"{kind}: a run has AdamW, and its preset {optimizer.type}")
+    beta1, beta2 = optimizer.betas
+    optim = {
+        "lr": float(optimizer.lr),
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": optimizer.eps,
+        "weight_decay": optimizer.weight_decay,
+        "weight_decay_on": "all",
+        "grad_clip_norm": float(optimizer.grad_clip_norm),
+    }
+    backbone = getattr(theirs, "optimizer_lr_backbone", optimizer.lr)
+    if backbone != optimizer.lr:
+        optim["lr_scale"] = {BACKBONE: backbone / optimizer.lr}
+    return {
+        "steps": run.steps,
+        "batch_size": run.batch_size,
+        "data": data,
+        "augment": {"shift": 0},
+        "optim": optim,
+        "schedule": schedule_settings(theirs.get_scheduler_preset(), steps),
+    }
+
+
+def schedule_settings(preset: Any, steps: int) -> dict[str, Any]:
+    """Return the settings of a schedule of LeRobot; None is a constant learning rate.
+
+    Raises:
+        ValueError: a run has no such schedule.
+    """
+    if preset is None:
+        return {"kind": "constant", "warmup_steps": 0}
+    if preset.type == "diffuser" and preset.name in ("cosine", "linear", "constant_with_warmup"):
+        kind = preset.name.partition("_")[0]
+        return {"kind": kind, "warmup_steps": preset.num_warmup_steps or 0, "final_lr_ratio": 0.0}
+    if preset.type == "cosine_decay_with_warmup":
+        share = min(1.0, steps / preset.num_decay_steps)
+        return {
+            "kind": "cosine",
+            "warmup_steps": int(preset.num_warmup_steps * share),
+            "decay_steps": min(steps, preset.num_decay_steps),
+            "final_lr_ratio": preset.decay_lr / preset.peak_lr,
+        }
+    raise ValueError(f"a run has no schedule {preset.type} of LeRobot; set --schedule")
 
 
 def check_smolvla_start(config: LerobotSmolvlaConfig) -> None:

@@ -461,12 +461,6 @@ class Pi0Network(nn.Module):
             tokens = torch.zeros_like(padded).flatten(0, 1).index_copy(0, slots, tokens[0]).view_as(padded)
         return moves, tokens
 
-    def integrate(self, observed: Observation, state: Tensor | None, noise: Tensor, steps: int = 10) -> Tensor:
-        """Sample actions of an embedded batch; see `sample`."""
-        candidates = noise.shape[1] if noise.ndim == 4 else 1
-        start = noise.reshape(-1, *noise.shape[-2:])
-        return euler(self.field(observed, state, candidates), start, steps).view_as(noise)
-
     def field(
         self, observed: Observation, state: Tensor | None = None, candidates: int = 1
     ) -> Callable[[Tensor, Tensor], Tensor]:

@@ -93,10 +93,9 @@ class Pi05Policy(Policy, Pi0Network):
         """
         super().__init__(config.sizes, getattr(torch, config.compute), config.state_history)
         self.config = config
-        widths = {ACTION: config.action_dim} | ({STATE: config.state_dim} if config.state_dim else {})
-        self.normalizer = Normalizer(normalization, widths)
+        self.normalizer = Normalizer(normalization, config.widths)
         # A second one that stays on the host, for `preprocess`: in a tuple, `to` does not find it.
-        self._at_host = Shared((Normalizer(normalization, widths),))
+        self._at_host = Shared((Normalizer(normalization, config.widths),))
         self.texts = Texts(config, self.sizes.vocab, config.weights)
 
     @property

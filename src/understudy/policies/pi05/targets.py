@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION
-from understudy.policies.batch import STATES_IS_PAD, check_shape, host_values, to_device, value_of
+from understudy.policies.batch import STATES_IS_PAD, check_image, check_shape, host_values, to_device, value_of
 from understudy.policies.common.flow_matching import given_actions, noisy_actions, velocity
 from understudy.policies.common.images import blank, letterbox
 from understudy.policies.common.layers import token_cross_entropy
@@ -119,9 +119,7 @@ def images_of(
     shown, images, valid = [], [], []
     for number, camera in enumerate(cameras):
         image = value_of(batch, camera)
-        check_shape(camera, image, (count, *steps, 3, None, None))
-        if image.dtype != torch.uint8:
-            raise ValueError(f"{camera} is {image.dtype}, images are uint8")
+        check_image(camera, image, (count, *steps, 3, None, None))
         if times:
             check_shape(f"{camera}_is_pad", value_of(batch, f"{camera}_is_pad"), (count, *steps))
         if any(extent.cameras[number] for extent in sizes):

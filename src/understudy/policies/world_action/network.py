@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.batch_keys import ACTION, MODE, STATE
 from understudy.policies.batch import check_shape, value_of
 from understudy.policies.common.encoders import ImageEncoder, TextEncoder, as_network_input
 from understudy.policies.common.layers import Linear, sinusoids, zero_init
 from understudy.policies.common.normalizer import Normalizer
-from understudy.policies.common.settings import DYNAMICS, FLOW, IMAGES, MODES, POLICY, TRAINS, TowerSizes
+from understudy.policies.common.settings import DYNAMICS, FLOW, IMAGES, MODES, POLICY, TowerSizes
+from understudy.policies.common.streams import Stream, read_stream, samples_given
 from understudy.policies.common.towers import AdaRMSNorm, PairLayer, Plan, key_mask, rotary
 from understudy.policies.world_action.config import WorldActionConfig
 
@@ -50,53 +50,16 @@ CHANGE = 0.25
 """Unit of a change of a pixel in the stream of images; pixels are in -1..1."""
 
 
-class Stream(NamedTuple):
-    """Target of one loss term."""
-
-    clean: Tensor
-    """float32 [B, tokens, dim], normalized, 0 where padded."""
-    is_pad: Tensor
-    """bool [B, tokens], tokens without a target."""
-    dim_is_pad: Tensor | None
-    """bool [B, dim], dimensions that the sample's robot does not have; None: it has all."""
-    given: Tensor | None
-    """bool [B], True where the sample's mode gives the target as an input; None: nowhere."""
-
-    @property
-    def uncounted(self) -> Tensor:
-        """Tokens that count nothing: those without a target, and all tokens of a given target."""
-        return self.is_pad if self.given is None else self.is_pad | self.given[:, None]
-
-
 def stream_of(term: str, batch: Mapping[str, Any], config: WorldActionConfig, normalizer: Normalizer) -> Stream:
     """Read the target of a loss term from a training batch.
 
     Raises:
         ValueError: a missing key or a wrong shape, by name.
     """
-    if term in (FLOW, DYNAMICS):
-        key = ACTION if term == FLOW else STATE
-        slots = config.chunk + (term == DYNAMICS)
-        values, is_pad = value_of(batch, key), value_of(batch, f"{key}_is_pad")
-        check_shape(key, values, (None, slots, config.action_dim if term == FLOW else config.state_dim))
-        check_shape(f"{key}_is_pad", is_pad, tuple(values.shape[:2]))
-        clean = normalizer.actions(batch) if term == FLOW else normalizer.states(batch, values[:, 1:])
-        is_pad = is_pad[:, -config.chunk :]
-        dim_is_pad = normalizer.dim_is_pad(key, batch)
-    else:
-        clean, is_pad = _changes(batch, config)
-        dim_is_pad = None
-    return Stream(torch.where(is_pad[..., None], 0.0, clean), is_pad, dim_is_pad, _given(batch, term))
-
-
-def _given(batch: Mapping[str, Any], term: str) -> Tensor | None:
-    if MODE not in batch:
-        return None
-    is_given = torch.zeros_like(batch[MODE], dtype=torch.bool)
-    for number, mode in enumerate(MODES):
-        if term not in TRAINS[mode]:
-            is_given = is_given | (batch[MODE] == number)
-    return is_given
+    if term != IMAGES:
+        return read_stream(term, batch, config, normalizer)
+    clean, is_pad = _changes(batch, config)
+    return Stream(torch.where(is_pad[..., None], 0.0, clean), is_pad, None, samples_given(term, batch, config))
 
 
 def present(image: Tensor) -> Tensor:

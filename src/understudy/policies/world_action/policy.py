@@ -4,7 +4,7 @@ Each stream has its own flow time; a stream that the task mode gives has time 0.
 model of the world (forward dynamics) and an inverse of it, as in Zhu et al. 2025, "Unified World Models".
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION, MODE, STATE
-from understudy.policies.batch import check_shape, prompts_of, value_of
-from understudy.policies.common.encoders import text_room
-from understudy.policies.common.flow_matching import noisy_actions, shift_times, spread_times, velocity
-from understudy.policies.common.normalizer import Normalizer, blanked, state_now
-from understudy.policies.common.settings import DYNAMICS, FLOW, FORWARD, IMAGES, MODES, POLICY, TRAINS
+from understudy.policies.batch import check_image, check_shape, prompts_of, value_of
+from understudy.policies.common.flow_matching import shift_times, spread_times, velocity
+from understudy.policies.common.normalizer import blanked, state_now
+from understudy.policies.common.settings import DYNAMICS, FLOW, FORWARD, IMAGES, POLICY, TRAINS
+from understudy.policies.common.streams import KEY_OF, VALIDATION_DRAWS, StreamPolicy
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Imagined, Loss, masked_squared_error, valid_elements
-from understudy.policies.policy import Policy
 from understudy.policies.world_action.config import WorldActionConfig
 from understudy.policies.world_action.network import (
     Context,
@@ -30,8 +29,6 @@ from understudy.policies.world_action.network import (
     stream_of,
 )
 
-VALIDATION_DRAWS = 8
-"""Noises and flow times per sample of a validation."""
 IMAGE_SHIFT = 8.0
 """Shift of the flow times of images towards noise. A patch has hundreds of correlated pixels: at even times their noise
 hides so little that the network would denoise instead of predicting."""
@@ -44,7 +41,7 @@ def image_times(uniform: Tensor) -> Tensor:
     return shift_times(spread_times(uniform), IMAGE_SHIFT)
 
 
-class WorldActionPolicy(Policy):
+class WorldActionPolicy(StreamPolicy):
     """World-action model. `WorldActionPolicy(config, normalization)` has fresh weights from torch's generator.
 
     For the keys of a batch see `Policy`. With `future`, training also needs `observation.state` [B, 1 + T, S], each
@@ -53,7 +50,6 @@ class WorldActionPolicy(Policy):
     """
 
     forward_methods: ClassVar[tuple[str, ...]] = ("losses", "act", "imagine")
-    validation_draws = VALIDATION_DRAWS
     config: WorldActionConfig
 
     def __init__(self, config: WorldActionConfig, normalization: Mapping[str, Any]) -> None:
@@ -66,27 +62,13 @@ class WorldActionPolicy(Policy):
         Raises:
             ValueError: an entry is missing, of the wrong width, or cannot be inverted.
         """
-        super().__init__()
-        self.config = config
-        self.normalizer = Normalizer(
-            normalization, {ACTION: config.action_dim} | ({STATE: config.state_dim} if config.state_dim else {})
-        )
+        super().__init__(config, normalization)
         self.network = WorldActionNetwork(config)
 
     @property
     def loss_terms(self) -> tuple[str, ...]:
         """Names of the loss terms: `flow` of the actions; with a future `dynamics` of the states, `images`."""
         return tuple(self.network.streams)
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        """Task modes that the policy can be trained in."""
-        return MODES if self.config.future else (POLICY,)
-
-    @property
-    def imagines(self) -> bool:
-        """Whether it was built with a future."""
-        return self.config.future
 
     def blocks(self) -> list[nn.Module]:
         """Modules to recompute, compile and shard one by one."""
@@ -96,10 +78,6 @@ class WorldActionPolicy(Policy):
     def float32_modules(self) -> list[nn.Module]:
         """The layer of the text encoder whose output is a phase in radians."""
         return [self.network.text.out]
-
-    def prompt_room(self, prompts: Sequence[str]) -> tuple[int, int, str]:
-        """Bytes, with the one that starts each text."""
-        return text_room(prompts, self.config.text_bytes)
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
         """Noise of each stream and flow times of D draws per sample, one time per stratum; to act one noise each.
@@ -137,8 +115,6 @@ class WorldActionPolicy(Policy):
         computed = [term for term in self.loss_terms if terms is None or term in terms]
         if not computed:
             return {}
-        if MODE in batch and not self.config.future:
-            raise ValueError(f"the batch has {MODE!r}; a policy without a future is trained in mode {POLICY!r} only")
         streams = {term: stream_of(term, batch, self.config, self.normalizer) for term in self.loss_terms}
         drawn = {FLOW: draws["flow time"]}
         for term in self.loss_terms[1:]:
@@ -149,7 +125,7 @@ class WorldActionPolicy(Policy):
             check_shape(NOISE[term], noise, (len(stream.clean), drawn[FLOW].shape[1], *self.network.streams[term]))
             times[term] = drawn[term] if stream.given is None else torch.where(stream.given[:, None], 0.0, drawn[term])
             clean = stream.clean[:, None].expand_as(noise)
-            points[term] = blanked(noisy_actions(clean, noise, times[term]), stream.dim_is_pad)
+            points[term] = blanked(stream.points(noise, times[term]), stream.dim_is_pad)
             targets[term] = clean if term == IMAGES else velocity(clean, noise)
         predicted = self.network.predict(self._context(batch), points, times)
         losses = {}
@@ -201,9 +177,7 @@ class WorldActionPolicy(Policy):
         images, missing = [], []
         for camera in self.config.cameras:
             image = present(value_of(batch, camera))
-            check_shape(camera, image, (len(texts), 3, None, None))
-            if image.dtype != torch.uint8:
-                raise ValueError(f"{camera} is {image.dtype}, images are uint8")
+            check_image(camera, image, (len(texts), 3, None, None))
             images.append(image)
             missing.append(batch.get(f"{camera}_is_missing"))
         state = None
@@ -223,8 +197,7 @@ class WorldActionPolicy(Policy):
         count, pads, points, is_given = len(context.tokens), {}, {}, {}
         for term, shape in self.network.streams.items():
             is_given[term] = term not in TRAINS[mode]
-            key = {FLOW: ACTION, DYNAMICS: STATE}.get(term)
-            pads[term] = None if key is None else self.normalizer.dim_is_pad(key, batch)
+            pads[term] = None if term == IMAGES else self.normalizer.dim_is_pad(KEY_OF[term], batch)
             noise = value_of(draws, NOISE[term])
             check_shape(NOISE[term], noise, (count, *shape))
             points[term] = self._given_stream(term, batch) if is_given[term] else blanked(noise, pads[term])
