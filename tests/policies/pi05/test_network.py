@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.pi05 import SMALL, inputs, joint, seen, sees, small
+from support.pi05 import SMALL, inputs, seen, small
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
 from understudy.policies.common import flow_matching
 from understudy.policies.common import towers as attention
@@ -84,37 +84,6 @@ def test_the_flow_loss_computes_no_unread_end_of_the_tower(adaptive: bool) -> No
 
 
 # -- masks ------------------------------------------------------------------------------------------------------------
-
-
-@BOTH
-@pytest.mark.parametrize("seed", range(4))
-def test_calls_without_a_joint_mask_equal_one_masked_call(adaptive: bool, seed: int) -> None:
-    net, given, text = small(adaptive), inputs(seed=seed), tail(seed=seed)
-    observed = observe(net, given, text)
-    velocity, hidden = net.compute(
-        observed, given["noise"][:, None], given["time"][:, None], given["state"], hidden=True
-    )
-    expected, tokens = joint(net, observed, given["noise"], given["time"], given["state"])
-    assert velocity is not None
-    assert hidden is not None
-    assert close(velocity[:, 0], expected)
-    assert close(hidden[observed.valid], tokens[observed.valid])
-
-
-@BOTH
-@pytest.mark.parametrize(("query", "key"), [(0, 1), (0, 3), (1, 2), (3, 2)])
-def test_the_table_of_attention_is_noticed(adaptive: bool, query: int, key: int) -> None:
-    """Control: one more kind of key for one kind of query changes the result."""
-    net, given = small(adaptive), inputs()
-    observed = observe(net, given, tail())
-
-    def wrong(q: int, k: int, index: Tensor) -> Tensor:
-        return torch.ones_like(index, dtype=torch.bool) if (q, k) == (query, key) else sees(q, k, index)
-
-    args = given["noise"], given["time"], given["state"]
-    right = joint(net, observed, *args)
-    other = joint(net, observed, *args, table=wrong)
-    assert not close(other[0], right[0], 1e-4) or not close(other[1][observed.valid], right[1][observed.valid], 1e-4)
 
 
 @BOTH

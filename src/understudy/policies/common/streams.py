@@ -1,4 +1,4 @@
-"""Streams of a policy with a future: the chunk of actions, and what follows it, as targets of the loss terms."""
+"""Streams of a policy with a future: actions, and the states and images behind them, as targets of loss terms."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
