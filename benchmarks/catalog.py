@@ -84,7 +84,7 @@ def write(root: Path, episodes: int, cameras: int, lengths: np.ndarray | None = 
         path.write_bytes(b"")
 
 
-def _measure_memory() -> dict[str, float]:
+def measure_memory() -> dict[str, float]:
     """MB of this process, by kind."""
     lines = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
     kinds = {words[0].rstrip(":"): int(words[1]) / 1024 for words in lines}
@@ -101,12 +101,12 @@ def child(root: str, apart: bool) -> None:
 
     if apart:
         mapped_tables.MIN_ROWS = sys.maxsize
-    begun, before = time.process_time(), _measure_memory()
+    begun, before = time.process_time(), measure_memory()
     data = EpisodeDataset(Catalog.open(root), {"action": [0, 1 / FPS]})
     spent = time.process_time() - begun
     print("open", flush=True)
     sys.stdin.readline()
-    after, episodes = _measure_memory(), len(data.catalog.episodes)
+    after, episodes = measure_memory(), len(data.catalog.episodes)
     found = {
         "cpu_s": round(spent, 2),
         "private": round(after["private"] - before["private"], 1),

@@ -62,8 +62,8 @@ class Row:
 
 def rows(cache: Path, real: Path | None, quick: bool) -> Iterator[Row]:
     """Rows to measure, their datasets made where they are missing."""
-    cache = cache / ("quick" if quick else "real" if real else "drawn")
-    recorded = Recording(cache, real, episodes=8, frames=24 if quick else 266, height=64 if quick else 480)
+    recorded = Recording(cache, real, quick)
+    cache = recorded.cache
     for encoding in encodings(quick):
         whole, short = encoding.height == 0, encoding.gop == 2
         if not quick and (encoding.codec == "libsvtav1") != (whole and short):

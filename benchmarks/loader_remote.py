@@ -52,15 +52,14 @@ def remote_rows(
         quick: use tiny datasets.
         known: GOPs to leave out.
     """
-    folder = cache / ("quick" if quick else "real" if real else "drawn")
-    recorded = Recording(folder, real, episodes=8, frames=24 if quick else 266, height=64 if quick else 480)
+    recorded = Recording(cache, real, quick)
     for kind in KINDS:
         if kind.gop in known:
             continue
         parts = recorded.encoded(Encoding(kind.codec, kind.gop, 64, kind.crf, 0) if quick else kind)
         size = sum(part.stat().st_size for part in parts)
         tiles = 2 if quick else max(2, int(FILE_BYTES / size))  # one file of the largest size
-        root = joined(folder / f"packed-{kind.codec}-g{kind.gop}", parts, tiles, cameras=1)
+        root = joined(recorded.cache / f"packed-{kind.codec}-g{kind.gop}", parts, tiles, cameras=1)
         yield measure(root, kind.gop, *(QUICK if quick else (ROUNDS, BATCHES, MEMORY)))
 
 

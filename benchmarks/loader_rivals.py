@@ -240,9 +240,8 @@ def design_effects(order: dict[str, Any], batch: int) -> dict[str, float | None]
 
 def make_set(row: Row, cache: Path, real: Path | None, quick: bool) -> Path:
     """Make a dataset, or return its folder where it is made."""
-    cache = cache / ("quick" if quick else "real" if real else "drawn")
-    recorded = Recording(cache, real, episodes=8, frames=24 if quick else 266, height=64 if quick else 480)
-    return joined(cache / f"rivals-{row.set_name}", recorded.encoded(row.encoding), TILES, row.cameras)
+    recorded = Recording(cache, real, quick)
+    return joined(recorded.cache / f"rivals-{row.set_name}", recorded.encoded(row.encoding), TILES, row.cameras)
 
 
 def converted(rival: Rival, root: Path) -> tuple[Path, dict[str, Any]]:

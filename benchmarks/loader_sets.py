@@ -80,9 +80,9 @@ def sets(cache: Path, real: Path | None, quick: bool, only: str = "") -> list[Se
 
     real: the folder with the real recordings, if any.
     """
-    cache = cache / ("quick" if quick else "real" if real else "drawn")
     tiles = 4 if quick else 32
-    recorded = Recording(cache, real, episodes=8, frames=24 if quick else 266, height=64 if quick else 480)
+    recorded = Recording(cache, real, quick)
+    cache = recorded.cache
     found: list[Set] = []
     if real and not quick:
         parts = sorted((real / "gr1_sim_v20" / "videos").rglob("*.mp4"))
@@ -119,10 +119,13 @@ def describe(name: str, root: Path, lerobot: Path, memory: float) -> Set:
 
 
 class Recording:
-    """Eight episodes of images, and their encodings as one file per episode."""
+    """Eight episodes of images, and their encodings as one file per episode, in the folder `cache`."""
 
-    def __init__(self, cache: Path, real: Path | None, episodes: int, frames: int, height: int) -> None:
-        self.cache, self.episodes, self.frames, self.height = cache, episodes, frames, height
+    episodes = 8
+
+    def __init__(self, cache: Path, real: Path | None, quick: bool = False) -> None:
+        self.cache = cache / ("quick" if quick else "real" if real else "drawn")
+        self.frames, self.height = (24, 64) if quick else (266, 480)
         self.files = sorted((real / "g1_v21" / "videos").rglob("*.mp4")) if real else []
 
     def encoded(self, encoding: Encoding) -> list[Path]:

@@ -64,18 +64,12 @@ def write(root: Path, episodes: int) -> np.ndarray:
     return lengths
 
 
-def private_mb() -> float:
-    lines = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
-    kinds = {words[0].rstrip(":"): int(words[1]) / 1024 for words in lines}
-    return kinds["Private_Clean"] + kinds["Private_Dirty"]
-
-
 class Stages:
     """Time and memory of named stages."""
 
     def __init__(self) -> None:
         self.found: dict[str, dict[str, float]] = {}
-        self._before = private_mb()
+        self._before = metadata.measure_memory()["private"]
 
     def run(self, name: str, work: Callable[[], T]) -> T:
         cpu, wall = time.process_time(), time.perf_counter()
@@ -83,7 +77,7 @@ class Stages:
         self.found[name] = {
             "cpu_s": round(time.process_time() - cpu, 3),
             "wall_s": round(time.perf_counter() - wall, 3),
-            "private_mb": round(private_mb() - self._before, 1),
+            "private_mb": round(metadata.measure_memory()["private"] - self._before, 1),
         }
         print(f"{name}: {self.found[name]}", file=sys.stderr, flush=True)
         return result

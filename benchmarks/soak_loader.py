@@ -249,10 +249,9 @@ def few(cache: Path, real: str | None) -> str:
     """Path of a dataset of its eight different episodes."""
     from loader_sets import Encoding, Recording, joined
 
-    folder = cache / ("real" if real else "drawn")
-    recorded = Recording(folder, Path(real) if real else None, episodes=8, frames=266, height=480)
+    recorded = Recording(cache, Path(real) if real else None)
     parts = recorded.encoded(Encoding("libsvtav1", 2, 224))
-    return str(joined(folder / "soak-224", parts, tiles=1, cameras=1))
+    return str(joined(recorded.cache / "soak-224", parts, tiles=1, cameras=1))
 
 
 def _date() -> str:
