@@ -7,8 +7,10 @@ import pytest
 
 import understudy as us
 from support.datasets import Spec, write_dataset
-from understudy.cli.main import main
+from support.refusals import refused
+from understudy.cli.main import main, read_settings
 from understudy.cli.order import ExplainConfig, choose, droid_like, explain, read_tables
+from understudy.errors import ConfigError
 
 SMALL = {"batch_size": 32, "world_size": 2, "episodes": 400, "frames_in_flight": 4096}
 
@@ -29,26 +31,34 @@ def test_explain_real_datasets(real_data: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    "wrong",
     [
-        ({"batch_size": 0}, "batch_size: must be at least 1"),
-        ({"batch_size": 10**12}, "batch_size: 1000000000000 exceeds the limit of"),
-        ({"world_size": 10**12}, "world_size: 1000000000000 exceeds the limit of"),
-        ({"episodes": 10**12}, "episodes: 1000000000000 exceeds the limit of"),
-        ({"lanes": 10**12}, "lanes: 1000000000000 exceeds the limit of"),
-        ({"world_size": 3}, "batch_size: 32 does not divide among 3 ranks"),
-        ({"reach": (-1, 0)}, "gop, reach, clip, lanes: must not be negative"),
-        ({"paths": ("a", "a")}, "paths: a is named twice"),
-        ({"weights": (1.0,)}, "weights: 1 given for 0 datasets"),
-        ({"paths": ("a", "b"), "weights": (1.0, 0.0)}, "weights: (1.0, 0.0) must be above 0"),
-        ({"paths": ("a", "b"), "weights": (1.0, 1e7)}, "less than a million times the smallest"),
-        ({"paths": ("a", "b"), "weights": (1.0, float("nan"))}, "weights: (1.0, nan)"),
-        ({"seed": -1}, "seed: must be in"),
+        "--batch-size 0",
+        "--batch-size 1000000000000",
+        "--world-size 1000000000000",
+        "--episodes 1000000000000",
+        "--lanes 1000000000000",
+        "--batch-size 32 --world-size 3",
+        "--reach -1 0",
+        "--gop -1",
+        "--weights 1",
+        "a b --weights 1 0",
+        "a b --weights 1 1e7",
+        "a b --weights 1 nan",
+        "--seed -1",
+        "--memory lots",
     ],
 )
-def test_explain_config_names_wrong_settings(wrong: dict, message: str) -> None:
-    assert any(message in line for line in ExplainConfig(**SMALL | wrong).problems())
-    assert ExplainConfig(**SMALL).problems() == []
+def test_explain_names_wrong_settings(wrong: str) -> None:
+    name = next(word for word in wrong.split() if word.startswith("--")).strip("-").replace("-", "_")
+    with pytest.raises(ConfigError) as caught:
+        read_settings("order explain", wrong.split())
+    assert name in str(caught.value).replace("-", "_")
+
+
+def test_explain_refuses_a_dataset_that_is_named_twice() -> None:
+    with refused("paths", "a", kind=ConfigError):
+        read_settings("order explain", ["a", "a"])
 
 
 def test_explain_refuses_an_absurd_batch_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

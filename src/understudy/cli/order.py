@@ -9,20 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from textwrap import fill
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
 from understudy.bytesize import parse_bytes
-from understudy.config.declare import Positional
+from understudy.config.declare import Ge, Interval, Positional
 from understudy.cores import MOST_LOADER_THREADS
 
 if TYPE_CHECKING:
     from understudy.load.choose_order import OrderChoice
     from understudy.order import Order
-
-LARGEST = {"batch_size": 1 << 24, "world_size": 1 << 20, "episodes": 10**7, "lanes": 1 << 24}
-"""Upper limits of settings; beyond them tables do not fit in memory."""
 
 
 @dataclass(frozen=True)
@@ -33,49 +30,38 @@ class ExplainConfig:
     """Datasets, folders or URLs; several make a mixture."""
     weights: tuple[float, ...] = ()
     """Share of each dataset in the samples; by default all frames are equally frequent."""
-    batch_size: int = 256
+    batch_size: Annotated[int, Interval(ge=1, le=1 << 24)] = 256
     """Global batch: samples per step over all ranks."""
-    seed: int = 0
+    seed: Annotated[int, Interval(ge=0, lt=1 << 64)] = 0
     """Seed of the order."""
     memory: str = "4GB"
     """Memory of a rank's loader, from which the order of datasets is chosen."""
     image_size: tuple[int, int] | None = None
     """Height and width of the images that the loader delivers; the default is the recorded size."""
-    frames_in_flight: int | None = None
+    frames_in_flight: Annotated[int, Ge(1)] | None = None
     """Frames that all ranks together may hold open. By default only the memory limits them; without datasets the limit
     is 100,000, or 192 per sample for batches above 520."""
-    clip: int = 0
+    clip: Annotated[int, Ge(0)] = 0
     """Frames per clip; 0: chosen for the data."""
-    lanes: int = 0
+    lanes: Annotated[int, Interval(ge=0, le=1 << 24)] = 0
     """Number of lanes; 0: chosen for the data, or the batch size if a clip is given. Few frames are shuffled one by
     one without lanes; give a clip as well."""
     inside: Literal["sequential", "permuted"] = "sequential"
     """Order of the frames inside a clip."""
-    world_size: int = 8
+    world_size: Annotated[int, Interval(ge=1, le=1 << 20)] = 8
     """Ranks."""
-    gop: int = 0
+    gop: Annotated[int, Ge(0)] = 0
     """Frames from key frame to key frame; 0: as in the videos (2 for the synthetic table)."""
-    reach: tuple[int, int] = (0, 0)
+    reach: tuple[Annotated[int, Ge(0)], Annotated[int, Ge(0)]] = (0, 0)
     """Frames that a sample's windows extend back and ahead."""
-    episodes: int = 76_000
+    episodes: Annotated[int, Interval(ge=1, le=10**7)] = 76_000
     """Episodes of the synthetic table, log-normal with a mean of 300 frames."""
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        errors = [
-            f"{name}: must be at least 1"
-            for name in ("batch_size", "world_size", "episodes", "frames_in_flight")
-            if (value := getattr(self, name)) is not None and value < 1
-        ]
-        errors += [
-            f"{name}: {getattr(self, name)} exceeds the limit of {most}"
-            for name, most in LARGEST.items()
-            if getattr(self, name) > most
-        ]
-        if not errors and self.batch_size % self.world_size:
+        errors = []
+        if self.batch_size % self.world_size:
             errors.append(f"batch_size: {self.batch_size} does not divide among {self.world_size} ranks")
-        if min(self.gop, self.clip, self.lanes, *self.reach) < 0:
-            errors.append("gop, reach, clip, lanes: must not be negative")
         errors += [f"paths: {path} is named twice" for path in sorted(set(self.paths)) if self.paths.count(path) > 1]
         try:
             parse_bytes(self.memory)
@@ -86,8 +72,6 @@ class ExplainConfig:
         elif self.weights and not all(0 < weight < 2**20 * min(self.weights) for weight in self.weights):
             rule = "must be above 0, the largest less than a million times the smallest"
             errors.append(f"weights: {self.weights} {rule}")
-        if not 0 <= self.seed < 2**64:
-            errors.append("seed: must be in [0, 2**64)")
         return errors
 
 
