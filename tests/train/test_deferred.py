@@ -21,7 +21,7 @@ from understudy.distributed.mesh import join_mesh
 from understudy.errors import ConfigError
 from understudy.policies import weight_files
 from understudy.policies.flow.model import FlowPolicy
-from understudy.policies.weight_files import FILE, StoredTensors, WeightFiles
+from understudy.policies.weight_files import FILE, TensorReader, WeightFiles
 from understudy.train.memory_check import check_filled_weights, check_gpu_memory, check_whole_weights
 from understudy.train.state import TrainState, init_train_state
 
@@ -152,7 +152,7 @@ def test_weights_that_exceed_the_machine_are_an_error_before_the_run() -> None:
 
 
 @pytest.fixture
-def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StoredTensors]:
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TensorReader]:
     """Weights of a policy with a buffer, changed, in a file; runs fill the policy from files."""
     plain = FlowPolicy.__init__
 
@@ -164,20 +164,20 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sto
     monkeypatch.setattr(FlowPolicy, "fills_weights", True)
     monkeypatch.setattr(weight_files, "LARGE", 8)
 
-    def write(**changes: Tensor | None) -> StoredTensors:
+    def write(**changes: Tensor | None) -> TensorReader:
         tensors = {**WHOLE.state_dict(), "seen": torch.arange(10.0), **changes}
         save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, tmp_path / FILE)
-        return StoredTensors(WeightFiles(tmp_path, floats_only=False))
+        return WeightFiles(tmp_path, floats_only=False)
 
     return write
 
 
-def started(weights: StoredTensors) -> dict[str, Tensor]:
+def started(weights: TensorReader) -> dict[str, Tensor]:
     with join_mesh(config := TrainConfig(data=DataConfig(root="d"), device="cpu")) as mesh:
         return init_train_state(config, DATA, policies.NORMALIZATION, mesh, weights).policy.state_dict()
 
 
-def test_filled_policy_has_the_stored_buffers(stored: Callable[..., StoredTensors]) -> None:
+def test_filled_policy_has_the_stored_buffers(stored: Callable[..., TensorReader]) -> None:
     found = started(stored())
     assert found.keys() == {*WHOLE.state_dict(), "seen"}
     assert found["seen"].tolist() == [*range(10)]
@@ -194,7 +194,7 @@ def test_filled_policy_has_the_stored_buffers(stored: Callable[..., StoredTensor
     ],
 )
 def test_file_of_another_network_fills_no_policy(
-    stored: Callable[..., StoredTensors], name: str, tensor: Tensor | None
+    stored: Callable[..., TensorReader], name: str, tensor: Tensor | None
 ) -> None:
     weights = stored(**{name: tensor})
     with pytest.raises(ConfigError) as caught:

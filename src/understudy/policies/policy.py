@@ -21,7 +21,7 @@ from understudy.policies.common.settings import FORWARD, POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Imagined, Loss, valid_elements
 from understudy.policies.registry import policy_type
-from understudy.policies.weight_files import OnMeta, ReadRows, StoredRows, StoredTensors, stored_shapes
+from understudy.policies.weight_files import OnMeta, ReadRows, StoredRows, TensorReader, stored_shapes
 
 
 class Policy(nn.Module):
@@ -260,26 +260,25 @@ class Policy(nn.Module):
         """
         return None
 
-    def stored_rows(self, weights: StoredTensors) -> StoredRows:
+    def stored_rows(self, weights: TensorReader) -> StoredRows:
         """Fill the stored buffers, and return the rows of stored weights by the names of `named_parameters`.
 
         Raises:
             ValueError: names or shapes differ, or a weight is of integers.
         """
-        files = weights.files
         message = "the weights are not those of this config"
         needed, parameters = self.state_dict(), dict(self.named_parameters(remove_duplicate=False))
         for name, tensor in needed.items():
-            if files.shapes.get(name) != tuple(tensor.shape):
+            if weights.shapes.get(name) != tuple(tensor.shape):
                 raise ValueError(f"{message}: {name} is missing or has another shape")
-            if name in parameters and not files.dtypes[name].is_floating_point:
-                raise ValueError(f"{message}: {name} is {files.dtypes[name]}; weights are floating-point")
+            if name in parameters and not weights.dtypes[name].is_floating_point:
+                raise ValueError(f"{message}: {name} is {weights.dtypes[name]}; weights are floating-point")
         if unknown := sorted(weights.keys() - needed.keys()):
             raise ValueError(f"{message}: {unknown[0]} is not in the network")
         for name in needed.keys() - parameters.keys():
             path, _, leaf = name.rpartition(".")
-            setattr(self.get_submodule(path), leaf, files.read(name).to(needed[name].dtype))  # a large one is meta
-        return StoredRows(files, {name: name for name in weights})
+            setattr(self.get_submodule(path), leaf, weights.read(name).to(needed[name].dtype))  # a large one is meta
+        return StoredRows(weights, {name: name for name in weights})
 
     def largest_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Preprocess a batch with instructions as long as the policy takes, for `understudy plan`.

@@ -34,8 +34,8 @@ from understudy.errors import ConfigError
 from understudy.hub.download import fetch_model
 from understudy.hub.ids import SCHEME, model_id
 from understudy.optional_packages import MissingExtraError
-from understudy.policies.registry import CODE, code_of, folder_readers, policy_type, stored_type, tensor_openers
-from understudy.policies.weight_files import StoredTensors, TensorReader, WeightFiles
+from understudy.policies.registry import CODE, code_of, policy_type, stored_type, type_functions
+from understudy.policies.weight_files import TensorReader, WeightFiles
 
 WEIGHTS, CONFIG, NORMALIZATION = "model.safetensors", "config.json", "normalisation.json"
 METADATA = "metadata"
@@ -50,7 +50,7 @@ class Saved(NamedTuple):
     config: Any
     """A `PolicyConfig` of the stored type."""
     normalization: dict[str, Any]
-    weights: StoredTensors
+    weights: TensorReader
     """As stored; each is read when it is asked for."""
     metadata: dict[str, Any]
     """Facts about the robots; empty in folders of other tools."""
@@ -184,7 +184,7 @@ def load(directory: str | Path, normalization: Mapping[str, Any] | None = None, 
     if normalization is None and (source / NORMALIZATION).is_file():
         normalization = _object(source / NORMALIZATION)
     try:
-        for read in folder_readers(kind):
+        for read in type_functions("FOLDER", kind):
             if (values := read(source, stored, normalization, files.shapes, asset)) is not None:
                 stored, normalization = values
         for name, content in ((CONFIG, stored), (NORMALIZATION, normalization)):
@@ -194,12 +194,12 @@ def load(directory: str | Path, normalization: Mapping[str, Any] | None = None, 
     except (ValueError, TypeError) as error:
         raise ValueError(f"{source / CONFIG}: {error}") from error
     assert normalization is not None
-    return Saved(config, dict(normalization), StoredTensors(files), dict(metadata))
+    return Saved(config, dict(normalization), files, dict(metadata))
 
 
 def _open_tensors(source: Path, kind: str | None) -> TensorReader:
     try:
-        openers = tensor_openers(kind)
+        openers = type_functions("TENSORS", kind)
     except ValueError as error:
         raise ValueError(f"{source / CONFIG}: {error}") from error
     for opened in (opener(source) for opener in openers):

@@ -476,29 +476,19 @@ def check_start(config: Any) -> None:
     imported(config.START_CHECK)(config)
 
 
-def folder_readers(kind: str | None) -> list[Callable[..., tuple[dict[str, Any], dict[str, Any]] | None]]:
-    """Return the functions that `FOLDER` names: that of a type, or with None those of all built-in types.
+def type_functions(field: str, kind: str | None) -> list[Callable[..., Any]]:
+    """Return the functions that a field of settings names: that of a type, or with None those of all built-in types.
+
+    Args:
+        field: `FOLDER` or `TENSORS`.
+        kind: name of the type.
 
     Raises:
         ValueError: there is no such type.
     """
-    return _functions("FOLDER", kind)
-
-
-def tensor_openers(kind: str | None) -> list[Callable[[Path], Any]]:
-    """Return the functions that `TENSORS` names: that of a type, or with None those of all built-in types.
-
-    Raises:
-        ValueError: there is no such type.
-    """
-    return _functions("TENSORS", kind)
-
-
-def _functions(field: str, kind: str | None) -> list[Callable[..., Any]]:
-    names = [
-        getattr(policy_type(type_name).settings, field) for type_name in ([kind] if kind is not None else BUILT_IN)
-    ]
-    return [imported(name) for name in dict.fromkeys(names) if name]
+    kinds = [kind] if kind is not None else list(BUILT_IN)
+    names = dict.fromkeys(getattr(policy_type(name).settings, field) for name in kinds)
+    return [imported(name) for name in names if name]
 
 
 def network_differences(first: Any, second: Any) -> list[str]:

@@ -7,7 +7,7 @@ A read maps the file for the length of the call, so it takes memory for the rows
 import hashlib
 import json
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -43,8 +43,8 @@ ReadRows = Callable[[str, int, int], Tensor]
 """(name, first row, row after the last) -> these rows of a tensor; a tensor without dimensions has one row."""
 
 
-class TensorReader(ABC):
-    """Named tensors on a disk, of which rows are read.
+class TensorReader(Mapping[str, Tensor]):
+    """Named tensors on a disk, of which rows are read; as a mapping it reads a tensor when it is asked for.
 
     Attributes:
         path: the file or folder.
@@ -72,6 +72,18 @@ class TensorReader(ABC):
         Raises:
             OSError: a file cannot be read. ValueError: it changed since it was opened first.
         """
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self.read(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
 
     def check_values(self) -> None:
         """Read all tensors, `PART` bytes at a time; raises as `read` does."""
@@ -187,27 +199,6 @@ def rows_of_part(shape: Sequence[int]) -> int:
     return max(1, PART // max(1, prod(shape[1:]) * 4))
 
 
-class StoredTensors(Mapping[str, Tensor]):
-    """The tensors of files by key, each read when it is asked for.
-
-    Attributes:
-        files: names, shapes and dtypes.
-    """
-
-    def __init__(self, files: TensorReader) -> None:
-        """Give the tensors of `files`."""
-        self.files = files
-
-    def __getitem__(self, key: str) -> Tensor:
-        return self.files.read(key)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.files.shapes)
-
-    def __len__(self) -> int:
-        return len(self.files.shapes)
-
-
 class StoredRows:
     """Rows of parameters from files (`ReadRows`).
 
@@ -227,15 +218,15 @@ class StoredRows:
 
 def stored_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of tensors by name; those of files are not read."""
-    if isinstance(tensors, StoredTensors):
-        return dict(tensors.files.shapes)
+    if isinstance(tensors, TensorReader):
+        return dict(tensors.shapes)
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def stored_dtypes(tensors: Mapping[str, Tensor]) -> dict[str, torch.dtype]:
     """Return the dtypes of tensors by name; those of files are not read."""
-    if isinstance(tensors, StoredTensors):
-        return dict(tensors.files.dtypes)
+    if isinstance(tensors, TensorReader):
+        return dict(tensors.dtypes)
     return {name: tensor.dtype for name, tensor in tensors.items()}
 
 
@@ -255,8 +246,8 @@ def fill_parameters(module: nn.Module, tensors: Mapping[str, Tensor], keys: Mapp
         if parameter.is_meta:
             parameter = nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
             setattr(owner, leaf, parameter)
-        if isinstance(tensors, StoredTensors):
-            tensors.files.copy_into(key, parameter)
+        if isinstance(tensors, TensorReader):
+            tensors.copy_into(key, parameter)
         else:
             parameter.copy_(tensors[key])
 

@@ -17,7 +17,7 @@ from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError
 from understudy.order import Order
 from understudy.policies.policy_folder import CONTRACT, digests
-from understudy.policies.weight_files import StoredTensors
+from understudy.policies.weight_files import TensorReader
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.export import read_initial_policy
 from understudy.train.data.input_contract import make_contract, named_heads
@@ -129,7 +129,7 @@ def current_order(
     return order
 
 
-def load_initial_weights(config: TrainConfig, data: RunData, record: Mapping[str, Any]) -> StoredTensors | None:
+def load_initial_weights(config: TrainConfig, data: RunData, record: Mapping[str, Any]) -> TensorReader | None:
     """Load the weights of `init_from`, if set. Raises ConfigError if that policy changed since the run started."""
     if not config.init_from:
         return None

@@ -34,7 +34,7 @@ from understudy.order.random import make_key
 from understudy.policies.common.settings import MODES
 from understudy.policies.policy import Policy
 from understudy.policies.registry import policy_type
-from understudy.policies.weight_files import OnMeta, StoredTensors, stored_dtypes
+from understudy.policies.weight_files import OnMeta, TensorReader, stored_dtypes
 from understudy.train import precision
 from understudy.train.augment_batch import (
     batch_to_device,
@@ -260,7 +260,7 @@ def init_train_state(
     check_budget(policy, config, data)
     heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
     setting = "policy.weights" if weights is None else "init_from"
-    if on_meta and policy.fills_weights and isinstance(weights, StoredTensors | None):
+    if on_meta and policy.fills_weights and isinstance(weights, TensorReader | None):
         with _weight_errors(setting):
             read = _no_weights(policy) if resumed is not None else _rows(policy, weights, config.seed)
         dtypes = getattr(read, "dtypes", {}) if resumed is None else resumed
@@ -277,7 +277,7 @@ def init_train_state(
     return assemble(config, policy, mesh, heads, dtypes=dtypes, sources=data.names)
 
 
-def _rows(policy: Policy, weights: StoredTensors | None, seed: int) -> ReadRows:
+def _rows(policy: Policy, weights: TensorReader | None, seed: int) -> ReadRows:
     return policy.first_weights(seed) if weights is None else policy.stored_rows(weights)
 
 

@@ -41,6 +41,26 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_features(stored: Mapping[str, Any], name: str) -> dict[str, tuple[str, list[int]]]:
+    """Return type and shape of the features of a config.json by key.
+
+    Args:
+        stored: content of the file.
+        name: `input_features` or `output_features`; none where they are missing.
+
+    Raises:
+        ValueError: they are not as LeRobot writes them.
+    """
+    features: dict[str, tuple[str, list[int]]] = {}
+    try:
+        for key, feature in (stored.get(name) or {}).items():
+            first, *rest = feature["shape"]
+            features[str(key)] = str(feature["type"]), [int(first), *map(int, rest)]
+        return features
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{name}: {stored[name]!r}: must have `type` and `shape` of each feature") from error
+
+
 def find_step(path: Path, name: str) -> Mapping[str, Any]:
     """Return the only step of this name, by its registry name or its class."""
     steps = read_object(path).get("steps")

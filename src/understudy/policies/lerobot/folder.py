@@ -24,6 +24,7 @@ from understudy.policies.common.lerobot_processors import (
     find_step,
     map_figures,
     processor_files,
+    read_features,
     read_statistics,
     to_json,
 )
@@ -57,7 +58,7 @@ def read_folder(
     if not issubclass(kind, LerobotSettings):
         return None
     name = kind.type
-    inputs, outputs = (_features(stored, key) for key in ("input_features", "output_features"))
+    inputs, outputs = (read_features(stored, key) for key in ("input_features", "output_features"))
     cameras = {key: shape for key, (feature, shape) in inputs.items() if feature == VISUAL}
     if unknown := sorted(set(inputs) - set(cameras) - {STATE}) + sorted(set(outputs) - {ACTION}):
         raise ValueError(f"input_features: {unknown[0]}: {name} has cameras and {STATE} alone")
@@ -78,15 +79,6 @@ def read_folder(
             raise ConfigError(f"{folder / LEROBOT}: has no normalization of {missing[0]}; restore the file")
         normalization = {"heads": [""], **{key: {n: [list(affine[n])] for n in affine} for key, affine in maps.items()}}
     return values, dict(normalization)
-
-
-def _features(stored: Mapping[str, Any], name: str) -> dict[str, tuple[str, list[int]]]:
-    features = stored.get(name)
-    if not isinstance(features, Mapping):
-        raise ValueError(f"{name}: {features!r}: must be an object")
-    return {
-        str(key): (str(feature["type"]), [int(side) for side in feature["shape"]]) for key, feature in features.items()
-    }
 
 
 def _image_figures(folder: Path, cameras: list[str], name: str) -> dict[str, list[float]]:

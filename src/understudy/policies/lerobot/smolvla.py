@@ -23,7 +23,7 @@ from understudy.policies.lerobot.adapter import LerobotPolicy, build_errors
 from understudy.policies.lerobot.settings import LerobotSmolvlaConfig
 from understudy.policies.losses import Detail, Loss, valid_elements
 from understudy.policies.pi05.released_keys import WeightsError
-from understudy.policies.weight_files import StoredTensors, WeightFiles
+from understudy.policies.weight_files import WeightFiles
 
 TOKENS, TOKENS_MASK = "language_tokens", "language_tokens_mask"
 """Keys of a prepared batch: tokens of the instructions, int64 [B, L], and bool [B, L], False where they are padding."""
@@ -94,7 +94,7 @@ class LerobotSmolvla(LerobotPolicy):
         lengths = self._tokenize(prompts, "longest", truncation=False)["attention_mask"].sum(1)
         return int(lengths.max()), self.config.theirs.tokenizer_max_length, "tokenizer_max_length"
 
-    def start_weights(self) -> StoredTensors | None:
+    def start_weights(self) -> WeightFiles | None:
         """Open the tensors of `config.weights`; see `Policy.start_weights`.
 
         Raises:
@@ -111,7 +111,7 @@ class LerobotSmolvla(LerobotPolicy):
         shapes = {key: (shape, needed[key]) for key, shape in files.shapes.items() if needed.get(key, shape) != shape}
         if missing or extra or shapes:
             raise WeightsError(self.config.weights, missing, extra, shapes)
-        return StoredTensors(files)
+        return files
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy a state dict into the policy; LeRobot's may lack the head that shares the embedding's weights."""

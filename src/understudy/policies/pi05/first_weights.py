@@ -59,9 +59,11 @@ class FirstWeights:
         self._seed = seed
         self._drawn: tuple[str, Tensor] | None = None
         self.files = open_weights(path) if path else None
-        self.match: Match | None = match(self.files.shapes, needed, path, fresh, NEW) if self.files else None
-        keys = self.match.keys if self.match else {}
-        self.dtypes = {name: self.files.dtypes[key] for name, key in keys.items()} if self.files else {}
+        self.match: Match | None = None
+        self.dtypes: dict[str, torch.dtype] = {}
+        if self.files is not None:
+            self.match = match(self.files.shapes, needed, path, fresh, NEW)
+            self.dtypes = {name: self.files.dtypes[key] for name, key in self.match.keys.items()}
 
     def __call__(self, name: str, start: int, stop: int) -> Tensor:
         """Return the rows [start, stop) of a parameter: float32 if fresh, else in the dtype of the file."""

@@ -295,7 +295,8 @@ def open_weights(path: str | Path) -> TensorReader:
     Raises:
         FileNotFoundError: there are neither. ValueError: the files are damaged. MissingExtraError: see `JaxTree`.
     """
-    return open_tree(path) or WeightFiles(path)
+    tree = open_tree(path)
+    return WeightFiles(path) if tree is None else tree
 
 
 def _line(error: Exception) -> str:

@@ -61,7 +61,7 @@ from understudy.policies.pi05.targets import (
 )
 from understudy.policies.pi05.tokenize_batch import Shared, Texts
 from understudy.policies.policy import Policy
-from understudy.policies.weight_files import StoredRows, StoredTensors, fill_parameters
+from understudy.policies.weight_files import StoredRows, TensorReader, fill_parameters
 
 VALIDATION_DRAWS = 8
 """Noises and flow times per sample of a validation."""
@@ -294,9 +294,9 @@ class Pi05Policy(Policy, Pi0Network):
         """Copy a state dict into the policy, under own names or those of a released file; raises as `stored_keys`."""
         fill_parameters(self, weights, stored_keys(self, weights))
 
-    def stored_rows(self, weights: StoredTensors) -> StoredRows:
+    def stored_rows(self, weights: TensorReader) -> StoredRows:
         """Rows of stored weights, under own names or those of a released file; raises as `load_weights` does."""
-        return StoredRows(weights.files, stored_keys(self, weights))
+        return StoredRows(weights, stored_keys(self, weights))
 
     def first_weights(self, seed: int) -> FirstWeights:
         """Rows of the weights of a fresh run: those of `config.weights`, or fresh ones."""

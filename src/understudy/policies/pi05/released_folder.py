@@ -13,6 +13,7 @@ Dimensions come from the tensors. A config of any of these tools may also have `
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
-from understudy.policies.common.lerobot_processors import VISUAL, read_object
+from understudy.policies.common.lerobot_processors import VISUAL, read_features, read_object
 from understudy.policies.pi05.config import Pi05PolicyConfig, Sizes
 from understudy.policies.pi05.export import SIZES, VARIANTS, variant
 from understudy.policies.pi05.jax_tree import open_weights
@@ -163,6 +164,9 @@ UNSUPPORTED = {
 }
 """Fields of LeRobot's configs that change the network's inputs -> the only value that is read."""
 
+PROMPTS = {True: "state", False: "plain"}
+"""openpi's `discrete_state_input` -> our `prompt`."""
+
 FIELDS = {ACTION: "action_dim", STATE: "state_dim"}
 """Key -> the field of the config with its width."""
 
@@ -247,7 +251,8 @@ def _tool(stored: Mapping[str, Any]) -> str:
 
 def _stated(folder: Path, stored: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the dimensions that a folder states: in its config, in sizes.json, or by the names of its towers."""
-    for where, dimensions in (("config.json", stored.get("dimensions")), (SIZES, _sizes(folder))):
+    in_file = read_object(folder / SIZES) if (folder / SIZES).is_file() else None
+    for where, dimensions in ((CONFIG, stored.get("dimensions")), (SIZES, in_file)):
         if dimensions is not None:
             if not isinstance(dimensions, Mapping):
                 raise ValueError(f"{where}: dimensions: {dimensions!r}: must be an object")
@@ -256,14 +261,8 @@ def _stated(folder: Path, stored: Mapping[str, Any]) -> Mapping[str, Any]:
     for field, part in (("paligemma_variant", "vlm"), ("action_expert_variant", "expert")):
         for tower, name in VARIANTS.items():
             if stored.get(field) == name:
-                named[part] = {"width": tower.width, "depth": tower.depth, "mlp_dim": tower.mlp_dim}
-                named[part] |= {"num_heads": tower.num_heads, "num_kv_heads": tower.num_kv_heads}
-                named[part] |= {"head_dim": tower.head_dim}
+                named[part] = asdict(tower)
     return named
-
-
-def _sizes(folder: Path) -> Mapping[str, Any] | None:
-    return read_object(folder / SIZES) if (folder / SIZES).is_file() else None
 
 
 def _translate(stored: Mapping[str, Any], kind: str) -> Values:
@@ -276,37 +275,22 @@ def _translate(stored: Mapping[str, Any], kind: str) -> Values:
         for field, value in UNSUPPORTED.items():
             if stored.get(field, value) != value:
                 raise ValueError(f"{field}: {stored[field]!r}: only {value!r} is read: the network has other inputs")
-        inputs, outputs = (_features(stored, name) for name in ("input_features", "output_features"))
+        inputs, outputs = (read_features(stored, name) for name in ("input_features", "output_features"))
         if inputs:
             values["cameras"] = [key for key, (type_, _) in inputs.items() if type_ == VISUAL and EMPTY not in key]
-            values["state_dim"] = inputs.get(STATE, ("", 0))[1]
+            values["state_dim"] = inputs[STATE][1][0] if STATE in inputs else 0
         if ACTION in outputs:
-            values["action_dim"] = outputs[ACTION][1]
-        values |= {"prompt": "state" if kind == "pi05" else "plain"}
+            values["action_dim"] = outputs[ACTION][1][0]
+        values["prompt"] = PROMPTS[kind == "pi05"]
         if (stored.get("time_sampling_scale"), stored.get("time_sampling_offset")) == (1.0, 0.0):
             values["flow_time"] = "beta"
     if tool == "openpi":
         if isinstance(stored.get("pi05"), bool) and stored["pi05"] != (kind == "pi05"):
             raise ValueError(f"pi05: {stored['pi05']}: the tensors are those of {kind}")
-        values["prompt"] = "state" if stored.get("discrete_state_input", kind == "pi05") else "plain"
+        values["prompt"] = PROMPTS[bool(stored.get("discrete_state_input", kind == "pi05"))]
     renamed = {"chunk_size": "chunk", "action_horizon": "chunk"}
     renamed |= {"tokenizer_max_length": "prompt_tokens", "max_token_len": "prompt_tokens"}
     return values | {ours: stored[theirs] for theirs, ours in renamed.items() if stored.get(theirs) is not None}
-
-
-def _features(stored: Mapping[str, Any], name: str) -> dict[str, tuple[str, int]]:
-    """Return type and width of LeRobot's features by key.
-
-    Raises:
-        ValueError: they are not as LeRobot writes them.
-    """
-    try:
-        return {
-            str(key): (str(feature["type"]), int(feature["shape"][0]))
-            for key, feature in (stored.get(name) or {}).items()
-        }
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"{name}: {stored[name]!r}: must have `type` and `shape` of each feature") from error
 
 
 def _normalization(stored: Stored, widths: Mapping[str, int | None]) -> Values:
@@ -344,11 +328,6 @@ def _width(normalization: Mapping[str, Any], key: str) -> int:
     return int(np.atleast_2d(np.asarray(normalization.get(key, {}).get("offset", []), float)).shape[-1])
 
 
-FILES = ("config.json", "metadata.json")
-PROMPTS = {True: "state", False: "plain"}
-"""openpi's `discrete_state_input` -> our `prompt`."""
-
-
 def check_implied(config: Pi05PolicyConfig) -> None:
     """Check the config of a new run against the files next to its weights.
 
@@ -360,7 +339,7 @@ def check_implied(config: Pi05PolicyConfig) -> None:
     path = Path(config.weights)
     folder = path if path.is_dir() else path.parent
     lines = []
-    for file in (folder / name for name in FILES):
+    for file in (folder / name for name in (CONFIG, METADATA)):
         if file.is_file():
             for field, theirs, setting, ours in _compare(read_object(file), config):
                 if theirs != ours:

@@ -23,7 +23,7 @@ from understudy.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from understudy.policies.weight_files import StoredTensors
+    from understudy.policies.weight_files import TensorReader
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class InitialPolicy:
     """Start of a run from an exported policy."""
 
     normalization: dict[str, Any]
-    weights: "StoredTensors"
+    weights: "TensorReader"
     """By name, in the dtype of the file; each is read when it is asked for."""
     digest: str
     """SHA-256 of the file of weights, or of several (`WeightFiles.digest`)."""
@@ -176,8 +176,8 @@ def read_initial_policy(path: str | Path, network: Any) -> InitialPolicy:
             f"init_from: {path} holds another network; set policy.*, data.* and mode as there, or name another\n{lines}"
         )
     try:
-        digest = weights.files.digest()
-        weights.files.check_values()
+        digest = weights.digest()
+        weights.check_values()
         return InitialPolicy(normalization, weights, digest)
     except (OSError, ValueError) as error:
         raise ConfigError(f"init_from: {error}") from error
