@@ -47,6 +47,12 @@ def valid_elements(is_pad: Tensor, draws: int, dim: int, dim_is_pad: Tensor | No
     return (~is_pad).sum(dim=1) * (draws * real)
 
 
+def padded_elements(is_pad: Tensor, dim_is_pad: Tensor | None) -> Tensor:
+    """Mark the elements without a target, bool [B, T, 1] of slots [B, T], or [B, T, A] with dimensions [B, A]."""
+    pad = is_pad[..., None]
+    return pad if dim_is_pad is None else pad | dim_is_pad[:, None]
+
+
 def masked_squared_error(
     predicted: Tensor, target: Tensor, is_pad: Tensor, dim_is_pad: Tensor | None = None, detail: bool = False
 ) -> Loss:
@@ -66,9 +72,7 @@ def masked_squared_error(
     after a NaN is still 0 * NaN. Selecting a zero difference first keeps both value and gradient clean.
     """
     _, draws, _, dim = predicted.shape
-    pad = is_pad[:, None, :, None]  # [B, 1, T, 1]
-    if dim_is_pad is not None:
-        pad = pad | dim_is_pad[:, None, None]  # [B, 1, T, A]
+    pad = padded_elements(is_pad, dim_is_pad)[:, None]  # [B, 1, T, 1 or A]
     zero = torch.zeros((), dtype=predicted.dtype, device=predicted.device)
     squares = (torch.where(pad, zero, predicted) - torch.where(pad, zero, target)).square()
     parts = Detail(squares.sum(dim=2), (~pad[:, 0]).sum(dim=1).expand(-1, dim)) if detail else None

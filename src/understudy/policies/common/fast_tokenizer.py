@@ -24,6 +24,7 @@ import numpy as np
 
 from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
+from understudy.policies.common.lerobot_processors import read_object
 
 TOKENIZER, CONFIG = "tokenizer.json", "processor_config.json"
 """Files of a folder."""
@@ -89,7 +90,7 @@ class FastTokenizer:
                     f"{folder} holds no FAST tokenizer: {name} is missing; name the folder of a published one, or of "
                     "`understudy fast fit`"
                 )
-        config = _read_config(folder / CONFIG)
+        config = read_object(folder / CONFIG)
         kind = config.get("kind", "published")
         if kind not in FIRST_CHARACTER:
             raise ConfigError(
@@ -228,16 +229,6 @@ def quantise(chunks: np.ndarray, scale: float) -> np.ndarray:
 
 def _text(places: np.ndarray) -> str:
     return "".join(map(chr, places.reshape(-1).tolist()))
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}; restore the file") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds a {type(content).__name__}; expected an object with scale and min_token")
-    return content
 
 
 def _whole(value: Any, folder: Path, name: str) -> int:

@@ -17,7 +17,7 @@ from understudy.policies.common.settings import POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.lerobot.adapter import GivenNoise, LerobotPolicy, build_errors
 from understudy.policies.lerobot.settings import LerobotActConfig
-from understudy.policies.losses import Loss, valid_elements
+from understudy.policies.losses import Loss, padded_elements, valid_elements
 
 L1, KL = "l1", "kl"
 
@@ -80,9 +80,7 @@ class LerobotAct(LerobotPolicy):
                 # Padded slots hold copies of the last frame, as in LeRobot's own batches.
                 inputs |= {ACTION: actions, f"{ACTION}_is_pad": is_pad}
             predicted, (mean, log_variance) = self.model(inputs)
-        pad = is_pad[..., None]
-        if (past := self.normalizer.dim_is_pad(ACTION, batch)) is not None:
-            pad = pad | past[:, None]
+        pad = padded_elements(is_pad, self.normalizer.dim_is_pad(ACTION, batch))
         zero = torch.zeros((), device=actions.device)
         error = (torch.where(pad, zero, actions) - torch.where(pad, zero, predicted.float())).abs()
         losses = {L1: Loss(error.sum(dim=(1, 2)), counts[L1])}

@@ -21,7 +21,7 @@ from understudy.policies.common.settings import FLOW, POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.lerobot.adapter import LerobotPolicy, build_errors
 from understudy.policies.lerobot.settings import LerobotSmolvlaConfig
-from understudy.policies.losses import Detail, Loss, valid_elements
+from understudy.policies.losses import Detail, Loss, padded_elements, valid_elements
 from understudy.policies.pi05.released_keys import WeightsError
 from understudy.policies.weight_files import WeightFiles
 
@@ -142,9 +142,7 @@ class LerobotSmolvla(LerobotPolicy):
         # Padded slots hold copies of the last frame, as in LeRobot's own batches.
         targets = F.pad(actions, (0, config.theirs.max_action_dim - config.action_dim))
         squares = self.model(*self._inputs(batch), targets, draws["flow noise"], draws["flow time"][:, 0])
-        pad = value_of(batch, f"{ACTION}_is_pad")[..., None]
-        if (past := self.normalizer.dim_is_pad(ACTION, batch)) is not None:
-            pad = pad | past[:, None]
+        pad = padded_elements(value_of(batch, f"{ACTION}_is_pad"), self.normalizer.dim_is_pad(ACTION, batch))
         squares = torch.where(pad, 0.0, squares[..., : config.action_dim].float())  # [B, T, A]
         parts = None
         if detail:

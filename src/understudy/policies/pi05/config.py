@@ -7,7 +7,7 @@ minutes. A JSON object with the field names of `Sizes` gives any other (`Sizes.f
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from importlib import import_module
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -131,8 +131,8 @@ class Sizes:
             values["vision"] = {"temporal_every": memory["every"], **values["vision"]}
         for name, kind in (("vision", VisionSizes), ("vlm", TowerSizes), ("expert", TowerSizes)):
             if isinstance(values.get(name), Mapping):
-                values[name] = _read(kind, values[name], f"{name}.", optional=("temporal_every",))
-        return _read(cls, values, "", optional=("adaptive",))
+                values[name] = _read(kind, values[name], f"{name}.")
+        return _read(cls, values, "")
 
 
 def _numbers(sizes: Sizes) -> dict[str, Any]:
@@ -147,9 +147,9 @@ def _numbers(sizes: Sizes) -> dict[str, Any]:
     return numbers
 
 
-def _read(kind: type[T], stored: Mapping[str, Any], prefix: str, optional: tuple[str, ...] = ()) -> T:
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # a dataclass
-    missing = [prefix + name for name in names if name not in stored and name not in optional]
+def _read(kind: type[T], stored: Mapping[str, Any], prefix: str) -> T:
+    names = {field.name: field.default for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    missing = [prefix + name for name, default in names.items() if name not in stored and default is MISSING]
     unknown = [prefix + str(name) for name in stored if name not in names]
     if missing or unknown:
         lacks = f"missing {', '.join(missing)}" if missing else ""
