@@ -32,6 +32,7 @@ from understudy.storage import mapped_tables
 from understudy.storage.dataset_root import Files
 
 _CHUNK = re.compile(r"chunk-\d+")
+_IN_CHUNK = re.compile(r"((?:[^/]*/)*?)chunk-\d+/(.+)")  # a path by its parts before and in its chunk folder
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,11 @@ class FileTable:
         Real datasets name chunks that do not exist. Returns the template's path when the file is missing.
         """
         path = self.path(file)
-        if not files.is_local or not self.named_apart or files.exists(path):
+        match = _IN_CHUNK.fullmatch(path)
+        if not files.is_local or not self.named_apart or files.exists(path) or match is None:
             return path
-        parts = path.split("/")
-        place = next((i for i, part in enumerate(parts[:-1]) if _CHUNK.fullmatch(part)), None)
-        if place is None:
-            return path
-        head, tail = "/".join(parts[:place]), "/".join(parts[place + 1 :])
-        for chunk, is_folder in files.entries(head) or []:
-            candidate = f"{head}/{chunk}/{tail}" if head else f"{chunk}/{tail}"
+        for chunk, is_folder in files.entries(match[1].rstrip("/")) or []:
+            candidate = f"{match[1]}{chunk}/{match[2]}"
             if is_folder and _CHUNK.fullmatch(chunk) and files.exists(candidate):
                 return candidate
         return path
@@ -403,20 +400,16 @@ class _Listing:
 
     def _in_another_chunk(self, path: str) -> str:
         """Path of the same name in another chunk folder; "" for none."""
-        parts = path.split("/")
-        place = next((i for i, part in enumerate(parts[:-1]) if _CHUNK.fullmatch(part)), None)
-        if place is None:
+        match = _IN_CHUNK.fullmatch(path)
+        if match is None:
             return ""
-        head, under = (
-            "".join(f"{part}/" for part in parts[:place]),
-            "".join(f"{part}/" for part in parts[place + 1 : -1]),
-        )
+        head, (under, _, name) = match[1], match[2].rpartition("/")
         if (head, under) not in self._chunks:  # once: an interrupted download lacks most of its files
             chunk_of: dict[str, str] = {}
             for chunk, is_folder in self._files.entries(head.rstrip("/")) or []:
                 if is_folder and _CHUNK.fullmatch(chunk):
-                    for name in self._listed(f"{head}{chunk}/{under}".rstrip("/")) or ():
-                        chunk_of.setdefault(name, chunk)
+                    for listed in self._listed(f"{head}{chunk}/{under}".rstrip("/")) or ():
+                        chunk_of.setdefault(listed, chunk)
             self._chunks[head, under] = chunk_of
-        chunk = self._chunks[head, under].get(parts[-1], "")
-        return f"{head}{chunk}/{under}{parts[-1]}" if chunk else ""
+        chunk = self._chunks[head, under].get(name, "")
+        return f"{head}{chunk}/{match[2]}" if chunk else ""

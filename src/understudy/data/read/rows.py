@@ -220,6 +220,11 @@ class Rows(ProcessLocal):
             parts.append((members, {k: _pick(loaded.columns[k], start, f[members]) for k, f in frames.items()}))
         return {key: _scatter([(members, values[key]) for members, values in parts], len(rows)) for key in frames}
 
+    def span(self, row: int, key: str, start: int, stop: int) -> np.ndarray:
+        """Return the numbers of a column in frames [start, stop) of a table row: (stop - start, D)."""
+        values = self.take(np.array([row]), {key: np.arange(start, stop)[None]})[key]
+        return np.asarray(values).reshape(stop - start, -1)
+
     def file_rows(self, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """Return row numbers in the data files, int64 of the shape of `frames`: (B,) or (B, T)."""
         file_of, starts = self.catalog.episodes.data_file[rows], np.empty(len(rows), np.int64)

@@ -178,8 +178,10 @@ def _read(catalog: Catalog, sensor: Sensor, files: Sequence[str]) -> dict[str, n
             times.append(group_times)
             values.append(group_values)
     row_of = np.concatenate(rows)
-    order = np.argsort(row_of, kind="stable")
-    table = {"times": np.concatenate(times)[order], "values": np.concatenate(values)[order]}
+    table = {"times": np.concatenate(times), "values": np.concatenate(values)}
+    if (np.diff(row_of) < 0).any():
+        order = np.argsort(row_of, kind="stable")
+        table = {name: array[order] for name, array in table.items()}
     table["first"] = np.concatenate([[0], np.cumsum(np.bincount(row_of, minlength=len(episodes)))])
     for row in np.unique(row_of).tolist():
         span = slice(*table["first"][row : row + 2])

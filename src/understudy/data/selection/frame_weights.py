@@ -177,9 +177,8 @@ def _read_column(catalog: Catalog, key: str, segments: np.ndarray) -> Iterator[W
         raise DatasetError(problem, where=catalog.root, fix=f"such features are {', '.join(numeric)}")
     rows, where = Rows(catalog, [key], _CACHE), f"{catalog.root}: column {key!r}"
     for episode, start, stop in segments.tolist():
-        row, frames = catalog.episodes.rows_of(np.array([episode])), np.arange(start, stop)[None]
-        values = np.asarray(rows.take(row, {key: frames})[key], np.float64).reshape(-1)
-        yield _make_runs(episode * int(EPISODE_STRIDE) + frames[0], values, where)
+        values = rows.span(catalog.episodes.row_of(episode), key, start, stop)[:, 0].astype(np.float64)
+        yield _make_runs(episode * int(EPISODE_STRIDE) + np.arange(start, stop), values, where)
 
 
 def _place(packed: int) -> str:

@@ -79,8 +79,7 @@ def episode_values(catalog: Catalog, keys: Sequence[str], dims: Sequence[int] = 
     for row in np.argsort(catalog.episodes.data_file, kind="stable").tolist():
         length = int(lengths[row])
         if length:
-            taken = rows.take(np.asarray([row]), dict.fromkeys(keys, np.arange(length)[None]))
-            values = np.concatenate([np.asarray(taken[key])[0].reshape(length, -1) for key in keys], axis=1)
+            values = np.concatenate([rows.span(row, key, 0, length) for key in keys], axis=1)
             yield row, values[:, list(dims)] if len(dims) else values
 
 

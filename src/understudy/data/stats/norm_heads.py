@@ -119,9 +119,9 @@ def _locate(key: str, dim: int, data: Iterable[EpisodeDataset]) -> tuple[str, in
         )
         rows = Rows(part.catalog, keys, LOADED_BYTES)
         for episode, start, stop in part.segments.tolist():
-            row = part.catalog.episodes.rows_of(np.array([episode]))
-            for values in rows.take(row, {name: np.arange(start, stop)[None] for name in keys}).values():
-                column = abs(np.asarray(values).reshape(stop - start, -1)[:, dim].astype(np.float64))
+            row = part.catalog.episodes.row_of(episode)
+            for name in keys:
+                column = abs(rows.span(row, name, start, stop)[:, dim].astype(np.float64))
                 if column.max() > most:
                     most, of = float(column.max()), int(episode)
                     where = f"{part.name}, episode {episode}, frame {start + int(column.argmax())}"

@@ -270,14 +270,12 @@ def summarize(
     # Windows reach beyond the samples of a segment: those frames are targets or past states, and must be finite, too.
     reached = {ACTION: (data.reach_of(ACTION)[0], chunk - 1), STATE: data.reach_of(STATE)}
     for (episode, start, stop), bound in zip(data.segments.tolist(), data.window_stops.tolist()):
-        row = data.catalog.episodes.rows_of(np.array([episode]))
-        firsts = {key: max(0, start - reached[key][0]) for key in keys}
-        numbers = {key: np.arange(firsts[key], min(bound, stop + reached[key][1]))[None] for key in keys}
-        values = {}
-        for key, taken in rows.take(row, numbers).items():
-            table = np.asarray(taken).reshape(numbers[key].shape[1], -1)  # [frames, dim]
+        row, values = data.catalog.episodes.row_of(episode), {}
+        for key in keys:
+            first = max(0, start - reached[key][0])
+            table = rows.span(row, key, first, min(bound, stop + reached[key][1]))
             _check_finite(key, table, f"{data.name}, episode {episode}")
-            values[key] = table[start - firsts[key] :]
+            values[key] = table[start - first :]
             builders[key].add(values[key][: stop - start])
         for differences in _differences(values, stop - start, delta, chunk) if delta else ():
             builders[DELTA].add(differences)

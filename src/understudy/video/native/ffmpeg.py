@@ -35,12 +35,6 @@ def native_mode() -> str:
     return value
 
 
-def raise_if_required(reason: str, fix: str) -> None:
-    """Raise DatasetError where native work is required; `reason` names the obstacle."""
-    if native_mode() == "require":
-        raise DatasetError(f"{VARIABLE}=require cannot be met: {reason}", fix=fix)
-
-
 PYAV_MAJOR = int(av.__version__.split(".")[0])
 """Major version of PyAV."""
 

@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import av
 
+from understudy.errors import DatasetError
 from understudy.video.index import PacketRun
 from understudy.video.native.ffmpeg import (
     PYAV_MAJOR,
@@ -37,7 +38,6 @@ from understudy.video.native.ffmpeg import (
     load_avcodec,
     load_swscale,
     native_mode,
-    raise_if_required,
 )
 from understudy.video.packets import make_packet
 
@@ -236,7 +236,8 @@ def load_loops() -> ctypes.CDLL | None:
     """
     status = loops_status()
     if status.library is None:
-        raise_if_required(status.reason, status.fix)
+        if native_mode() == "require":
+            raise DatasetError(f"{VARIABLE}=require cannot be met: {status.reason}", fix=status.fix)
         if status.fix:
             warnings.warn(f"frames are decoded in Python, more slowly: {status.reason} ({status.fix})", stacklevel=2)
     return status.library

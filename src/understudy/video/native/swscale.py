@@ -96,7 +96,6 @@ def _warn(name: str, odd: bool) -> None:
 
 
 _BILINEAR = 2  # SWS_BILINEAR, as PyAV sets
-_FULL = 2  # AVCOL_RANGE_JPEG
 _ALIGNED = 16  # bytes; the alignment of PyAV's own frames
 _GUARD = 64
 
@@ -129,7 +128,7 @@ class PlaneConverter:
             raise RuntimeError(f"swscale does not convert {layout}")
         weakref.finalize(self, library.sws_freeContext, self._context)
         table = library.sws_getCoefficients(layout.matrix)
-        full = int(layout.range == _FULL)
+        full = int(layout.range == _FULL_RANGE)
         library.sws_setColorspaceDetails(self._context, table, full, table, 1, 0, 1 << 16, 1 << 16)
         self._shape = 3, layout.height, layout.width
         self._strides = layout.height * layout.width, layout.width, 1
