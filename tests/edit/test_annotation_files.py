@@ -46,7 +46,7 @@ def test_edit_reads_fields_of_csv_as_written(source: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [
-        ("m.csv", ",episode_index,q\n0,1,2\n1,0,3\n", "no name"),  # the index column of pandas
+        ("m.csv", ",episode_index,q\n0,1,2\n1,0,3\n", r"m\.csv"),  # the index column of pandas
         ("m.csv", "episode_index,q,q\n0,1,2\n1,1,3\n", "'q'"),
         ("m.json", '{"0": {"q": 1}, "1": {"q": 2}, "1": {"q": 3}}', "'1'"),
         ("m.json", json.dumps({"0": {"q": 2**70}, "1": {"q": 1}}), "'q'"),
