@@ -141,12 +141,10 @@ def test_startup_summary_notes_a_warmup_longer_than_the_run(
     assert ("schedule.warmup" in capsys.readouterr().err) == (warmup >= 4)
 
 
-@pytest.mark.parametrize("verb", ["bench", "order"])
-def test_order_figure_overwrites_no_other_file(
-    trained: Path, tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+def test_bench_figure_overwrites_no_other_file(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.png").write_bytes(b"a photograph")
-    call = ["bench", str(trained.parent / "d")] if verb == "bench" else ["order", "explain"]
-    assert main([*call, "--figure", str(tmp_path / "mine.png")]) == 2
+    assert main(["bench", str(trained.parent / "d"), "--figure", str(tmp_path / "mine.png")]) == 2
     assert "mine.png" in capsys.readouterr().err
     assert (tmp_path / "mine.png").read_bytes() == b"a photograph"
