@@ -249,18 +249,19 @@ class _SourceNeeds:
         if policy.keep_decoder:
             permuted = lanes * (self.clip - 2 * self.clip**0.5) if self.is_permuted else 0.0
             frames = max(permuted, decoders * (run - min(2, run - 1))) + waiting
+        elif self.is_permuted:
+            held = self.clip * (lanes / 2 + (3 * lanes / 4) ** 0.5)  # three standard deviations above the mean
+            frames = _GAPS * min(held + waiting, lanes * self.clip)
         elif run > 1:
             half, thrice = run / 2, 3 * (lanes * threads) ** 0.5
-            if self.is_permuted:
-                held = lanes * self.clip / 2 + 3 * lanes**0.5 * self.clip / 12**0.5
-            elif policy.whole_gops:
+            if policy.whole_gops:
                 held = lanes * half + thrice * run / 12**0.5
             else:  # of the lesser of two evenly spread numbers, below the run and below the clip
                 part = run / max(run, self.clip)
                 mean = half - run * part / 6
                 deviation = (run**2 * (1 / 3 - part / 6) - mean**2) ** 0.5
                 held = min(lanes * half, lanes * mean + thrice * deviation)
-            frames = _GAPS * min(held + waiting, lanes * (max(run, self.clip) if self.is_permuted else run))
+            frames = _GAPS * min(held + waiting, lanes * run)
         else:
             frames = 0.0
         halo = (1.0 if policy.keep_decoder else _GAPS) * lanes * self.halo

@@ -96,10 +96,10 @@ def lane_correlation(frames: int, clip: int, lanes: int, samples: float, model: 
 
 
 def opens_quickly(frames: int, gop: int, lanes: int, batch_size: int) -> bool:
-    """Whether lanes open without long waiting: in three batches, or later ones at a quarter of 128 batches' cost.
+    """Whether lanes open without long waiting: those beyond three per sample cost no more than 32 batches.
 
     All lanes begin inside a clip at the start of a run and after every resume, and half a run of frames is decoded
-    ahead for each. Of a large source, up to eight lanes per sample may cost 4 % of its epoch, or 1,024 batches.
+    ahead for each. In a large source up to eight lanes per sample may cost 4 % of an epoch, at most 1,024 batches.
     """
     most = _OPENING
     if frames > _LARGE and lanes <= _MANY * batch_size:
