@@ -9,7 +9,7 @@ from support.refusals import refused
 from understudy.cli.main import COMMANDS, read_settings
 from understudy.config.flags import list_settings
 from understudy.config.foreign import ACCELERATE, COSMOS, FOREIGN, LEROBOT, OPENPI, OPENTAU
-from understudy.config.schema import validate
+from understudy.config.schema import load, override, validate
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.policies.pi05.config import Pi05Settings
@@ -110,6 +110,13 @@ def test_minus_one_is_uncapped(flag: str) -> None:
     assert config == read_settings("train", ["--data.root", "there"])
     with refused(flag, -2, kind=ConfigError):
         read_settings("train", ["--data.root", "there", flag, "-2"])
+
+
+@pytest.mark.parametrize("name", TrainConfig.UNCAPPED)
+def test_minus_one_is_uncapped_in_python_and_files(name: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(f"{name}: -1\n")
+    assert load(TrainConfig, tmp_path / "run.yaml") == TrainConfig(**{name: -1}) == TrainConfig()  # type: ignore[arg-type]
+    assert override(TrainConfig(**{name: 9}), **{name: -1}) == TrainConfig()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("word", ["trainer.max_iter=5", "--trainer.max_iter=5", "--trainer.max_iter"])

@@ -320,6 +320,11 @@ class TrainConfig:
             brought.get("data", {}).pop(name, None)  # each source has its own
         return brought
 
+    def __post_init__(self) -> None:
+        for name in self.UNCAPPED:
+            if getattr(self, name) == -1:
+                object.__setattr__(self, name, None)
+
     def accumulates(self) -> bool:
         """Return whether the settings may cut the share of a process into several micro-batches."""
         return any((self.micro_batch_size, self.max_num_tokens, self.max_samples))
