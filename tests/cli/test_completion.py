@@ -87,47 +87,50 @@ def complete(request: pytest.FixtureRequest, shells: dict[str, Complete]) -> Com
 def test_every_setting_of_every_command_is_completed(name: str) -> None:
     """Each flag is one that the parser knows, and no setting is absent."""
     cls = COMMANDS[name].settings_class()
-    kinds = type_names() if is_policy(get_type_hints(cls).get("policy")) else ["flow"]
+    has_policy = is_policy(get_type_hints(cls).get("policy"))
+    kinds = type_names() if name == "train" else ["flow"]
     for kind in kinds:
         settings = list(list_settings(cls, policy_type(kind).settings))
         paths = {setting.path for setting in settings if not setting.positional and setting.item is None}
         flags = {flag_of(path) for path in paths}
         off = {negation_of(setting.path) for setting in settings if setting.kind is bool}
-        words = [*name.split(), *(["--policy.type", kind] if len(kinds) > 1 else []), "--"]
+        words = [*name.split(), *(["--policy.type", kind] if has_policy else []), "--"]
         offered = {line.split("\t")[0] for line in answer(words)}
         general = {"--help", "--print-config", "--debug", "--policy-code"}
         assert offered == flags | off | general | ({"--launch"} if COMMANDS[name].launchable else set())
 
 
-def test_commands_are_completed(complete: Complete) -> None:
+def offered(line: str) -> list[str]:
+    """Words that `understudy __complete` offers for the last one of a command line."""
+    words = line.split(" ")[1:]
+    return [word for word in (found.split("\t")[0] for found in answer(words)) if word.startswith(words[-1])]
+
+
+def test_shell_asks_for_its_words(complete: Complete) -> None:
+    """Commands, flags, the policy's own ones and choices reach the shell; the tests below have all candidates."""
     assert complete("understudy tra") == ["train"]
-    assert set(complete("understudy ")) == {name.split()[0] for name in COMMANDS} | {"help"} | (
-        set(complete("understudy ")) & {"--help", "--version"}
-    )
-    assert complete("understudy order ") == ["explain"]
-    assert complete("understudy help val") == ["validate"]
-
-
-def test_flags_and_choices_are_completed(complete: Complete) -> None:
-    assert "--optim.lr" in complete("understudy train --optim.l")
-    assert "--print-config" in complete("understudy order explain --p")
-    assert complete("understudy train --launc") == ["--launch"]
-    assert complete("understudy plan --launc") == []
-    assert sorted(complete("understudy train --data.on-bad-frame ")) == ["raise", "substitute"]
-    assert sorted(complete("understudy completion ")) == ["bash", "fish", "zsh"]
-    assert {"latest", "best"} <= set(complete("understudy export runs/a --checkpoint "))
-
-
-def test_flags_of_the_policy_follow_its_type(complete: Complete) -> None:
-    assert complete("understudy train --policy.noise-s") == ["--policy.noise-samples"]
     assert complete("understudy train --policy.type pi05 --policy.siz") == ["--policy.size"]
     assert complete("understudy train --policy.siz") == []
-    assert {"flow", "pi05"} <= set(complete("understudy train --policy.type "))
+    assert sorted(complete("understudy train --data.on-bad-frame ")) == ["raise", "substitute"]
 
 
-def test_choices_end_with_the_value_unless_the_flag_takes_many(complete: Complete) -> None:
-    assert "raise" not in complete("understudy train --data.on-bad-frame raise ")
-    assert "tensorboard" in complete("understudy train --log.trackers wandb ")
+def test_commands_are_completed() -> None:
+    assert set(offered("understudy ")) == {name.split()[0] for name in COMMANDS} | {"help", "--help", "--version"}
+    assert offered("understudy order ") == ["explain"]
+    assert offered("understudy help val") == ["validate"]
+
+
+def test_flags_and_choices_are_completed() -> None:
+    assert "--optim.lr" in offered("understudy train --optim.l")
+    assert "--print-config" in offered("understudy order explain --p")
+    assert offered("understudy train --launc") == ["--launch"]
+    assert offered("understudy plan --launc") == []
+    assert sorted(offered("understudy completion ")) == ["bash", "fish", "zsh"]
+    assert {"latest", "best"} <= set(offered("understudy export runs/a --checkpoint "))
+    assert {"flow", "pi05"} <= set(offered("understudy train --policy.type "))
+    assert offered("understudy train --policy.noise-s") == ["--policy.noise-samples"]
+    assert "raise" not in offered("understudy train --data.on-bad-frame raise ")
+    assert "tensorboard" in offered("understudy train --log.trackers wandb ")
 
 
 def test_a_value_behind_an_equals_sign_is_completed(complete: Complete, request: pytest.FixtureRequest) -> None:

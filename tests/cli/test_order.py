@@ -22,14 +22,6 @@ def test_explain_accepts_clip_lanes_and_the_order_inside(capsys: pytest.CaptureF
     assert "128 lanes of clips of 24, permuted inside a clip" in text
 
 
-@pytest.mark.long
-def test_explain_real_datasets(real_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    both = tuple(str(real_data / name) for name in ("g1_v21", "g1_v30"))
-    explain(ExplainConfig(**SMALL, paths=both))
-    text = capsys.readouterr().out
-    assert text.count("8 episodes, 2,138 frames, 267 per episode, a key frame every 2") == 2
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

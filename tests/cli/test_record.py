@@ -142,18 +142,6 @@ def test_record_continues_after_a_kill_to_the_same_dataset(tmp_path: Path, recor
     assert_equal(contents(root), contents(recorded))
 
 
-@pytest.mark.long
-def test_record_extends_a_dataset(tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = tmp_path / "data"
-    record(settings(root, episodes=2))
-    record(settings(root))
-    assert_equal(contents(root), contents(recorded))
-    capsys.readouterr()
-    record(settings(root))
-    assert "5 episodes" in capsys.readouterr().out
-    assert len(Catalog.open(root).episodes.ids) == 5
-
-
 @pytest.mark.parametrize("episodes", [5, 1])
 def test_record_of_a_complete_dataset_changes_no_file(episodes: int, tmp_path: Path, recorded: Path) -> None:
     root = tmp_path / "data"

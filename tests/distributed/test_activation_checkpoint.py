@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.policies import as_draws, batch, draws, policy
-from support.ranks import in_ranks
 from support.refusals import refused
 from understudy.config.train import ParallelConfig, TrainConfig
+from understudy.distributed import compile as compiling
 from understudy.distributed import mesh as parallel
 from understudy.distributed.activation_checkpoint import (
     CheckpointMode,
@@ -90,15 +92,6 @@ def test_remembered_computes_once_and_only_meanwhile() -> None:
     assert calls.count["addmm"] == computed("full")["addmm"]
 
 
-@pytest.mark.long
-def test_without_gradients_nothing_is_different() -> None:
-    with torch.no_grad(), Calls() as plain:
-        policy().flow_losses(batch(3), *draws(3))
-    with torch.no_grad(), Calls() as forgetful:
-        built("full").flow_losses(batch(3), *draws(3))
-    assert plain.count == forgetful.count
-
-
 def test_names_stay_and_a_copy_has_weights_of_its_own() -> None:
     model = built("full")
     assert list(model.state_dict()) == list(policy().state_dict())
@@ -126,6 +119,15 @@ def test_what_cannot_be_is_refused() -> None:
     compiled.compile()
     with refused("Linear", kind=ValueError):
         apply_activation_checkpointing([compiled], "full")
+
+
+def test_a_sharded_block_is_refused(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "missing_compiler", lambda device: None)
+    sharded = fully_shard(nn.Linear(2, 2), mesh=init_device_mesh("cpu", (1,)))
+    with refused("sharded", kind=ValueError):
+        apply_activation_checkpointing([sharded], "full")
+    with refused("sharded", kind=ValueError):
+        compile_blocks([sharded], CPU)
 
 
 def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,10 +193,3 @@ def sharded(shards: int) -> list[bool]:
 
 def raises() -> None:
     raise ValueError("sharded already")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("shards", [1, 2])
-def test_the_same_bits_on_a_mesh(shards: int) -> None:
-    """DDP and FSDP2 on two ranks."""
-    assert in_ranks(2, sharded, shards) == [[True, True]] * 2

@@ -23,6 +23,10 @@ def config(**changes: Any) -> TrainConfig:
     return replace(TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300)), **changes)
 
 
+def refuse() -> None:
+    raise ConfigError("the words of rank 0")
+
+
 def agreement() -> dict[str, Any]:
     with parallel.join_mesh(config()) as mesh:
         told: dict[str, Any] = {"who": (mesh.rank, mesh.world_size, mesh.local_rank, mesh.local_world_size, mesh.shape)}
@@ -30,6 +34,10 @@ def agreement() -> dict[str, Any]:
         told["any"] = [mesh.any(mesh.rank == 1), mesh.any(False)]
         told["first"] = mesh.first(lambda: os.getpid())
         told["gather"] = mesh.gather((mesh.rank, os.getpid()))
+        try:
+            mesh.first(refuse)
+        except ConfigError as error:
+            told["refused"] = str(error)
         outage = SourceError("no answer", fix="try again", transient=True)
         for wrong in (ConfigError("the words of one"), KeyError("another"), outage):
             try:
@@ -49,6 +57,7 @@ def test_ranks_agree() -> None:
         assert told["sum"] == 1.5
         assert told["any"] == [True, False]
         assert told["first"] == one["gather"][0][1] != two["gather"][1][1]
+        assert told["refused"] == "the words of rank 0"
         assert told["ConfigError"] == "ConfigError: the words of one"
     assert one["KeyError"] == "RankError: rank 1 failed: 'another'"
     assert two["KeyError"] == "KeyError: 'another'"
@@ -150,21 +159,6 @@ def test_ranks_do_not_wait_for_a_first_one_that_hangs_or_is_gone() -> None:
     assert first == ("died", 7)
     assert kind == "raised"
     assert "RankError: rank 1: another process of the run is gone" in said
-
-
-def alone_and_wrong() -> None:
-    with parallel.join_mesh(config()) as mesh:
-
-        def wrong() -> None:
-            raise ConfigError("the words of one")
-
-        mesh.first(wrong)
-
-
-def test_what_the_first_one_finds_wrong_all_say() -> None:
-    for kind, said in outcomes_in_ranks(2, alone_and_wrong, timeout=60):
-        assert kind == "raised"
-        assert "ConfigError: the words of one" in said
 
 
 def vanishing() -> None:

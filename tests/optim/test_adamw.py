@@ -52,11 +52,14 @@ KINDS = {"single": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"
 
 
 @pytest.mark.parametrize(
-    ("stored", "kind"),
-    [*((torch.bfloat16, kind) for kind in KINDS), (torch.float32, "fused")],
+    ("stored", "kind", "steps"),
+    [
+        *((torch.bfloat16, kind, 1000 if kind == "fused" else 150) for kind in KINDS),
+        (torch.float32, "fused", 150),
+    ],
     ids=[*KINDS, "whole weights, fused"],
 )
-def test_master_equals_float32_adamw_over_1000_steps_with_clip_and_schedule(stored: torch.dtype, kind: str) -> None:
+def test_master_equals_float32_adamw_with_clip_and_schedule(stored: torch.dtype, kind: str, steps: int) -> None:
     """Bit for bit with the fused kernel; torch's other two implementations round elsewhere.
 
     The reference is flat and padded to full vector registers: on a CPU the fused kernel itself treats the end of a
@@ -72,7 +75,7 @@ def test_master_equals_float32_adamw_over_1000_steps_with_clip_and_schedule(stor
 
     schedules = [torch.optim.lr_scheduler.LambdaLR(o, rule) for o in (ours, theirs)]
     shapes = {k: v.shape for k, v in values.items()}
-    for step in range(1000):
+    for step in range(steps):
         for name, grad in gradients(shapes, step).items():
             live[name].grad = grad.to(live[name].dtype)
             truth[name].grad = padded(grad.float())
@@ -90,7 +93,7 @@ def test_master_equals_float32_adamw_over_1000_steps_with_clip_and_schedule(stor
             reference = reference[: mine.numel()].view(mine.shape)
             torch.testing.assert_close(mine, reference, rtol=1e-5, atol=1e-9)
             assert kind != "fused" or torch.equal(bits(mine), bits(reference)), name
-        assert float(ours.state[live[name]]["step"]) == 1000
+        assert float(ours.state[live[name]]["step"]) == steps
         if kind == "fused" and live[name].dtype == torch.bfloat16:
             assert torch.equal(live[name].detach(), split(p.detach())[0][: live[name].numel()].view(live[name].shape))
     check_moments(ours)

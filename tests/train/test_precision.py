@@ -43,14 +43,6 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture
-def alone() -> Any:
-    """A process group of one."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def setting(precision: Any, **parallel: int) -> TrainConfig:
     return TrainConfig(precision=precision, optim=OptimConfig(lr=1e-2), parallel=ParallelConfig(**parallel))
 

@@ -146,6 +146,7 @@ def test_command_line_takes_a_file_with_sources(
     text = capsys.readouterr().out
     assert "--data.val-episodes" in text
     assert "--data.sources" not in text
+    assert "keep_rule" in text, "a setting of a source"
 
 
 # -- opening ---------------------------------------------------------------------------------------------------------
