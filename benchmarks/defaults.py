@@ -1,7 +1,7 @@
 """Figures of `us.Loader` without settings: the order that it chooses, its cost, its first seconds and its mixing.
 
     python benchmarks/defaults.py [--json] [--quick] [--real DIR] [--cache DIR] [--out FILE]
-                                  [--parts measured,verified,frontier] [--only NAME]
+                                  [--parts measured,verified,frontier,waiting] [--only NAME]
 
 `measured`: re-encodings of eight episodes, real (`--real`, or UNDERSTUDY_TEST_DATA) or drawn, joined 1, 4, 8 and 20
 times, each with a memory of 1 and 4 GB: `us.Loader(PATH, batch_size=32, seed=0, memory=M, delta_timestamps=16 actions)`
@@ -16,7 +16,11 @@ process, all rounds together; work ahead between rounds counts. In a loader that
 
 `frontier`: arithmetic, see `defaults_frontier.py`.
 
-A whole run takes about 15 minutes; with `--out` each row is written as it is measured, and a later run continues.
+`waiting`: batches of 8 from one and three cameras of 480 lines. A step sleeps, as a host does while its GPU computes.
+Two loaders of each row have the seconds from the path to the first batch, with libraries imported, and the share of
+waiting in two stretches of five seconds after it. Other loaders are in `loader_rivals.py`.
+
+A whole run takes about 20 minutes; with `--out` each row is written as it is measured, and a later run continues.
 """
 
 import argparse
@@ -24,7 +28,6 @@ import json
 import os
 import resource
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,13 +39,17 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from defaults_frontier import RIVALS, cells, deff_of, frontier_row
+from common import OtherLoader, Results, add_dataset_arguments, child, make_parser
+from defaults_frontier import RIVALS, cells, frontier_row
 from loader_sets import Encoding, Recording, encodings, joined
+from order_audit import as_read, deff_of
 
 BATCH, CHUNK = 32, 16
 STEP_S, START_S, START_BATCHES, LEAST = 0.05, 5.0, 100, 16  # LEAST: batches of a round
 TILES, MEMORIES, AT_ONCE, IN_A_ROW = (1, 4, 8, 20), (1, 4), 8, 256
-PARTS = ("measured", "verified", "frontier")
+PARTS = ("measured", "verified", "frontier", "waiting")
+WAITING = ((2, 1, 10), (2, 1, 50), (2, 3, 50), (30, 1, 10), (30, 3, 10), (30, 3, 50))
+"""GOP, cameras, milliseconds of a step."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +148,6 @@ def start_figures(loader: Any, seconds: float, batches: int) -> dict[str, float]
 
 def plan_figures(loader: Any, before: int) -> dict[str, Any]:
     """The order and its figures, and memory in MB: planned, and grown since `before`."""
-    from order_audit import as_read
     from support.peak_memory import peak_bytes
     from understudy.load.choose_order import order_cost
     from understudy.load.memory_plan import read_facts
@@ -156,7 +162,7 @@ def plan_figures(loader: Any, before: int) -> dict[str, Any]:
         "order": "uniform" if spec.clip == 1 else f"{spec.lanes} lanes of {spec.clip}",
         "resident": all(plan.keeps_decoded),
         "estimate": order_cost([read_facts(data) for data in loader._datasets], loader.order.spec, plan, 1),
-        "deff": deff_of(read, BATCH, 0, max(spec.frames, 64 * BATCH * 8)),
+        "deff": deff_of(read, BATCH, 0, max(spec.frames, 64 * BATCH * 8))[0],
         "deff_uniform": uniform,
         "planned_mb": plan.bytes / 1e6,
         "peak_mb": peak,
@@ -213,17 +219,16 @@ def in_a_row(reader: Any) -> Callable[[], float]:
 
 def measure_row(row: Row, rows_process: Any, start: dict[str, float], seconds: float, rounds: int) -> dict[str, Any]:
     """Measure one row, in turns with decoding in a row; `start` is the first request."""
-    from loader_measure import OtherLoader
 
     def in_row() -> float:
-        return float(checked(rows_process.measure(root=str(row.root)))["cpu_ms"])
+        return float(rows_process.require(root=str(row.root))["cpu_ms"])
 
     base, ours = [in_row()], []
-    with OtherLoader(child("loader", root=str(row.root), memory=row.memory, uniform=row.uniform)) as loader:
-        results = checked(loader.measure(**start))
+    with OtherLoader(child(__file__, "loader", root=str(row.root), memory=row.memory, uniform=row.uniform)) as loader:
+        results = loader.require(**start)
         for _ in range(rounds):
             base.append(in_row())
-            ours.append(checked(loader.measure(seconds=seconds, batches=2 if row.uniform else LEAST)))
+            ours.append(loader.require(seconds=seconds, batches=2 if row.uniform else LEAST))
     about = {"name": row.name, "codec": row.encoding.codec, "gop": row.encoding.gop, "height": row.height}
     about |= {"memory_gb": row.memory, **results, "peak_mb": max(results["peak_mb"], *(one["peak_mb"] for one in ours))}
     cpu = 1e3 * sum(one["cpu_s"] for one in ours) / sum(one["samples"] for one in ours)
@@ -234,53 +239,62 @@ def measure_row(row: Row, rows_process: Any, start: dict[str, float], seconds: f
     return about
 
 
-def checked(answer: dict[str, Any]) -> dict[str, Any]:
-    if "missing" in answer:
-        raise SystemExit(f"a measuring process failed: {answer['missing']}")
-    return answer
+def waiting_row(root: Path, cameras: int, step_ms: float, seconds: float, rounds: int) -> dict[str, Any]:
+    """Seconds to the first batch, and shares of waiting in two stretches after it, of each of `rounds` loaders."""
+    from understudy import EpisodeDataset, Loader
 
-
-def child(part: str, **setting: Any) -> list[str]:
-    return [sys.executable, __file__, "--part", part, json.dumps(setting)]
+    catalog = EpisodeDataset(root).catalog
+    windows = {"action": [i / catalog.fps for i in range(CHUNK)]}
+    row: dict[str, Any] = {"name": f"{root.name}-{step_ms}ms", "cameras": cameras, "step_ms": step_ms, "rounds": []}
+    for seed in range(rounds):
+        begin = time.perf_counter()
+        with Loader(root, batch_size=8, seed=seed, delta_timestamps=windows) as loader:
+            batch = next(loader)
+            first, shares = time.perf_counter() - begin, []
+            for _ in range(2):
+                begin, waited = time.perf_counter(), 0.0
+                while (passed := time.perf_counter() - begin) < seconds:
+                    time.sleep(step_ms / 1000)
+                    asked = time.perf_counter()
+                    batch = next(loader)  # held during the step, as a training loop does
+                    waited += time.perf_counter() - asked
+                shares.append(waited / passed)
+            del batch
+        row["rounds"].append({"first_batch_s": first, "waiting": shares})
+    return row
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure the parts, as far as `--out` lacks them."""
-    from loader_measure import OtherLoader
-    from understudy.cli.bench.measure import conditions
-
-    real = Path(arguments.real) if arguments.real else None
-    quick, out = arguments.quick, Path(arguments.out) if arguments.out else None
+    real, quick = Path(arguments.real) if arguments.real else None, arguments.quick
     parts = arguments.parts.split(",")
     if not set(parts) <= set(PARTS):
         raise SystemExit(f"--parts {arguments.parts}: they are {','.join(PARTS)}")
-    results: dict[str, Any] = {part: [] for part in PARTS}
-    results |= {"conditions": conditions() | {"recordings": "real" if real else "drawn", "quick": quick}}
-    results |= {"rivals": RIVALS}
-    if out is not None and out.exists():
-        results |= json.loads(out.read_text())
-    there = {row["name"] for part in PARTS[:2] for row in results[part]}
-
-    def add(part: str, row: dict[str, Any]) -> None:
-        results[part].append(row)
-        print(part, render_row(row) if part != "frontier" else render_cell(row), file=sys.stderr, flush=True)
-        if out is not None:
-            out.with_suffix(".new").write_text(json.dumps(results))
-            out.with_suffix(".new").replace(out)
-
+    seconds, rounds = (0.1, 1) if quick else (arguments.seconds, arguments.rounds)
+    settings = {"recordings": "real" if real else "drawn", "quick": quick, "seconds": seconds, "rounds": rounds}
+    results = Results(PARTS, arguments.out, **settings)
+    results.found["rivals"] = RIVALS
     start = {"seconds": 0.3 if quick else START_S, "batches": 3 if quick else START_BATCHES}
-    timing = (start, 0.1 if quick else arguments.seconds, 1 if quick else arguments.rounds)
     if {"measured", "verified"} & set(parts):
-        with OtherLoader(child("rows")) as rows_process:
-            for row in rows(Path(arguments.cache), real, quick):
+        with OtherLoader(child(__file__, "rows")) as rows_process:
+            for row in rows(arguments.cache, real, quick):
                 part = "verified" if row.uniform else "measured"
-                if part in parts and row.name not in there and arguments.only in row.name:
-                    load = list(os.getloadavg()) if hasattr(os, "getloadavg") else []
-                    add(part, measure_row(row, rows_process, *timing) | {"load_average": load})
-    if "frontier" in parts and not results["frontier"]:
+                if part in parts and not results.has(part, row.name) and arguments.only in row.name:
+                    measured = measure_row(row, rows_process, start, seconds, rounds)
+                    results.add(part, measured, render_row(measured))
+    if "frontier" in parts and not results.found["frontier"]:
         for cell in cells(quick):
-            add("frontier", frontier_row(cell))
-    return results
+            place = frontier_row(cell)
+            results.add("frontier", place, render_cell(place))
+    recorded = Recording(arguments.cache, real, quick)
+    for gop, cameras, step_ms in WAITING if "waiting" in parts else ():
+        encoding = Encoding("libsvtav1", 2, 0) if gop == 2 else Encoding("libx264", 30, 0, 23)
+        root = recorded.cache / f"waiting-g{gop}-{cameras}"
+        if not results.has("waiting", f"{root.name}-{step_ms}ms") and arguments.only in root.name:
+            joined(root, recorded.encoded(encoding), 1 if quick else 32, cameras)
+            row = waiting_row(root, cameras, step_ms, START_S * (0.1 if quick else 1), 2)
+            results.add("waiting", row, render_waiting(row))
+    return results.found
 
 
 def render_row(row: dict[str, Any]) -> str:
@@ -305,29 +319,27 @@ def render_cell(row: dict[str, Any]) -> str:
     return "  ".join([place, *sides, "; ".join(lost)])
 
 
+def render_waiting(row: dict[str, Any]) -> str:
+    """A row of waiting on one line."""
+    first = ", ".join(f"{part['first_batch_s']:.2f} s" for part in row["rounds"])
+    shares = ", ".join(" then ".join(f"{share:.1%}" for share in part["waiting"]) for part in row["rounds"])
+    return f"{row['name']:<24} first batch {first}; waiting {shares}"
+
+
 def render(results: dict[str, Any]) -> str:
     """All rows, and the cells that another order wins."""
     lines = ["name, order, CPU ms, in a row, ratio (estimate), of the start, waiting, first batch, memory, deff 1/8/64"]
     lines += [render_row(row) for part in PARTS[:2] for row in results[part]]
     lost = [row for row in results["frontier"] if row["better"]]
     lines += [f"{len(lost)} of {len(results['frontier'])} cells in which another order is cheaper and mixes better:"]
-    return "\n".join(lines + [render_cell(row) for row in lost])
+    lines += [render_cell(row) for row in lost] + [render_waiting(row) for row in results["waiting"]]
+    return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--out", default="", help="file for the object, written after every row; a later run adds to it"
-    )
+    parser = make_parser(__doc__)
+    add_dataset_arguments(parser, seconds=1.0, rounds=3)
     parser.add_argument("--parts", default=",".join(PARTS), help="parts to measure, of " + ",".join(PARTS))
-    parser.add_argument("--quick", action="store_true", help="tiny datasets and rounds, as a smoke test")
-    parser.add_argument("--real", default=os.environ.get("UNDERSTUDY_TEST_DATA", ""), help="folder of real recordings")
-    parser.add_argument("--cache", default=str(Path(tempfile.gettempdir()) / "understudy-bench"), help="for datasets")
-    parser.add_argument("--only", default="", help="rows with this in their name")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a round")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of a row")
-    parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.part:
         part, setting = arguments.part

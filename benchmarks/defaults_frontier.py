@@ -6,7 +6,7 @@ under the correlations of `order/design_effect.py`. Each rival holds RGB frames 
 (`RIVALS`). Its processes, and the time until its buffers are full, are not counted, in its favor.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -15,17 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from order_audit import as_read
+from order_audit import WINDOWS, as_read, deff_of
 from order_baselines import block, episode_stream, worker_pool
 from understudy.load.choose_order import choose_from_facts
 from understudy.load.memory_plan import SourceFacts
 from understudy.order.cost import uniform_cost
-from understudy.order.design_effect import design_effect, expected_uniform
+from understudy.order.design_effect import expected_uniform
 from understudy.order.make_spec import CheckedSource, OrderRequest
 
 EPISODE = 267  # frames of a recorded episode
 WORKERS, RUN = 4, 16  # of rivals: LeRobot's default, and frames that a stream's worker hands out together
-WINDOWS = (1, 8, 64)
 LINES, CAMERAS, GOPS, MEMORIES = (224, 480), (1, 3), (2, 30, 250), (1, 4, 16)
 FRAMES = (2_136, 8_544, 40_000, 400_000, 4_000_000)
 PIXELS = {224: 224 * 224, 480: 480 * 640}
@@ -92,8 +91,7 @@ def frontier_row(cell: Cell) -> dict[str, Any]:
     choice = choose(cell)
     chosen = choice.chosen
     read, _ = as_read(choice.order)
-    spec = choice.order.spec.sources[0]
-    deff = _chosen_deff(cell.frames, spec.clip, spec.lanes, spec.cut, cell.batch, read)
+    deff, _ = deff_of(read, cell.batch, 0, _stretch(cell.batch, cell.frames))
     ours = {"order": str(chosen), "cost": chosen.cost, "bytes": chosen.plan.bytes, "deff": deff}
     rivals = {name: figures for name in RIVALS if (figures := rival(name, cell)) is not None}
     better = [
@@ -147,6 +145,7 @@ def rival(name: str, cell: Cell) -> dict[str, Any] | None:
     single, memory = uniform_cost(cell.gop), cell.memory_gb * 10**9
     _, decoder, packet = DECODED[cell.lines, cell.gop]
     frames, held = cell.frames, min(cell.rgb_frames, cell.frames)
+    episodes = len(episode_lengths(frames)) // cell.ranks
     if name == "uniform":
         resident = cell.rgb_frames >= frames
         cost, kept = (1.0, frames * cell.image // cell.ranks) if resident else (single, 0)
@@ -156,27 +155,17 @@ def rival(name: str, cell: Cell) -> dict[str, Any] | None:
     workers, per_episode = WORKERS, cell.image * EPISODE / (log(EPISODE) + 0.58)  # of an episode, the mean of its life
     if name == "episode stream":
         each = cell.cameras * decoder + RUN * cell.image
-        workers = max(1, min(64, memory // each, len(episode_lengths(frames)) // cell.ranks))
+        workers = max(1, min(64, memory // each, episodes))
         deff = _stream_deff(frames, cell.batch, cell.ranks, workers)
-        return deff and {"cost": 1.0, "bytes": workers * each, "deff": deff}
+        return {"cost": 1.0, "bytes": workers * each, "deff": deff}
+    if episodes < workers:
+        return None
     cost = 1.0
     if name == "episode pool":
         cost, per_episode = single, cell.cameras * (decoder + EPISODE * packet)
-    pool = max(1, min(int(memory / per_episode / workers), len(episode_lengths(frames)) // (workers * cell.ranks)))
+    pool = max(1, min(int(memory / per_episode / workers), episodes // workers))
     deff = _pool_deff(frames, cell.batch, cell.ranks, workers, pool)
-    return deff and {"cost": cost, "bytes": int(pool * workers * per_episode), "deff": deff}
-
-
-def deff_of(read: Any, batch: int, start: int, stop: int) -> list[float]:
-    """Mean design effects over 1, 8 and 64 batches of up to 32 stretches of positions in [start, stop)."""
-    effects = []
-    for count in WINDOWS:
-        size = count * batch
-        at = np.unique(np.linspace(start // size, max(start // size, stop // size - 1), 32).round().astype(np.int64))
-        positions = at[:, None] * size + np.arange(size)
-        episode, frame, _ = read(positions.ravel())
-        effects.append(float(design_effect(episode.reshape(positions.shape), frame.reshape(positions.shape)).mean()))
-    return effects
+    return {"cost": cost, "bytes": int(pool * workers * per_episode), "deff": deff}
 
 
 def _stretch(batch: int, frames: int) -> int:
@@ -184,52 +173,25 @@ def _stretch(batch: int, frames: int) -> int:
     return max(64 * batch, min(max(frames, 16 * 64 * batch), 128 * 64 * batch))
 
 
-_remembered: dict[tuple[Any, ...], list[float] | None] = {}
-
-
-def _remember(key: tuple[Any, ...], make: Callable[[], list[float]]) -> list[float] | None:
-    if key not in _remembered:
-        try:
-            _remembered[key] = make()
-        except ValueError as error:
-            if "need one each" not in str(error):
-                raise
-            _remembered[key] = None
-    return _remembered[key]
-
-
-def _chosen_deff(frames: int, clip: int, lanes: int, cut: str, batch: int, read: Any) -> list[float]:
-    key = ("ours", frames, clip, lanes, cut, batch)
-    return _remember(key, lambda: deff_of(read, batch, 0, _stretch(batch, frames))) or []
-
-
+@lru_cache
 def _uniform_deff(frames: int, batch: int) -> list[float]:
-    lengths = episode_lengths(frames)
-    make = lambda: [expected_uniform(lengths, min(frames, count * batch)) for count in WINDOWS]  # noqa: E731
-    return _remember(("uniform", frames, batch), make) or []
+    return [expected_uniform(episode_lengths(frames), min(frames, count * batch)) for count in WINDOWS]
 
 
+@lru_cache
 def _block_deff(frames: int, held: int, batch: int) -> list[float]:
-    stop = _stretch(batch, frames)
-    lengths = episode_lengths(frames)
-    return _remember(("block", frames, held, batch), lambda: deff_of(block(lengths, held), batch, 0, stop)) or []
+    return deff_of(block(episode_lengths(frames), held), batch, 0, _stretch(batch, frames))[0]
 
 
-def _pool_deff(frames: int, batch: int, ranks: int, workers: int, pool: int) -> list[float] | None:
+@lru_cache
+def _pool_deff(frames: int, batch: int, ranks: int, workers: int, pool: int) -> list[float]:
     # The initial state of a pool is lost after about two turnovers of all its episodes.
     start = min(2 * pool * workers * ranks * EPISODE, 1 << 21)
     stop = start + _stretch(batch, min(frames, 1 << 17))
-    lengths = episode_lengths(frames)
-
-    def make() -> list[float]:
-        read = worker_pool(lengths, batch, ranks, workers, pool, stop)
-        return deff_of(read, batch, start, stop)
-
-    return _remember(("pool", frames, batch, ranks, workers, pool), make)
+    return deff_of(worker_pool(episode_lengths(frames), batch, ranks, workers, pool, stop), batch, start, stop)[0]
 
 
-def _stream_deff(frames: int, batch: int, ranks: int, workers: int) -> list[float] | None:
+@lru_cache
+def _stream_deff(frames: int, batch: int, ranks: int, workers: int) -> list[float]:
     stop = _stretch(batch, min(frames, 1 << 17))
-    lengths = episode_lengths(frames)
-    make = lambda: deff_of(episode_stream(lengths, batch, ranks, workers, stop, RUN), batch, 0, stop)  # noqa: E731
-    return _remember(("stream", frames, batch, ranks, workers), make)
+    return deff_of(episode_stream(episode_lengths(frames), batch, ranks, workers, stop, RUN), batch, 0, stop)[0]

@@ -1,7 +1,7 @@
 """Our loader beside those of other libraries in one run, each with its own defaults.
 
     python benchmarks/loader_rivals.py [--json] [--out FILE] [--quick] [--python NAME=PATH ...] [--cache DIR]
-                                       [--rows NAME,...] [--seconds S] [--rounds N]
+                                       [--only NAME] [--seconds S] [--rounds N]
 
 Each loader is a process of its own (`rival_loaders.py`) with its own interpreter: `--python lerobot=PATH`, and so on
 for the names in INTERPRETERS. Without an interpreter a rival is skipped, and `conditions` has its name. Rows are
@@ -11,16 +11,15 @@ otherwise of drawn images. Further cameras repeat the first one's images in file
 In each round all loaders take turns with steps that sleep 10, 50 and 150 ms; the others are stopped meanwhile. A loader
 that has used 40 s of a row skips its further steps and rounds (`rounds`). Figures are medians over rounds:
 
-- `cpu_ms`: user and system time of all its processes per sample, over all step times. A server inside the loader
-  (rerun's) counts, a storage server (S3) does not.
+- `cpu_ms`: user and system time of all its processes per sample, over all step times.
 - `cpu_ms_epoch`: the same over the whole first epoch, first batch and all; after 45 s the rest is extrapolated from the
   last 3 s. Only ours holds images or decodes ahead, so that its cost falls with time; null for rivals. The goal
   compares it.
 - `waiting`: share of the time spent in `next`, by step time. `first_batch_s`: from the path to the first batch, with
   libraries imported in the main process, the files in the system's cache.
 - `peak_mb`: largest proportional set size of all its processes, libraries included, read twice a second.
-- `read_ratio`: bytes read by system calls (rchar) over the video bytes of the delivered frames; null for loaders that
-  read from a server. Above 1 more is read than used, below 1 images are kept.
+- `read_ratio`: bytes read by system calls (rchar) over the video bytes of the delivered frames; null for one that
+  reads from a server (rerun). Above 1 more is read than used, below 1 images are kept.
 - `deff`: design effect over 1, 8 and 64 batches of the first 256 (`order/design_effect.py`). The sequence comes
   from the loader's own sampler; `matches`: each delivered sample was its next one.
 - `resumes`: tried once on the first row (`rival_loaders.py`).
@@ -33,44 +32,40 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from loader_measure import OtherLoader
+import numpy as np
+
+from common import OtherLoader, Results, add_dataset_arguments, make_parser
 from loader_sets import Encoding, Recording, joined
+from order_audit import WINDOWS, deff_of
 from rival_loaders import process_tree
-from understudy.cli.bench.measure import conditions
 from understudy.cores import available_cores
 
 CHUNK, TILES, ORDER, RESUME = 16, 8, 256, 6
 STEPS = (10, 50, 150)
-WINDOWS = (1, 8, 64)
-"""Batches of a design effect."""
 MOST_SECONDS, EPOCH_SECONDS = 40.0, 45.0
-S3_ROW = "svtav1-g2-480-2-b32"
-"""The only row from a storage server: the server, Python itself, takes most of the time there."""
 SCRIPT = Path(__file__).with_name("rival_loaders.py")
 INTERPRETERS = {
     "understudy": "understudy",
     "lerobot-pyav": "lerobot",
     "lerobot-torchcodec": "lerobot",
     "lance": "lance",
-    "lance-s3": "lance",
     "rerun": "rerun",
     "torchcodec-blocks": "torchcodec",
 }
 """Name of the interpreter of each loader."""
-CONVERTED = {"lance": "lance", "lance-s3": "lance", "rerun": "rerun"}
-"""Loaders that read a converted copy, and the loader that makes it."""
+CONVERTED = ("lance", "rerun")
+"""Loaders that read a converted copy."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +210,7 @@ def figures(turns: Turns, video_bytes: float, order: dict[str, Any], batch: int)
         "waiting": {str(step): median(shares) if (shares := turns.waiting(step)) else None for step in STEPS},
         "first_batch_s": last["first_batch_s"],
         "peak_mb": turns.rival.peak_mb,
-        "read_ratio": None if turns.rival.name in ("lance-s3", "rerun") else median(reads),
+        "read_ratio": None if turns.rival.name == "rerun" else median(reads),
         "deff": design_effects(order, batch),
         "matches": last["matches"],
         "samples": int(sum(total(answers, "samples") for answers in turns.answers)),
@@ -224,28 +219,16 @@ def figures(turns: Turns, video_bytes: float, order: dict[str, Any], batch: int)
 
 
 def design_effects(order: dict[str, Any], batch: int) -> dict[str, float | None]:
-    """Mean design effect over windows of WINDOWS batches, from the samples in their sequence."""
-    import numpy as np
-
-    from understudy.order.design_effect import design_effect
-
-    episode, frame = (np.array(order[key], np.int64).reshape(-1, batch) for key in ("episode", "frame"))
-    found: dict[str, float | None] = {}
-    for window in WINDOWS:
-        count = len(episode) // window
-        parts = (values[: count * window].reshape(count, -1) for values in (episode, frame))
-        found[str(window)] = float(mean(design_effect(*parts))) if count else None
-    return found
+    """Mean design effects over WINDOWS batches, from the samples in their sequence."""
+    episode, frame = (np.array(order[key], np.int64).ravel() for key in ("episode", "frame"))
+    means, _ = deff_of(lambda p: (episode.take(p, mode="wrap"), frame.take(p, mode="wrap"), p), batch, 0, len(episode))
+    return {str(window): mean if window * batch <= len(episode) else None for window, mean in zip(WINDOWS, means)}
 
 
-def make_set(row: Row, cache: Path, real: Path | None, quick: bool) -> Path:
-    """Make a dataset, or return its folder where it is made."""
-    recorded = Recording(cache, real, quick)
-    return joined(recorded.cache / f"rivals-{row.set_name}", recorded.encoded(row.encoding), TILES, row.cameras)
-
-
-def converted(rival: Rival, root: Path) -> tuple[Path, dict[str, Any]]:
+def converted(rival: Rival, root: Path) -> tuple[Path, dict[str, Any] | None]:
     """The copy of a dataset that a loader reads, made where it is missing, with the costs of making it."""
+    if rival.name not in CONVERTED:
+        return root, None
     out = root.with_name(f"{root.name}.{rival.name}")
     costs = out.with_name(out.name + ".json")
     if not costs.exists():
@@ -258,11 +241,9 @@ def converted(rival: Rival, root: Path) -> tuple[Path, dict[str, Any]]:
 
 
 @contextmanager
-def started(pythons: dict[str, str], s3: bool = True) -> Iterator[dict[str, Rival]]:
+def started(pythons: dict[str, str]) -> Iterator[dict[str, Rival]]:
     """Processes of all loaders with an interpreter, by name."""
-    names = [
-        name for name, interpreter in INTERPRETERS.items() if interpreter in pythons and (s3 or name != "lance-s3")
-    ]
+    names = [name for name, interpreter in INTERPRETERS.items() if interpreter in pythons]
     with ExitStack() as stack:
         with ThreadPoolExecutor(len(names)) as pool:
             rivals = list(pool.map(lambda name: Rival(name, pythons[INTERPRETERS[name]]), names))
@@ -275,13 +256,11 @@ def measure_row(row: Row, root: Path, pythons: dict[str, str], seconds: float, r
     video_bytes = sum(path.stat().st_size for path in root.rglob("*.mp4")) / frames
     asked = {"batch": row.batch, "chunk": CHUNK, "workers": available_cores()}
     found = []
-    with started(pythons, s3=row.name == S3_ROW) as rivals:
+    with started(pythons) as rivals:
         turns, costs = [], {}
         for name, rival in rivals.items():
-            place = root
-            if maker := CONVERTED.get(name):
-                place, costs[name] = converted(rivals[maker], root)
-            turns.append(Turns(rival, place, missing=costs.get(name, {}).get("missing", "")))
+            place, costs[name] = converted(rival, root)
+            turns.append(Turns(rival, place, missing=(costs[name] or {}).get("missing", "")))
         for _ in range(rounds):
             for turn in turns:
                 turn.take(seconds, **asked)
@@ -291,7 +270,7 @@ def measure_row(row: Row, root: Path, pythons: dict[str, str], seconds: float, r
                 order = turn.rival.ask(root=str(turn.root), order=ORDER, **asked)
             each = figures(turn, video_bytes, order, row.batch)
             each["cpu_ms_epoch"] = turn.finish_epoch(frames, **asked) if turn.rival.name == "understudy" else None
-            found.append({**each, "version": turn.rival.version, "conversion": costs.get(turn.rival.name)})
+            found.append({**each, "version": turn.rival.version, "conversion": costs[turn.rival.name]})
     return found
 
 
@@ -299,12 +278,7 @@ def measure_resume(row: Row, root: Path, pythons: dict[str, str]) -> dict[str, A
     """Try to resume with each loader, on the copy that it reads."""
     asked = {"batch": row.batch, "chunk": CHUNK, "workers": 0, "resume": RESUME}
     with started(pythons) as rivals:
-        found = {}
-        for name, rival in rivals.items():
-            maker = CONVERTED.get(name)
-            place = converted(rivals[maker], root)[0] if maker else root
-            found[name] = rival.ask(root=str(place), **asked)
-        return found
+        return {name: rival.ask(root=str(converted(rival, root)[0]), **asked) for name, rival in rivals.items()}
 
 
 def goals(row: dict[str, Any]) -> dict[str, Any]:
@@ -326,29 +300,28 @@ def goals(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure the rows, and write the object to `out` after each."""
-    real = Path(os.environ["UNDERSTUDY_TEST_DATA"]) if os.environ.get("UNDERSTUDY_TEST_DATA") else None
-    quick, seconds, rounds = arguments.quick, arguments.seconds, arguments.rounds
-    rows = QUICK if quick else [row for row in ROWS if not arguments.rows or row.name in arguments.rows]
+    """Measure the rows that `--out` lacks."""
+    real, quick = Path(arguments.real) if arguments.real else None, arguments.quick
     pythons = {"understudy": sys.executable, **dict(text.split("=", 1) for text in arguments.python)}
     if unknown := set(pythons) - set(INTERPRETERS.values()):
         raise SystemExit(f"--python {', '.join(sorted(unknown))}: names are {', '.join(INTERPRETERS.values())}")
-    settings = {"chunk": CHUNK, "workers": available_cores(), "steps_ms": STEPS, "seconds": seconds, "rounds": rounds}
-    settings |= {"recordings": "real" if real else "drawn", "quick": quick}
+    settings = {"chunk": CHUNK, "workers": available_cores(), "steps_ms": STEPS, "quick": quick}
+    settings |= {"seconds": arguments.seconds, "rounds": arguments.rounds, "recordings": "real" if real else "drawn"}
     settings["skipped"] = [name for name, interpreter in INTERPRETERS.items() if interpreter not in pythons]
-    found: dict[str, Any] = {"rows": [], "resumes": {}, "conditions": conditions() | settings}
-    for row in rows:
-        root = make_set(row, Path(arguments.cache), real, quick)
-        if not found["rows"]:
-            found["resumes"] = measure_resume(row, root, pythons)
+    results, recorded = Results(["rows"], arguments.out, **settings), Recording(arguments.cache, real, quick)
+    for row in QUICK if quick else [row for row in ROWS if arguments.only in row.name]:
+        if results.has("rows", row.name):
+            continue
+        root = recorded.cache / f"rivals-{row.set_name}"
+        joined(root, recorded.encoded(row.encoding), TILES, row.cameras)
+        if "resumes" not in results.found:
+            results.found["resumes"] = measure_resume(row, root, pythons)
         about = {"name": row.name, "codec": row.encoding.codec, "gop": row.encoding.gop, "cameras": row.cameras}
-        about |= {"height": row.encoding.height or 480, "batch": row.batch, "load_average": list(os.getloadavg())}
-        about["loaders"] = measure_row(row, root, pythons, seconds, rounds)
-        found["rows"].append(about | {"goals": goals(about)})
-        print(render_row(found["rows"][-1]), file=sys.stderr, flush=True)
-        if arguments.out:
-            Path(arguments.out).write_text(json.dumps(found, indent=1) + "\n")
-    return found
+        about |= {"height": row.encoding.height or 480, "batch": row.batch}
+        about["loaders"] = measure_row(row, root, pythons, arguments.seconds, arguments.rounds)
+        about["goals"] = goals(about)
+        results.add("rows", about, render_row(about))
+    return results.found
 
 
 def render_row(row: dict[str, Any]) -> str:
@@ -397,20 +370,14 @@ def render_costs(rows: list[dict[str, Any]]) -> str:
 def render(found: dict[str, Any]) -> str:
     """The costs of all rows, each row as a table, and the attempts to resume."""
     lines = [render_costs(found["rows"]), *(render_row(row) for row in found["rows"])]
-    lines += [f"{name}: {answer}" for name, answer in found["resumes"].items()]
+    lines += [f"{name}: {answer}" for name, answer in found.get("resumes", {}).items()]
     return "\n".join([*lines, "", json.dumps(found["conditions"])])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--out", default="", help="file for the object, written after every row")
-    parser.add_argument("--quick", action="store_true", help="one tiny dataset, as a smoke test")
+    parser = make_parser(__doc__)
+    add_dataset_arguments(parser, seconds=1.0, rounds=3)
     parser.add_argument("--python", action="append", default=[], help="NAME=PATH of a rival's interpreter")
-    parser.add_argument("--cache", default=str(Path(tempfile.gettempdir()) / "understudy-bench"), help="for datasets")
-    parser.add_argument("--rows", type=lambda text: text.split(","), default=[], help="names of rows; all by default")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each step time in a round")
-    parser.add_argument("--rounds", type=int, default=3, help="medians are over these")
     arguments = parser.parse_args()
     found = measure(arguments)
     print(json.dumps(found) if arguments.json else render(found))

@@ -8,7 +8,6 @@ one is made again. About 2 GB at full size.
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # which encode videos
-
+import common  # noqa: F401  # puts tests/ on the path
 from support.videos import encode_video
 from understudy.data.format.features import DEFAULTS, Feature
 from understudy.data.write.dataset_files import (
@@ -100,13 +98,10 @@ def sets(cache: Path, real: Path | None, quick: bool, only: str = "") -> list[Se
         if only in name:
             root = joined(cache / name, recorded.encoded(encoding), tiles, cameras)
             found.append(describe(name, root, root, 0.5))
+    if only in "rows-only":
+        root = joined(cache / "rows-only", [recorded.frames] * 8, tiles, cameras=0)
+        found.append(Set("rows-only", root, "", 0, 0, 0, root, 1.0))
     return found
-
-
-def rows_only(cache: Path, quick: bool) -> Path:
-    """The same rows without any video."""
-    root = cache / ("quick" if quick else "rows") / "rows-only"
-    return joined(root, [24 if quick else 266] * 8, tiles=4 if quick else 32, cameras=0)
 
 
 def describe(name: str, root: Path, lerobot: Path, memory: float) -> Set:

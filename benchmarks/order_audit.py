@@ -13,8 +13,6 @@ from understudy.order.design_effect import Correlation, design_effect
 from understudy.order.order import Order
 from understudy.order.rank_positions import rank_slice
 
-__all__ = ["Audit", "as_read", "audit"]
-
 WINDOWS = (1, 8, 64)
 """Batches: one step; the memory of Adam's first moment; a stretch in which weights drift."""
 
@@ -122,7 +120,7 @@ def audit(
         raise ValueError(f"audit: {span} positions are {steps} batches of {batch_size}; need at least {max(WINDOWS)}")
     episode, frame, piece = read(np.arange(start, start + steps * batch_size, dtype=np.int64))
     step = np.repeat(np.arange(steps), batch_size)
-    deff, error = zip(*(_deff(episode, frame, batch_size, w, model) for w in WINDOWS), strict=True)
+    deff, error = deff_of(read, batch_size, start, start + steps * batch_size, model)
     of, first, last, size = find_lives(piece, step)
     opened = np.bincount(first, minlength=steps)
     opens = count_open(opened, last)
@@ -145,8 +143,8 @@ def audit(
         world_size=world_size,
         stretch=(start, start + steps * batch_size),
         distinct_episodes=_distinct(episode.reshape(steps, batch_size)),
-        deff=deff,
-        deff_error=error,
+        deff=tuple(deff),
+        deff_error=tuple(error),
         open_mean=float(opens[settled].mean()),
         open_max=int(opens[settled].max()),
         frames_in_flight=round(in_flight),
@@ -160,16 +158,20 @@ def audit(
     )
 
 
-def _deff(
-    episode: np.ndarray, frame: np.ndarray, batch_size: int, batches: int, model: Correlation | None
-) -> tuple[float, float]:
-    """Mean and standard error of the design effect over up to 32 evenly spread windows of `batches` batches."""
-    n = batch_size * batches
-    available = episode.size // n
-    windows = np.linspace(0, available - 1, min(32, available)).round().astype(np.int64)
-    places = windows[:, None] * n + np.arange(n)
-    values = design_effect(episode[places], frame[places], model)
-    return float(values.mean()), float(values.std() / np.sqrt(values.size))
+def deff_of(
+    read: Read, batch_size: int, start: int, stop: int, model: Correlation | None = None
+) -> tuple[list[float], list[float]]:
+    """Means and standard errors of the design effects over WINDOWS batches, of 32 stretches of [start, stop)."""
+    means, errors = [], []
+    for batches in WINDOWS:
+        size = batch_size * batches
+        places = np.linspace(0, max(0, (stop - start) // size - 1), 32).round().astype(np.int64)
+        positions = start + np.unique(places)[:, None] * size + np.arange(size)
+        episode, frame, _ = read(positions.ravel())
+        values = design_effect(episode.reshape(positions.shape), frame.reshape(positions.shape), model)
+        means.append(float(values.mean()))
+        errors.append(float(values.std() / np.sqrt(values.size)))
+    return means, errors
 
 
 def _distinct(episode: np.ndarray) -> float:

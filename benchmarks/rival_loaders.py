@@ -6,7 +6,7 @@
 each with one line as answer; a request that fails is answered with {"missing": reason}:
 
 - {"root", "batch", "chunk", "workers", "seconds"}: shuffled batches with action chunks, after a warm-up, and with
-  "step_ms" a sleep after each. Answer: {"samples", "seconds", "cpu_seconds" of all processes, "episodes" in a batch,
+  "step_ms" a sleep after each. Answer: {"samples", "seconds", "cpu_seconds" of all processes,
   "waiting_share", "read_bytes", "first_batch_s", "matches": the delivered samples are those of "order",
   "all_samples" and "all_cpu_seconds" since the dataset was opened}. It stays open from request to request.
 - {..., "order": N}: the sequence of the first N batches, {"episode": [[...]], "frame": [[...]]}, without decoding.
@@ -28,7 +28,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 import warnings
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -37,8 +36,6 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "UNDERSTUDY_BENCH_FFMPEG"
-SERVERS: list[subprocess.Popen[bytes]] = []
-"""Storage servers that this process started. Their CPU time and memory are not the loader's."""
 
 
 def lend_ffmpeg(folder: Path) -> None:
@@ -56,8 +53,8 @@ def lend_ffmpeg(folder: Path) -> None:
     os.execve(sys.executable, [sys.executable, "-P", __file__, *sys.argv[1:]], os.environ | paths)
 
 
-def process_tree(root: int, without: frozenset[int] = frozenset()) -> list[int]:
-    """Process `root` and its descendants, without the trees of the processes `without`."""
+def process_tree(root: int) -> list[int]:
+    """Process `root` and its descendants."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -68,16 +65,9 @@ def process_tree(root: int, without: frozenset[int] = frozenset()) -> list[int]:
             children.setdefault(int(fields[1]), []).append(int(entry))
     tree, waiting = [], [root]
     while waiting:
-        process = waiting.pop()
-        if process not in without:
-            tree.append(process)
-            waiting += children.get(process, [])
+        tree.append(process := waiting.pop())
+        waiting += children.get(process, [])
     return tree
-
-
-def own_processes() -> list[int]:
-    """This process and its workers, without storage servers."""
-    return process_tree(os.getpid(), frozenset(server.pid for server in SERVERS))
 
 
 def spent(processes: list[int]) -> tuple[float, int]:
@@ -170,7 +160,6 @@ class MapStyle:
     """A dataset of LeRobot's interface in torch's DataLoader, with the sampler of LeRobot's trainer."""
 
     prefetch, context = 4, "fork"
-    upload_s = 0.0  # before the first batch, and no part of it
 
     def __init__(self, root: str, batch: int, chunk: int, workers: int) -> None:
         info, episodes = dataset_facts(root)
@@ -264,7 +253,6 @@ class Lance(MapStyle):
     """`LanceDBDataset` over a converted copy on the local disk, as the package's page loads it."""
 
     prefetch, context = 2, "forkserver"  # torch's default, and the package's lance_mp_context()
-    storage: dict[str, str] | None = None
 
     @staticmethod
     def version() -> str:
@@ -281,49 +269,7 @@ class Lance(MapStyle):
     def open(self, root: str, windows: dict[str, list[float]]) -> Any:
         from lerobot_lancedb import LanceDBDataset
 
-        place = self.place(root)
-        return LanceDBDataset(root=place, delta_timestamps=windows, return_uint8=True, storage_options=self.storage)
-
-    def place(self, root: str) -> str:
-        return root
-
-
-class LanceS3(Lance):
-    """The same from a local server of the S3 protocol (moto), which holds the files in its memory."""
-
-    def place(self, root: str) -> str:
-        import boto3
-
-        start = time.perf_counter()
-        address = serve_s3()
-        account = {"aws_access_key_id": "bench", "aws_secret_access_key": "bench"}
-        client = boto3.client("s3", endpoint_url=address, region_name="us-east-1", **account)
-        client.create_bucket(Bucket="bench")
-        for path in sorted(Path(root).rglob("*")):
-            if path.is_file():
-                client.upload_file(str(path), "bench", f"set/{path.relative_to(root)}")
-        self.storage = {"aws_endpoint": address, "allow_http": "true", "aws_region": "us-east-1", **account}
-        self.upload_s = time.perf_counter() - start
-        return "s3://bench/set"
-
-
-def serve_s3() -> str:
-    """Start a server of the S3 protocol; returns its address."""
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    SERVERS.append(subprocess.Popen([sys.executable, "-m", "moto.server", "-p", str(port)], **quiet))
-    address = f"http://127.0.0.1:{port}"
-    for _ in range(300):
-        try:
-            urllib.request.urlopen(address, timeout=5).close()
-            return address
-        except OSError:
-            time.sleep(0.1)
-    raise RuntimeError("the S3 server does not answer")
+        return LanceDBDataset(root=root, delta_timestamps=windows, return_uint8=True)
 
 
 class Rerun:
@@ -509,7 +455,6 @@ LOADERS: dict[str, Any] = {
     "lerobot-pyav": LeRobotPyAV,
     "lerobot-torchcodec": LeRobot,
     "lance": Lance,
-    "lance-s3": LanceS3,
     "rerun": Rerun,
     "torchcodec-blocks": Blocks,
 }
@@ -519,17 +464,17 @@ class Stream:
     """Endless batches of one dataset, their time and their costs."""
 
     def __init__(self, name: str, **asked: Any) -> None:
-        start, self.cpu = time.perf_counter(), spent(own_processes())[0]
+        start, self.cpu = time.perf_counter(), spent(process_tree(os.getpid()))[0]
         self.loader, self.taken = LOADERS[name](**asked), 0
         self.queued = self.loader.prefetch * max(1, asked["workers"])
         self.passing = iter(self.loader.batches())
         self.expected = iter(self.loader.order(1 << 30))
         self.matches = True
         self.next()
-        self.first_batch_s = time.perf_counter() - start - getattr(self.loader, "upload_s", 0.0)
+        self.first_batch_s = time.perf_counter() - start
 
-    def next(self) -> tuple[float, list[int]]:
-        """Take a batch and compare its samples with the order; returns the seconds waited and the episodes."""
+    def next(self) -> tuple[float, int]:
+        """Take a batch and compare its samples with the order; returns the seconds waited and the samples."""
         asked = time.perf_counter()
         batch = next(self.passing)
         waited = time.perf_counter() - asked
@@ -539,28 +484,26 @@ class Stream:
         if expected is None:
             self.expected = iter(())
         self.taken += len(episode)
-        return waited, episode
+        return waited, len(episode)
 
     def measure(self, seconds: float, step_ms: float = 0, least: int = 4) -> dict[str, Any]:
         for _ in range(self.queued + 1):  # discards batches made before; one that is waited for is the last of them
             if self.next()[0] > 0.02:
                 break
             time.sleep(step_ms / 1000)
-        processes = own_processes()
+        processes = process_tree(os.getpid())
         (cpu, read), start = spent(processes), time.perf_counter()
-        samples, batches, episodes, waited = 0, 0, 0, 0.0
+        samples, batches, waited = 0, 0, 0.0
         while time.perf_counter() - start < seconds or batches < least:
-            wait, episode = self.next()
+            wait, count = self.next()
             time.sleep(step_ms / 1000)
-            samples, batches, waited = samples + len(episode), batches + 1, waited + wait
-            episodes += len(set(episode))
+            samples, batches, waited = samples + count, batches + 1, waited + wait
         passed = time.perf_counter() - start
         cpu_after, read_after = spent(processes)
         return {
             "samples": samples,
             "seconds": passed,
             "cpu_seconds": cpu_after - cpu,
-            "episodes": episodes / batches,
             "waiting_share": waited / passed,
             "read_bytes": read_after - read,
             "first_batch_s": self.first_batch_s,
@@ -627,9 +570,6 @@ def main() -> None:
             lend_ffmpeg(folder)
         answer_requests(sys.argv[1], answers)
     finally:
-        for server in SERVERS:
-            server.kill()
-            server.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
@@ -30,6 +29,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import torch.utils.data
 
+from common import CACHE
+from loader_sets import Encoding, Recording, joined
 from understudy import Loader, Order, keep_freed_memory
 from understudy.cli.bench.measure import Setting, conditions
 from understudy.load.loader import Batch
@@ -197,65 +198,45 @@ def _until_first(setting: Setting, log: Path) -> float:
     return seconds
 
 
+def dataset(options: argparse.Namespace, tiles: int) -> str:
+    """Path of the dataset: that of `--data`, or eight different episodes, repeated `tiles` times."""
+    if options.data:
+        return str(options.data)
+    recorded = Recording(options.cache, Path(options.real) if options.real else None)
+    parts = recorded.encoded(Encoding("libsvtav1", 2, 224))
+    return str(joined(recorded.cache / f"soak-224-{tiles}", parts, tiles, cameras=1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0, help="at full rate; 0: skip")
     parser.add_argument("--kills", type=int, default=1000, help="number of kills; 0: skip")
     parser.add_argument("--data", default="", help="a dataset to load instead")
     parser.add_argument("--memory", default="200MB", help="memory budget of the loader; less than all images")
-    parser.add_argument(
-        "--cache", default=str(Path(tempfile.gettempdir()) / "understudy-bench"), help="for the dataset"
-    )
+    parser.add_argument("--real", default=os.environ.get("UNDERSTUDY_TEST_DATA", ""), help="folder of real recordings")
+    parser.add_argument("--cache", default=CACHE, type=Path, help="for the dataset")
     parser.add_argument("--seed", type=int, default=0, help="of the instants")
-    arguments = parser.parse_args()
-    real, where = os.environ.get("UNDERSTUDY_TEST_DATA"), conditions()
-    place = f"{where['cores']} cores, {where['cpu']}, torch {where['torch']}"
-    passed = True
-    if arguments.kills:  # first: forked victims have loaded nothing then
+    options, where, passed = parser.parse_args(), conditions(), True
+    place = f"{where['cores']} cores, {where['cpu']}, torch {where['torch']} |"
+    date = where["date"].split()[0]
+    if options.kills:  # first: forked victims have loaded nothing then
         with tempfile.TemporaryDirectory() as folder:
-            setting = Setting(arguments.data or few(Path(arguments.cache), real), memory=arguments.memory)
-            kills = kill_victims(setting, Path(folder), arguments.kills, arguments.seed)
+            setting = Setting(dataset(options, tiles=1), memory=options.memory)
+            kills = kill_victims(setting, Path(folder), options.kills, options.seed)
         passed &= kills.differs_at is None
-        verdict = "every batch as in the uninterrupted run" if kills.differs_at is None else (
-            f"FAILED: batch {kills.differs_at} differs"
-        )  # fmt: skip
         text = f"{kills.batches:,} batches, {kills.in_vain} killed before their first one, {kills.seconds / 60:.0f} min"
-        print(
-            f"| {_date()} | loader, {kills.kills:,} × SIGKILL and restart | {text} | {verdict} | {place} |", flush=True
-        )
-    if arguments.minutes:
-        setting = Setting(arguments.data or all_of_it(Path(arguments.cache), real), memory=arguments.memory)
-        memory = steady(setting, arguments.minutes * 60, every=1.0)
-        passed &= memory.spread <= 0.02
+        verdict = "every batch as in the uninterrupted run" if passed else f"FAILED: batch {kills.differs_at} differs"
+        print(f"| {date} | loader, {kills.kills:,} × SIGKILL and restart | {text} | {verdict} | {place}", flush=True)
+    if options.minutes:
+        memory = steady(Setting(dataset(options, tiles=32), memory=options.memory), options.minutes * 60, every=1.0)
+        flat = memory.spread <= 0.02
         rate = f"{memory.samples / memory.seconds:,.0f} per second"
         text = f"{memory.samples:,} samples ({memory.epochs:.1f} epochs), {rate}"
-        verdict = (
-            f"{'' if memory.spread <= 0.02 else 'FAILED: '}{memory.megabytes:,.0f} MB, flat within {memory.spread:.1%}"
-        )
+        verdict = f"{'' if flat else 'FAILED: '}{memory.megabytes:,.0f} MB, flat within {memory.spread:.1%}"
         print(f"MB, stretch by stretch: {', '.join(map(str, memory.medians))}", file=sys.stderr)
-        print(f"| {_date()} | loader, {memory.seconds / 60:.0f} min at full rate | {text} | {verdict} | {place} |")
+        print(f"| {date} | loader, {memory.seconds / 60:.0f} min at full rate | {text} | {verdict} | {place}")
+        passed &= flat
     sys.exit(0 if passed else 1)
-
-
-def all_of_it(cache: Path, real: str | None) -> str:
-    """Path of the dataset of `loader.py` with 256 episodes."""
-    from loader_sets import sets
-
-    (made,) = sets(cache, Path(real) if real else None, quick=False, only="svtav1-g2-224")
-    return str(made.root)
-
-
-def few(cache: Path, real: str | None) -> str:
-    """Path of a dataset of its eight different episodes."""
-    from loader_sets import Encoding, Recording, joined
-
-    recorded = Recording(cache, Path(real) if real else None)
-    parts = recorded.encoded(Encoding("libsvtav1", 2, 224))
-    return str(joined(recorded.cache / "soak-224", parts, tiles=1, cameras=1))
-
-
-def _date() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%d")
 
 
 if __name__ == "__main__":

@@ -71,8 +71,9 @@ def test_rows_have_the_promised_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "results.json"
-    words = ["--json", "--quick", "--real", "", "--cache", str(tmp_path), "--only", "x264", "--out", str(out)]
+    words = ["--json", "--quick", "--real", "", "--cache", str(tmp_path), "--only", "g30", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["defaults.py", *words])
+    monkeypatch.setattr(defaults, "WAITING", ((30, 1, 10),))
     defaults.main()
     results = json.loads(capsys.readouterr().out)
     assert results == json.loads(out.read_text())
@@ -90,5 +91,10 @@ def test_rows_have_the_promised_figures(
     assert uniform["order"] == "uniform"
     assert [cell["gop"] for cell in results["frontier"]] == [2, 250]
     assert "x264-g30-64" in defaults.render(results)
+    (waiting,) = results["waiting"]
+    assert (waiting["cameras"], waiting["step_ms"], len(waiting["rounds"])) == (1, 10, 2)
+    for measured in waiting["rounds"]:
+        assert measured["first_batch_s"] > 0
+        assert all(0 <= share < 1 for share in measured["waiting"])
     defaults.main()  # nothing is left to measure
     assert json.loads(capsys.readouterr().out) == results

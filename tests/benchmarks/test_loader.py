@@ -1,12 +1,9 @@
-"""`benchmarks/loader.py` and `loader_measure.py`: all figures are measured and reported."""
+"""`benchmarks/loader.py`: all figures are measured and reported."""
 
 import importlib.util
 import json
 import mmap
-import subprocess
 import sys
-from argparse import Namespace
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +11,9 @@ import numpy as np
 import pytest
 
 import loader as benchmark
-import loader_measure
-from loader_measure import MemoryTrial, OtherLoader, lerobot, other_figures
+from common import OtherLoader
+from loader import MemoryTrial, rival_figures
+from loader_rivals import Rival
 from support import peak_memory
 from support.datasets import Spec, write_dataset
 from support.peak_memory import resident_bytes
@@ -61,15 +59,15 @@ def test_shuffled_writes_every_frame_later(root: Path, monkeypatch: pytest.Monke
     context_of = bench_limit.create_context
     monkeypatch.setattr(bench_limit, "create_context", lambda stretch: Counting())
     made = 0
-    for pictures in loader_measure.shuffled(stretch, held, ring):
-        assert pictures == loader_measure.FRAMES_TOGETHER
+    for pictures in benchmark.shuffled(stretch, held, ring):
+        assert pictures == benchmark.FRAMES_TOGETHER
         for number in range(made, made + pictures):  # beyond the end of the stretch it starts over, as plain reading
             assert np.array_equal(ring[number % len(ring)], plain[number % len(plain)])
         made += pictures
         assert fed - made >= held
         if made > 2 * len(plain):
             break
-    assert fed - made < held + 2 * loader_measure.FRAMES_TOGETHER
+    assert fed - made < held + 2 * benchmark.FRAMES_TOGETHER
 
 
 @pytest.mark.long
@@ -85,7 +83,7 @@ def test_trial_peak_is_its_own(root: Path) -> None:
         between = np.ones(150 * megabyte, np.uint8)
         del between
         trial.measure(0.05)
-        assert 0 <= trial.peak_mb < 100
+        assert 0 <= trial.facts()["peak_mb"] < 100
         take = trial.take
 
         def much() -> None:
@@ -96,7 +94,7 @@ def test_trial_peak_is_its_own(root: Path) -> None:
 
         trial.take = much  # type: ignore[method-assign]
         trial.measure(0.05)
-        assert 140 < trial.peak_mb < 260
+        assert 140 < trial.facts()["peak_mb"] < 260
     finally:
         trial.close()
 
@@ -117,7 +115,7 @@ for line in sys.stdin:
     asked = json.loads(line)
     if asked["seconds"] > 5:
         sys.exit(3)
-    print(json.dumps({"samples": 64, "seconds": 2.0, "cpu_seconds": 0.32, "episodes": 20}), flush=True)
+    print(json.dumps({"samples": 64, "seconds": 2.0, "cpu_seconds": 0.32}), flush=True)
 """
 
 
@@ -126,20 +124,23 @@ def test_other_loader_measures_in_its_own_process(tmp_path: Path) -> None:
     script.write_text(ANSWERS)
     with OtherLoader([sys.executable, str(script)]) as rival:
         answers = [rival.measure(seconds=1), rival.measure(seconds=2)]
-        expected = {"version": "7", "samples_per_s": 32.0, "cpu_ms_per_sample": 5.0, "distinct_episodes": 20}
-        assert other_figures(rival, answers) == expected
+        assert rival.version == "7"
+        assert rival_figures(answers) == {"samples_per_s": 32.0, "cpu_ms_per_sample": 5.0}
         answers.append(rival.measure(seconds=9))  # it dies
-        assert other_figures(rival, answers) == {"missing": "it ended with exit code 3"}
+        assert rival_figures(answers) == {"missing": "it ended with exit code 3"}
         assert rival.measure(seconds=1) == {"missing": "it ended with exit code 3"}
+        with refused("exit code 3", kind=SystemExit):
+            rival.require(seconds=1)
 
 
 def test_lerobot_reports_a_missing_package(tmp_path: Path) -> None:
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # an interpreter without any package
     bare.chmod(0o755)
-    with lerobot(str(bare)) as rival:
+    with Rival("lerobot-torchcodec", str(bare)) as rival:
         assert "No module named" in rival.missing
-        assert other_figures(rival, []) == {"missing": rival.missing}
+        assert rival_figures([rival.ask(root="nowhere")]) == {"missing": rival.missing}
+    assert rival_figures([]) == {}
 
 
 def test_lerobot_measures_the_same_files(tmp_path: Path) -> None:
@@ -147,76 +148,46 @@ def test_lerobot_measures_the_same_files(tmp_path: Path) -> None:
         pytest.skip("LeRobot is not installed")
     # Without foreign files: it takes every parquet file below data/ and meta/episodes/ for its own.
     write_dataset(tmp_path, Spec(lengths=(80, 61, 52, 94, 60, 75), cameras=(TOP, WRIST), gop=4, foreign=False))
-    with lerobot(sys.executable) as rival:
-        answer = rival.measure(root=str(tmp_path), batch=8, chunk=4, workers=2, seconds=0.2)
+    with Rival("lerobot-torchcodec", sys.executable) as rival:
+        answer = rival.ask(root=str(tmp_path), batch=8, chunk=4, workers=2, seconds=0.2)
     assert answer["samples"] >= 32
     assert answer["cpu_seconds"] > 0
 
 
-ROW = {"codec", "gop", "height", "cameras", "samples_per_s", "limit_per_s", "over_limit", "cpu_ms_per_sample", "deff1"}
-ROW |= {"peak_mb", "planned_mb", "lerobot_cpu_ms_per_sample"}
-LIMITS = {"codec_limit_per_s", "over_codec_limit", "codec_limit_cpu_ms_per_sample", "limit_cpu_ms_per_sample"}
-LIMITS |= {"shuffled_limit_per_s", "over_shuffled_limit", "shuffled_limit_cpu_ms_per_sample", "shuffled_limit_held"}
-HELD = {"shuffled_limit_held"}  # none where memory is so small
+LIMITS = ("limit", "codec_limit", "shuffled_limit")
 
 
 @pytest.mark.long
 def test_loader_benchmark_has_its_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without LeRobot and remote data. A later run with the same file measures the missing rows only."""
-    monkeypatch.delenv("UNDERSTUDY_TEST_DATA", raising=False)
+    """Without LeRobot. A later run with the same file measures the missing rows only."""
     out = tmp_path / "found.json"
-    cache = {"quick": True, "cache": str(tmp_path), "only": "svtav1-g2-64", "lerobot": "false"}
+    words = ["--json", "--quick", "--real", "", "--cache", str(tmp_path), "--lerobot", "false", "--out", str(out)]
 
-    def run(parts: str) -> dict[str, Any]:
-        found: dict[str, Any] = benchmark.measure(Namespace(**cache, out=str(out), parts=parts))
+    def run(only: str) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", ["loader.py", *words, "--only", only])
+        benchmark.main()
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
         assert json.loads(out.read_text()) == found
-        assert benchmark.render(found)
         return found
 
-    first = run("first")
-    assert [batch["floor_s"] for batch in first["first_batches"]] == [None] * 3  # the limit is not known yet
-    assert first["rows"] == []
-    found = run("rows,first")
-    assert "svtav1-g2-64: " in capsys.readouterr().err
-    kinds = [(row["cameras"], row["colors"]) for row in found["rows"]]
-    assert kinds == [(1, "rgb"), (1, "yuv"), (2, "rgb"), (3, "rgb")]
+    assert [row["name"] for row in run("svtav1-g2-64")["rows"]][:2] == ["svtav1-g2-64", "svtav1-g2-64-yuv"]
+    found = run("")
+    names = [(row["name"], row["cameras"], row["colors"]) for row in found["rows"]]
+    assert ("rows-only", 0, "rgb") in names
+    assert len(set(names)) == len(names) == 7
     for row in found["rows"]:
-        assert row.keys() >= ROW | LIMITS
         assert row["lerobot_cpu_ms_per_sample"] is None
-        assert all(row[key] > 0 for key in (ROW | LIMITS) - {"codec", "lerobot_cpu_ms_per_sample", "peak_mb"} - HELD)
-    assert found["parquet_only_samples_per_s"] > 0
-    assert found["first_batches"][1]["floor_s"] > 0
+        assert min(row[key] for key in ("samples_per_s", "cpu_ms_per_sample", "planned_mb", "first_batch_s")) > 0
+        for name in LIMITS:
+            figures = [row[key] for key in (f"{name}_per_s", f"over_{name}", f"{name}_cpu_ms_per_sample")]
+            assert all(figure > 0 for figure in figures) if row["cameras"] else figures == [None] * 3
+        assert row["deff1"] > 0.9 * row["deff1_uniform"]
+    assert all(name in benchmark.render(found) for name, _, _ in names)
     written = out.read_text()
-    assert run("rows,first") == found  # nothing is missing: nothing is measured
+    assert run("") == found  # nothing is missing: nothing is measured
     assert out.read_text() == written
-    with refused("--parts", "rows,last", kind=SystemExit):
-        run("rows,last")
     out.write_text(json.dumps(found | {"conditions": found["conditions"] | {"cores": 999}}))
     with refused("cores", 999, kind=SystemExit):
-        run("rows")
-
-
-@pytest.mark.long
-def test_loader_benchmark_measures_remote_data(tmp_path: Path) -> None:
-    """One epoch with the codec left out asks for all bytes, and the timed part decodes the same from both places."""
-    (row,) = benchmark.remote_rows(tmp_path, None, True, known=[2, 12])
-    assert row["gop"] == 250
-    assert row["server"] in ("nginx", "python")
-    assert 0.95 < row["amplification"] < 1.5  # of a tiny file, much is in the answer with the index
-    assert all(row[key] > 0 for key in ("first_batch_needs_fraction", "first_batch_fraction_of_file", "over_local"))
-
-
-@pytest.mark.long
-def test_loader_benchmark_measures_in_its_own_process(root: Path) -> None:
-    setting = asdict(Setting(str(root), batch=8, chunk=4, memory="4MB"))
-    asked = '{"seconds": 0.05}\n' * 2
-    done = subprocess.run(benchmark.child("ours", **setting), input=asked, capture_output=True, text=True, check=True)
-    first, *answers = map(json.loads, done.stdout.splitlines())
-    assert first["version"]
-    assert len(answers) == 2
-    assert all(answer["samples"] > 0 and answer["planned_mb"] > 0 for answer in answers)
-    first = benchmark.first_batch(str(root))
-    assert first["seconds"] > 0
-    assert 2 * 32 <= first["pictures"] <= 2 * 32 * 4  # two cameras, groups of 4
+        run("")

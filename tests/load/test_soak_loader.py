@@ -1,6 +1,5 @@
 """The short form of `make soak` for the loader, and negative controls of it."""
 
-import importlib.util
 import mmap
 import os
 import re
@@ -8,11 +7,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
+import soak_loader as soak
 from support.datasets import Spec, write_dataset
 from understudy import Loader
 from understudy.cli.bench.measure import Setting
@@ -27,17 +26,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def soak() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("soak_loader", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["soak_loader"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_killed_again_and_again_the_stream_is_the_uninterrupted_one(root: Path) -> None:
     options = {"--data": root, "--kills": 5, "--minutes": 0, "--memory": "5MB", "--seed": os.getpid()}
     command = [sys.executable, str(SCRIPT), *(str(word) for pair in options.items() for word in pair)]
@@ -49,7 +37,7 @@ def test_killed_again_and_again_the_stream_is_the_uninterrupted_one(root: Path) 
     assert int(found[2].replace(",", "")) > 0
 
 
-def test_a_stream_that_is_not_the_same_is_noticed(soak: ModuleType) -> None:
+def test_a_stream_that_is_not_the_same_is_noticed() -> None:
     whole = [f"{32 * n} {n:08x}" for n in range(6)]
     assert soak.differs_at(whole[:4], whole) is None
     assert soak.differs_at([*whole[:3], *whole[2:5]], whole) == 3  # one came twice
@@ -59,7 +47,7 @@ def test_a_stream_that_is_not_the_same_is_noticed(soak: ModuleType) -> None:
     assert soak.differs_at([], whole) == 0  # nothing ever came
 
 
-def test_the_hash_sees_every_part_of_a_batch(root: Path, soak: ModuleType) -> None:
+def test_the_hash_sees_every_part_of_a_batch(root: Path) -> None:
     setting = Setting(str(root))
     data = setting.data()
     with Loader([data], order=setting.order(data)) as loader:
@@ -76,7 +64,7 @@ def test_the_hash_sees_every_part_of_a_batch(root: Path, soak: ModuleType) -> No
 
 
 @pytest.mark.long
-def test_memory_that_grows_is_noticed(root: Path, soak: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_grows_is_noticed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = Setting(str(root), memory="5MB", threads=1)
     assert soak.steady(setting, seconds=0.5, every=0.005).spread < 0.2  # in half a second a process settles, no more
     plain, held, began = Loader.__next__, [], time.monotonic()

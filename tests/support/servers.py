@@ -9,7 +9,6 @@ from __future__ import annotations
 import email.utils
 import hashlib
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -249,10 +248,3 @@ def folder(root: Path, under: str = "") -> dict[str, bytes]:
     """The files of a folder, for `RangeServer`."""
     paths: Iterable[Path] = (p for p in root.rglob("*") if p.is_file())
     return {f"{under}/{path.relative_to(root)}": path.read_bytes() for path in paths}
-
-
-if __name__ == "__main__":
-    numbers = [float(text) for text in sys.argv[2:]]
-    serving = RangeServer(folder(Path(sys.argv[1])), latency=(numbers or [0.0])[0], rate=(numbers[1:] or [0.0])[0])
-    print(serving.url, flush=True)
-    sys.stdin.read()  # until the parent process ends

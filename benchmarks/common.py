@@ -1,0 +1,149 @@
+"""Shared by the benchmarks: arguments, results that grow in a file, and processes that measure on request."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # which encode videos, measure memory and run servers
+
+from understudy.cli.bench.measure import conditions
+
+CACHE = Path(tempfile.gettempdir()) / "understudy-bench"
+SAME = ("cpu", "cores", "understudy")
+"""Conditions that figures of one file share, beside the settings."""
+
+
+def make_parser(doc: str | None, whole: bool = False) -> argparse.ArgumentParser:
+    """Make a parser with `--json`. Its description is the first line of the docstring, or the `whole` docstring."""
+    text, shape = (doc or "", argparse.RawDescriptionHelpFormatter) if whole else ((doc or "").split("\n")[0], None)
+    parser = argparse.ArgumentParser(description=text, formatter_class=shape or argparse.HelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def add_dataset_arguments(parser: argparse.ArgumentParser, seconds: float, rounds: int) -> None:
+    """Add the arguments of benchmarks that load videos."""
+    parser.add_argument("--out", default="", help="file of the object, written after each row; a later run adds to it")
+    parser.add_argument("--quick", action="store_true", help="tiny datasets and rounds, as a smoke test")
+    parser.add_argument("--only", default="", help="rows with this in their name")
+    parser.add_argument("--real", default=os.environ.get("UNDERSTUDY_TEST_DATA", ""), help="folder of real recordings")
+    parser.add_argument("--cache", default=CACHE, type=Path, help="folder of the datasets")
+    parser.add_argument("--seconds", type=float, default=seconds, help="of a round")
+    parser.add_argument("--rounds", type=int, default=rounds, help="medians are over these")
+    parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
+
+
+def child(script: str, part: str, **setting: Any) -> list[str]:
+    """Command that runs a part of a benchmark in a process of its own: `arguments.part` is (part, JSON)."""
+    return [sys.executable, script, "--part", part, json.dumps(setting)]
+
+
+def say(*words: object) -> None:
+    """Print to stderr."""
+    print(*words, file=sys.stderr, flush=True)
+
+
+class Results:
+    """One JSON object with lists of rows, and its file: each row is written at once.
+
+    Args:
+        parts: names of the lists.
+        out: path of the file; "" for none. A row that is in it is not measured again.
+        settings: settings of this run.
+
+    Raises:
+        SystemExit: the file has figures of other settings or of another machine.
+    """
+
+    def __init__(self, parts: Sequence[str], out: str, **settings: Any) -> None:
+        self.file = Path(out) if out else None
+        settings = json.loads(json.dumps(conditions() | settings))
+        self.found: dict[str, Any] = {part: [] for part in parts} | {"conditions": settings}
+        if self.file and self.file.exists():
+            self.found |= json.loads(self.file.read_text())
+        for key in (*SAME, "quick", "recordings", "seconds", "rounds"):
+            if (before := self.found["conditions"].get(key)) != settings.get(key):
+                raise SystemExit(
+                    f"{out}: its figures are of {key} {before!r}, not {settings.get(key)!r}; take another file"
+                )
+
+    def has(self, part: str, name: str) -> bool:
+        """Whether the row was measured before."""
+        return any(row["name"] == name for row in self.found[part])
+
+    def add(self, part: str, row: dict[str, Any], text: str) -> None:
+        """Add a row with the load of the machine, write all, and print `text`."""
+        now = conditions()
+        self.found[part].append(row | {"date": now["date"], "load_average": now["load_average"]})
+        self.write()
+        say(text)
+
+    def write(self) -> None:
+        """Write the file."""
+        if self.file:
+            making = self.file.with_name(self.file.name + ".making")
+            making.write_text(json.dumps(self.found, indent=1) + "\n")
+            making.replace(self.file)
+
+
+class OtherLoader:
+    """A process that measures on request, one line of JSON in and one out; a context manager.
+
+    `version` is its reported version; `missing` the reason why it cannot measure, or "".
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        first = self._answer()
+        self.version, self.missing = str(first.get("version", "")), str(first.get("missing", ""))
+
+    def measure(self, **request: Any) -> dict[str, Any]:
+        """Send a request; returns the answer, or {"missing": reason}."""
+        if self.missing:
+            return {"missing": self.missing}
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it ended, and gives no answer
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+        return self._answer()
+
+    def require(self, **request: Any) -> dict[str, Any]:
+        """Send a request; returns the answer.
+
+        Raises:
+            SystemExit: there is none.
+        """
+        answer = self.measure(**request)
+        if "missing" in answer:
+            raise SystemExit(f"a measuring process failed: {answer['missing']}")
+        return answer
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.missing = f"it ended with exit code {self.process.wait()}"
+            return {"missing": self.missing}
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def __enter__(self) -> "OtherLoader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with suppress(BrokenPipeError):  # it ended before it read a request
+            self.process.stdin.close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
