@@ -3,8 +3,8 @@
     python benchmarks/parity.py --golden tests/policies/pi05/golden/pi05 [--json] [--strict]
 
 FOLDER has `sizes.json`, `weights.safetensors` under released names, `inputs.safetensors` and `reference.safetensors`;
-`benchmarks/golden_pi05.py` lists their content and makes such folders with LeRobot's port. Each figure is the largest
-difference over the largest value of the reference, in float32 on a CPU:
+`tests/support/golden_pi05.py` lists their content and makes such folders with LeRobot's port. Each figure is the
+largest difference over the largest value of the reference, in float32 on a CPU:
 
     loss            squared error of the velocity [B, chunk, dim]
     actions         after ten Euler steps [B, chunk, dim]
@@ -15,8 +15,8 @@ difference over the largest value of the reference, in float32 on a CPU:
     memory          features of videos of 1 to T frames: the worst
 
 `video` [B, T, 3, H, W] has the oldest frame first, one second apart; `video_mask` [B, T] is False where a frame is
-missing. `video_k` of the reference has the features of k frames: the last k, or the first k, as the port has it. They
-are those of the language tower [B, n, width], or of the encoder alone. `mem.every` of `sizes.json` is the distance
+missing. `video_k` of the reference has the features of the last k frames: those of the language tower [B, n, width], or
+of the encoder alone. `mem.every` of `sizes.json` is the distance
 of the temporal layers.
 
 A figure is null where the reference does not have it. Two kinds of gradient have another denominator. The bias of the
@@ -29,7 +29,6 @@ Exit code: 0 within the bounds, 1 outside or with missing or extra keys, 2 if th
 `--strict` are those of another torch implementation; without it they only separate equal networks from different ones.
 """
 
-import argparse
 import json
 import math
 import os
@@ -46,6 +45,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from common import make_parser
 from understudy.policies.common.settings import TowerSizes
 from understudy.policies.pi05.config import MEMORY, Sizes, VisionSizes
 from understudy.policies.pi05.network import Frames, Pi0Network
@@ -170,7 +170,6 @@ def compare(golden: Golden) -> dict[str, Any]:
     figures |= {"missing": golden.missing, "extra": golden.extra}
     if golden.missing:
         return figures
-    turn_images(golden)
     network, given, reference = golden.network, golden.inputs, golden.reference
     images, masks, tokens, token_masks = (given[k] for k in ("images", "image_masks", "tokens", "token_masks"))
     flow = (images, masks, tokens, token_masks, given["state"], given["actions"], given["noise"], given["time"])
@@ -186,7 +185,9 @@ def compare(golden: Golden) -> dict[str, Any]:
             found = network.sample(images, masks, tokens, token_masks, given["state"], given["noise"], steps=STEPS)
             figures["actions"] = distance(found, like(found, reference["actions"], "actions"))
         if "image_features" in reference:
-            figures["image_features"] = feature_distance(network.image_features(images), masks, golden)
+            found = network.image_features(images)
+            wanted = like(found, reference["image_features"], "image_features")
+            figures["image_features"] = distance(found[masks], wanted[masks])
         if "prefix" in reference:
             found, valid = network.prefix(images, masks, tokens, token_masks)
             wanted = like(found, reference["prefix"], "prefix")
@@ -205,48 +206,20 @@ def compare(golden: Golden) -> dict[str, Any]:
     return figures
 
 
-@torch.no_grad()
-def turn_images(golden: Golden) -> None:
-    """Exchange batch and cameras of the images where the reference agrees better so, and note it.
-
-    With as many samples as cameras both layouts have one shape; embeddings or the loss differ.
-    """
-    given, reference = golden.inputs, golden.reference
-    name = next((key for key in ("prefix", "loss") if key in reference), None)
-    if name is None or given["images"].shape[0] != given["images"].shape[1]:
-        return
-
-    def far(images: Tensor) -> float:
-        inputs = [images, *(given[key] for key in ("image_masks", "tokens", "token_masks"))]
-        if name == "loss":
-            found = golden.network.flow_loss(*inputs, *(given[key] for key in ("state", "actions", "noise", "time")))
-            return distance(found, like(found, reference["loss"], "loss"))
-        found, valid = golden.network.prefix(*inputs)
-        return distance(found[valid], like(found, reference["prefix"], "prefix")[valid])
-
-    turned = given["images"].transpose(0, 1)
-    if far(turned) < far(given["images"]):
-        given["images"] = turned
-        golden.notes.append("images of the inputs have the cameras first")
-
-
 def memory_distance(golden: Golden) -> float:
-    """Distance of the features of videos, whether `video_k` of the reference has the last k frames or the first k."""
+    """Distance of the features of videos of k frames, the last ones of `video`."""
     if "video" not in golden.inputs:
         raise ValueError("inputs.safetensors has no video, but the reference has its features")
     video, mask = golden.inputs["video"], golden.inputs["video_mask"]
-    worst = {"last": 0.0, "first": 0.0}
-    for key, wanted in sorted(golden.reference.items()):
+    worst = 0.0
+    for key, wanted in golden.reference.items():
         if found := VIDEO.fullmatch(key):
             count = int(found[1])
             if not 1 <= count <= video.shape[1]:
                 raise ValueError(f"{key}: video has {video.shape[1]} frames")
-            for which, part in (("last", slice(video.shape[1] - count, None)), ("first", slice(count))):
-                features = video_features(golden.network, video[:, part], mask[:, part], wanted.shape[-1])
-                worst[which] = max(worst[which], distance(features, like(features, wanted, key)))
-    if worst["first"] < worst["last"]:
-        golden.notes.append("video_k of the reference has the first k frames")
-    return min(worst.values())
+            features = video_features(golden.network, video[:, -count:], mask[:, -count:], wanted.shape[-1])
+            worst = max(worst, distance(features, like(features, wanted, key)))
+    return worst
 
 
 def video_features(network: Pi0Network, video: Tensor, mask: Tensor, width: int) -> Tensor:
@@ -255,17 +228,6 @@ def video_features(network: Pi0Network, video: Tensor, mask: Tensor, width: int)
     if width == network.sizes.vlm.width:
         return network.image_features(video[:, None], frames._replace(valid=mask[:, None]))[:, 0]
     return network.vision(video, network.dtype, frames)
-
-
-def feature_distance(found: Tensor, masks: Tensor, golden: Golden) -> float:
-    """Distance of the features of present images, whether the reference has the batch or the cameras first."""
-    wanted = like(found, golden.reference["image_features"], "image_features")
-    batch, cameras = masks.shape
-    turned = wanted.reshape(cameras, batch, *found.shape[2:]).transpose(0, 1)
-    by_batch, by_camera = (distance(found[masks], each[masks]) for each in (wanted, turned))
-    if by_camera < by_batch:
-        golden.notes.append("image_features of the reference have the cameras first")
-    return min(by_batch, by_camera)
 
 
 def like(found: Tensor, reference: Tensor, name: str) -> Tensor:
@@ -342,9 +304,8 @@ def table(figures: Mapping[str, Any], bounds: Mapping[str, float]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, whole=True)
     parser.add_argument("--golden", type=Path, required=True, metavar="FOLDER", help="folder of golden files")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--strict", action="store_true", help="bounds of another torch implementation")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)

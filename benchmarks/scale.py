@@ -20,7 +20,6 @@ they share. The stages are those of `understudy train`. Nothing is trained.
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -35,23 +34,75 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import catalog as metadata
+from understudy.cli.bench.measure import conditions
 
 T = TypeVar("T")
 
 SIZES, RANKS, BATCH, CAMERAS, WIDTH, CHUNK = (100_000, 1_000_000, 10_000_000), (1, 8, 64, 800), 8000, 3, 7, 8
-PER_DATA = metadata.PER_DATA
+TASKS, FPS, PER_DATA, PER_VIDEO, PER_META = 100, 15, 1000, 100, 100_000
+
+
+def write_metadata(root: Path, lengths: np.ndarray) -> None:
+    """Write metadata of episodes of these lengths, and empty videos. lengths: int64 (episodes,)."""
+    keys = [f"observation.images.cam{number}" for number in range(CAMERAS)]
+    video_feature = {"dtype": "video", "shape": [224, 224, 3], "names": ["height", "width", "channels"]}
+    info = {
+        "codebase_version": "v3.0",
+        "robot_type": "arm",
+        "fps": FPS,
+        "total_episodes": len(lengths),
+        "total_frames": int(lengths.sum()),
+        "total_tasks": TASKS,
+        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+        "features": {"action": {"dtype": "float32", "shape": [WIDTH], "names": None}}
+        | dict.fromkeys(keys, video_feature),
+    }
+    (root / "meta").mkdir(parents=True)
+    (root / "meta/info.json").write_text(json.dumps(info))
+    texts = [f"task {number}" for number in range(TASKS)]
+    pq.write_table(pa.table({"task_index": np.arange(TASKS), "task": texts}), root / "meta/tasks.parquet")
+    ids, starts = np.arange(len(lengths)), np.cumsum(lengths) - lengths
+    video, data = ids // PER_VIDEO, ids // PER_DATA
+    columns: dict[str, Any] = {
+        "episode_index": ids,
+        "length": lengths,
+        "dataset_from_index": starts,
+        "data/chunk_index": data // 1000,
+        "data/file_index": data % 1000,
+    }
+    for key in keys:
+        columns[f"videos/{key}/chunk_index"] = video // 1000
+        columns[f"videos/{key}/file_index"] = video % 1000
+        columns[f"videos/{key}/from_timestamp"] = (starts - starts[video * PER_VIDEO]) / FPS
+    for number, begin in enumerate(range(0, len(lengths), PER_META)):
+        part = {name: values[begin : begin + PER_META] for name, values in columns.items()}
+        path = root / f"meta/episodes/chunk-{number // 1000:03d}/file-{number % 1000:03d}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tasks = pa.array([[texts[index % TASKS]] for index in part["episode_index"]])
+        pq.write_table(pa.table({**part, "tasks": tasks}), path)
+    for key in keys:
+        path = root / "videos" / key / "chunk-000/file-000.mp4"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"")
+
+
+def private_mb() -> float:
+    """Memory of this process alone."""
+    lines = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    return sum(int(words[1]) for words in lines if words[0].startswith("Private_")) / 1024
 
 
 def write(root: Path, episodes: int) -> np.ndarray:
     """Write the dataset; returns the lengths of the episodes of each data file, int64 (PER_DATA,)."""
     lengths = np.random.default_rng(0).integers(100, 433, PER_DATA)
-    metadata.write(root, episodes, CAMERAS, np.resize(lengths, episodes))
+    write_metadata(root, np.resize(lengths, episodes))
     number = np.arange(int(lengths.sum()), dtype=np.float32)
     values = (number[:, None] + np.arange(WIDTH, dtype=np.float32) / 8).reshape(-1)
     action = pa.FixedSizeListArray.from_arrays(pa.array(values), WIDTH)
     table = pa.table({"action": action, "task_index": np.zeros(len(number), np.int64)})
     first = root / "data/chunk-000/file-000.parquet"
+    first.parent.mkdir(parents=True)
     pq.write_table(table, first, row_group_size=20_000)
     last = (episodes - 1) // PER_DATA
     for file in range(1, last + 1):
@@ -69,7 +120,7 @@ class Stages:
 
     def __init__(self) -> None:
         self.found: dict[str, dict[str, float]] = {}
-        self._before = metadata.measure_memory()["private"]
+        self._before = private_mb()
 
     def run(self, name: str, work: Callable[[], T]) -> T:
         cpu, wall = time.process_time(), time.perf_counter()
@@ -77,7 +128,7 @@ class Stages:
         self.found[name] = {
             "cpu_s": round(time.process_time() - cpu, 3),
             "wall_s": round(time.perf_counter() - wall, 3),
-            "private_mb": round(metadata.measure_memory()["private"] - self._before, 1),
+            "private_mb": round(private_mb() - self._before, 1),
         }
         print(f"{name}: {self.found[name]}", file=sys.stderr, flush=True)
         return result
@@ -190,8 +241,7 @@ def main(argv: list[str] | None = None) -> None:
         print(json.dumps(start(Path(root), int(batch), int(world), [int(one) for one in ranks], int(statistics))))
         return
     rows = [measure(episodes, options.batch_size, options.ranks) for episodes in options.episodes]
-    conditions = {"cpus": os.cpu_count(), "load": os.getloadavg()[0], "python": platform.python_version()}
-    facts = {"batch_size": options.batch_size, "cameras": CAMERAS, "rows": rows, "conditions": conditions}
+    facts = {"batch_size": options.batch_size, "cameras": CAMERAS, "rows": rows, "conditions": conditions()}
     if options.json:
         print(json.dumps(facts))
         return

@@ -1,7 +1,6 @@
-"""The policy server under load, faults and restarts; and closed-loop success against the delay of chunks.
+"""The policy server under load, faults and restarts.
 
-    python benchmarks/serving.py [--json] [--requests 10000] [--robots 8] [--delays] [--cache DIR]
-        [--episodes 30] [--figure FILE]
+    python benchmarks/serving.py [--json] [--requests 10000] [--robots 8]
 
 A tiny policy of seven joints and two cameras of 96 x 128 pixels is served by `understudy serve` in a process of its
 own. Robots in threads of this process send observations and compare each chunk with the local policy's. One request
@@ -13,15 +12,8 @@ silence, or a request whose robot vanishes. Figures:
     grown_mb              resident memory of the server, the last tenth of the requests against the second
     p50_ms, p99_ms        of a request, seen by the robot: {"1": one robot, "8": as many as `--robots`}
     restart_*             the server is killed with SIGKILL under load and started again: requests, wrong, longest
-    bit_equal_at_delay_0  `AsyncChunks` over the websocket against `rollout`, three episodes
-    success_by_delay      {row: {delay: successes}} of `--episodes` on the table (`serving_delay.py`)
-    interval_by_delay     {row: {delay: [low, high]}} in percent: Wilson's intervals of 95 %
-
-The last three need `--delays`, which trains two policies first (8 CPU minutes) and keeps them in `--cache`, with the
-outcomes of their scenes. Remove that folder to make all of it again.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -36,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # the arm is that of the tests
 
 import numpy as np
 import torch
@@ -44,6 +35,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 import understudy as us
+from common import make_parser
 from support.arm import arm_observations, write_arm_policy
 from understudy.policies.draws import make_draws
 from understudy.serve.client import RemotePolicy
@@ -220,37 +212,17 @@ def restart(folder: Path, expected: Expected, requests: int, robots: int) -> dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--json", action="store_true")
+    parser = make_parser(__doc__)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--robots", type=int, default=8)
-    parser.add_argument("--delays", action="store_true", help="train on the table, and play with delays")
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "understudy-benchmark" / "delays")
-    parser.add_argument("--episodes", type=int, default=30)
-    parser.add_argument("--figure", type=Path, help="draw success against delay")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
         folder = write_arm_policy(Path(place) / "policy")
-        if chosen.requests:
-            expected = Expected(folder)
-            found |= load(folder, expected, chosen.requests, chosen.robots)
-            found |= restart(folder, expected, max(200, chosen.requests // 10), chosen.robots)
-    if chosen.delays:
-        from serving_delay import bit_equal_at_delay_0, draw, intervals, success_by_delay
-
-        chosen.cache.mkdir(parents=True, exist_ok=True)
-        found["success_by_delay"] = success_by_delay(chosen.cache, chosen.episodes)
-        found["interval_by_delay"] = intervals(found["success_by_delay"], chosen.episodes)
-        found["bit_equal_at_delay_0"] = bit_equal_at_delay_0(chosen.cache / "plain")
-        if chosen.figure is not None:
-            draw(found["success_by_delay"], chosen.episodes, chosen.figure)
-    if chosen.json:
-        print(json.dumps(found))
-    else:
-        for name, value in found.items():
-            print(f"{name:22} {json.dumps(value)}")
+        expected = Expected(folder)
+        found = load(folder, expected, options.requests, options.robots)
+        found |= restart(folder, expected, max(200, options.requests // 10), options.robots)
+    print(json.dumps(found) if options.json else "\n".join(f"{name:22} {value}" for name, value in found.items()))
 
 
 if __name__ == "__main__":

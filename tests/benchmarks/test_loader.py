@@ -129,7 +129,7 @@ def test_other_loader_measures_in_its_own_process(tmp_path: Path) -> None:
         answers.append(rival.measure(seconds=9))  # it dies
         assert rival_figures(answers) == {"missing": "it ended with exit code 3"}
         assert rival.measure(seconds=1) == {"missing": "it ended with exit code 3"}
-        with refused("exit code 3", kind=SystemExit):
+        with refused(3, kind=SystemExit):
             rival.require(seconds=1)
 
 

@@ -320,7 +320,7 @@ def test_command_refuses_another_type_of_policy(tmp_path: Path, capsys: pytest.C
 SITE, PORT = os.environ.get("UNDERSTUDY_PI05_SITE"), os.environ.get("UNDERSTUDY_PI05_PORT")
 NEEDS_PORT = pytest.mark.skipif(
     not SITE or not PORT,
-    reason="UNDERSTUDY_PI05_SITE and UNDERSTUDY_PI05_PORT name no port; benchmarks/golden_pi05.py installs one",
+    reason="UNDERSTUDY_PI05_SITE and UNDERSTUDY_PI05_PORT name no port; tests/support/golden_pi05.py installs one",
 )
 GOLDEN = Path(__file__).with_name("golden")
 LOAD = """
@@ -358,7 +358,7 @@ def test_port_takes_the_folder_strictly(tool: str, family: str, tokenizer: Path,
     made.load_weights(weights)
     save_folder(tmp_path / "out", describe_folder(tool, config, NORMALIZATION, FACTS), made.state_dict())
     root = Path(__file__).parents[3]
-    command = [sys.executable, "-c", LOAD, str(root / "benchmarks"), SITE, PORT, str(tmp_path / "out"), family, tool]
+    command = [sys.executable, "-c", LOAD, str(root / "tests/support"), SITE, PORT, str(tmp_path / "out"), family, tool]
     done = subprocess.run([*map(str, command), str(GOLDEN / family)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
 

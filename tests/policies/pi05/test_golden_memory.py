@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from support import golden_memory
 from support.naive_pi05 import NaivePi0
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +33,6 @@ def benchmark(name: str) -> ModuleType:
 
 
 parity = benchmark("parity")
-golden_memory = benchmark("golden_memory")
 
 
 def figures(folder: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Golden files of the memory encoder and of training with noiseless leading actions, from the formulas alone.
 
-    python benchmarks/golden_memory.py --out tests/policies/pi05/golden
+    python tests/support/golden_memory.py --out tests/policies/pi05/golden
 
 Each of the folders `pi05_memory` and `pi0_memory` of `--out` then has
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from safetensors.torch import save_file

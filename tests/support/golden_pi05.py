@@ -3,7 +3,7 @@
     pip install --target reference/site transformers==5.5.4
     pip download --no-deps --ignore-requires-python lerobot==0.6.1 --dest reference
     python -m zipfile -e reference/lerobot-0.6.1-py3-none-any.whl reference/port
-    python benchmarks/golden_pi05.py --site reference/site --port reference/port --out tests/policies/pi05/golden
+    python tests/support/golden_pi05.py --site reference/site --port reference/port --out tests/policies/pi05/golden
 
 Each of the folders `pi05` and `pi0` of `--out` then has
 
