@@ -13,7 +13,6 @@ above, sets of one episode, of images in rows, of static scenes and of noise. `K
 irregularities of the recordings.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from operator import setitem
 from pathlib import Path
 from typing import Any, Literal
@@ -30,10 +30,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from planted_images import CAMERA_FAULTS, CameraFault
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # which encode videos
-
+from common import make_parser
+from planted_images import bgr, blur, flicker, hold, late, move, reverse, saturate, tear, tint, zoom
 from support.videos import encode_video
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding, Report
@@ -203,14 +201,8 @@ def in_table(name: str, change: Callable[[Columns], Any]) -> Plant:
     return lambda root: edit_table(root / name, change)
 
 
-def in_rows(change: Callable[[Columns], Any]) -> Plant:
-    """Change the rows of the v3.0 dataset."""
-    return in_table(DATA, change)
-
-
-def in_places(change: Callable[[Columns], Any]) -> Plant:
-    """Change the table of its episodes."""
-    return in_table(EPISODES, change)
+in_rows, in_places = partial(in_table, DATA), partial(in_table, EPISODES)
+"""Change the rows of the v3.0 dataset, or the table of its episodes."""
 
 
 def info(**entries: Any) -> Plant:
@@ -252,14 +244,31 @@ def values(number: int, keys: str | Sequence[str], change: Callable[[np.ndarray]
     return episode(number, lambda columns: [change(columns[key]) for key in chosen])
 
 
-def video(name: str, change: Callable[[np.ndarray], np.ndarray], fps: int = FPS) -> Plant:
-    """Decode a video, change its images uint8 (n, H, W, 3), and write it again."""
+def video(name: str, change: Callable[[np.ndarray], np.ndarray], fps: int = 0) -> Plant:
+    """Decode a video, change its images uint8 (n, H, W, 3), and write it again. fps: that of the dataset by default."""
 
     def plant(root: Path) -> None:
         reader = open_video(root / name)
         images = np.ascontiguousarray(reader.read(np.arange(reader.count)))
         reader.close()
-        write_video(root / name, change(images), fps)
+        write_video(root / name, change(images), fps or json.loads((root / INFO).read_text())["fps"])
+
+    return plant
+
+
+def shown(change: Any, episodes: int | range, *cameras: str) -> Plant:
+    """Change videos of the first camera, or of `cameras`: a function, "camera" (exchanges both) or another episode."""
+
+    def plant(root: Path) -> None:
+        keys = sorted(path.name for path in (root / "videos/chunk-000").iterdir())
+        for number, camera in product((episodes,) if isinstance(episodes, int) else episodes, cameras or keys[:1]):
+            path = video_file(number, camera)
+            if change == "camera":
+                exchange((path, video_file(number, keys[1])))(root)
+            elif isinstance(change, int):
+                exchange((path, video_file(change, camera)))(root)
+            else:
+                video(path, change)(root)
 
     return plant
 
@@ -328,7 +337,7 @@ def put(index: Any, value: Any) -> Callable[[np.ndarray], Any]:
     return lambda values: setitem(values, index, value(values).copy() if callable(value) else value)
 
 
-def late(frames: int) -> Callable[[np.ndarray], Any]:
+def delay(frames: int) -> Callable[[np.ndarray], Any]:
     """Delay values by frames; earlier for a negative number."""
     return put(ALL, lambda values: values[np.clip(np.arange(len(values)) - frames, 0, len(values) - 1)])
 
@@ -389,18 +398,7 @@ def copy_state(columns: Columns) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """A planted fault.
-
-    Attributes:
-        name: its name.
-        version: dataset to change, a key of `write_bases`.
-        rules: rules of which one must be reported.
-        plant: changes the dataset under a folder.
-        episode: an episode that the finding must name; None for any place.
-        camera: a camera that it must name.
-        column: a column that it must name.
-        split: "known", or "held": no rule was written or tuned with it.
-    """
+    """A planted fault of the dataset `version`: one of `rules` must be reported at its episode, camera and column."""
 
     name: str
     version: str
@@ -487,347 +485,284 @@ def leave_a_gap(root: Path) -> None:
         (root / path(9)).rename(root / path(12))
 
 
-def half(content: bytes) -> bytes:
-    """Return the first half of a file."""
-    return content[: len(content) // 2]
-
-
 def start_late(episode: int, frames: float) -> Plant:
     """Move the recorded start of an episode in a recording."""
     return in_places(add(frames / 30, episode, *times_of("observation.images.cam_high")))
 
 
-PLANTS: dict[str, Plant] = {
-    "total_frames_lies": info(total_frames=9999),
-    "total_episodes_lies": info(total_episodes=9),
-    "splits_beyond_the_episodes": info(splits={"train": "0:40"}),
-    "repeated_dimension_names": in_json(
+KNOWN_FAULTS: dict[str, Plant] = {
+    "total_frames_lies v3.0 metadata.totals - -": info(total_frames=9999),
+    "total_episodes_lies v3.0 metadata.totals - -": info(total_episodes=9),
+    "splits_beyond_the_episodes v2.1 metadata.splits - -": info(splits={"train": "0:40"}),
+    "repeated_dimension_names v3.0 metadata.names - state": in_json(
         INFO, lambda info: info["features"][STATE].update(names=["a", "a", "b", "c", "d", "e"])
     ),
-    "truncated_info": write_bytes(INFO, lambda content: content[:200]),
-    "missing_data_file": remove(data_file(4)),
-    "missing_video": remove(video_file(5, WRIST)),
-    "lfs_pointer": write_bytes(video_file(2), lambda _: LFS.encode()),
-    "truncated_video": write_bytes(video_file(3), half),
-    "truncated_data_file": write_bytes(data_file(6), half),
-    "orphan_video": copy((VIDEO.format(TOP), VIDEO.format(TOP).replace("000.mp4", "001.mp4"))),
-    "column_absent_in_one_file": in_table(data_file(7), lambda columns: columns.pop(ACTION)),
-    "wrong_width_declared": in_json(INFO, lambda info: info["features"][STATE].update(shape=[7], names=None)),
-    "row_removed": in_rows(select(slice(span(4).start + 20), slice(span(4).start + 21, None))),
-    "length_lies": in_json(LINES, lambda lines: lines[1].update(length=60)),
-    "orphan_rows": in_rows(repeat_rows),
-    "rows_out_of_order": in_rows(shuffle_rows),
-    "rows_of_an_episode_apart": in_rows(
+    "truncated_info v3.0 metadata.unreadable - -": write_bytes(INFO, lambda content: content[:200]),
+    "missing_data_file v2.1 files.missing 4 -": remove(data_file(4)),
+    "missing_video v2.1 files.missing 5 wrist": remove(video_file(5, WRIST)),
+    "lfs_pointer v2.1 files.missing 2 top": write_bytes(video_file(2), lambda _: LFS.encode()),
+    "truncated_video v2.1 videos.unreadable,videos.count 3 top": write_bytes(
+        video_file(3), lambda content: content[: len(content) // 2]
+    ),
+    "truncated_data_file v2.1 files.unreadable 6 -": write_bytes(
+        data_file(6), lambda content: content[: len(content) // 2]
+    ),
+    "orphan_video v3.0 files.orphan - top": copy((VIDEO.format(TOP), VIDEO.format(TOP).replace("000.mp4", "001.mp4"))),
+    "column_absent_in_one_file v2.1 files.columns 7 action": in_table(data_file(7), lambda rows: rows.pop(ACTION)),
+    "wrong_width_declared v3.0 files.unreadable - state": in_json(
+        INFO, lambda info: info["features"][STATE].update(shape=[7], names=None)
+    ),
+    "row_removed v3.0 rows.count 4 -": in_rows(select(slice(span(4).start + 20), slice(span(4).start + 21, None))),
+    "length_lies v2.1 rows.count 1 -": in_json(LINES, lambda lines: lines[1].update(length=60)),
+    "orphan_rows v3.0 rows.orphan - -": in_rows(repeat_rows),
+    "rows_out_of_order v3.0 rows.frame_index 2 -": in_rows(shuffle_rows),
+    "rows_of_an_episode_apart v3.0 rows.split 3 -": in_rows(
         select(slice(span(3).start + 10), span(4), slice(span(3).start + 10, span(3).stop), slice(span(4).stop, None))
     ),
-    "data_files_exchanged": exchange((data_file(2), data_file(7))),
-    "range_of_rows_lies": in_places(add(5, 6, "dataset_to_index")),
-    "index_off_by_ten": in_places(add(10, slice(5, None), "dataset_from_index", "dataset_to_index")),
-    "unknown_task": episode(8, lambda columns: setitem(columns["task_index"], ALL, 9)),
-    "task_without_episodes": in_json(
+    "data_files_exchanged v2.1 rows.episode 2 -": exchange((data_file(2), data_file(7))),
+    "range_of_rows_lies v3.0 episodes.range 6 -": in_places(add(5, 6, "dataset_to_index")),
+    "index_off_by_ten v3.0 rows.index,episodes.range 5 -": in_places(
+        add(10, slice(5, None), "dataset_from_index", "dataset_to_index")
+    ),
+    "unknown_task v3.0 tasks.unknown 8 task_index": episode(8, lambda columns: setitem(columns["task_index"], ALL, 9)),
+    "task_without_episodes v2.1 tasks.unused - -": in_json(
         "meta/tasks.jsonl", lambda lines: lines.append({"task_index": 2, "task": "pour the water"})
     ),
-    "rows_of_another_task": episode(1, lambda columns: setitem(columns["task_index"], ALL, 0)),
-    "task_text_twice": in_json("meta/tasks.jsonl", lambda lines: lines.append({"task_index": 2, "task": TASKS[0]})),
-    "wrong_fps": info(fps=30),
-    "timestamps_with_a_gap": episode(3, add(0.4, slice(20, None), "timestamp")),
-    "timestamps_fall": episode(7, add(-0.3, 9, "timestamp")),
-    "timestamps_of_a_hardware_clock": episode(
+    "rows_of_another_task v3.0 tasks.listed 1 -": episode(1, lambda columns: setitem(columns["task_index"], ALL, 0)),
+    "task_text_twice v2.1 tasks.repeated - -": in_json(
+        "meta/tasks.jsonl", lambda lines: lines.append({"task_index": 2, "task": TASKS[0]})
+    ),
+    "wrong_fps v3.0 clock.fps - -": info(fps=30),
+    "timestamps_with_a_gap v3.0 clock.gap 3 -": episode(3, add(0.4, slice(20, None), "timestamp")),
+    "timestamps_fall v3.0 clock.order 7 -": episode(7, add(-0.3, 9, "timestamp")),
+    "timestamps_of_a_hardware_clock v2.1 clock.jitter 0 -": episode(
         0, add(np.random.default_rng(0).uniform(-0.004, 0.004, LENGTHS[0]), ALL, "timestamp")
     ),
-    "timestamps_start_late": episode(9, add(12.5, ALL, "timestamp")),
-    "nan_in_the_state": values(4, STATE, put((17, 2), np.nan)),
-    "outlier_in_the_action": values(8, ACTION, put((30, 1), 41.0)),
-    "degrees_in_one_joint": several(*(values(episode, STATE, scale(57.29578, np.s_[:, 0])) for episode in (6, 7))),
-    "joint_with_the_other_sign": values(2, STATE, scale(-1, np.s_[:, 3])),
-    "dead_joint": values(5, STATE, put(np.s_[:, 1], lambda v: v[0, 1])),
-    "gripper_never_closes": values(9, BOTH, put(np.s_[:, 5], 0.0)),
-    "joint_jumps": values(6, STATE, put(np.s_[25:, 4], lambda v: v[25:, 4] + 1.8)),
-    "clipped_action": values(3, ACTION, put(np.s_[:, 3], lambda v: np.minimum(v[:, 3], np.quantile(v[:, 3], 0.5)))),
-    "encoder_offset_in_one_joint": values(6, STATE, put(np.s_[:, 1], lambda v: v[:, 1] + 0.35)),
-    "joint_calibrated_anew": values(3, BOTH, put(np.s_[:, 2], lambda v: v[:, 2] + 3.5)),
-    "action_late_by_six_frames": values(4, ACTION, put(slice(6, None), lambda v: v[:-6].copy())),
-    "joints_exchanged": values(1, STATE, put(np.s_[:, [2, 4]], lambda v: v[:, [4, 2]])),
-    "recorded_std_is_wrong": in_json(
+    "timestamps_start_late v2.1 clock.start 9 -": episode(9, add(12.5, ALL, "timestamp")),
+    "nan_in_the_state v3.0 values.finite 4 state": values(4, STATE, put((17, 2), np.nan)),
+    "outlier_in_the_action v3.0 values.outlier 8 action": values(8, ACTION, put((30, 1), 41.0)),
+    "degrees_in_one_joint v3.0 values.unit 7 state": several(
+        *(values(episode, STATE, scale(57.29578, np.s_[:, 0])) for episode in (6, 7))
+    ),
+    "joint_with_the_other_sign v3.0 values.sign 2 state": values(2, STATE, scale(-1, np.s_[:, 3])),
+    "dead_joint v3.0 values.dead 5 state": values(5, STATE, put(np.s_[:, 1], lambda v: v[0, 1])),
+    "gripper_never_closes v3.0 values.gripper 9 action": values(9, BOTH, put(np.s_[:, 5], 0.0)),
+    "joint_jumps v3.0 values.jump 6 state": values(6, STATE, put(np.s_[25:, 4], lambda v: v[25:, 4] + 1.8)),
+    "clipped_action v3.0 values.saturation 3 action": values(
+        3, ACTION, put(np.s_[:, 3], lambda v: np.minimum(v[:, 3], np.quantile(v[:, 3], 0.5)))
+    ),
+    "encoder_offset_in_one_joint v3.0 values.offset 6 state": values(
+        6, STATE, put(np.s_[:, 1], lambda v: v[:, 1] + 0.35)
+    ),
+    "joint_calibrated_anew v3.0 values.offset 3 -": values(3, BOTH, put(np.s_[:, 2], lambda v: v[:, 2] + 3.5)),
+    "action_late_by_six_frames v3.0 values.lag 4 action": values(
+        4, ACTION, put(slice(6, None), lambda v: v[:-6].copy())
+    ),
+    "joints_exchanged v3.0 values.exchanged 1 state": values(1, STATE, put(np.s_[:, [2, 4]], lambda v: v[:, [4, 2]])),
+    "recorded_std_is_wrong v3.0 statistics.values - action": in_json(
         STATS, lambda stats: setitem(stats[ACTION]["std"], 0, 3 * stats[ACTION]["std"][0])
     ),
-    "recorded_quantiles_out_of_order": in_json(
+    "recorded_quantiles_out_of_order v3.0 statistics.order - state": in_json(
         STATS, lambda stats: stats[STATE].update(q01=stats[STATE]["q99"], q99=stats[STATE]["q01"])
     ),
-    "recorded_statistics_of_five_joints": in_json(
+    "recorded_statistics_of_five_joints v3.0 statistics.shape - action": in_json(
         STATS, lambda stats: stats.update({ACTION: {name: figure[:5] for name, figure in stats[ACTION].items()}})
     ),
-    "recorded_statistics_of_another_episode": in_json(
+    "recorded_statistics_of_another_episode v2.1 statistics.episodes 5 -": in_json(
         "meta/episodes_stats.jsonl", lambda lines: lines[5].update(stats=lines[8]["stats"])
     ),
-    "recorded_range_of_one_episode_is_wrong": in_places(
+    "recorded_range_of_one_episode_is_wrong v3.0 statistics.episodes 4 state": in_places(
         lambda columns: setitem(columns[f"stats/{STATE}/max"], (4, 2), 9.0)
     ),
-    "image_statistics_of_255": in_json(
+    "image_statistics_of_255 v3.0 statistics.images - top": in_json(
         STATS, lambda stats: stats[TOP].update(mean=(255 * np.array(stats[TOP]["mean"])).tolist())
     ),
-    "episode_twice": copy_episode,
-    "episode_of_five_frames": shorten,
-    "episode_idles": values(8, BOTH, stop(10, 45)),
-    "start_off_by_one_frame": in_places(add(1 / FPS, 3, *times_of(TOP))),
-    "end_of_a_video_lies": in_places(add(-0.5, 6, ENDS.format(WRIST))),
-    "video_lacks_a_frame": video(video_file(2), lambda images: images[:-1]),
-    "video_has_more_frames": video(video_file(4, WRIST), lambda images: np.concatenate([images, images[-3:]])),
-    "video_of_another_size": video(video_file(1), lambda images: np.ascontiguousarray(images[:, 8:-8, 8:-8])),
-    "video_of_another_rate": video(video_file(8), lambda images: images, 10),
-    "bytes_of_a_video_are_lost": write_bytes(video_file(3), lose_bytes),
-    "black_camera": video(video_file(5), np.zeros_like),
-    "frozen_camera": video(video_file(6, WRIST), lambda images: np.repeat(images[:1], len(images), axis=0)),
-    "camera_hangs_for_a_second": video(video_file(7), hang),
-    "cameras_exchanged": exchange((video_file(4, TOP), video_file(4, WRIST))),
-    "each_image_one_frame_late": video(VIDEO.format(TOP), lambda images: np.concatenate([images[:1], images[:-1]])),
-    "episode_ids_with_a_gap": leave_a_gap,
-    "statistics_are_absent": remove(STATS),
-    "camera_shows_another_scene": video(video_file(8), lambda images: 255 - images),
-    "camera_is_mirrored": video(video_file(4), lambda images: images[:, :, ::-1]),
-    "red_and_blue_are_exchanged": video(video_file(6, WRIST), lambda images: images[..., ::-1]),
-    "camera_is_noisy": video(
+    "episode_twice v2.1 episodes.duplicate 7 -": copy_episode,
+    "episode_of_five_frames v2.1 episodes.outlier 6 -": shorten,
+    "episode_idles v3.0 episodes.outlier 8 -": values(8, BOTH, stop(10, 45)),
+    "start_off_by_one_frame v3.0 videos.start 3 top": in_places(add(1 / FPS, 3, *times_of(TOP))),
+    "end_of_a_video_lies v3.0 videos.length 6 wrist": in_places(add(-0.5, 6, ENDS.format(WRIST))),
+    "video_lacks_a_frame v2.1 videos.count 2 top": video(video_file(2), lambda images: images[:-1]),
+    "video_has_more_frames v2.1 videos.count 4 wrist": video(
+        video_file(4, WRIST), lambda images: np.concatenate([images, images[-3:]])
+    ),
+    "video_of_another_size v2.1 videos.encoding 1 top": video(
+        video_file(1), lambda images: np.ascontiguousarray(images[:, 8:-8, 8:-8])
+    ),
+    "video_of_another_rate v2.1 videos.encoding 8 top": video(video_file(8), lambda images: images, 10),
+    "bytes_of_a_video_are_lost v2.1 images.decode 3 top": write_bytes(video_file(3), lose_bytes),
+    "black_camera v2.1 images.black 5 top": video(video_file(5), np.zeros_like),
+    "frozen_camera v2.1 images.frozen 6 wrist": video(
+        video_file(6, WRIST), lambda images: np.repeat(images[:1], len(images), axis=0)
+    ),
+    "camera_hangs_for_a_second v2.1 images.repeated 7 top": video(video_file(7), hang),
+    "cameras_exchanged v2.1 images.exchanged 4 -": exchange((video_file(4, TOP), video_file(4, WRIST))),
+    "each_image_one_frame_late v3.0 images.boundary - top": video(VIDEO.format(TOP), late(1)),
+    "episode_ids_with_a_gap v2.1 episodes.ids - -": leave_a_gap,
+    "statistics_are_absent v3.0 statistics.missing - -": remove(STATS),
+    "camera_shows_another_scene v2.1 images.outlier 8 top": video(video_file(8), lambda images: 255 - images),
+    "camera_is_mirrored v2.1 images.mirrored 4 top": video(video_file(4), lambda images: images[:, :, ::-1]),
+    "red_and_blue_are_exchanged v2.1 images.channels 6 wrist": video(video_file(6, WRIST), bgr),
+    "camera_is_noisy v2.1 images.noise 2 top": video(
         video_file(2), lambda images: np.clip(images + noise(5, 20, *images.shape), 0, 255).astype(np.uint8)
     ),
-    "images_of_an_episode_late": video(
-        video_file(3), lambda images: np.concatenate([images[:1], images[:1], images[:-2]])
-    ),
-    "video_of_another_episode": copy((video_file(2), video_file(0))),
-    "videos_of_two_episodes_exchanged": exchange(
+    "images_of_an_episode_late v2.1 images.shifted 3 top": video(video_file(3), late(2)),
+    "video_of_another_episode v2.1 images.shifted,images.duplicate 0 top": copy((video_file(2), video_file(0))),
+    "videos_of_two_episodes_exchanged v2.1 images.shifted 8 -": exchange(
         *((video_file(1, camera), video_file(8, camera)) for camera in CAMERAS)
     ),
-    "action_is_the_state": episode(5, copy_state),
-    "all_actions_are_the_state": in_rows(copy_state),
-    "action_late_by_one_frame": values(2, ACTION, late(1)),
-    "state_stops_in_the_middle": values(6, STATE, stop(25)),
-    "actions_of_another_episode": in_rows(
+    "action_is_the_state v3.0 values.copy 5 action": episode(5, copy_state),
+    "all_actions_are_the_state v3.0 values.copy - action": in_rows(copy_state),
+    "action_late_by_one_frame v3.0 values.lag 2 action": values(2, ACTION, delay(1)),
+    "state_stops_in_the_middle v3.0 values.frozen 6 state": values(6, STATE, stop(25)),
+    "actions_of_another_episode v3.0 values.exchanged 5 action": in_rows(
         lambda columns: setitem(columns[ACTION], span(5), columns[ACTION][span(6)][:46].copy())
     ),
-    "gripper_inverted": values(4, BOTH, invert(5)),
-    "state_in_64_ticks": values(7, STATE, ticks(64, 2)),
-    "noise_in_the_state": values(1, STATE, put(ALL, lambda v: v + noise(5, 0.04, LENGTHS[1], 6))),
-    "zeros_at_the_start": values(8, STATE, put(slice(10), 0)),
-    "idle_tail": values(3, BOTH, stop(18)),
-    "near_copy_of_an_episode": copy_rows(2, 0, noise(6, 0.001, LENGTHS[0], 6)),
-    "start_half_a_frame_late": in_places(add(0.5 / FPS, 4, *times_of(TOP))),
-    "timestamps_in_milliseconds": values(6, "timestamp", scale(1000, ALL)),
-    "g1_v30_action_is_the_state": episode(3, copy_state),
-    "g1_v30_action_late_by_one_frame": values(5, ACTION, late(1)),
-    "g1_v30_state_stops_in_the_middle": values(2, STATE, stop(130)),
-    "g1_v30_state_in_64_ticks": values(4, STATE, ticks_of_range(64)),
-    "g1_v30_noise_in_the_state": values(1, STATE, noise_of_range(0.02)),
-    "g1_v30_zeros_at_the_start": values(7, STATE, put(slice(10), 0)),
-    "g1_v30_idle_tail": values(0, BOTH, stop(130)),
-    "g1_v30_hand_inverted": values(6, BOTH, invert(slice(20, 26))),
-    "g1_v30_start_half_a_frame_late": start_late(5, 0.5),
-    "g1_timestamps_in_milliseconds": values(6, "timestamp", scale(1000.0, ALL)),
-    "action_early_by_two_frames": values(8, ACTION, put(slice(-2), lambda v: v[2:].copy())),
-    "state_late_by_one_frame": values(5, STATE, late(1)),
-    "state_stops_for_half_a_second": values(9, STATE, stop(12, 24)),
-    "states_of_an_episode_in_reverse": values(0, STATE, put(ALL, lambda v: v[::-1].copy())),
-    "three_joints_rotated_in_both_columns": values(6, BOTH, put(np.s_[:, [0, 2, 4]], lambda v: v[:, [2, 4, 0]])),
-    "action_of_the_gripper_inverted": values(7, ACTION, invert(5)),
-    "state_of_an_8_bit_encoder": values(2, STATE, ticks(256, 6)),
-    "noise_in_one_joint_of_the_action": values(
+    "gripper_inverted v3.0 values.sign 4 -": values(4, BOTH, invert(5)),
+    "state_in_64_ticks v3.0 values.noise 7 state": values(7, STATE, ticks(64, 2)),
+    "noise_in_the_state v3.0 values.noise 1 state": values(
+        1, STATE, put(ALL, lambda v: v + noise(5, 0.04, LENGTHS[1], 6))
+    ),
+    "zeros_at_the_start v3.0 values.zeros 8 state": values(8, STATE, put(slice(10), 0)),
+    "idle_tail v3.0 episodes.idle 3 -": values(3, BOTH, stop(18)),
+    "near_copy_of_an_episode v3.0 episodes.duplicate 2 -": copy_rows(2, 0, noise(6, 0.001, LENGTHS[0], 6)),
+    "start_half_a_frame_late v3.0 videos.start 4 top": in_places(add(0.5 / FPS, 4, *times_of(TOP))),
+    "timestamps_in_milliseconds v2.1 clock.fps 6 -": values(6, "timestamp", scale(1000, ALL)),
+    "g1_v30_action_is_the_state g1_v30 values.copy 3 -": episode(3, copy_state),
+    "g1_v30_action_late_by_one_frame g1_v30 values.lag 5 -": values(5, ACTION, delay(1)),
+    "g1_v30_state_stops_in_the_middle g1_v30 values.frozen 2 -": values(2, STATE, stop(130)),
+    "g1_v30_state_in_64_ticks g1_v30 values.noise 4 -": values(4, STATE, ticks_of_range(64)),
+    "g1_v30_noise_in_the_state g1_v30 values.noise 1 -": values(1, STATE, noise_of_range(0.02)),
+    "g1_v30_zeros_at_the_start g1_v30 values.zeros 7 -": values(7, STATE, put(slice(10), 0)),
+    "g1_v30_idle_tail g1_v30 episodes.idle 0 -": values(0, BOTH, stop(130)),
+    "g1_v30_hand_inverted g1_v30 values.sign 6 -": values(6, BOTH, invert(slice(20, 26))),
+    "g1_v30_start_half_a_frame_late g1_v30 videos.start 5 -": start_late(5, 0.5),
+    "g1_timestamps_in_milliseconds g1 clock.fps 6 -": values(6, "timestamp", scale(1000.0, ALL)),
+    "v2.1_images_late_by_three v2.1 images.shifted 4 -": shown(late(3), 4),
+    "v2.1_images_early_by_three v2.1 images.shifted 7 -": shown(late(-3), 7, WRIST),
+    "v2.1_images_of_both_cameras_late v2.1 images.shifted 2 -": shown(late(3), 2, TOP, WRIST),
+    "v2.1_video_played_backwards v2.1 images.shifted 5 -": shown(reverse, 5),
+    "v2.1_colors_exchanged_in_half v2.1 images.channels - -": shown(bgr, range(0, 9, 2)),
+    "v2.1_cameras_exchanged_in_half v2.1 images.exchanged - -": shown("camera", range(0, 9, 2)),
+    "v2.1_every_fourth_image v2.1 images.rate,images.repeated 6 -": shown(hold(4), 6),
+    "v2.1_blurred v2.1 images.sharpness 3 -": shown(blur(2), 3),
+    "v2.1_green_tint v2.1 images.color,images.outlier 4 -": shown(tint(0.8, 1.1, 0.8), 4, WRIST),
+    "v2.1_gray_images v2.1 images.color,images.outlier 2 -": shown(saturate(0), 2),
+    "v2.1_zoomed v2.1 images.moved 8 -": shown(zoom(1.3), 8),
+    "v2.1_torn v2.1 images.torn 7 -": shown(tear(15, 2), 7),
+    "v2.1_camera_moved_midway v2.1 images.moved 1 -": shown(move(0.08, -0.1, 24), 1),
+    "v2.1_camera_moved v2.1 images.moved 9 -": shown(move(0.1, 0.1), 9, WRIST),
+    "texture_images_late_by_three texture images.shifted 5 -": shown(late(3), 5, TOP, WRIST),
+    "texture_zoomed texture images.moved 8 -": shown(zoom(1.25), 8),
+    "texture_camera_moved texture images.moved 3 -": shown(move(0.06, -0.08), 3),
+    "texture_camera_moved_midway texture images.moved 1 -": shown(move(0.06, 0.08, 24), 1),
+    "g1_images_late_by_nine g1 images.shifted 3 -": shown(late(9), 3),
+    "g1_video_played_backwards g1 images.shifted 1 -": shown(reverse, 1),
+    "g1_colors_exchanged_in_half g1 images.channels - -": shown(bgr, range(0, 7, 2)),
+    "g1_every_fourth_image g1 images.rate,images.repeated 6 -": shown(hold(4), 6),
+    "g1_blurred g1 images.sharpness 2 -": shown(blur(4), 2),
+    "g1_green_tint g1 images.color,images.outlier 5 -": shown(tint(0.85, 1.1, 0.85), 5),
+    "g1_gray_images g1 images.color,images.outlier 0 -": shown(saturate(0), 0),
+    "g1_zoomed g1 images.moved 4 -": shown(zoom(1.2), 4),
+    "g1_torn g1 images.torn 7 -": shown(tear(22, 2), 7),
+    "g1_camera_moved_midway g1 images.moved 1 -": shown(move(0.05, -0.08, 130), 1),
+    "g1_camera_moved g1 images.moved 3 -": shown(move(0.06, 0.05), 3),
+    "gr1_images_late_by_four gr1 images.shifted 3 -": shown(late(4), 3),
+    "gr1_videos_exchanged gr1 images.shifted 1 -": shown(2, 1),
+    "gr1_torn gr1 images.torn 2 -": shown(tear(15, 2), 2),
+    "gr1_blurred gr1 images.sharpness 0 -": shown(blur(4), 0),
+}
+"""Name, dataset, rules, episode that the finding must name, and its camera or column -> change of the dataset."""
+HELD_FAULTS: dict[str, Plant] = {
+    "action_early_by_two_frames v3.0 values.lag 8 action": values(8, ACTION, put(slice(-2), lambda v: v[2:].copy())),
+    "state_late_by_one_frame v3.0 values.lag 5 -": values(5, STATE, delay(1)),
+    "state_stops_for_half_a_second v3.0 values.frozen 9 state": values(9, STATE, stop(12, 24)),
+    "states_of_an_episode_in_reverse v3.0 values.exchanged 0 -": values(0, STATE, put(ALL, lambda v: v[::-1].copy())),
+    "three_joints_rotated_in_both_columns v3.0 values.exchanged 6 -": values(
+        6, BOTH, put(np.s_[:, [0, 2, 4]], lambda v: v[:, [2, 4, 0]])
+    ),
+    "action_of_the_gripper_inverted v3.0 values.sign 7 -": values(7, ACTION, invert(5)),
+    "state_of_an_8_bit_encoder v3.0 values.noise 2 state": values(2, STATE, ticks(256, 6)),
+    "noise_in_one_joint_of_the_action v3.0 values.noise 3 action": values(
         3, ACTION, put(np.s_[:, 1], lambda v: v[:, 1] + noise(8, 0.03, LENGTHS[3]))
     ),
-    "zeros_in_the_middle": values(1, ACTION, put(slice(30, 33), 0)),
-    "noisy_idle_tail": values(6, BOTH, put(slice(12, None), lambda v: v[12] + noise(9, 0.0005, LENGTHS[6] - 12, 6))),
-    "copy_with_noise_of_three_ticks": copy_rows(7, 2, noise(10, 0.003, LENGTHS[1], 6)[:48]),
-    "millimeters_in_one_dimension": values(1, ACTION, scale(1000, np.s_[:, 2])),
-    "another_encoder_offset": values(9, STATE, put(np.s_[:, 3], lambda v: v[:, 3] - 0.5)),
-    "action_clipped_below": values(
+    "zeros_in_the_middle v3.0 values.zeros,values.jump 1 action": values(1, ACTION, put(slice(30, 33), 0)),
+    "noisy_idle_tail v3.0 episodes.idle,episodes.outlier 6 -": values(
+        6, BOTH, put(slice(12, None), lambda v: v[12] + noise(9, 0.0005, LENGTHS[6] - 12, 6))
+    ),
+    "copy_with_noise_of_three_ticks v3.0 episodes.duplicate 7 -": copy_rows(7, 2, noise(10, 0.003, LENGTHS[1], 6)[:48]),
+    "millimeters_in_one_dimension v3.0 values.unit 1 action": values(1, ACTION, scale(1000, np.s_[:, 2])),
+    "another_encoder_offset v3.0 values.offset 9 state": values(9, STATE, put(np.s_[:, 3], lambda v: v[:, 3] - 0.5)),
+    "action_clipped_below v3.0 values.saturation 8 action": values(
         8, ACTION, put(np.s_[:, 2], lambda v: np.maximum(v[:, 2], np.quantile(v[:, 2], 0.35)))
     ),
-    "start_a_fifth_of_a_frame_early": in_places(add(-0.2 / FPS, 7, STARTS.format(WRIST))),
-    "timestamps_in_microseconds": values(3, "timestamp", scale(1000000.0, ALL)),
-    "g1_v30_action_early_by_one_frame_held": values(2, ACTION, late(-1)),
-    "g1_v30_state_late_by_two_frames_held": values(7, STATE, late(2)),
-    "g1_v30_state_stops_for_a_second_held": values(6, STATE, stop(90, 120)),
-    "g1_v30_state_in_200_ticks_held": values(5, STATE, ticks_of_range(200)),
-    "g1_v30_noise_in_five_joints_held": values(3, STATE, noise_of_range(0.015, slice(7, 12))),
-    "g1_v30_zeros_in_the_action_held": values(2, ACTION, put(slice(6), 0)),
-    "g1_v30_long_idle_tail_held": values(4, BOTH, stop(160)),
-    "g1_v30_other_hand_inverted_held": values(1, BOTH, invert(slice(14, 20))),
-    "g1_v30_start_a_third_of_a_frame_early_held": start_late(1, -0.3),
-    "g1_timestamps_in_frames_held": values(2, "timestamp", scale(30, ALL)),
-    "gr1_action_is_the_state_held": episode(2, copy_state),
-    "gr1_state_stops_for_two_seconds_held": values(4, STATE, stop(100, 140)),
+    "start_a_fifth_of_a_frame_early v3.0 videos.start 7 wrist": in_places(add(-0.2 / FPS, 7, STARTS.format(WRIST))),
+    "timestamps_in_microseconds v2.1 clock.fps 3 -": values(3, "timestamp", scale(1000000.0, ALL)),
+    "g1_v30_action_early_by_one_frame_held g1_v30 values.lag 2 -": values(2, ACTION, delay(-1)),
+    "g1_v30_state_late_by_two_frames_held g1_v30 values.lag 7 -": values(7, STATE, delay(2)),
+    "g1_v30_state_stops_for_a_second_held g1_v30 values.frozen 6 -": values(6, STATE, stop(90, 120)),
+    "g1_v30_state_in_200_ticks_held g1_v30 values.noise 5 -": values(5, STATE, ticks_of_range(200)),
+    "g1_v30_noise_in_five_joints_held g1_v30 values.noise 3 -": values(3, STATE, noise_of_range(0.015, slice(7, 12))),
+    "g1_v30_zeros_in_the_action_held g1_v30 values.zeros 2 -": values(2, ACTION, put(slice(6), 0)),
+    "g1_v30_long_idle_tail_held g1_v30 episodes.idle 4 -": values(4, BOTH, stop(160)),
+    "g1_v30_other_hand_inverted_held g1_v30 values.sign 1 -": values(1, BOTH, invert(slice(14, 20))),
+    "g1_v30_start_a_third_of_a_frame_early_held g1_v30 videos.start 1 -": start_late(1, -0.3),
+    "g1_timestamps_in_frames_held g1 clock.fps 2 -": values(2, "timestamp", scale(30, ALL)),
+    "gr1_action_is_the_state_held gr1 values.copy 2 -": episode(2, copy_state),
+    "gr1_state_stops_for_two_seconds_held gr1 values.frozen 4 -": values(4, STATE, stop(100, 140)),
+    "v2.1_images_late_by_five_held v2.1 images.shifted 6 -": shown(late(5), 6, WRIST),
+    "v2.1_images_early_by_four_held v2.1 images.shifted 0 -": shown(late(-4), 0),
+    "v2.1_wrist_played_backwards_held v2.1 images.shifted 8 -": shown(reverse, 8, WRIST),
+    "v2.1_both_cameras_of_equal_lengths_held v2.1 images.shifted 0 -": shown(2, 0, TOP, WRIST),
+    "v2.1_wrist_colors_exchanged_in_four_held v2.1 images.channels - -": shown(bgr, range(1, 5), WRIST),
+    "v2.1_cameras_exchanged_in_last_half_held v2.1 images.exchanged - -": shown("camera", range(5, 10)),
+    "v2.1_every_third_image_held v2.1 images.rate,images.repeated 2 -": shown(hold(3), 2, WRIST),
+    "v2.1_smooth_blur_held v2.1 images.sharpness 9 -": shown(blur(1, 3), 9),
+    "v2.1_red_tint_held v2.1 images.color,images.outlier 0 -": shown(tint(1.15, 0.95, 0.8), 0),
+    "v2.1_pale_images_held v2.1 images.color,images.outlier 6 -": shown(saturate(0.25), 6, WRIST),
+    "v2.1_reduced_held v2.1 images.moved 5 -": shown(zoom(0.8), 5),
+    "v2.1_torn_above_held v2.1 images.torn 3 -": shown(tear(10, 3, bottom=False), 3, WRIST),
+    "v2.1_frames_out_of_order_held v2.1 images.torn 1 -": shown(flicker(0.3, 6), 1),
+    "v2.1_camera_moved_at_the_end_held v2.1 images.moved 7 -": shown(move(-0.12, 0.05, 34), 7),
+    "v2.1_camera_turned_held v2.1 images.moved 4 -": shown(move(0, 0, 0, 9), 4),
+    "texture_reduced_held texture images.moved 2 -": shown(zoom(0.85), 2),
+    "texture_little_zoom_held texture images.moved 6 -": shown(zoom(1.12), 6, WRIST),
+    "texture_camera_moved_held texture images.moved 7 -": shown(move(-0.05, 0.04), 7),
+    "texture_wrist_moved_midway_held texture images.moved 0 -": shown(move(0.04, 0.06, 20), 0, WRIST),
+    "texture_camera_turned_held texture images.moved 5 -": shown(move(0, 0, 0, 7), 5),
+    "texture_smooth_blur_held texture images.sharpness 3 -": shown(blur(1, 2), 3),
+    "texture_slight_tint_held texture images.color,images.outlier 9 -": shown(tint(1.08, 1.0, 0.92), 9),
+    "g1_images_early_by_twelve_held g1 images.shifted 1 -": shown(late(-12), 1),
+    "g1_video_played_backwards_held g1 images.shifted 2 -": shown(reverse, 2),
+    "g1_colors_exchanged_in_three_held g1 images.channels - -": shown(bgr, range(4, 7)),
+    "g1_every_second_image_held g1 images.rate,images.repeated 3 -": shown(hold(2), 3),
+    "g1_smooth_blur_held g1 images.sharpness 6 -": shown(blur(2, 2), 6),
+    "g1_red_tint_held g1 images.color,images.outlier 1 -": shown(tint(1.15, 1.0, 0.9), 1),
+    "g1_pale_images_held g1 images.color,images.outlier 7 -": shown(saturate(0.4), 7),
+    "g1_reduced_held g1 images.moved 2 -": shown(zoom(0.85), 2),
+    "g1_torn_above_held g1 images.torn 4 -": shown(tear(10, 3, bottom=False), 4),
+    "g1_camera_moved_late_held g1 images.moved 6 -": shown(move(-0.06, 0.03, 200), 6),
+    "g1_camera_turned_held g1 images.moved 5 -": shown(move(0, 0, 0, 6), 5),
+    "gr1_images_early_by_five_held gr1 images.shifted 1 -": shown(late(-5), 1),
+    "gr1_video_played_backwards_held gr1 images.shifted 3 -": shown(reverse, 3),
+    "gr1_every_third_image_held gr1 images.rate,images.repeated 4 -": shown(hold(3), 4),
+    "gr1_green_tint_held gr1 images.color,images.outlier 2 -": shown(tint(0.9, 1.05, 0.9), 2),
 }
-TABLE = """\
-total_frames_lies                          v3.0   metadata.totals                  - -          known
-total_episodes_lies                        v3.0   metadata.totals                  - -          known
-splits_beyond_the_episodes                 v2.1   metadata.splits                  - -          known
-repeated_dimension_names                   v3.0   metadata.names                   - state      known
-truncated_info                             v3.0   metadata.unreadable              - -          known
-missing_data_file                          v2.1   files.missing                    4 -          known
-missing_video                              v2.1   files.missing                    5 wrist      known
-lfs_pointer                                v2.1   files.missing                    2 top        known
-truncated_video                            v2.1   videos.unreadable,videos.count   3 top        known
-truncated_data_file                        v2.1   files.unreadable                 6 -          known
-orphan_video                               v3.0   files.orphan                     - top        known
-column_absent_in_one_file                  v2.1   files.columns                    7 action     known
-wrong_width_declared                       v3.0   files.unreadable                 - state      known
-row_removed                                v3.0   rows.count                       4 -          known
-length_lies                                v2.1   rows.count                       1 -          known
-orphan_rows                                v3.0   rows.orphan                      - -          known
-rows_out_of_order                          v3.0   rows.frame_index                 2 -          known
-rows_of_an_episode_apart                   v3.0   rows.split                       3 -          known
-data_files_exchanged                       v2.1   rows.episode                     2 -          known
-range_of_rows_lies                         v3.0   episodes.range                   6 -          known
-index_off_by_ten                           v3.0   rows.index,episodes.range        5 -          known
-unknown_task                               v3.0   tasks.unknown                    8 task_index known
-task_without_episodes                      v2.1   tasks.unused                     - -          known
-rows_of_another_task                       v3.0   tasks.listed                     1 -          known
-task_text_twice                            v2.1   tasks.repeated                   - -          known
-wrong_fps                                  v3.0   clock.fps                        - -          known
-timestamps_with_a_gap                      v3.0   clock.gap                        3 -          known
-timestamps_fall                            v3.0   clock.order                      7 -          known
-timestamps_of_a_hardware_clock             v2.1   clock.jitter                     0 -          known
-timestamps_start_late                      v2.1   clock.start                      9 -          known
-nan_in_the_state                           v3.0   values.finite                    4 state      known
-outlier_in_the_action                      v3.0   values.outlier                   8 action     known
-degrees_in_one_joint                       v3.0   values.unit                      7 state      known
-joint_with_the_other_sign                  v3.0   values.sign                      2 state      known
-dead_joint                                 v3.0   values.dead                      5 state      known
-gripper_never_closes                       v3.0   values.gripper                   9 action     known
-joint_jumps                                v3.0   values.jump                      6 state      known
-clipped_action                             v3.0   values.saturation                3 action     known
-encoder_offset_in_one_joint                v3.0   values.offset                    6 state      known
-joint_calibrated_anew                      v3.0   values.offset                    3 -          known
-action_late_by_six_frames                  v3.0   values.lag                       4 action     known
-joints_exchanged                           v3.0   values.exchanged                 1 state      known
-recorded_std_is_wrong                      v3.0   statistics.values                - action     known
-recorded_quantiles_out_of_order            v3.0   statistics.order                 - state      known
-recorded_statistics_of_five_joints         v3.0   statistics.shape                 - action     known
-recorded_statistics_of_another_episode     v2.1   statistics.episodes              5 -          known
-recorded_range_of_one_episode_is_wrong     v3.0   statistics.episodes              4 state      known
-image_statistics_of_255                    v3.0   statistics.images                - top        known
-episode_twice                              v2.1   episodes.duplicate               7 -          known
-episode_of_five_frames                     v2.1   episodes.outlier                 6 -          known
-episode_idles                              v3.0   episodes.outlier                 8 -          known
-start_off_by_one_frame                     v3.0   videos.start                     3 top        known
-end_of_a_video_lies                        v3.0   videos.length                    6 wrist      known
-video_lacks_a_frame                        v2.1   videos.count                     2 top        known
-video_has_more_frames                      v2.1   videos.count                     4 wrist      known
-video_of_another_size                      v2.1   videos.encoding                  1 top        known
-video_of_another_rate                      v2.1   videos.encoding                  8 top        known
-bytes_of_a_video_are_lost                  v2.1   images.decode                    3 top        known
-black_camera                               v2.1   images.black                     5 top        known
-frozen_camera                              v2.1   images.frozen                    6 wrist      known
-camera_hangs_for_a_second                  v2.1   images.repeated                  7 top        known
-cameras_exchanged                          v2.1   images.exchanged                 4 -          known
-each_image_one_frame_late                  v3.0   images.boundary                  - top        known
-episode_ids_with_a_gap                     v2.1   episodes.ids                     - -          known
-statistics_are_absent                      v3.0   statistics.missing               - -          known
-camera_shows_another_scene                 v2.1   images.outlier                   8 top        known
-camera_is_mirrored                         v2.1   images.mirrored                  4 top        known
-red_and_blue_are_exchanged                 v2.1   images.channels                  6 wrist      known
-camera_is_noisy                            v2.1   images.noise                     2 top        known
-images_of_an_episode_late                  v2.1   images.shifted                   3 top        known
-video_of_another_episode                   v2.1   images.shifted,images.duplicate  0 top        known
-videos_of_two_episodes_exchanged           v2.1   images.shifted                   8 -          known
-action_is_the_state                        v3.0   values.copy                      5 action     known
-all_actions_are_the_state                  v3.0   values.copy                      - action     known
-action_late_by_one_frame                   v3.0   values.lag                       2 action     known
-state_stops_in_the_middle                  v3.0   values.frozen                    6 state      known
-actions_of_another_episode                 v3.0   values.exchanged                 5 action     known
-gripper_inverted                           v3.0   values.sign                      4 -          known
-state_in_64_ticks                          v3.0   values.noise                     7 state      known
-noise_in_the_state                         v3.0   values.noise                     1 state      known
-zeros_at_the_start                         v3.0   values.zeros                     8 state      known
-idle_tail                                  v3.0   episodes.idle                    3 -          known
-near_copy_of_an_episode                    v3.0   episodes.duplicate               2 -          known
-start_half_a_frame_late                    v3.0   videos.start                     4 top        known
-timestamps_in_milliseconds                 v2.1   clock.fps                        6 -          known
-g1_v30_action_is_the_state                 g1_v30 values.copy                      3 -          known
-g1_v30_action_late_by_one_frame            g1_v30 values.lag                       5 -          known
-g1_v30_state_stops_in_the_middle           g1_v30 values.frozen                    2 -          known
-g1_v30_state_in_64_ticks                   g1_v30 values.noise                     4 -          known
-g1_v30_noise_in_the_state                  g1_v30 values.noise                     1 -          known
-g1_v30_zeros_at_the_start                  g1_v30 values.zeros                     7 -          known
-g1_v30_idle_tail                           g1_v30 episodes.idle                    0 -          known
-g1_v30_hand_inverted                       g1_v30 values.sign                      6 -          known
-g1_v30_start_half_a_frame_late             g1_v30 videos.start                     5 -          known
-g1_timestamps_in_milliseconds              g1     clock.fps                        6 -          known
-action_early_by_two_frames                 v3.0   values.lag                       8 action     held
-state_late_by_one_frame                    v3.0   values.lag                       5 -          held
-state_stops_for_half_a_second              v3.0   values.frozen                    9 state      held
-states_of_an_episode_in_reverse            v3.0   values.exchanged                 0 -          held
-three_joints_rotated_in_both_columns       v3.0   values.exchanged                 6 -          held
-action_of_the_gripper_inverted             v3.0   values.sign                      7 -          held
-state_of_an_8_bit_encoder                  v3.0   values.noise                     2 state      held
-noise_in_one_joint_of_the_action           v3.0   values.noise                     3 action     held
-zeros_in_the_middle                        v3.0   values.zeros,values.jump         1 action     held
-noisy_idle_tail                            v3.0   episodes.idle,episodes.outlier   6 -          held
-copy_with_noise_of_three_ticks             v3.0   episodes.duplicate               7 -          held
-millimeters_in_one_dimension               v3.0   values.unit                      1 action     held
-another_encoder_offset                     v3.0   values.offset                    9 state      held
-action_clipped_below                       v3.0   values.saturation                8 action     held
-start_a_fifth_of_a_frame_early             v3.0   videos.start                     7 wrist      held
-timestamps_in_microseconds                 v2.1   clock.fps                        3 -          held
-g1_v30_action_early_by_one_frame_held      g1_v30 values.lag                       2 -          held
-g1_v30_state_late_by_two_frames_held       g1_v30 values.lag                       7 -          held
-g1_v30_state_stops_for_a_second_held       g1_v30 values.frozen                    6 -          held
-g1_v30_state_in_200_ticks_held             g1_v30 values.noise                     5 -          held
-g1_v30_noise_in_five_joints_held           g1_v30 values.noise                     3 -          held
-g1_v30_zeros_in_the_action_held            g1_v30 values.zeros                     2 -          held
-g1_v30_long_idle_tail_held                 g1_v30 episodes.idle                    4 -          held
-g1_v30_other_hand_inverted_held            g1_v30 values.sign                      1 -          held
-g1_v30_start_a_third_of_a_frame_early_held g1_v30 videos.start                     1 -          held
-g1_timestamps_in_frames_held               g1     clock.fps                        2 -          held
-gr1_action_is_the_state_held               gr1    values.copy                      2 -          held
-gr1_state_stops_for_two_seconds_held       gr1    values.frozen                    4 -          held
-"""
-"""Name, dataset, rules, episode that the finding must name, its camera or column, and split of each fault."""
 
 
-def _read_table() -> Iterator[Fault]:
+def _read_faults(plants: dict[str, Plant], split: str) -> Iterator[Fault]:
     names = {"-": {}, "top": {"camera": TOP}, "wrist": {"camera": WRIST}, "task_index": {"column": "task_index"}}
     names |= {"state": {"column": STATE}, "action": {"column": ACTION}}
-    for line in TABLE.splitlines():
-        name, version, rules, episode, place, split = line.split()
+    for line, plant in plants.items():
+        name, version, rules, episode, place = line.split()
         number = None if episode == "-" else int(episode)
-        yield Fault(name, version, tuple(rules.split(",")), PLANTS[name], number, **names[place], split=split)
+        yield Fault(name, version, tuple(rules.split(",")), plant, number, **names[place], split=split)
 
 
-FAULTS = list(_read_table())
-
-
-# Faults of cameras
-
-
-def _camera_path(base: str, episode: int, camera: int) -> str:
-    keys = {"g1": ["observation.images.cam_high"], "gr1": ["observation.images.ego_view"]}.get(base, list(CAMERAS))
-    return video_file(episode, keys[camera])
-
-
-def _camera_fault(fault: CameraFault) -> Fault:
-    plants: list[Plant] = []
-    for (episode, camera), change in fault.changes.items():
-        path = _camera_path(fault.base, episode, camera)
-        if change == "camera":
-            plants.append(exchange((path, _camera_path(fault.base, episode, 1 - camera))))
-        elif isinstance(change, int):
-            plants.append(exchange((path, _camera_path(fault.base, change, camera))))
-        else:
-            plants.append(video(path, change, {"g1": 30}.get(fault.base, FPS)))
-    first = next(iter(fault.changes))[0] if len(fault.changes) < 3 else None
-    return Fault(fault.name, fault.base, fault.rules, several(*plants), first, split=fault.split)
-
-
-FAULTS += map(_camera_fault, CAMERA_FAULTS)
+FAULTS = [*_read_faults(KNOWN_FAULTS, "known"), *_read_faults(HELD_FAULTS, "held")]
 
 
 # Sound datasets
-
-
-def _one_episode(root: Path) -> None:
-    write_v30(root, lengths=(5,))
-
-
-def _images_in_rows(root: Path) -> None:
-    write_v30(root, lengths=(24, 30, 26, 28, 25), images="image")
 
 
 def _static(root: Path) -> None:
@@ -872,8 +807,8 @@ def _resting(root: Path) -> None:
 
 
 SOUND: dict[str, Callable[[Path], Any]] = {
-    "one episode": _one_episode,
-    "images in rows": _images_in_rows,
+    "one episode": partial(write_v30, lengths=(5,)),
+    "images in rows": partial(write_v30, lengths=(24, 30, 26, 28, 25), images="image"),
     "static scenes": _static,
     "noise": _noise,
     "resting joints": _resting,
@@ -949,8 +884,7 @@ def measure(only: Sequence[str] = ()) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Print how many faults are named."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser = make_parser(__doc__, whole=True)
     parser.add_argument("--only", nargs="+", default=[], help="names of faults")
     args = parser.parse_args(arguments)
     result = measure(args.only)
