@@ -6,17 +6,14 @@ Three cameras of 224x224, 200 tokens of text, 50 actions. The most important row
 process of its own and written at once, to `gpu-pi05.json` and `gpu-pi05.md` in the folder `--out`. Rows for which the
 time does not suffice are listed as skipped. A row that fails is a result, too: "OOM", or its error.
 
-    train        samples/s, tokens/s, MFU and memory of a training run's own step; also with six frames per camera, with
-                 samples of one to three cameras, padded and packed, and with the images of a loader
+    train        samples/s, tokens/s, MFU and memory of a training run's own step; also with six frames per camera, and
+                 with samples of one to three cameras, padded and packed
     sampling     latency at batch 1: prefix, Euler step, ten steps; with and without compiled blocks and a CUDA graph
     attention    back-end and time of each kind of attention
-    waits        places where the host waits for the device in a step
-    bits         whether two runs with the same seed are equal to the bit
     memory       memory that `understudy plan` predicts for rows of `train`
 
-It needs torch, numpy, safetensors and pydantic; `memory` and the row with a loader also need pyarrow and av. The
-sources are those of this checkout. MFU is the arithmetic of forward and backward, computed once, over the peak of the
-data sheet.
+It needs torch, numpy, safetensors and pydantic; `memory` also needs pyarrow and av. The sources are those of this
+checkout. MFU is the arithmetic of forward and backward, computed once, over the peak of the data sheet.
 """
 
 import argparse
@@ -26,7 +23,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +37,21 @@ PRECISIONS, CHECKPOINTS, BATCHES = ("bf16-split", "bf16", "fp32"), ("full", "sel
 GOALS = (
     "Goals on one H200: 28 samples/s (40 % MFU), below 60 GiB at batch 32 (bf16-split, full), all of a sample <= 25 ms."
 )
-SPECIAL: tuple[dict[str, Any], ...] = (
-    {},
-    {"history": 6},
-    {"mixture": True},
-    {"mixture": True, "packed": True},
-    {"loader": True},
-)
-"""Rows of `train` at batch 16 that are compared with each other: past frames, packing, images of a loader."""
+SPECIAL: tuple[dict[str, Any], ...] = ({}, {"history": 6}, {"mixture": True}, {"mixture": True, "packed": True})
+"""Rows of `train` at batch 16 that are compared with each other: past frames, packing."""
+RATES = {
+    "samples/s": "samples_per_s",
+    "tokens/s": "tokens_per_s",
+    "MFU": "mfu",
+    "of TF/s": "peak_tflops_per_s",
+    "peak GiB": "peak_gib",
+    "first step s": "first_step_s",
+}
 NOTES = {
-    "fully_shard": "fully_shard",
     "masked": "padded text, missing cameras",
     "history": "6 frames",
     "mixture": "1, 2, 3 cameras, short and long text",
     "packed": "packed",
-    "loader": "images of a loader",
 }
 """Field of a row of `train` -> note in its table."""
 SMALL = {"tiny": {32: 4, 64: 6, 16: 2}, "base": {}}
@@ -79,7 +75,6 @@ def rows(size: str, device: str) -> list[Row]:
         setting = {"precision": precision, "checkpoint": checkpoint, "batch": batch(count)}
         return {"kind": "memory", **common, **setting}
 
-    step = {"precision": "bf16-split", "checkpoint": "full"}
     found = [
         train("bf16-split", "full", False, 32),
         train("bf16-split", "full", True, 32),
@@ -87,13 +82,10 @@ def rows(size: str, device: str) -> list[Row]:
         {"kind": "attention", **common, "batch": batch(16)},
         train("bf16-split", "selective", True, 32),
         train("bf16-split", "full", True, 64),
-        {"kind": "waits", **common, **step, "batch": batch(16), "masked": True},
         train("bf16-split", "full", False, 32, masked=True),
         train("bf16", "full", False, 32),
-        train("bf16", "full", False, 32, fully_shard=True),
         {"kind": "sampling", **common, "stored": "bfloat16"},
         *(train("bf16-split", "full", False, 16, **more) for more in SPECIAL),
-        {"kind": "bits", **common, **step, "batch": batch(16)},
         memory("bf16-split", "full", 32),
         memory("bf16-split", "selective", 32),
         train("bf16", "full", True, 32),
@@ -138,73 +130,58 @@ def run_row(row: Row, seconds: float) -> Row:
 
 
 def with_rates(row: Row, device: str) -> Row:
-    """Add tokens/s and MFU to a row of `train`."""
+    """Add tokens/s and MFU to a row of `train`; None where samples differ from the formula."""
     sys.path[:0] = [path for path in (str(HERE), str(SOURCES)) if path not in sys.path]
     from gpu_pi05_run import forward_flops, sample_tokens, sizes_of
     from understudy.train.profiling.live_bytes import peak_flops
 
     if row["kind"] != "train" or "samples_per_s" not in row:
         return row
-    tokens = sample_tokens(row["size"])
-    flops = 3 * forward_flops(sizes_of(row["size"]), **tokens)
-    peak = peak_flops(device, ARITHMETIC[row["precision"]])
-    other = [name for name in ("masked", "history", "mixture") if row.get(name)]  # another arithmetic per sample
-    if "history" in other or "mixture" in other:
-        return row | {"tokens_per_s": None, "tflops_per_s": None, "peak_tflops_per_s": None, "mfu": None}
-    rates: Row = {"tokens_per_s": round(row["samples_per_s"] * sum(tokens.values()), 1)}
-    rates |= {"tflops_per_s": round(row["samples_per_s"] * flops / 1e12, 2)}
-    rates |= {"peak_tflops_per_s": None if peak is None else peak / 1e12}
-    rates |= {"mfu": None if peak is None or other else round(row["samples_per_s"] * flops / peak, 4)}
+    rate, tokens = row["samples_per_s"], sample_tokens(row["size"])
+    flops, peak = 3 * forward_flops(sizes_of(row["size"]), **tokens), peak_flops(device, ARITHMETIC[row["precision"]])
+    rates: Row = dict.fromkeys(("tokens_per_s", "tflops_per_s", "peak_tflops_per_s", "mfu"))
+    if not row.get("history") and not row.get("mixture"):
+        rates |= {"tokens_per_s": round(rate * sum(tokens.values()), 1), "tflops_per_s": round(rate * flops / 1e12, 2)}
+        rates["peak_tflops_per_s"] = peak and peak / 1e12
+        rates["mfu"] = round(rate * flops / peak, 4) if peak and not row.get("masked") else None
     return row | rates
 
 
 def page(found: dict[str, Any]) -> str:
     """The results as markdown, rows for docs/performance.md."""
-    known, done = found["conditions"], found["rows"]
-    lines = [
-        f"Conditions: {', '.join(f'{name} {value}' for name, value in known.items() if value is not None)}.",
-        GOALS,
-    ]
-    table = [row for row in done if row["kind"] == "train"]
-    predicted = {_key(row): row for row in done if row["kind"] == "memory"}
+    lines = ["Conditions: " + ", ".join(f"{name} {value}" for name, value in found["conditions"].items()) + ".", GOALS]
+    predicted = {_settings(row): row for row in found["rows"] if row["kind"] == "memory"}
+    table = [row for row in found["rows"] if row["kind"] == "train"]
     if table:
-        head = ("precision", "checkpointing", "compiled", "batch", "", "samples/s", "tokens/s", "MFU", "of TF/s")
-        lines += _head(*head, "peak GiB", "predicted GiB", "first step s")
+        lines += _head("train", *RATES, "predicted GiB")
     for row in table:
-        note = "; ".join(text for name, text in NOTES.items() if row.get(name))
-        cells = [row["precision"], row["checkpoint"], "yes" if row["compile"] else "no", row["batch"], note]
-        if "error" in row:
-            cells += [row["error"], *[""] * 6]
-        else:
-            mfu = "" if row.get("mfu") is None else f"{100 * row['mfu']:.1f} %"
-            cells += [row["samples_per_s"], row["tokens_per_s"], mfu, row["peak_tflops_per_s"], row.get("peak_gib")]
-            guess = {} if note else predicted.get(_key(row), {})
-            cells += [guess.get("peak_gib", guess.get("error")), row["first_step_s"]]
-        lines.append(_line(cells))
-    for row in done:
+        prediction = predicted.get(_settings(row | {"compile": False}), {})
+        cells = [row.get(name) for name in RATES.values()] + [prediction.get("peak_gib", prediction.get("error"))]
+        lines.append(_line([_settings(row), *([row["error"]] if "error" in row else cells)]))
+    for row in found["rows"]:
         if row["kind"] == "sampling":
-            lines += _sampling(row)
+            lines += _head(f"sampling, ms: {_settings(row)}", "p50", "p99", "CUDA graph: p50", "p99")
+            for name in ("prefill", "step", "ten steps", "all"):
+                times = [row.get(name, {}).get(kind, {}) for kind in ("plain", "graph")]
+                lines.append(_line([name, *(time.get(p, time.get("error")) for time in times for p in ("p50", "p99"))]))
         elif row["kind"] == "attention":
-            lines += _attention(row)
-        elif row["kind"] in ("waits", "bits"):
-            lines += ["", f"**{row['kind']}** ({_settings(row)}): {row.get('error') or ''}", ""]
-            lines += [
-                f"* {name}: {row[name]}" for name in ("count", "places", "default", "deterministic") if name in row
-            ]
+            lines += _head(f"attention, {_settings(row)}", "back-end", "forward and backward ms", "kernels")
+            for name, call in row.get("calls", {}).items():
+                taken = call.get("error") or ", ".join(f"{name} {count}" for name, count in call["back_ends"].items())
+                lines.append(_line([name, taken, call.get("ms"), "; ".join(call.get("kernels", ()))]))
+        if "error" in row:
+            lines += ["", f"{row['kind']} {_settings(row)}: {row['error']}"]
     if found["skipped"]:
         lines += ["", f"Skipped after {found['minutes']:g} minutes (`--minutes`), or by `--rows`:", ""]
         lines.append("; ".join(f"{row['kind']} {_settings(row)}" for row in found["skipped"]))
     return "\n".join(lines) + "\n"
 
 
-def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("precision", "checkpoint", "batch"))
-
-
 def _settings(row: Row) -> str:
     names = ("precision", "checkpoint", "stored", "batch")
     words = [str(row[name]) for name in names if name in row]
-    return ", ".join(words + [name for name in ("compile", *NOTES) if row.get(name)])
+    notes = {"compile": "compiled", **NOTES}
+    return ", ".join(words + [text for name, text in notes.items() if row.get(name)])
 
 
 def _head(*cells: str) -> list[str]:
@@ -213,39 +190,6 @@ def _head(*cells: str) -> list[str]:
 
 def _line(cells: Any) -> str:
     return "| " + " | ".join("" if cell is None else str(cell) for cell in cells) + " |"
-
-
-def _sampling(row: Row) -> Iterator[str]:
-    how = "compiled blocks" if row.get("compile") else "eager"
-    yield from ("", f"**Sampling at batch 1**, {how}, weights stored in {row['stored']}: {row.get('error') or ''}")
-    yield from _head("ms", "p50", "p99", "in a CUDA graph: p50", "p99")
-    for name in ("prefill", "step", "ten steps", "all"):
-        plain, graph = (row.get(name, {}).get(kind, {}) for kind in ("plain", "graph"))
-        yield _line(
-            [
-                name,
-                *(
-                    each.get("error" if p == "p50" and "error" in each else p)
-                    for each in (plain, graph)
-                    for p in ("p50", "p99")
-                ),
-            ]
-        )
-    if "graph_equals_plain" in row:
-        yield f"\nThe graph's actions are equal to the plain ones: {row['graph_equals_plain']}."
-
-
-def _attention(row: Row) -> Iterator[str]:
-    yield from ("", f"**Attention**, bfloat16, batch {row['batch']}: {row.get('error') or ''}")
-    yield from _head("call", "back-end", "forward and backward ms", "kernels")
-    for name, call in row.get("calls", {}).items():
-        yield _line([name, call.get("error") or _counts(call), call.get("ms"), "; ".join(call.get("kernels", ()))])
-    for name, call in row.get("network", {}).items():
-        yield _line([f"network of two layers, {name}", call.get("error") or _counts(call), "", ""])
-
-
-def _counts(call: Row) -> str:
-    return ", ".join(f"{name} {count}" for name, count in call["back_ends"].items())
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -282,7 +226,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _short(row: Row) -> Row:
-    names = ("error", "samples_per_s", "mfu", "peak_gib", "all", "count", "default", "seconds")
+    names = ("error", "samples_per_s", "mfu", "peak_gib", "all", "seconds")
     return {name: row[name] for name in names if name in row}
 
 

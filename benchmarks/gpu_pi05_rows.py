@@ -6,54 +6,54 @@ result as JSON; `{"error": ...}` where the row failed, "OOM" where the memory of
 Needs torch, numpy and safetensors, and pydantic for the settings; only `memory` reads more.
 """
 
-import dataclasses
-import hashlib
 import json
 import os
 import platform
+import statistics
 import sys
 import time
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
-from gpu_pi05_calls import attention, sampling
 from gpu_pi05_run import (
     CAMERAS,
-    PIXELS,
     Row,
+    attempt,
     batches,
     failure,
-    forward_flops,
     gib,
+    inputs,
     make_state,
     normalization,
     policy_config,
     sample_tokens,
+    sampler,
     sizes_of,
     train_config,
     wait,
 )
 from understudy.distributed.mesh import join_mesh
-from understudy.policies.pi05.network import Pi0Network
+from understudy.policies.common.flow_matching import euler
+from understudy.policies.common.towers import attend
 
-# -- kinds of rows
+BACKENDS = {
+    "flash": "_scaled_dot_product_flash_attention",
+    "efficient": "_scaled_dot_product_efficient_attention",
+    "cudnn": "_scaled_dot_product_cudnn_attention",
+    "math": "_scaled_dot_product_attention_math",
+}
+"""Name of each back-end -> its operation in a trace; flash has another name on a CPU, which begins with this one."""
 
 
 def train(row: Row) -> dict[str, Any]:
     """Speed and memory of the training step."""
     with join_mesh(train_config(row)) as mesh:
-        if row.get("fully_shard"):  # a mesh of size 2 uses the code of several processes; the absent one is not asked
-            state = make_state(row, dataclasses.replace(mesh, world_size=2))
-            state.checked = True
-        else:
-            state = make_state(row, mesh)
+        state = make_state(row, mesh)
         data, device = batches(row, mesh.device), mesh.device
         wait(device)
         resident = torch.cuda.memory_allocated() if device.type == "cuda" else 0
@@ -88,97 +88,6 @@ def train(row: Row) -> dict[str, Any]:
         return found
 
 
-def flops(row: Row) -> dict[str, Any]:
-    """Arithmetic of a sample, forward and backward, counted on shapes; and the formula of its matrix products."""
-    sizes, tokens = sizes_of(row["size"]), sample_tokens(row["size"])
-    side, dim, count = PIXELS[row["size"]], sizes.dim, row.get("batch", 1)
-    with torch.device("meta"):
-        network = Pi0Network(sizes)
-        images, words = torch.empty(count, len(CAMERAS), 3, side, side), torch.zeros(count, tokens["text"]).long()
-        actions, times = torch.empty(count, sizes.chunk, dim), torch.empty(count)
-    with FlopCounterMode(display=False) as counter:
-        network.flow_loss(images, None, words, None, torch.empty_like(actions[:, 0]), actions, actions, times).sum(
-            dtype=torch.float32
-        ).backward()
-    return {
-        "flops_per_sample": counter.get_total_flops() / count,
-        "formula": 3 * forward_flops(sizes, **tokens),
-        "tokens_per_sample": sum(tokens.values()),
-        "parameters": sum(p.numel() for p in network.parameters()),
-    }
-
-
-def bits(row: Row) -> dict[str, Any]:
-    """Two runs with the same seed in one process, with torch's default algorithms and with deterministic ones."""
-    found: dict[str, Any] = {}
-    for name in ("default", "deterministic"):
-        torch.use_deterministic_algorithms(name == "deterministic", warn_only=True)
-        runs, took = [], 0.0
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for _ in range(2):
-                losses, digest, took = _short_run(row)
-                runs.append((losses, digest))
-                _release()
-        alerts = {str(w.message).split(" ")[0] for w in caught if "determinis" in str(w.message)}
-        found[name] = {
-            "losses_equal": runs[0][0] == runs[1][0],
-            "weights_equal": runs[0][1] == runs[1][1],
-            "step_s": round(took, 4),
-            "without_deterministic_form": sorted(alerts),
-        }
-    torch.use_deterministic_algorithms(False)
-    return found
-
-
-def _short_run(row: Row) -> tuple[list[float], str, float]:
-    """Losses of three steps, digest of the float32 values of the weights behind them, and seconds of the last step."""
-    with join_mesh(train_config(row)) as mesh:
-        state, data = make_state(row, mesh), batches(row, mesh.device)
-        results = [state.train_step(next(data)) for _ in range(2)]
-        wait(mesh.device)
-        start = time.perf_counter()
-        results.append(state.train_step(next(data)))
-        wait(mesh.device)
-        took = time.perf_counter() - start
-        digest = hashlib.sha256()
-        for parameter in state.policy.parameters():
-            digest.update(word_sum(state.optimizer.local_master(parameter)).to_bytes(8, "big", signed=True))
-        return [result.loss.item() for result in results], digest.hexdigest(), took
-
-
-@torch.no_grad()
-def word_sum(tensor: Tensor, part: int = 1 << 24) -> int:
-    """Sum the words of a float32 tensor times odd factors, modulo 2^64: a change of one word always changes it."""
-    words, total = tensor.detach().reshape(-1).view(torch.int32), 0
-    for low in range(0, len(words), part):
-        some = words[low : low + part].to(torch.int64)
-        factors = torch.arange(low, low + len(some), device=words.device) * 2 + 1
-        total += int((some * factors).sum())
-    return (total + 2**63) % 2**64 - 2**63
-
-
-def waits(row: Row) -> dict[str, Any]:
-    """Places where one training step makes the host wait for the device, by torch's own warnings."""
-    if row["device"] != "cuda":
-        return {"error": "a CPU has nothing to wait for"}
-    with join_mesh(train_config(row)) as mesh:
-        state, data = make_state(row, mesh), batches(row, mesh.device)
-        for _ in range(2):
-            state.train_step(next(data))
-        batch = next(data)
-        wait(mesh.device)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                state.train_step(batch)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        places = [f"{each.filename}:{each.lineno}" for each in caught if "synchroniz" in str(each.message)]
-    return {"count": len(places), "places": {place: places.count(place) for place in sorted(set(places))}}
-
-
 def memory(row: Row) -> dict[str, Any]:
     """Memory that `understudy plan` predicts for a `train` row, by shapes alone."""
     from understudy.train.profiling.plan import trace_step
@@ -194,15 +103,135 @@ def memory(row: Row) -> dict[str, Any]:
     return {f"{name.replace(' ', '_')}_gib": gib(size) for name, size in shapes.memory.items()}
 
 
-# -- one row
+def attention(row: Row) -> dict[str, Any]:
+    """Back-end and milliseconds (forward and backward) of each kind of attention of a step."""
+    device, sizes, count = torch.device(row["device"]), sizes_of(row["size"]), row["batch"]
+    tokens = sample_tokens(row["size"])
+    prefix = tokens["images"] + tokens["text"]
+    v, a = sizes.vision, sizes.vlm
+    keys = prefix + sizes.chunk
+    valid = torch.arange(prefix, device=device) < prefix - torch.arange(count, device=device)[:, None] % 8
+    own = torch.ones(count, sizes.chunk, dtype=torch.bool, device=device)
+    dense = torch.cat([valid, own], dim=1)[:, None, None].expand(count, 1, sizes.chunk, keys)
+    calls = {  # queries, keys, heads, heads of keys, head_dim, mask
+        "images": (count * len(CAMERAS), v.tokens, v.tokens, v.heads, v.heads, v.width // v.heads, None),
+        "prefix": (count, prefix, prefix, a.num_heads, a.num_kv_heads, a.head_dim, None),
+        "prefix, dense mask": (count, prefix, prefix, a.num_heads, a.num_kv_heads, a.head_dim, valid[:, None, None]),
+        "actions": (count, sizes.chunk, keys, a.num_heads, a.num_kv_heads, a.head_dim, None),
+        "actions, dense mask": (count, sizes.chunk, keys, a.num_heads, a.num_kv_heads, a.head_dim, dense),
+    }
+    found: dict[str, Any] = {"calls": {}}
+    for name, (rows, queries, seen, heads, kv_heads, dim, mask) in calls.items():
+        found["calls"][name] = attempt(_attention_call, device, (rows, heads, queries, dim), (kv_heads, seen), mask)
+    return found
 
 
-def _release() -> None:
-    import gc
+def _attention_call(
+    device: torch.device, shape: tuple[int, ...], keys: tuple[int, int], mask: Tensor | None
+) -> dict[str, Any]:
+    dtype = torch.bfloat16
+    q = torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
+    k, v = (torch.randn(shape[0], *keys, shape[3], device=device, dtype=dtype, requires_grad=True) for _ in range(2))
 
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    def call() -> None:
+        attend(q, k, v, mask).sum().backward()
+
+    times = _timed(call, device, 10)
+    return _back_ends(call, device) | {"ms": round(1e3 * statistics.median(times), 3)}
+
+
+def _back_ends(call: Callable[[], object], device: torch.device) -> dict[str, Any]:
+    """Count the calls per back-end in `call()`, forward passes alone, and name the attention kernels of a GPU."""
+    from torch.profiler import ProfilerActivity, profile
+
+    call()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with profile(activities=activities) as traced:
+        call()
+        wait(device)
+    taken: dict[str, int] = {}
+    kernels = set()
+    for event in traced.key_averages():
+        for name, operation in BACKENDS.items():
+            if event.key.startswith(f"aten::{operation}") and "backward" not in event.key:
+                taken[name] = taken.get(name, 0) + event.count
+        if "aten::" not in event.key and any(word in event.key for word in ("flash", "fmha", "cudnn", "sdpa")):
+            kernels.add(event.key[:80])
+    return {"back_ends": taken} | ({"kernels": sorted(kernels)} if kernels else {})
+
+
+@torch.no_grad()
+def sampling(row: Row) -> dict[str, Any]:
+    """Milliseconds of prefix, Euler step and ten steps at batch 1, from one stored precision of the weights."""
+    device, sizes = torch.device(row["device"]), sizes_of(row["size"])
+    network = sampler(sizes, row["stored"], device)
+    if row.get("compile"):
+        for block in (*network.vision.layers, *network.layers):
+            block.compile()
+    values = inputs(sizes, row["size"], 1, device)
+    noise, state = values.pop("noise"), values.pop("state")
+    time_ = torch.full((1,), 0.5, device=device)
+    observed = network.observe(**values)
+    field = network.field(observed, state)
+
+    def prefill() -> object:
+        return network.field(network.observe(**values), state)
+
+    parts: dict[str, Callable[[], Any]] = {
+        "prefill": prefill,
+        "step": lambda: field(noise, time_),
+        "ten steps": lambda: euler(field, noise, 10),
+        "all": lambda: network.sample(**values, state=state, noise=noise, steps=10),
+    }
+    found: dict[str, Any] = {}
+    repeats = row.get("repeats") or 100
+    for name, part in parts.items():
+        found[name] = {"plain": attempt(lambda part=part: _percentiles(_timed(part, device, repeats)))}
+        if device.type == "cuda":
+            found[name]["graph"] = attempt(lambda part=part: _percentiles(_timed(_graphed(part), device, repeats)))
+    if device.type == "cuda":
+        found["peak_gib"] = gib(torch.cuda.max_memory_allocated())
+    return found
+
+
+def _graphed(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Capture `call` in a CUDA graph; the result replays it. Each has the memory of the capture as its own."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+
+    def replay() -> Any:
+        graph.replay()
+        return result
+
+    return replay
+
+
+def _timed(call: Callable[[], object], device: torch.device, repeats: int, limit: float = 6.0) -> list[float]:
+    """Seconds of each of up to `repeats` calls, from an idle device to an idle device; fewer after `limit` seconds."""
+    for _ in range(min(5, repeats)):
+        call()
+    found: list[float] = []
+    while len(found) < repeats and (len(found) < 10 or sum(found) < limit):
+        wait(device)
+        start = time.perf_counter()
+        call()
+        wait(device)
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def _percentiles(seconds: list[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    places = {f"p{p}": min(len(ordered) - 1, p * len(ordered) // 100) for p in (50, 99)}
+    return {name: round(1e3 * ordered[place], 3) for name, place in places.items()} | {"repeats": len(ordered)}
 
 
 @contextmanager
@@ -229,7 +258,7 @@ def conditions(row: Row) -> dict[str, Any]:
     }
 
 
-KINDS = {each.__name__: each for each in (conditions, train, flops, bits, waits, attention, sampling, memory)}
+KINDS = {each.__name__: each for each in (conditions, train, attention, sampling, memory)}
 
 
 def measure(row: Row) -> dict[str, Any]:
@@ -246,8 +275,5 @@ def measure(row: Row) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    row = json.loads(sys.argv[1])
-    if row["kind"] == "bits":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it no product is deterministic
-    print(json.dumps(measure(row)), flush=True)
+    print(json.dumps(measure(json.loads(sys.argv[1]))), flush=True)
     os._exit(0)  # a device that failed may hang at exit

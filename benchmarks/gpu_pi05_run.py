@@ -1,9 +1,7 @@
 """Dummy data, fresh weights and states of the network for `gpu_pi05_rows.py`, all made on the device."""
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -157,33 +155,9 @@ def batches(row: Row, device: torch.device) -> Iterator[PreparedBatch]:
         EXTENTS: [Extent(each, length) for each, length in zip(has, lengths)],
     }
     position = torch.arange(count)
-    loaded = iter(loaded_images(side, count)) if row.get("loader") else None
     while True:
-        fresh = next(loaded) if loaded is not None else {}
-        yield PreparedBatch(values | fresh | {"position": position})
+        yield PreparedBatch(values | {"position": position})
         position = position + count
-
-
-def loaded_images(side: int, count: int) -> Iterator[dict[str, Tensor]]:
-    """Images of a loader with its default settings: three cameras, H.264, a key frame every 30; uint8, on the host."""
-    import numpy as np
-
-    from understudy import EpisodeDataset, EpisodeWriter, Loader
-
-    with tempfile.TemporaryDirectory(prefix="understudy-gpu-") as folder:
-        root, ramp = Path(folder) / "data", np.arange(side, dtype=np.uint8)
-        features = {camera: {"dtype": "video", "shape": [side, side, 3]} for camera in CAMERAS}
-        features["action"] = {"dtype": "float32", "shape": [2]}
-        with EpisodeWriter(root, fps=10, features=features, codec="libx264", gop=30) as writer:
-            for episode in range(4):
-                for step in range(64):
-                    image = np.broadcast_to((ramp[:, None] + ramp + step * (episode + 1))[..., None], (side, side, 3))
-                    frame = dict.fromkeys(CAMERAS, np.ascontiguousarray(image.astype(np.uint8)))
-                    writer.add_frame({**frame, "action": np.zeros(2, np.float32)}, "push")
-                writer.save_episode()
-        with Loader(EpisodeDataset(root), batch_size=count, seed=0) as loader:
-            for batch in loader:
-                yield {camera: batch[camera] for camera in CAMERAS}
 
 
 def wait(device: torch.device) -> None:
