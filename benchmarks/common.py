@@ -16,8 +16,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # which encode vid
 from understudy.cli.bench.measure import conditions
 
 CACHE = Path(tempfile.gettempdir()) / "understudy-bench"
-SAME = ("cpu", "cores", "understudy")
-"""Conditions that figures of one file share, beside the settings."""
 
 
 def make_parser(doc: str | None, whole: bool = False) -> argparse.ArgumentParser:
@@ -68,7 +66,7 @@ class Results:
         self.found: dict[str, Any] = {part: [] for part in parts} | {"conditions": settings}
         if self.file and self.file.exists():
             self.found |= json.loads(self.file.read_text())
-        for key in (*SAME, "quick", "recordings", "seconds", "rounds"):
+        for key in ("cpu", "cores", "understudy", "quick", "recordings", "seconds", "rounds"):
             if (before := self.found["conditions"].get(key)) != settings.get(key):
                 raise SystemExit(
                     f"{out}: its figures are of {key} {before!r}, not {settings.get(key)!r}; take another file"

@@ -1,7 +1,7 @@
 """Figures of `us.Loader` without settings: the order that it chooses, its cost, its first seconds and its mixing.
 
     python benchmarks/defaults.py [--json] [--quick] [--real DIR] [--cache DIR] [--out FILE]
-                                  [--parts measured,verified,frontier,waiting] [--only NAME]
+                                  [--parts measured,verified,waiting] [--only NAME]
 
 `measured`: re-encodings of eight episodes, real (`--real`, or UNDERSTUDY_TEST_DATA) or drawn, joined 1, 4, 8 and 20
 times, each with a memory of 1 and 4 GB: `us.Loader(PATH, batch_size=32, seed=0, memory=M, delta_timestamps=16 actions)`
@@ -13,8 +13,6 @@ process, all rounds together; work ahead between rounds counts. In a loader that
 100 batches are of the first epoch, and rounds later than that only copy.
 
 `verified`: frames in uniform order that no memory keeps, at GOP 2 and 250, beside `order/cost.uniform_cost`.
-
-`frontier`: arithmetic, see `defaults_frontier.py`.
 
 `waiting`: batches of 8 from one and three cameras of 480 lines. A step sleeps, as a host does while its GPU computes.
 Two loaders of each row have the seconds from the path to the first batch, with libraries imported, and the share of
@@ -40,14 +38,13 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from common import OtherLoader, Results, add_dataset_arguments, child, make_parser
-from defaults_frontier import RIVALS, cells, frontier_row
 from loader_sets import Encoding, Recording, encodings, joined
 from order_audit import as_read, deff_of
 
 BATCH, CHUNK = 32, 16
 STEP_S, START_S, START_BATCHES, LEAST = 0.05, 5.0, 100, 16  # LEAST: batches of a round
 TILES, MEMORIES, AT_ONCE, IN_A_ROW = (1, 4, 8, 20), (1, 4), 8, 256
-PARTS = ("measured", "verified", "frontier", "waiting")
+PARTS = ("measured", "verified", "waiting")
 WAITING = ((2, 1, 10), (2, 1, 50), (2, 3, 50), (30, 1, 10), (30, 3, 10), (30, 3, 50))
 """GOP, cameras, milliseconds of a step."""
 
@@ -102,7 +99,10 @@ def serve_loader(root: str, memory: float, uniform: bool) -> None:
         request = json.loads(line)
         if loader is None:
             before = start_peak()
-            order = {"batch_size": BATCH, "seed": 0} if not uniform else {"order": uniform_order(root, windows)}
+            order: dict[str, Any] = {"batch_size": BATCH, "seed": 0}
+            if uniform:
+                data = us.EpisodeDataset(root, delta_timestamps=windows)
+                order = {"order": us.Order.from_datasets([data], **order, mode="uniform")}
             begin = time.perf_counter()
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
@@ -120,13 +120,6 @@ def serve_loader(root: str, memory: float, uniform: bool) -> None:
                 batches += 1
             spent, earlier = cpu_seconds(), spent
             answer(cpu_s=spent - earlier, samples=batches * BATCH, peak_mb=plan_figures(loader, before)["peak_mb"])
-
-
-def uniform_order(root: str, windows: dict[str, list[float]]) -> Any:
-    import understudy as us
-
-    data = us.EpisodeDataset(root, delta_timestamps=windows)
-    return us.Order.from_datasets([data], batch_size=BATCH, seed=0, mode="uniform")
 
 
 def start_figures(loader: Any, seconds: float, batches: int) -> dict[str, float]:
@@ -273,7 +266,6 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     seconds, rounds = (0.1, 1) if quick else (arguments.seconds, arguments.rounds)
     settings = {"recordings": "real" if real else "drawn", "quick": quick, "seconds": seconds, "rounds": rounds}
     results = Results(PARTS, arguments.out, **settings)
-    results.found["rivals"] = RIVALS
     start = {"seconds": 0.3 if quick else START_S, "batches": 3 if quick else START_BATCHES}
     if {"measured", "verified"} & set(parts):
         with OtherLoader(child(__file__, "rows")) as rows_process:
@@ -282,10 +274,6 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 if part in parts and not results.has(part, row.name) and arguments.only in row.name:
                     measured = measure_row(row, rows_process, start, seconds, rounds)
                     results.add(part, measured, render_row(measured))
-    if "frontier" in parts and not results.found["frontier"]:
-        for cell in cells(quick):
-            place = frontier_row(cell)
-            results.add("frontier", place, render_cell(place))
     recorded = Recording(arguments.cache, real, quick)
     for gop, cameras, step_ms in WAITING if "waiting" in parts else ():
         encoding = Encoding("libsvtav1", 2, 0) if gop == 2 else Encoding("libx264", 30, 0, 23)
@@ -309,16 +297,6 @@ def render_row(row: dict[str, Any]) -> str:
     )
 
 
-def render_cell(row: dict[str, Any]) -> str:
-    """A cell of the frontier on one line."""
-    place = f"GOP {row['gop']:<4}{row['frames']:>9} frames {row['lines']} lines {row['cameras']} cameras"
-    ours = row["ours"]
-    sides = [f"{row['memory_gb']:>3} GB batch {row['batch']:<4}", f"{ours['order']:<24}{ours['cost']:5.2f}"]
-    sides += [" / ".join(f"{value:.2f}" for value in ours["deff"])]
-    lost = [f"{one['rival']}: {one['cost']:.3f} of the cost, {one['deff8']:.2f} of deff(8)" for one in row["better"]]
-    return "  ".join([place, *sides, "; ".join(lost)])
-
-
 def render_waiting(row: dict[str, Any]) -> str:
     """A row of waiting on one line."""
     first = ", ".join(f"{part['first_batch_s']:.2f} s" for part in row["rounds"])
@@ -327,12 +305,10 @@ def render_waiting(row: dict[str, Any]) -> str:
 
 
 def render(results: dict[str, Any]) -> str:
-    """All rows, and the cells that another order wins."""
+    """All rows."""
     lines = ["name, order, CPU ms, in a row, ratio (estimate), of the start, waiting, first batch, memory, deff 1/8/64"]
     lines += [render_row(row) for part in PARTS[:2] for row in results[part]]
-    lost = [row for row in results["frontier"] if row["better"]]
-    lines += [f"{len(lost)} of {len(results['frontier'])} cells in which another order is cheaper and mixes better:"]
-    lines += [render_cell(row) for row in lost] + [render_waiting(row) for row in results["waiting"]]
+    lines += [render_waiting(row) for row in results["waiting"]]
     return "\n".join(lines)
 
 

@@ -24,7 +24,6 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -150,13 +149,13 @@ def medians(answers: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def rival_figures(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of the other loader's rounds, or {"missing": reason}; {} without rounds."""
+    """Medians of the other loader's rounds, or {"missing": reason}."""
     missing = [answer["missing"] for answer in answers if "missing" in answer]
-    return {"missing": missing[0]} if missing else medians(answers) if answers else {}
+    return {"missing": missing[0]} if missing else medians(answers)
 
 
 def measure_set(
-    one: Set, rival: Rival | None, known: dict[Path, Any], seconds: float, rounds: int, colors: str
+    one: Set, name: str, rival: Rival | None, known: dict[Path, Any], seconds: float, rounds: int, colors: str
 ) -> dict[str, Any]:
     """Measure one row. `known` has LeRobot's figures on earlier datasets by their path."""
     data = Setting(str(one.root), BATCH, CHUNK).data()
@@ -174,24 +173,19 @@ def measure_set(
             if rival and one.lerobot not in known:
                 asked = {"batch": BATCH, "chunk": CHUNK, "workers": 2, "seconds": seconds}
                 theirs.append(rival.ask(root=str(one.lerobot), **asked))
-    known.setdefault(one.lerobot, rival_figures(theirs))
-    figures, other, order = medians(ours), known[one.lerobot], setting.order(data)
+    known |= {one.lerobot: rival_figures(theirs)} if theirs else {}
+    figures, other, order = medians(ours), known.get(one.lerobot, {}), setting.order(data)
     read, lengths = as_read(order)
     stop = max(256 * BATCH, min(1 << 18, 4 * order.spec.sources[0].frames))
-    row = {**asdict(one), "name": row_name(one, colors), "colors": colors, "root": None, "lerobot": None, **figures}
-    for name, side in sides.items():
-        side_figures = side.figures() or {}
-        row[f"{name}_per_s"] = side_figures.get("samples_per_s")
-        row[f"{name}_cpu_ms_per_sample"] = side_figures.get("cpu_ms_per_sample")
-        row[f"over_{name}"] = side.share(figures["samples_per_s"])
-    row |= {f"lerobot_{name}": other.get(name) for name in ("samples_per_s", "cpu_ms_per_sample", "missing")}
+    row = {**asdict(one), "name": name, "colors": colors, "root": None, "lerobot": None, **figures}
+    for key, side in sides.items():
+        for figure in ("samples_per_s", "cpu_ms_per_sample"):
+            row[f"{key}_{figure.removeprefix('samples_')}"] = (side.figures() or {}).get(figure)
+        row[f"over_{key}"] = side.share(figures["samples_per_s"])
+    row |= {f"lerobot_{key}": other.get(key) for key in ("samples_per_s", "cpu_ms_per_sample", "missing")}
     row |= {"deff1": deff_of(read, BATCH, 0, stop)[0][0], "deff1_uniform": expected_uniform(lengths, BATCH)}
     about = {key: ours[-1][key] for key in start if key not in ("samples", "seconds", "cpu_seconds")}
     return row | about | {"memory_mb": memory / 1e6}
-
-
-def row_name(one: Set, colors: str) -> str:
-    return one.name if colors == "rgb" else f"{one.name}-{colors}"
 
 
 def measure(arguments: argparse.Namespace) -> Results:
@@ -202,17 +196,17 @@ def measure(arguments: argparse.Namespace) -> Results:
     results = Results(["rows"], arguments.out, **settings, rounds=rounds, seconds=seconds)
     say("making missing datasets in", arguments.cache)
     chosen, known = sets(arguments.cache, real, quick, arguments.only), dict[Path, Any]()
-    with ExitStack() as stack:
-        rival = stack.enter_context(Rival("lerobot-torchcodec", arguments.lerobot))
+    with Rival("lerobot-torchcodec", arguments.lerobot) as rival:
         if rival.missing:
             say("LeRobot is not measured:", rival.missing)
         results.found["conditions"]["lerobot"] = rival.version or None
         for one in chosen:
             # Without a GPU the planes of "yuv" are converted on the CPU.
             for colors in ("rgb", "yuv") if one.cameras == 1 else ("rgb",):
-                if not results.has("rows", row_name(one, colors)):
+                name = one.name if colors == "rgb" else f"{one.name}-{colors}"
+                if not results.has("rows", name):
                     other = rival if colors == "rgb" and not rival.missing else None
-                    row = measure_set(one, other, known, seconds, rounds, colors)
+                    row = measure_set(one, name, other, known, seconds, rounds, colors)
                     results.add("rows", row, render_row(row))
     return results
 

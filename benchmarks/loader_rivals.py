@@ -18,13 +18,12 @@ that has used 40 s of a row skips its further steps and rounds (`rounds`). Figur
 - `waiting`: share of the time spent in `next`, by step time. `first_batch_s`: from the path to the first batch, with
   libraries imported in the main process, the files in the system's cache.
 - `peak_mb`: largest proportional set size of all its processes, libraries included, read twice a second.
-- `read_ratio`: bytes read by system calls (rchar) over the video bytes of the delivered frames; null for one that
-  reads from a server (rerun). Above 1 more is read than used, below 1 images are kept.
+- `read_ratio`: bytes read by system calls (rchar) over the video bytes of the delivered frames. Above 1 more is read
+  than used, below 1 images are kept.
 - `deff`: design effect over 1, 8 and 64 batches of the first 256 (`order/design_effect.py`). The sequence comes
   from the loader's own sampler; `matches`: each delivered sample was its next one.
-- `resumes`: tried once on the first row (`rival_loaders.py`).
 
-rerun converts H.264 with B-frames by an `ffmpeg` on the path. Linux only.
+Linux only.
 """
 
 import argparse
@@ -51,7 +50,7 @@ from order_audit import WINDOWS, deff_of
 from rival_loaders import process_tree
 from understudy.cores import available_cores
 
-CHUNK, TILES, ORDER, RESUME = 16, 8, 256, 6
+CHUNK, TILES, ORDER = 16, 8, 256
 STEPS = (10, 50, 150)
 MOST_SECONDS, EPOCH_SECONDS = 40.0, 45.0
 SCRIPT = Path(__file__).with_name("rival_loaders.py")
@@ -60,12 +59,9 @@ INTERPRETERS = {
     "lerobot-pyav": "lerobot",
     "lerobot-torchcodec": "lerobot",
     "lance": "lance",
-    "rerun": "rerun",
     "torchcodec-blocks": "torchcodec",
 }
 """Name of the interpreter of each loader."""
-CONVERTED = ("lance", "rerun")
-"""Loaders that read a converted copy."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +206,7 @@ def figures(turns: Turns, video_bytes: float, order: dict[str, Any], batch: int)
         "waiting": {str(step): median(shares) if (shares := turns.waiting(step)) else None for step in STEPS},
         "first_batch_s": last["first_batch_s"],
         "peak_mb": turns.rival.peak_mb,
-        "read_ratio": None if turns.rival.name == "rerun" else median(reads),
+        "read_ratio": median(reads),
         "deff": design_effects(order, batch),
         "matches": last["matches"],
         "samples": int(sum(total(answers, "samples") for answers in turns.answers)),
@@ -227,7 +223,7 @@ def design_effects(order: dict[str, Any], batch: int) -> dict[str, float | None]
 
 def converted(rival: Rival, root: Path) -> tuple[Path, dict[str, Any] | None]:
     """The copy of a dataset that a loader reads, made where it is missing, with the costs of making it."""
-    if rival.name not in CONVERTED:
+    if rival.name != "lance":  # the only one that reads a converted copy
         return root, None
     out = root.with_name(f"{root.name}.{rival.name}")
     costs = out.with_name(out.name + ".json")
@@ -274,13 +270,6 @@ def measure_row(row: Row, root: Path, pythons: dict[str, str], seconds: float, r
     return found
 
 
-def measure_resume(row: Row, root: Path, pythons: dict[str, str]) -> dict[str, Any]:
-    """Try to resume with each loader, on the copy that it reads."""
-    asked = {"batch": row.batch, "chunk": CHUNK, "workers": 0, "resume": RESUME}
-    with started(pythons) as rivals:
-        return {name: rival.ask(root=str(converted(rival, root)[0]), **asked) for name, rival in rivals.items()}
-
-
 def goals(row: dict[str, Any]) -> dict[str, Any]:
     """Our CPU time over the best rival's (at most 0.5), and our deff over 8 batches over its (at most 1.02: noise)."""
     measured = {each["loader"]: each for each in row["loaders"] if "missing" not in each}
@@ -314,8 +303,6 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             continue
         root = recorded.cache / f"rivals-{row.set_name}"
         joined(root, recorded.encoded(row.encoding), TILES, row.cameras)
-        if "resumes" not in results.found:
-            results.found["resumes"] = measure_resume(row, root, pythons)
         about = {"name": row.name, "codec": row.encoding.codec, "gop": row.encoding.gop, "cameras": row.cameras}
         about |= {"height": row.encoding.height or 480, "batch": row.batch}
         about["loaders"] = measure_row(row, root, pythons, arguments.seconds, arguments.rounds)
@@ -368,9 +355,8 @@ def render_costs(rows: list[dict[str, Any]]) -> str:
 
 
 def render(found: dict[str, Any]) -> str:
-    """The costs of all rows, each row as a table, and the attempts to resume."""
+    """The costs of all rows, and each row as a table."""
     lines = [render_costs(found["rows"]), *(render_row(row) for row in found["rows"])]
-    lines += [f"{name}: {answer}" for name, answer in found.get("resumes", {}).items()]
     return "\n".join([*lines, "", json.dumps(found["conditions"])])
 
 

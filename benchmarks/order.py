@@ -122,15 +122,7 @@ def main() -> None:
     for name in SIZES:  # each in a process of its own, where its peak memory is its own
         output = subprocess.check_output([sys.executable, __file__, "--part", name])
         results["construct_seek_first256"][name] = json.loads(output)
-    if arguments.json:
-        print(json.dumps(results))
-        return
-    for name, (bulk, batch) in results["ns_per_index"].items():
-        print(f"{name:<20}{bulk:>8.1f} ns per index in bulk, {batch:.1f} at 256 a call")
-    for name, cost in results["construct_seek_first256"].items():
-        print(
-            f"{name:<20}{cost['ms']:>8.2f} ms, {cost['peak_mb']:.1f} MB, with its table {cost['with_table_mb']:.1f} MB"
-        )
+    print(json.dumps(results, indent=None if arguments.json else 1))
 
 
 if __name__ == "__main__":

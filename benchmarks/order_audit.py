@@ -32,13 +32,10 @@ class Audit:
     """Variance of the mean over 1, 8 and 64 batches, relative to independent draws (a model: `Correlation`)."""
     deff_error: tuple[float, ...]
     """Standard errors of `deff` over the windows examined."""
-    open_mean: float
-    """Pieces open during a step: touched in it, or touched before and again later. Mean over steps."""
     open_max: int
+    """Pieces open at the worst step: touched in it, or touched before and again later."""
     frames_in_flight: int
     """Frames in the open pieces at the worst step: in memory, if each piece is fetched once."""
-    bytes_in_flight: int
-    """The same, in compressed bytes of all cameras."""
     touches_mean: float
     """Pieces opened per step, mean: the requests of a step."""
     touches_peak: int
@@ -92,7 +89,6 @@ def audit(
     gop: int | np.ndarray = 2,
     reach: tuple[int, int] = (0, 0),
     fps: float = 30.0,
-    frame_bytes: float = 4096.0,
     model: Correlation | None = None,
 ) -> Audit:
     """Compute the figures of one order over positions [start, start + span), rounded down to whole batches.
@@ -109,7 +105,6 @@ def audit(
         gop: frames from key frame to key frame, of all episodes or int64 (episodes,).
         reach: frames that a sample's window reaches back and ahead.
         fps: frames per second of the recordings.
-        frame_bytes: compressed bytes of a frame, all cameras together.
         model: correlation of samples, for `deff`.
 
     Raises:
@@ -136,7 +131,6 @@ def audit(
     gops = np.broadcast_to(np.asarray(gop, np.int64), len(lengths))
     decoded = count_decoded(of[rows] * world_size + rank, episode[rows], frame[rows], np.asarray(lengths), gops, reach)
     revisit = measure_revisit(episode, steps // 4 * batch_size, steps // 2 * batch_size)
-    in_flight = float(frames_open[settled].max())
     return Audit(
         name=name,
         batch_size=batch_size,
@@ -145,10 +139,8 @@ def audit(
         distinct_episodes=_distinct(episode.reshape(steps, batch_size)),
         deff=tuple(deff),
         deff_error=tuple(error),
-        open_mean=float(opens[settled].mean()),
         open_max=int(opens[settled].max()),
-        frames_in_flight=round(in_flight),
-        bytes_in_flight=round(in_flight * frame_bytes),
+        frames_in_flight=round(float(frames_open[settled].max())),
         touches_mean=float(opened[settled].mean()),
         touches_peak=int(opened[settled].max()),
         opens_per_piece=owners / int(fresh.sum()),

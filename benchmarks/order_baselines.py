@@ -22,8 +22,6 @@ import numpy as np
 
 from understudy.order.random import make_key, permutation, permute_each, philox
 
-__all__ = ["Read", "block", "episode_lanes", "episode_stream", "worker_pool"]
-
 Read = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 """An order to audit: int64 positions (n,) -> (episode, frame, piece), int64 (n,) each.
 

@@ -2,7 +2,7 @@
 
     python benchmarks/order_compare.py [PATH ...] [--frames-in-flight N] [--gop N] ...
 
-Flags are those of `understudy order explain`, and `--num-workers`, `--frame-bytes`. Without datasets the
+Flags are those of `understudy order explain`, and `--num-workers`. Without datasets the
 lengths are synthetic, like DROID's. The positions to audit are bounded; `order_audit.py` documents the figures.
 """
 
@@ -10,12 +10,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import fill
+from typing import Annotated
 
 import numpy as np
 
 import order_baselines
 from order_audit import WINDOWS, Audit, as_read, audit
 from understudy.cli.order import ExplainConfig, Table, choose, describe, order_of, read_tables
+from understudy.config.declare import Interval
 from understudy.config.flags import read_flags
 from understudy.config.schema import complete
 from understudy.order import Order
@@ -36,18 +38,12 @@ WIDEST = 64
 class CompareConfig(ExplainConfig):
     """Compare orders over datasets, or over a synthetic table of episode lengths like DROID's."""
 
-    num_workers: int = 8
+    num_workers: Annotated[int, Interval(ge=1, le=1 << 12)] = 8
     """Loader workers per rank, for the orders that depend on them."""
-    frame_bytes: float = 4096.0
-    """Compressed bytes of one frame."""
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
         errors = super().problems()
-        if not 1 <= self.num_workers <= 1 << 12:
-            errors.append("num_workers: must be from 1 to 4096")
-        if not 0 < self.frame_bytes < float("inf"):
-            errors.append("frame_bytes: must be above 0")
         if self.batch_size * WIDEST > MOST:
             errors.append(f"batch_size: {WIDEST} batches of {self.batch_size} exceed {MOST:,} positions")
         return errors
@@ -111,7 +107,6 @@ def compare(tables: Sequence[Table], config: CompareConfig, order: Order | None 
         "worker pool": lambda: order_baselines.worker_pool(lengths, **options, pool=pool, seed=config.seed),
         "episode stream": lambda: order_baselines.episode_stream(lengths, **options, seed=config.seed),
     }
-    cameras = np.average([table.cameras for table in tables], weights=order.spec.schedule[0].slots)
     sides = []
     with Progress(len(makers), "orders", "order") as progress:
         for name, make in makers.items():
@@ -128,7 +123,6 @@ def compare(tables: Sequence[Table], config: CompareConfig, order: Order | None 
                     gop=np.repeat([table.gop for table in tables], [table.lengths.size for table in tables]),
                     reach=config.reach,
                     fps=tables[0].fps,
-                    frame_bytes=config.frame_bytes * float(cameras),
                 )
             except ValueError as error:  # fewer episodes than workers; a clip longer than the audit
                 sides.append(Side(name, None, None, str(error)))
@@ -177,10 +171,8 @@ def _rows(comparison: Comparison) -> list[str]:
         "deff over 1 batch": lambda a: f"{a.deff[0]:.2f}",
         "         8 batches": lambda a: f"{a.deff[1]:.2f}",
         "        64 batches": lambda a: f"{a.deff[2]:.1f}",
-        "pieces open, mean": lambda a: f"{a.open_mean:.0f}",
-        "             most": lambda a: f"{a.open_max}",
+        "pieces open, most": lambda a: f"{a.open_max}",
         "frames in flight": lambda a: f"{a.frames_in_flight:,}",
-        "megabytes in flight": lambda a: f"{a.bytes_in_flight / 1e6:,.0f}",
         "opened in a step, mean": lambda a: f"{a.touches_mean:.2f}",
         "                  most": lambda a: f"{a.touches_peak}",
         "ranks that open a piece": lambda a: f"{a.opens_per_piece:.2f}",

@@ -10,7 +10,6 @@ each with one line as answer; a request that fails is answered with {"missing": 
   "waiting_share", "read_bytes", "first_batch_s", "matches": the delivered samples are those of "order",
   "all_samples" and "all_cpu_seconds" since the dataset was opened}. It stays open from request to request.
 - {..., "order": N}: the sequence of the first N batches, {"episode": [[...]], "frame": [[...]]}, without decoding.
-- {..., "resume": N}: whether a new loader continues after N batches, {"same_world", "other_world", "how"}.
 - {"convert": root, "out": folder}: makes the copy that the loader reads, {"seconds", "cpu_seconds", "bytes"}.
 
 Each loader has its own defaults, with as many worker processes as the request names. Images are uint8, the default of
@@ -18,7 +17,6 @@ LeRobot's trainer. torchcodec uses PyAV's FFmpeg where the system has none. Linu
 """
 
 import ctypes.util
-import hashlib
 import importlib.util
 import json
 import os
@@ -99,13 +97,13 @@ class Understudy:
 
     prefetch = 16
 
-    def __init__(self, root: str, batch: int, chunk: int, workers: int, **world: int) -> None:
+    def __init__(self, root: str, batch: int, chunk: int, workers: int) -> None:
         from understudy import Loader
 
-        self.asked = (root, batch, chunk, workers)
+        self.batch = batch
         fps = json.loads(Path(root, "meta", "info.json").read_text())["fps"]
         windows = {"action": [i / fps for i in range(chunk)]}
-        self.loader = Loader(root, batch_size=batch, seed=0, delta_timestamps=windows, **world)
+        self.loader = Loader(root, batch_size=batch, seed=0, delta_timestamps=windows)
 
     @staticmethod
     def version() -> str:
@@ -120,40 +118,13 @@ class Understudy:
         return batch["episode_index"].tolist(), batch["frame_index"].tolist()
 
     def order(self, batches: int) -> Iterator[tuple[list[int], list[int]]]:
-        size = self.asked[1]
+        size = self.batch
         for number in range(batches):
             _, episode, frame = self.loader.order.locate(range(number * size, (number + 1) * size))
             yield episode.tolist(), frame.tolist()
 
-    def resume(self, batches: int) -> dict[str, Any]:
-        for _ in range(batches):
-            next(self.loader)
-        state = self.loader.state_dict()
-        expected = digests(next(self.loader))
-
-        def continued(**world: int) -> list[str]:
-            other = Understudy(*self.asked, **world)
-            other.loader.load_state_dict(state)
-            found = digests(next(other.loader))
-            other.close()
-            return found
-
-        halves = [continued(rank=rank, world_size=2) for rank in range(2)]
-        return {
-            "same_world": continued() == expected,
-            "other_world": sorted(halves[0] + halves[1]) == sorted(expected),
-            "how": "state_dict, images compared; two processes instead of one",
-        }
-
     def close(self) -> None:
         self.loader.close()
-
-
-def digests(batch: dict[str, Any]) -> list[str]:
-    """A digest of each sample's tensors but its place in the batch."""
-    tensors = [value for key, value in sorted(batch.items()) if hasattr(value, "numpy") and key != "position"]
-    count = len(tensors[0])
-    return [hashlib.sha256(b"".join(t[i].numpy().tobytes() for t in tensors)).hexdigest() for i in range(count)]
 
 
 class MapStyle:
@@ -205,18 +176,6 @@ class MapStyle:
                 return
             episode = np.searchsorted(self.last, rows, side="right")
             yield episode.tolist(), (rows - self.first[episode]).tolist()
-
-    def resume(self, batches: int) -> dict[str, Any]:
-        from lerobot.datasets.sampler import compute_sampler_state
-
-        sampler = self.sampler()
-        sampler.load_state_dict(compute_sampler_state(batches, self.frames, self.batch, 1))
-        found = self.samples(next(iter(self.load(sampler))))
-        return {
-            "same_world": found == list(self.order(batches + 1))[-1],
-            "other_world": False,
-            "how": "state of LeRobot's sampler; its trainer warns that sample-exactness requires the same world size",
-        }
 
     def close(self) -> None:
         pass
@@ -272,103 +231,6 @@ class Lance(MapStyle):
         return LanceDBDataset(root=root, delta_timestamps=windows, return_uint8=True)
 
 
-class Rerun:
-    """Rerun's iterable dataset over its open-source server (in this process) and recordings of one episode each."""
-
-    prefetch = 2
-
-    def __init__(self, root: str, batch: int, chunk: int, workers: int) -> None:
-        import rerun as rr
-        from rerun.experimental import dataloader as rerun_loader
-        from torch.utils.data import DataLoader
-
-        self.batch, self.workers = batch, workers
-        info = json.loads(Path(root, "meta", "info.json").read_text())
-        self.server = rr.server.Server(host="127.0.0.1", datasets={"bench": root})
-        source = rerun_loader.DataSource(self.server.client().get_dataset("bench"))
-        numbers = rerun_loader.NumericDecoder()
-        fields = {"observation.state": rerun_loader.Field("/observation.state:Scalars:scalars", decode=numbers)}
-        window = tuple(range(chunk))
-        fields["action"] = rerun_loader.Field("/action:Scalars:scalars", decode=numbers, window=window)
-        for key, feature in info["features"].items():
-            if feature["dtype"] == "video":
-                decoder = rerun_loader.VideoFrameDecoder(codec=feature["info"]["video.codec"])
-                fields[key] = rerun_loader.Field(f"/{key}:VideoStream:sample", decode=decoder)
-        self.dataset = rerun_loader.RerunIterableDataset(source, "frame_index", fields)
-        kind: dict[str, Any] = {"persistent_workers": True, "multiprocessing_context": "spawn"} if workers else {}
-        self.loader = DataLoader(self.dataset, batch_size=batch, num_workers=workers, **kind)
-        self.places = state_places(root)
-
-    @staticmethod
-    def version() -> str:
-        import av
-        import rerun.experimental.dataloader  # noqa: F401
-
-        return f"{version('rerun-sdk')} (torch {version('torch')}, av {av.__version__})"
-
-    @staticmethod
-    def convert(root: str, out: str) -> None:
-        from rerun.chunk import OptimizationProfile
-        from rerun.experimental import LeRobotReader
-
-        reader = LeRobotReader(root)
-        Path(out, "meta").mkdir(parents=True)
-        for episode in reader.episodes():
-            recording = reader.stream(episode).collect(optimize=OptimizationProfile.OBJECT_STORE)
-            name = f"episode_{episode:06d}"
-            recording.write_rrd(str(Path(out, f"{name}.rrd")), application_id="bench", recording_id=name)
-        shutil.copytree(Path(root, "meta"), Path(out, "meta"), dirs_exist_ok=True)
-        shutil.copytree(Path(root, "data"), Path(out, "data"))  # only to recognize the samples
-
-    def batches(self) -> Iterator[dict[str, Any]]:
-        for epoch in range(1 << 30):
-            self.dataset.set_epoch(epoch)
-            yield from self.loader
-
-    def samples(self, batch: dict[str, Any]) -> tuple[list[int], list[int]]:
-        states = batch["observation.state"].float().reshape(len(batch["action"]), -1).numpy()
-        found = [self.places[state.tobytes()] for state in states]
-        return [episode for episode, _ in found], [frame for _, frame in found]
-
-    def order(self, batches: int) -> Iterator[tuple[list[int], list[int]]]:
-        from rerun.experimental.dataloader import SampleShuffle
-
-        index, count = self.dataset.sample_index, max(1, self.workers)
-        whole, _ = SampleShuffle().epoch_order(index, fetch_block_size=128, seed=0)
-        starts = [worker * (len(whole) // count) for worker in range(count)]
-        ends = [*starts[1:], len(whole)]
-        for number in range(batches):
-            worker, turn = number % count, number // count
-            start = starts[worker] + turn * self.batch
-            rows = whole[start : start + self.batch]
-            if start + self.batch > ends[worker]:
-                return
-            places = [index.global_to_local(int(row)) for row in rows]
-            yield [int(part.segment_id[8:]) for part, _ in places], [int(frame) for _, frame in places]
-
-    def resume(self, batches: int) -> dict[str, Any]:
-        stateful = hasattr(self.dataset, "state_dict") or hasattr(self.loader, "state_dict")
-        how = "neither the dataset nor a manifest has a position; a manifest is bound to ranks x workers"
-        return {"same_world": stateful, "other_world": False, "how": how}
-
-    def close(self) -> None:
-        self.server.shutdown()
-
-
-def state_places(root: str) -> dict[bytes, tuple[int, int]]:
-    """(episode, frame) by the bytes of the float32 state, which the benchmark's sets do not repeat."""
-    import numpy as np
-    import pyarrow.parquet as pq
-
-    places = {}
-    for path in sorted(Path(root, "data").rglob("*.parquet")):
-        table = pq.read_table(path, columns=["observation.state", "episode_index", "frame_index"])
-        states = np.stack(table["observation.state"].to_numpy(zero_copy_only=False)).astype(np.float32)
-        numbers = zip(table["episode_index"].to_pylist(), table["frame_index"].to_pylist())
-        places.update(zip((state.tobytes() for state in states), numbers))
-    return places
-
-
 class Blocks(MapStyle):
     """torchcodec's separate demuxer, decoder and converter behind a plain map-style dataset, with torch's shuffle."""
 
@@ -387,9 +249,6 @@ class Blocks(MapStyle):
         import torch
 
         return torch.utils.data.RandomSampler(range(self.frames), generator=torch.Generator().manual_seed(0))
-
-    def resume(self, batches: int) -> dict[str, Any]:
-        return {"same_world": False, "other_world": False, "how": "a decoder, no loader: torch's sampler has no state"}
 
 
 class BlocksDataset:
@@ -455,7 +314,6 @@ LOADERS: dict[str, Any] = {
     "lerobot-pyav": LeRobotPyAV,
     "lerobot-torchcodec": LeRobot,
     "lance": Lance,
-    "rerun": Rerun,
     "torchcodec-blocks": Blocks,
 }
 
@@ -538,12 +396,11 @@ def answer_requests(name: str, answers: Any) -> None:
         try:
             if "convert" in asked:
                 answer = convert(name, asked["convert"], asked["out"])
-            elif "order" in asked or "resume" in asked:
-                order, resume = asked.pop("order", 0), asked.pop("resume", 0)
+            elif "order" in asked:
+                order = asked.pop("order")
                 loader = LOADERS[name](**asked)
                 batches = list(loader.order(order))
-                answer = loader.resume(resume) if resume else {"episode": [e for e, _ in batches]}
-                answer |= {} if resume else {"frame": [f for _, f in batches]}
+                answer = {"episode": [e for e, _ in batches], "frame": [f for _, f in batches]}
                 loader.close()
             else:
                 timing = {name: asked.pop(name) for name in ("seconds", "step_ms", "least") if name in asked}

@@ -242,26 +242,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     rows = [measure(episodes, options.batch_size, options.ranks) for episodes in options.episodes]
     facts = {"batch_size": options.batch_size, "cameras": CAMERAS, "rows": rows, "conditions": conditions()}
-    if options.json:
-        print(json.dumps(facts))
-        return
-    for row in rows:
-        show(row)
-
-
-def show(row: dict[str, Any]) -> None:
-    first, second = row["first"], row["second"]
-    print(f"\n{row['episodes']:,} episodes, {first['frames']:,} frames, {row['meta_mb']} MB of metadata")
-    print(f"  {'':54}{'first process':^28}{'second process':^28}")
-    print(f"  {'':54}" + f"{'cpu s':>8}{'wall s':>8}{'private MB':>12}" * 2)
-    for name, own in first["stages"].items():
-        both = (own, second["stages"][name])
-        print(f"  {name:54}" + "".join(f"{o['cpu_s']:>8.2f}{o['wall_s']:>8.2f}{o['private_mb']:>12.1f}" for o in both))
-    print(f"  shared by the processes: {row['shared_mb']} MB; the order in JSON: {first['order_bytes']} bytes")
-    print(f"  statistics: {first['statistics_us_per_frame']} us a frame")
-    print(f"  the rows of the first batch are right: {first['right'] and second['right']}")
-    for count, own in first["ranks"].items():
-        print(f"  {count:>4} ranks: {own['rank_ms']} ms a rank, {own['ranks_ms']} ms all; union: {own['union']}")
+    print(json.dumps(facts, indent=None if options.json else 1))
 
 
 if __name__ == "__main__":

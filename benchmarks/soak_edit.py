@@ -8,7 +8,6 @@ flush of a file. All runs write to the same place, so each meets the remains of 
 is there must equal the reference, file by file.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -24,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from common import make_parser
 from understudy.data.format.catalog import Catalog
 from understudy.data.write.writer import EpisodeWriter
 from understudy.edit.features import common_features, edit_features, resized_feature
@@ -104,10 +104,9 @@ def fork(work: Callable[[], None]) -> int:
 
 def main() -> int:
     """Run the kills and print the counts."""
-    parser = argparse.ArgumentParser(description="Kill understudy edit.")
+    parser = make_parser(__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="understudy-soak-"))
     rng = random.Random(options.seed)

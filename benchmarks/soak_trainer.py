@@ -12,29 +12,25 @@ Prints lines for docs/reliability.md; exit code 1 if a check fails. `--torn` is 
 checkpoints under their final name, and the checks must fail.
 """
 
-import argparse
 import json
 import os
-import platform
 import sys
 import tempfile
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # the runs are those of the tests
 
-import torch
-
+from common import make_parser
 from support import killed
 from support.runs import tiny_dataset
+from understudy.cli.bench.measure import conditions
 
 POLICIES = ("flow", "pi05", "world_action")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, whole=True)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--per-run", type=int, default=4)
     parser.add_argument("--kinds", type=int, nargs="+", default=range(1, 1 + len(killed.KINDS)))
@@ -42,7 +38,6 @@ def main() -> int:
     parser.add_argument("--lora", type=int, default=0, help="rank of low-rank adapters in all runs")
     parser.add_argument("--lora-base", choices=("stored", "float32", "bfloat16"), default="stored")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--torn", action="store_true")
     options = parser.parse_args()
     if options.torn:
@@ -52,22 +47,16 @@ def main() -> int:
         changes = {"lora": options.lora, "lora_base": options.lora_base, "policy": options.policy}
         kinds = tuple(replace(killed.KINDS[number - 1], **changes) for number in options.kinds)
         tally = killed.main(data, Path(folder), kinds, options.kills, options.per_run, options.seed)
-    conditions = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "seed": options.seed,
-    }
+    where = conditions()
     if options.json:
-        print(json.dumps({**tally, "conditions": conditions}))
+        print(json.dumps({**tally, "conditions": where | {"seed": options.seed}}))
     else:
         print(
             f"| trainer: SIGKILL, resume, compare | {tally['kills']} kills, {tally['in_saves']} of them inside a save; "
             f"{tally['finished']} runs of {len(tally['kinds'])} kinds | {len(tally['wrong'])} differences; "
             f"{tally['looked_at']} checkpoints read, none torn; a rank left alone was gone after at most "
-            f"{tally['slowest']:.1f} s | {tally['seconds'] / 60:.0f} min, {conditions['date']}, torch "
-            f"{conditions['torch']}, {conditions['cores']} cores, seed {options.seed} |"
+            f"{tally['slowest']:.1f} s | {tally['seconds'] / 60:.0f} min, {where['date']}, torch "
+            f"{where['torch']}, {where['cores']} cores, seed {options.seed} |"
         )
         for line in tally["wrong"]:
             print(line, file=sys.stderr)

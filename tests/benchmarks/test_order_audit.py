@@ -34,10 +34,9 @@ def round_robin(lanes: int, length: int):
 
 def test_round_robin_over_twenty_episodes() -> None:
     lengths = np.full(20_000, 64)
-    a = audit(round_robin(20, 64), lengths, 20, world_size=4, span=20 * 1024, gop=12, fps=10, frame_bytes=100)
+    a = audit(round_robin(20, 64), lengths, 20, world_size=4, span=20 * 1024, gop=12, fps=10)
     assert a.distinct_episodes == 20
-    assert (a.open_mean, a.open_max) == (20, 20)
-    assert (a.frames_in_flight, a.bytes_in_flight) == (20 * 64, 20 * 64 * 100)
+    assert (a.open_max, a.frames_in_flight) == (20, 20 * 64)
     assert (a.touches_mean, a.touches_peak) == (20 / 64, 20)  # all lanes turn over together
     assert a.opens_per_piece == 1  # four ranks, five lanes each
     assert a.amplification == 1
