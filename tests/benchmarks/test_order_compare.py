@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import order_compare
-from order_compare import CompareConfig, compare, main, render
-from understudy import progress
+from order_compare import CompareConfig, compare, main
 from understudy.cli.order import Table, read_tables
 
 SMALL = {"batch_size": 32, "world_size": 2, "num_workers": 2, "episodes": 400, "frames_in_flight": 4096}
@@ -26,15 +25,6 @@ def test_compare_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     row = next(line for line in text.splitlines() if line.startswith("deff over 1 batch"))
     assert len(row.split()) == 4 + len(NAMES)
     assert max(map(len, text.splitlines())) <= 120
-
-
-@pytest.mark.long
-def test_progress_of_a_log_is_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "MIN_INTERVAL", 0.0)
-    main(WORDS)
-    shown = capsys.readouterr().err
-    assert "\r" not in shown
-    assert len([line for line in shown.splitlines() if line.startswith("orders: ")]) == len(NAMES)
 
 
 @pytest.mark.long
@@ -72,29 +62,6 @@ def test_compare_audits_a_bounded_number_of_positions(
     text = capsys.readouterr().out
     assert "their figures are approximate" in text
     assert "omitted: audit: 'clips' opens nothing" in text
-
-
-@pytest.mark.long
-def test_compare_audits_few_positions_of_large_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An order that cannot settle in an affordable number of positions is audited briefly."""
-    monkeypatch.setattr(order_compare, "MOST", 1 << 17)
-    monkeypatch.setattr(order_compare, "FEW", 1 << 15)
-    for batch, held, audited in ((256, 1 << 16, 1 << 15), (1024, 1 << 16, 1 << 16), (128, 1 << 12, 1 << 15)):
-        config = CompareConfig(**SMALL | {"batch_size": batch, "episodes": 4000, "frames_in_flight": held})
-        low, high = next(side.figures.stretch for side in compare(read_tables(config), config).sides if side.figures)
-        assert high - low == audited
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("episodes", [10, 2000])
-def test_render_notes_batches_that_are_several_epochs(episodes: int) -> None:
-    config = CompareConfig(**SMALL, paths=("a",), gop=2)
-    table = Table("a", np.full(episodes, 100), 2, (0, 0), 30.0, 1)
-    comparison = compare([table], config)
-    epochs = 64 * config.batch_size / (100 * episodes)
-    assert (f"{epochs:,.3g} epochs" in render([table], comparison, config)) == (epochs > 1)
-    deff = [side.figures.deff[-1] for side in comparison.sides if side.figures]
-    assert min(deff) >= 0.9 * epochs
 
 
 def rows_of_the_page() -> dict[str, list[str]]:

@@ -24,6 +24,7 @@ from understudy.config.train import TrainConfig
 from understudy.errors import DatasetError, RunInUseError, SourceError
 from understudy.report.page import render_page
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.loop import TrainingStalled
 
 HEAVY = ("torch", "pyarrow", "av", "matplotlib", "mujoco", "PIL", "gymnasium", "scipy")
 FROZEN = ("dataset", "files", "normalisation", "order", "policy", "settings")
@@ -307,6 +308,7 @@ def test_train_refuses_to_write_into_a_dataset(data: Path, tmp_path: Path, capsy
         (SourceError("no permission"), main.WRONG_INPUT),
         (SourceError("no answer", transient=True), main.FAILED),
         (RunInUseError("another process"), main.FAILED),
+        (TrainingStalled("max_skipped_steps: 5"), main.FAILED),
     ],
 )
 def test_exit_code_tells_whether_a_scheduler_may_try_again(

@@ -20,7 +20,7 @@ import understudy as us
 from support.datasets import Spec, write_dataset
 from support.policies import policy
 from support.refusals import refused
-from support.runs import same_run, tiny_config, tiny_dataset
+from support.runs import same_run, trained_run
 from support.writable_hub import TOKEN, Repo, WritableHub, serve_hub
 from understudy import checksums
 from understudy.checksums import ChecksumError
@@ -30,7 +30,6 @@ from understudy.errors import ConfigError
 from understudy.hub.download import pull
 from understudy.hub.ids import HubId
 from understudy.optional_packages import MissingExtraError
-from understudy.train import run
 from understudy.train.paths import with_local_files
 
 
@@ -355,7 +354,7 @@ def test_run_resumes_from_the_hub_as_if_it_had_never_left(
     hub: WritableHub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = tmp_path / "whole"
-    assert run.train(tiny_config(tiny_dataset(tmp_path / "data"), whole)) == run.DONE
+    trained_run(whole)
     (whole / "wandb").mkdir()
     (whole / "wandb" / "wandb-metadata.json").write_text('{"host": "mine", "email": "me@home"}')
     assert main(["push", str(whole), "--to", "hf://me/run", "--checkpoint", "8"]) == 0

@@ -59,6 +59,10 @@ def tiny_config(data: Path, out: Path, **changes: Any) -> TrainConfig:
     return override(config, **changes)
 
 
+SHORT: dict[str, Any] = {"steps": 4, "checkpoint": {"every": 2}, "val": {"every": 4}}
+"""Settings of a run that `trained_run` shares between tests to which its training does not matter."""
+
+
 def trained_run(out: Path, **changes: Any) -> Path:
     """A copy in `out` of a finished run with these settings, which one process trains for all tests of a session.
 
@@ -95,6 +99,9 @@ def same_run(one: Path, two: Path) -> None:
     first, second = final_tensors(one), final_tensors(two)
     assert first.keys() == second.keys()
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
+    imagined = [RunDir(root).imagined for root in (one, two)]
+    assert imagined[0].exists() == imagined[1].exists()
+    assert not imagined[0].exists() or imagined[0].read_bytes() == imagined[1].read_bytes()
     for file in ("config.json", "normalisation.json"):
         assert json.loads((one / "policy" / file).read_text()) == json.loads((two / "policy" / file).read_text())
     weights = [(root / "policy" / "model.safetensors").read_bytes() for root in (one, two)]

@@ -125,38 +125,6 @@ def test_rollouts_run_beside_training(data: Path, without: Path, tmp_path: Path)
 
 
 @pytest.mark.long
-def test_rollouts_queue_in_sequence(
-    data: Path, without: Path, tmp_path: Path, act: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = settings(data, tmp_path / "r")
-    act(config, "hangs:5")
-    ended, plain_look = [], background_rollouts.BackgroundRollouts.poll
-
-    def poll(self: background_rollouts.BackgroundRollouts, log: MetricsLog, step: int, last: bool = False) -> bool:
-        if last and not ended:
-            assert self._worker is not None
-            assert self._worker.stdin is not None
-            ended.append(step)
-            act(config, "plays")
-            self._worker.stdin.close()
-            self._worker.wait()
-            assert times(tmp_path / "r") == [5]  # the training is over, and only the first has been begun
-        return plain_look(self, log, step, last)
-
-    background_rollouts.BackgroundRollouts.poll = poll  # type: ignore[method-assign]
-    try:
-        assert run.train(config) == run.DONE
-    finally:
-        background_rollouts.BackgroundRollouts.poll = plain_look  # type: ignore[method-assign]
-    told = capsys.readouterr().err
-    assert "the weights of 3 steps are queued" in told
-    assert "step 5 failed" in told
-    assert times(tmp_path / "r") == [5, 10, 12]
-    assert run.resume(config) == run.DONE
-    whole(tmp_path / "r", without)
-
-
-@pytest.mark.long
 def test_rollouts_get_whole_weights_of_sharded_ranks(data: Path, without: Path, tmp_path: Path) -> None:
     config = settings(data, tmp_path / "r", parallel=ParallelConfig(dp_shard=2))
     assert in_ranks(2, with_player, config, "plays") == [run.DONE, run.DONE]

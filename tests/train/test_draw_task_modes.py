@@ -9,10 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support import resumed
-from support.ranks import in_ranks
 from support.refusals import refused
-from support.runs import same_run, series, tiny_config
+from support.runs import series, tiny_config
 from understudy.config.train import TrainConfig
 from understudy.policies.common.settings import DYNAMICS, FLOW, MODES, TRAINS
 from understudy.policies.draws import make_draws
@@ -21,7 +19,6 @@ from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.registry import BUILT_IN, policy_type
 from understudy.train import run
 from understudy.train.augment_batch import draw_modes
-from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.startup_summary import describe_modes
 
 
@@ -105,10 +102,9 @@ def test_draws_give_future_states_their_own_noise_and_times() -> None:
 
 
 @pytest.mark.long
-def test_train_joint_mode_is_the_same_on_two_processes(
+def test_train_counts_the_losses_of_drawn_modes(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Counted loss by loss; stopped on one process and carried on by two."""
     joint = tiny_config(data, tmp_path / "r", mode="joint", batch_size=8, micro_batch_size=2, device="cpu", steps=8)
     seen: dict[str, int] = dict.fromkeys((FLOW, DYNAMICS, "should flow", "should dynamics"), 0)
     plain = FlowPolicy.losses
@@ -133,15 +129,7 @@ def test_train_joint_mode_is_the_same_on_two_processes(
     assert FlowPolicy.load(tmp_path / "r/policy").modes == MODES
     assert 0 < seen[FLOW] == seen["should flow"] < 64
     assert 0 < seen[DYNAMICS] == seen["should dynamics"] < 64
-    with resumed.watched(tmp_path / "two", {5: resumed.send(15)}):
-        assert run.train(replace(joint, output_dir=str(tmp_path / "two"))) == run.STOPPED
-    assert in_ranks(2, goes_on, tmp_path / "two") == [run.DONE, run.DONE]
-    same_run(tmp_path / "r", tmp_path / "two")
     assert len(series(tmp_path / "r", "val")) == 2
-
-
-def goes_on(out: Path) -> int:
-    return run.resume(RunDir(out).settings())
 
 
 def test_train_refuses_a_mode_without_data(data: Path, tmp_path: Path) -> None:

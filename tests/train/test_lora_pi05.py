@@ -1,7 +1,5 @@
 """Low-rank adapters of pi0.5 and pi0, through the same path as those of any policy."""
 
-import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,54 +9,17 @@ from torch import Tensor
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
-from support import resumed
 from support.pi05_policy import batch, policy
-from support.ranks import in_ranks
-from support.runs import final_tensors, same_run, tiny_config, tiny_dataset
 from understudy.config.lora import LoraConfig
-from understudy.config.train import DataConfig, OptimConfig, ParallelConfig, TrainConfig
-from understudy.distributed.mesh import join_mesh
-from understudy.distributed.torch_release import has_gradient_sum
-from understudy.optim.lora import adapted_layers, add_adapters, merge_adapters
+from understudy.config.train import TrainConfig
+from understudy.optim.lora import add_adapters, merge_adapters
 from understudy.policies.draws import generate_draws
 from understudy.policies.losses import scalar
 from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings, Sizes
 from understudy.policies.pi05.network import Pi0Network
 from understudy.policies.pi05.policy import Pi05Policy
-from understudy.train import run
-from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.state import TrainState, assemble
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
-
-
-def settings(made: Pi05Policy, rank: int, **options: Any) -> TrainConfig:
-    changes: dict[str, Any] = {"device": "cpu", "batch_size": 4, "micro_batch_size": 1} | options
-    config = TrainConfig(data=DataConfig(root="d"), lora=LoraConfig(rank), optim=OptimConfig(lr=1e-2), **changes)
-    return replace(config, lora=config.lora.resolved(made.config.LORA_TARGETS))
-
-
-def step(state: TrainState) -> float:
-    count = 4 // state.mesh.world_size
-    own = slice(state.mesh.rank * count, (state.mesh.rank + 1) * count)
-    given = {**batch(), "position": torch.arange(4), "source": torch.zeros(4, dtype=torch.int64)}
-    return float(state.train_step({key: value[own] for key, value in given.items()}).loss)
-
-
-def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {n: (t.full_tensor() if hasattr(t, "full_tensor") else t).detach().clone() for n, t in tensors.items()}
-
-
-def trained(
-    tokenizer: Path, adaptive: bool, rank: int, steps: int = 3, shards: int = 1, options: dict[str, Any] | None = None
-) -> tuple[list[float], dict[str, Tensor], list[str]]:
-    """Losses, tensors and adapted layers of a few steps on this rank's mesh."""
-    made = policy(tokenizer, adaptive)
-    config = settings(made, rank, parallel=ParallelConfig(timeout=300, dp_shard=shards), **(options or {}))
-    with join_mesh(config) as mesh:
-        state = assemble(config, made, mesh)
-        losses = [step(state) for _ in range(steps)]
-        return losses, whole(state.tensors()), list(adapted_layers(state.policy))
 
 
 # -- the adapters -----------------------------------------------------------------------------------------------------
@@ -170,50 +131,3 @@ def test_adapters_of_the_released_size_are_as_many_as_documented() -> None:
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
-@pytest.mark.parametrize("rank", [0, 4], ids=["full", "adapters"])
-@pytest.mark.parametrize(
-    ("world", "shards", "options"),
-    [
-        pytest.param(2, 1, {}, id="ddp"),
-        pytest.param(2, 2, {"activation_checkpoint": "full"}, id="fsdp2, recomputed"),
-        pytest.param(4, 2, {}, id="hsdp"),
-    ],
-)
-def test_meshes_change_no_bit(tokenizer: Path, rank: int, world: int, shards: int, options: dict[str, Any]) -> None:
-    (alone,) = in_ranks(1, trained, tokenizer, True, rank)
-    for losses, tensors, names in in_ranks(world, trained, tokenizer, True, rank, 3, shards, options):
-        assert losses == alone[0]
-        assert names == alone[2]
-        assert [name for name in tensors if not torch.equal(tensors[name], alone[1][name])] == []
-    assert len(set(alone[0])) == 3
-
-
-@pytest.mark.long
-def test_run_of_the_tiny_size_resumes_with_every_bit_and_exports(tokenizer: Path, tmp_path: Path) -> None:
-    """The released way in: `policy.weights` names the base, which the run reads after sharding."""
-    data = tiny_dataset(tmp_path / "dataset")
-
-    def config(name: str, weights: str, rank: int) -> TrainConfig:
-        tiny = Pi05Settings(size="tiny", tokenizer=str(tokenizer), prompt_tokens=80, weights=weights)
-        changes = {"checkpoint": {"every": 2}, "val": {"every": 4, "frames": 8}, "log": {"every": 2}}
-        return tiny_config(data, tmp_path / name, steps=4, policy=tiny, lora={"rank": rank}, **changes)
-
-    assert run.train(config("base", "", 0)) == run.DONE
-    base = str(tmp_path / "base/policy")
-    assert run.train(config("whole", base, 4)) == run.DONE
-    with resumed.watched(tmp_path / "cut", {2: resumed.send(signal.SIGTERM)}):
-        assert run.train(config("cut", base, 4)) == run.STOPPED
-    assert run.resume(RunDir(tmp_path / "cut").settings()) == run.DONE
-    same_run(tmp_path / "whole", tmp_path / "cut")
-    first, tensors = Pi05Policy.load(base).state_dict(), final_tensors(tmp_path / "whole")
-    assert [name for name in first if not torch.equal(first[name], tensors[f"weights/{name}"])] == []
-    exported = Pi05Policy.load(tmp_path / "whole/policy").state_dict()
-    moved = {name for name in first if not torch.equal(first[name], exported[name])}
-    adapted = {name for name in tensors if name.startswith("weights/") and name.endswith(".lora_a")}
-    unread = {f"layers.3.vlm.self_attn.{name}_proj.weight" for name in ("q", "o")}
-    unread |= {f"layers.3.vlm.mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
-    assert moved == {name.removeprefix("weights/").removesuffix("lora_a") + "weight" for name in adapted} - unread

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from support import resumed
 from support.ranks import in_ranks
-from support.runs import final_tensors, same_run, series, tiny_config
+from support.runs import final_tensors, same_run, series, tiny_config, trained_run
 from understudy.cli.main import main
 from understudy.config.schema import override
 from understudy.config.train import ParallelConfig, TrainConfig
@@ -31,8 +31,7 @@ ADAPTERS = ("lora_a", "lora_b")
 @pytest.fixture(scope="module")
 def base(data: Path) -> Path:
     """The policy to start from."""
-    assert run.train(tiny_config(data, data.parent / "base", val={"every": 0})) == run.DONE
-    return data.parent / "base" / "policy"
+    return trained_run(data.parent / "base") / "policy"
 
 
 def settings(data: Path, base: Path, out: Path, **changes: Any) -> TrainConfig:
@@ -70,14 +69,6 @@ def test_checkpoints_hold_the_base_to_the_bit_and_moments_of_adapters_alone(trai
     assert set(weights(tensors, "average")) == adapters
 
 
-def test_first_step_is_that_of_the_policy_itself(data: Path, base: Path, tmp_path: Path, trained: Path) -> None:
-    """Fresh adapters change nothing, so that both runs begin with one loss; from the second step on they differ."""
-    assert run.train(settings(data, base, tmp_path / "full", lora={"rank": 0})) == run.DONE
-    full, lora = series(tmp_path / "full"), series(trained)
-    assert full[0]["loss"] == lora[0]["loss"]
-    assert full[1]["loss"] != lora[1]["loss"]
-
-
 def test_exported_policy_is_an_ordinary_one(trained: Path, base: Path, tmp_path: Path) -> None:
     """Keys and config of the base; the actions of the run's own weights, which validation has."""
     assert main(["export", str(trained), "--output-dir", str(tmp_path / "out")]) == 0
@@ -99,14 +90,6 @@ def test_exported_policy_validates_as_the_run_did(data: Path, trained: Path, tmp
     there, here = (series(root, "val")[-1]["loss"] for root in (tmp_path / "still", trained))
     assert there == pytest.approx(here, rel=1e-5)
     assert run.evaluate_checkpoint(trained)["loss"] == here
-
-
-def test_bf16_export_rounds_the_merged_weights(trained: Path, tmp_path: Path) -> None:
-    assert main(["export", str(trained), "--dtype", "bf16", "--output-dir", str(tmp_path / "half")]) == 0
-    half, whole = (FlowPolicy.load(folder).state_dict() for folder in (tmp_path / "half", trained / "policy"))
-    assert all(
-        torch.equal(half[name], tensor.bfloat16().float()) for name, tensor in whole.items() if ".weight" in name
-    )
 
 
 # -- resume -----------------------------------------------------------------------------------------------------------

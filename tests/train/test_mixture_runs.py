@@ -30,8 +30,7 @@ from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.export import ExportConfig, export
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data.run_data import first_batch, open_data
-from understudy.train.profiling.profile import profile
+from understudy.train.data.run_data import open_data
 from understudy.train.run_record import current_order
 
 
@@ -257,21 +256,6 @@ def test_export_of_several_heads_starts_a_run(whole: Path, sources: tuple[Source
     )
     with refused("init_from", [[], []], "delta_action_dims", kind=ConfigError):
         run.train(replace(settings(delta, tmp_path / "delta"), init_from=str(tmp_path / "policy")))
-
-
-@pytest.mark.long
-def test_first_batch_and_profile_use_the_mixture(
-    sources: tuple[SourceConfig, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    batch, cameras = first_batch(settings(sources, tmp_path / "r"))
-    assert cameras == ("observation.images.top", "observation.images.wrist")
-    assert [tuple(batch[camera].shape) for camera in cameras] == [(8, 3, 16, 16)] * 2
-    lacks = torch.tensor([True, False, True])[batch["source"]]
-    assert torch.equal(batch["observation.images.wrist_is_missing"], lacks)
-    assert (batch["observation.images.wrist"][lacks] == 0).all()
-    told = profile(settings(sources, tmp_path / "r"), warmup=1, steps=1)
-    assert told is not None
-    assert told.samples_per_s > 0
 
 
 @pytest.mark.long

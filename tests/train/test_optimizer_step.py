@@ -305,17 +305,6 @@ def test_a_step_never_waits_for_a_gpu(root: Path, precision: Any) -> None:
 # -- the optimizer
 
 
-def test_the_whole_state_is_there_from_the_start(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
-    fresh = adamw(policy, OptimConfig())
-    names = {name: tuple(tensor.shape) for name, tensor in snapshot(policy, fresh).items()}
-    assert all(float(t) == 0 for n, t in snapshot(policy, fresh).items() if n.startswith("step/"))
-    stepped(mesh, policy, fresh, batch, *drawn(batch), lr=1e-3, clip=1.0)
-    used = snapshot(policy, fresh)
-    assert names == {name: tuple(tensor.shape) for name, tensor in used.items()}
-    assert {tensor.dtype for tensor in used.values()} == {torch.float32}
-    assert all(float(t) == 1 for n, t in used.items() if n.startswith("step/"))
-
-
 def test_equal_to_the_stock_optimizer(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
     """The whole step against plain torch: its own scalar loss, its norm, its clipping, a stock fused AdamW."""
     other, config = copy.deepcopy(policy), OptimConfig(weight_decay=0.05)
@@ -426,21 +415,6 @@ def test_the_decay_of_the_average_at_its_corners() -> None:
     assert [ema_decay(1, constant), ema_decay(10_000, constant)] == [pytest.approx(2 / 11), 0.99]
     assert [ema_decay(1, power), ema_decay(10_000, power)] == [pytest.approx(1 - 2**-0.75), 0.99]
     assert ema_decay(99, power) == pytest.approx(1 - 100**-0.75)
-
-
-@pytest.mark.parametrize("kind", ["constant", "power"])
-def test_the_average_follows_its_formula(policy: FlowPolicy, kind: Any) -> None:
-    average, optimizer = make_average(policy), adamw(policy, OptimConfig())
-    start = policy.fuse.weight.detach().clone()
-    expected = start.double()
-    for step in (1, 2, 50, 10_000):
-        with torch.no_grad():
-            policy.fuse.weight.add_(1.0)
-        decay = ema_decay(step, EmaConfig(0.99, kind=kind))
-        update_average(average, policy, optimizer, decay)
-        expected = decay * expected + (1 - decay) * policy.fuse.weight.detach().double()
-    torch.testing.assert_close(average.fuse.weight.double(), expected, rtol=1e-5, atol=1e-5)
-    assert not any(p.requires_grad for p in average.parameters())
 
 
 # -- data

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
@@ -209,6 +208,7 @@ def test_an_average_in_bfloat16_never_moves_and_ours_is_of_the_float32_truth() -
     for name, p in average.named_parameters():
         torch.testing.assert_close(p.detach().double(), exact[name], rtol=1e-6, atol=1e-7)
         assert p.dtype == torch.float32
+        assert not p.requires_grad
 
 
 # On every mesh
@@ -277,7 +277,7 @@ def check_broadcast_after_the_optimizer(rank: int) -> None:
 
 
 def dtypes_on_two_ranks() -> None:
-    """Every mesh and storage: dtypes after construction, step, state dict, loading, and DCP's own state functions."""
+    """Every mesh and storage: dtypes after construction, step and loading of a state dict."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     try:
@@ -303,13 +303,7 @@ def dtypes_on_two_ranks() -> None:
             optimizer.load_state_dict(state)
             check_dtypes(model, optimizer, precision, f"{case}: loaded")
 
-            fetched = get_optimizer_state_dict(model, optimizer)
-            for name, entry in fetched["state"].items():
-                assert entry["exp_avg"].dtype == torch.float32, f"{case}: DCP, {name}"
             before = whole(named_tensors(model, optimizer))
-            set_optimizer_state_dict(model, optimizer, fetched)
-            check_dtypes(model, optimizer, precision, f"{case}: DCP")
-            assert equal(whole(named_tensors(model, optimizer)), before), f"{case}: DCP changes no bit"
             step(3)  # the loaded state continues
             after = whole(named_tensors(model, optimizer))
             assert not torch.equal(after["weights/0.weight"], before["weights/0.weight"]), case
@@ -321,10 +315,7 @@ def dtypes_on_two_ranks() -> None:
             if case == "ddp bf16-split":
                 check_broadcast_after_the_optimizer(rank)
 
-            # A fresh optimizer, through DCP's template: state was there before, so no zero step counts as the first.
             other, _, fresh = spread(kind, precision)
-            get_optimizer_state_dict(other, fresh)
-            assert {float(whole({"t": s["step"]})["t"]) for s in fresh.state.values()} == {0.0}, case
             # Another storage's truth, put back.
             tensors = named_tensors(other, fresh)
             with torch.no_grad():

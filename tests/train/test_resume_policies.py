@@ -1,6 +1,6 @@
-"""A run that is stopped and resumed equals the whole one bit for bit, with adapters and for pi0.5 and pi0.
+"""A run that is stopped and resumed, perhaps on another mesh, equals the whole one bit for bit, whatever it trains.
 
-Flow is in test_run.py, world_action in test_world_action_runs.py.
+Flow in one process is in test_run.py.
 """
 
 import shutil
@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from support import resumed
+from support.killed import WORLD_ACTION
+from support.ranks import in_ranks
 from support.runs import same_run, tiny_config, tiny_dataset, trained_run
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
@@ -68,17 +70,34 @@ CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "adapters on bf16-split": lambda files: {**adapters(files), "precision": "bf16-split"},
     "pi05 with text and action tokens": pi("pi05", max_delay=1, fast="fast", action_tokens=48, response_tokens=8),
     "pi05 with a history": pi("pi05", history=(0.2, 0.4), state_history=True),
-    "pi0": pi("pi0", max_delay=1),
+    "pi0 in parts by tokens": lambda files: {**pi("pi0", max_delay=1)(files), "max_num_tokens": 160, "max_samples": 3},
+    "one instruction of several": lambda files: {"augment": {"task_separator": " the "}},
+    "world_action": lambda files: {"policy": WORLD_ACTION, "mode": "joint"},
 }
-SHORT = ("adapters", "pi05 with text and action tokens")
+MESHES = {"one instruction of several": (2, 1), "world_action": (2, 1)}
+"""Processes and shards of the resumed run; one process where none are named."""
+SHORT = ("adapters", "pi05 with text and action tokens", "one instruction of several", "world_action")
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in SHORT else pytest.mark.long) for c in CASES])
-def test_resumed_run_equals_the_whole(files: Path, tmp_path: Path, case: str) -> None:
+def resume_sharded(out: Path, shards: int) -> int:
+    return run.resume(override(RunDir(out).settings(), parallel={"dp_shard": shards}))
+
+
+@pytest.mark.parametrize(
+    ("case", "mesh"),
+    [
+        *(pytest.param(c, MESHES.get(c, (1, 1)), marks=() if c in SHORT else pytest.mark.long) for c in CASES),
+        *(pytest.param("world_action", mesh, marks=pytest.mark.long) for mesh in ((2, 2), (4, 2))),
+    ],
+)
+def test_resumed_run_equals_the_whole(files: Path, tmp_path: Path, case: str, mesh: tuple[int, int]) -> None:
+    world, shards = mesh
     config: TrainConfig = tiny_config(
         files / "data", tmp_path / "whole", steps=5, checkpoint={"every": 2}, val={"every": 4}, log={"report": False}
     )
     config = override(config, **CASES[case](files))
+    if world > 1:
+        config = override(config, batch_size=8, micro_batch_size=2, device="cpu")
     if config.policy.type == "pi05":
         config = override(config, data={"response": "task"} if config.policy.response_tokens else {})
     assert run.train(config) == run.DONE
@@ -89,5 +108,8 @@ def test_resumed_run_equals_the_whole(files: Path, tmp_path: Path, case: str) ->
     with resumed.watched(tmp_path / "cut", {3: resumed.send(signal.SIGTERM)}):
         assert run.train(cut) == run.STOPPED
     shutil.rmtree(tmp_path / "start", ignore_errors=True)  # a checkpoint needs no other file
-    assert run.resume(RunDir(tmp_path / "cut").settings()) == run.DONE
+    if world == 1:
+        assert run.resume(RunDir(tmp_path / "cut").settings()) == run.DONE
+    else:
+        assert in_ranks(world, resume_sharded, tmp_path / "cut", shards) == [run.DONE] * world
     same_run(tmp_path / "whole", tmp_path / "cut")

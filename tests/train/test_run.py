@@ -16,7 +16,7 @@ import torch
 from support import resumed
 from support.datasets import edit_json
 from support.refusals import refused
-from support.runs import final_tensors, same_run, series, tiny_config
+from support.runs import final_tensors, same_run, series, tiny_config, trained_run
 from understudy.config.schema import override
 from understudy.distributed import mesh as parallel
 from understudy.errors import ConfigError
@@ -34,12 +34,7 @@ from understudy.train.validation.validation_loss import evaluate
 @pytest.fixture(scope="module")
 def whole(data: Path) -> Path:
     """A run that was never stopped."""
-    out = data.parent / "whole"
-    torch.manual_seed(12345)
-    before = torch.get_rng_state()
-    assert run.train(tiny_config(data, out)) == run.DONE
-    assert torch.equal(torch.get_rng_state(), before), "a run leaves the global generator alone"
-    return out
+    return trained_run(data.parent / "whole")
 
 
 def test_train_that_cannot_start_leaves_no_run(data: Path, tmp_path: Path) -> None:
@@ -124,14 +119,17 @@ def test_train_writes_all_files(whole: Path) -> None:
     "changes",
     [
         {"loader": {"num_threads": 3}, "log": {"every": 1}, "checkpoint": {"every": 5, "keep_last": 1}},
-        {"loader": {"memory": "1100KB"}, "data": {"shuffle": "uniform"}},  # as chosen where the images fit the memory
-        {"val": {"every": 1}},
-        {"val": {"every": 0}},
+        # As chosen where the images fit the memory.
+        {"loader": {"memory": "1100KB"}, "data": {"shuffle": "uniform"}, "checkpoint": {"every": 12}},
+        {"val": {"every": 1}, "checkpoint": {"every": 12}},
+        {"val": {"every": 0}, "checkpoint": {"every": 12}},
     ],
 )
 def test_train_is_deterministic(whole: Path, data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     torch.manual_seed(1)
+    before = torch.get_rng_state()
     run.train(override(tiny_config(data, tmp_path / "r"), **changes))
+    assert torch.equal(torch.get_rng_state(), before), "a run leaves the global generator alone"
     assert series(tmp_path / "r") == series(whole)
     one, two = final_tensors(whole), final_tensors(tmp_path / "r")
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -238,7 +236,7 @@ def test_resume_refuses_a_missing_run(data: Path, tmp_path: Path) -> None:
 
 def test_train_depends_on_order_and_augmentation(whole: Path, data: Path, tmp_path: Path) -> None:
     """The negative control of bit-equality: each of these reaches the training."""
-    base = tiny_config(data, tmp_path / "x", steps=6, val={"every": 0})
+    base = tiny_config(data, tmp_path / "x", steps=3, val={"every": 0}, log={"report": False})
     base = replace(base, schedule=replace(base.schedule, decay_steps=12))
     variants = {
         "seed": replace(base, seed=8),
@@ -250,9 +248,9 @@ def test_train_depends_on_order_and_augmentation(whole: Path, data: Path, tmp_pa
     }
     for name, config in variants.items():
         run.train(replace(config, output_dir=str(tmp_path / name)))
-        assert series(tmp_path / name) != series(whole)[:6], name
+        assert series(tmp_path / name) != series(whole)[:3], name
     run.train(replace(base, output_dir=str(tmp_path / "same")))
-    assert series(tmp_path / "same") == series(whole)[:6]
+    assert series(tmp_path / "same") == series(whole)[:3]
 
 
 def test_train_without_validation_episodes(data: Path, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from understudy.config.train import DataConfig, OptimConfig, TrainConfig
 from understudy.distributed.mesh import join_mesh
 from understudy.errors import ConfigError
 from understudy.policies.flow.config import FlowSettings
-from understudy.policies.flow.model import FlowPolicy
 from understudy.train.startup_summary import describe_trainable
 from understudy.train.state import TrainState, init_train_state
 
@@ -86,9 +85,3 @@ def test_parts_of_a_policy_name_parameters_in_every_setting(monkeypatch: pytest.
     assert scales[4.0] == {name for name in adapters if name.endswith("lora_b")}
     with pytest.raises(ConfigError, match="'middle"):
         lines_of(optim=OptimConfig(freeze=("middle.*",)))
-
-
-def test_without_parts_a_pattern_of_a_part_fits_nothing() -> None:
-    assert isinstance(lines_of()[0].policy, FlowPolicy)
-    with pytest.raises(ConfigError, match=r"'top\.\*'"):
-        lines_of(optim=OptimConfig(freeze=("top.*",)))

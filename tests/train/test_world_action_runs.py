@@ -10,11 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from support import resumed
 from support.killed import WORLD_ACTION
-from support.ranks import in_ranks
-from support.runs import same_run, series, tiny_config
-from understudy.config.schema import override
+from support.runs import series, tiny_config
 from understudy.config.train import TrainConfig
 from understudy.policies.common.settings import MODES, TRAINS
 from understudy.policies.world_action.policy import WorldActionPolicy
@@ -36,25 +33,6 @@ def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run") / "r"
     assert run.train(config_of(data, out)) == run.DONE
     return out
-
-
-def goes_on(out: Path, shards: int) -> int:
-    return run.resume(override(RunDir(out).settings(), parallel={"dp_shard": shards}))
-
-
-@pytest.mark.parametrize(
-    ("world", "shards"),
-    [(2, 1), pytest.param(2, 2, marks=pytest.mark.long), pytest.param(4, 2, marks=pytest.mark.long)],
-)
-def test_a_stopped_run_resumes_on_any_mesh_to_the_bit(
-    data: Path, done: Path, tmp_path: Path, world: int, shards: int
-) -> None:
-    """Also its tables of each mode, its imagined futures and their images."""
-    with resumed.watched(tmp_path / "r", {2: resumed.send(15)}):
-        assert run.train(config_of(data, tmp_path / "r")) == run.STOPPED
-    assert in_ranks(world, goes_on, tmp_path / "r", shards) == [run.DONE] * world
-    same_run(done, tmp_path / "r")
-    assert RunDir(done).imagined.read_bytes() == RunDir(tmp_path / "r").imagined.read_bytes()
 
 
 def test_a_validation_has_a_table_of_each_trained_mode(done: Path, data: Path, tmp_path: Path) -> None:

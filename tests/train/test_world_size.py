@@ -32,13 +32,13 @@ from understudy.train.optimizer_step import StepResult, optimizer_step
 from understudy.train.precision import make_optimizer, named_tensors
 from understudy.train.validation import validation_loss
 
-STEPS, SHORT = 40, 20
+STEPS, SHORT = 20, 10
 
 # -- whole runs -------------------------------------------------------------------------------------------------------
 
 
 def trained(data: Path, out: Path, steps: int, shards: int = 1, micro_batch: int | None = 2) -> None:
-    """A run of `steps` of 40 steps on 1 to 4 processes; the amount computed at a time is the same on all."""
+    """A run of `steps` of `STEPS` steps on 1 to 4 processes; the amount computed at a time is the same on all."""
     base = tiny_config(
         data, out, device="cpu", batch_size=8, steps=steps, micro_batch_size=micro_batch, log={"every": 50}
     )

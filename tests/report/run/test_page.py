@@ -13,14 +13,13 @@ from PIL import Image
 
 from support.pages import charts_of, html_of
 from support.refusals import refused
-from support.runs import series, tiny_config, tiny_dataset
+from support.runs import series, trained_run
 from understudy.errors import ConfigError
 from understudy.report.curves import smoothed
 from understudy.report.page import table
 from understudy.report.run.page import summarize, write_report
 from understudy.report.run.validation import decimals, render_losses, task_chart
 from understudy.report.step_profile import render_sources, render_step
-from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.profiling.profile import PHASES, Profile, RankProfile, combine, step_settings
 from understudy.train.track import metrics_file
@@ -29,10 +28,7 @@ from understudy.train.track.metrics_file import Verdict, read_verdict
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("report")
-    data = tiny_dataset(root / "dataset")
-    run.train(tiny_config(data, root / "run"))
-    return root / "run"
+    return trained_run(tmp_path_factory.mktemp("report") / "run")
 
 
 def test_throughput_of_each_source_is_its_share_of_the_order() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.runs import series, tiny_config, tiny_dataset
+from support.runs import SHORT, series, trained_run
 from understudy.cli.main import main
 from understudy.config.schema import load, validate
 from understudy.config.train import TrainConfig
@@ -22,17 +22,7 @@ from understudy.train.track import metrics_file
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("odd")
-    config = tiny_config(
-        tiny_dataset(root / "d"),
-        root / "run",
-        steps=4,
-        checkpoint={"every": 2},
-        val={"every": 0},
-        log={"report": False},
-    )
-    assert run.train(config) == run.DONE
-    return root / "run"
+    return trained_run(tmp_path_factory.mktemp("odd") / "run", **SHORT)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +135,6 @@ def test_bench_figure_overwrites_no_other_file(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.png").write_bytes(b"a photograph")
-    assert main(["bench", str(trained.parent / "d"), "--figure", str(tmp_path / "mine.png")]) == 2
+    assert main(["bench", RunDir(trained).settings().data.root, "--figure", str(tmp_path / "mine.png")]) == 2
     assert "mine.png" in capsys.readouterr().err
     assert (tmp_path / "mine.png").read_bytes() == b"a photograph"

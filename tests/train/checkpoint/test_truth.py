@@ -20,7 +20,7 @@ from torch.distributed.checkpoint import metadata
 from support import checkpoint_ranks
 from support.ranks import in_ranks
 from support.refusals import refused
-from support.runs import same_run, trained_run
+from support.runs import SHORT, same_run, trained_run
 from understudy.cli.main import main
 from understudy.errors import CheckpointError
 from understudy.train.checkpoint import checkpoint
@@ -151,7 +151,7 @@ def payloads(trace: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained_run(tmp_path_factory.mktemp("truth") / "run", steps=4, checkpoint={"every": 2}, val={"every": 4})
+    return trained_run(tmp_path_factory.mktemp("truth") / "run", **SHORT)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,10 @@ def test_no_command_runs_code_of_an_index(
     payload = payloads(trace)[name]
     (path / ".metadata").write_bytes(payload)
     strip(path)
-    for verb in (["resume", "--steps", "6"], ["validate"], ["export", "--output-dir", str(tmp_path / "out")]):
+    verbs = [["export", "--output-dir", str(tmp_path / "out")]]
+    if name == "a command":  # one reader serves all commands
+        verbs += [["resume", "--steps", "6"], ["validate"]]
+    for verb in verbs:
         assert main([verb[0], str(tmp_path / "run"), *verb[1:]]) == 1, verb
         told = capsys.readouterr().err
         assert ".metadata" in told

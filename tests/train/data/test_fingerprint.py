@@ -6,11 +6,9 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from support.datasets import Spec, write_dataset
+from support.datasets import Spec, edit_column, write_dataset
 from support.runs import tiny_config, tiny_dataset
 from support.servers import RangeServer
 from understudy.cli.main import main
@@ -31,12 +29,7 @@ def other_actions(root: Path) -> list[Path]:
     """Every action becomes another one; rows, lengths and metadata stay."""
     found = sorted(root.glob("data/chunk-*/*.parquet"))
     for path in found:
-        table = pq.read_table(path)
-        at = table.schema.get_field_index("action")
-        values = [[float(v) * 1000 + 7 for v in row] for row in table["action"].to_pylist()]
-        pq.write_table(
-            table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type)), path
-        )
+        edit_column(path, "action", lambda rows: [row * 1000 + 7 for row in rows])
     return found
 
 

@@ -1,13 +1,10 @@
 """Files of a policy by a hub id: fetched once from a hub on this machine, and clear errors without one."""
 
-import json
 import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -15,6 +12,7 @@ pytest.importorskip("huggingface_hub", reason="needs the extra hub")
 
 from huggingface_hub import constants
 
+from support.writable_hub import Repo, WritableHub, serve_hub
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.hub.ids import HubId, model_id
@@ -22,83 +20,31 @@ from understudy.optional_packages import MissingExtraError
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.train.paths import with_local_files
 
-COMMIT = "1" * 40
 NAMES = ("tokenizer.model", "tokenizer.json", "processor_config.json", "large.safetensors")
 WEIGHTS = ("config.json", "model.safetensors", "assets/robot/norm_stats.json", "policy_preprocessor.json")
-FILES = {
-    f"/me/words/resolve/{revision}/{name}": name.encode()
-    for revision in ("main", "v1", COMMIT)
-    for name in (*NAMES, *WEIGHTS, "pytorch_model.bin", "README.md")
-}
-FILES |= {
-    f"/api/models/me/words/revision/{revision}": json.dumps({"id": "me/words", "sha": COMMIT, "siblings": []}).encode()
-    for revision in ("main", "v1", COMMIT)
-}
-TREE = [
-    {"type": "file", "path": name, "size": len(name), "oid": "0" * 40}
-    for name in (*NAMES, *WEIGHTS, "pytorch_model.bin", "README.md")
-]
-
-
-class Hub(BaseHTTPRequestHandler):
-    """Files of one repository at one commit; `asked` lists the paths of downloads."""
-
-    asked: list[str]
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        self.asked.append(self.path)
-        self.wfile.write(self._answer())
-
-    def _answer(self) -> bytes:
-        content = FILES.get(self.path)
-        if self.path.startswith(f"/api/models/me/words/tree/{COMMIT}"):
-            content = json.dumps(TREE).encode()
-        self.send_response(404 if content is None else 200)
-        if content is None:
-            self.send_header("X-Error-Code", "EntryNotFound" if self.path.startswith("/me/words/") else "RepoNotFound")
-            content = b""
-        else:
-            self.send_header("X-Repo-Commit", COMMIT)
-            self.send_header("ETag", '"{}"'.format(self.path.rpartition("/")[2].replace(".", "")))
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        return content
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-def use(monkeypatch: pytest.MonkeyPatch, endpoint: str, cache: Path) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Hub]]:
-    handler = type("Own", (Hub,), {"asked": []})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        use(monkeypatch, f"http://127.0.0.1:{server.server_port}", tmp_path / "cache")
-        yield handler
-        server.shutdown()
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WritableHub]:
+    """A hub with the repository me/words, whose only commit has the tag v1."""
+    with serve_hub(monkeypatch, tmp_path / "cache") as found:
+        found.repos["models/me/words"] = repo = Repo()
+        repo.add({name: name.encode() for name in (*NAMES, *WEIGHTS, "pytorch_model.bin", "README.md")})
+        repo.tags["v1"] = repo.main
+        yield found
 
 
 def config(**policy: str) -> TrainConfig:
     return TrainConfig(policy=Pi05Settings(size="tiny", **policy))  # type: ignore[arg-type]
 
 
-def test_files_of_hub_ids_become_local_paths(hub: type[Hub]) -> None:
+def test_files_of_hub_ids_become_local_paths(hub: WritableHub) -> None:
     found = with_local_files(config(tokenizer="me/words", fast="hf://me/words@v1"))
     for field, names in {"tokenizer": ["tokenizer.model"], "fast": ["tokenizer.json", "processor_config.json"]}.items():
         folder = Path(getattr(found.policy, field))
-        assert folder.name == COMMIT  # another `main` later changes nothing
+        assert folder.name == hub.repos["models/me/words"].main  # another `main` later changes nothing
         assert all((folder / name).read_bytes() == name.encode() for name in names)
-    assert sorted(path.rpartition("/")[2] for path in hub.asked if "/resolve/" in path) == [
+    assert sorted(path.rpartition("/")[2] for path in hub.downloads) == [
         "processor_config.json",
         "tokenizer.json",
         "tokenizer.model",
@@ -109,7 +55,7 @@ def test_files_of_hub_ids_become_local_paths(hub: type[Hub]) -> None:
     assert with_local_files(found) == found
 
 
-def test_fetched_files_need_no_network_later(hub: type[Hub], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_fetched_files_need_no_network_later(hub: WritableHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     first = with_local_files(config(tokenizer="me/words"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert with_local_files(config(tokenizer="me/words")) == first
@@ -118,12 +64,12 @@ def test_fetched_files_need_no_network_later(hub: type[Hub], monkeypatch: pytest
     assert str(caught.value).startswith("policy.fast: me/words: tokenizer.json")
 
 
-def test_weights_of_a_hub_id_become_a_local_folder(hub: type[Hub]) -> None:
+def test_weights_of_a_hub_id_become_a_local_folder(hub: WritableHub) -> None:
     """Files that are read, and no others; the path in the settings has the commit."""
     found = with_local_files(config(weights="me/words@v1")).policy
     assert isinstance(found, Pi05Settings)
     folder = Path(found.weights)
-    assert folder.name == COMMIT
+    assert folder.name == hub.repos["models/me/words"].main
     there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert there == {*WEIGHTS, "tokenizer.model", "tokenizer.json", "processor_config.json"}
     assert all((folder / name).read_bytes() == name.encode() for name in there)
@@ -132,14 +78,15 @@ def test_weights_of_a_hub_id_become_a_local_folder(hub: type[Hub]) -> None:
 
 @pytest.mark.parametrize("name", ["me/other", "me/words@v2"])
 @pytest.mark.parametrize(("field", "file"), [("tokenizer", "tokenizer.model"), ("weights", "")])
-def test_unknown_repository_is_named(hub: type[Hub], field: str, file: str, name: str) -> None:
+def test_unknown_repository_is_named(hub: WritableHub, field: str, file: str, name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         with_local_files(config(**{field: name}))
     assert str(caught.value).startswith(f"policy.{field}: {name}: {file}")
 
 
-def test_no_network_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    use(monkeypatch, "http://127.0.0.1:1", tmp_path)
+def test_no_network_is_named(hub: WritableHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(hub.url, "http://127.0.0.1:1")
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the attempts of huggingface_hub
     with pytest.raises(ConfigError) as caught:
         with_local_files(config(tokenizer="me/words"))

@@ -16,10 +16,9 @@ from understudy.train.data.run_data import open_data
 from understudy.train.run import DONE, evaluate_checkpoint, train
 
 
-@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_a_robot_of_one_joint_trains_validates_and_is_exported(tmp_path: Path, version: str) -> None:
+def test_a_robot_of_one_joint_trains_validates_and_is_exported(tmp_path: Path) -> None:
     """A vector of shape (1,) is stored as a plain column, and is a vector of one number to a policy."""
-    spec = Spec(version=version, lengths=(9, 7, 11, 8, 6), action_dim=1, state_dim=1, gop=4)
+    spec = Spec(lengths=(9, 7, 11, 8, 6), action_dim=1, state_dim=1, gop=4)
     truth = write_dataset(tmp_path / "d", spec)
     config = tiny_config(tmp_path / "d", tmp_path / "run", steps=4, val={"open_loop_every": 2})
     data = open_data(config)

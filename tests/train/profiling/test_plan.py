@@ -10,7 +10,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,20 +22,23 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from support import jax_tree, pi05_policy
+from support.pi05 import SMALL
 from support.ranks import in_ranks
 from support.refusals import refused
 from support.runs import tiny_config
 from understudy import progress
 from understudy.cli.main import main
+from understudy.config.lora import LoraConfig
 from understudy.config.schema import override
-from understudy.config.train import EmaConfig, OptimConfig, ParallelConfig, TrainConfig
+from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.errors import ConfigError
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.config import FlowSettings
 from understudy.policies.flow.model import FlowPolicy
-from understudy.policies.pi05.config import Pi05Settings, Sizes
+from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings, Sizes
 from understudy.train.data.run_data import choose_normalization, open_data
 from understudy.train.micro_batches import largest_part
 from understudy.train.profiling import plan as planning
@@ -45,6 +50,7 @@ from understudy.train.profiling.plan import (
     resident_memory,
     resident_tensors,
     trace_step,
+    with_known_base,
 )
 from understudy.train.state import init_train_state
 
@@ -389,9 +395,8 @@ def test_plan_command_prints_a_sum_that_a_reader_can_make(data: Path, capsys: py
     assert "observation.images.top" in "".join(table)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16-split"])
-def test_plan_knows_the_average_that_a_run_does_not_keep(data: Path, precision: str) -> None:
-    config = settings(data, precision=precision, optim=replace(NO_EMA, freeze=("vision.*",)))
+def test_plan_knows_the_average_that_a_run_does_not_keep(data: Path) -> None:
+    config = settings(data, precision="bf16-split", optim=replace(NO_EMA, freeze=("vision.*",)))
     kept = traced(override(config, optim=replace(EMA, freeze=("vision.*",)))).memory["average"]
     assert plan(config).average_if_kept == pytest.approx(kept, rel=0.01)
 
@@ -420,3 +425,37 @@ def test_plan_allocates_no_weights(data: Path) -> None:
     ).stdout
     facts, peak = out.splitlines()
     assert json.loads(facts)["memory"]["parameters"] > 10**10 > 8 * int(peak)
+
+
+# -- dtype of a frozen base that a plan does not load ----------
+
+
+STORED = Path(__file__).parents[2] / "policies" / "pi05" / "golden" / "jax"
+"""A tree in float32; `test_jax_tree.py` has its origin."""
+TENSORSTORE = pytest.mark.skipif(find_spec("tensorstore") is None, reason="needs the extra jax-weights (tensorstore)")
+
+
+def base_of(weights: Path) -> str:
+    network: dict[str, Any] = {"action_dim": 3, "state_dim": 2, "cameras": pi05_policy.CAMERAS, "chunk": SMALL.chunk}
+    made = Pi05PolicyConfig(**network, dimensions=asdict(SMALL), weights=str(weights))
+    data: Any = SimpleNamespace(policy_config=lambda _: made)
+    policy = Pi05Settings(weights=str(weights))
+    config = TrainConfig(data=DataConfig(root="d"), policy=policy, lora=LoraConfig(4))
+    assert config.lora.base == "stored"
+    return with_known_base(config, data, pi05_policy.NORMALISATION).lora.base
+
+
+@TENSORSTORE
+def test_known_base_is_float32_of_a_float32_tree() -> None:
+    assert base_of(STORED) == "float32"
+
+
+@TENSORSTORE
+def test_known_base_is_bfloat16_of_a_bfloat16_tree(tmp_path: Path) -> None:
+    assert base_of(jax_tree.write_zarr(tmp_path, jax_tree.tree(jax_tree.weights()), "bfloat16")) == "bfloat16"
+
+
+def test_known_base_without_its_file_is_float32_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert base_of(tmp_path / "absent") == "float32"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert str(tmp_path / "absent") in caplog.text

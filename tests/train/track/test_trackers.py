@@ -15,7 +15,6 @@ from support import tracked
 from support.refusals import refused
 from understudy.config.train import DataConfig, LogConfig, TrainConfig
 from understudy.errors import ConfigError
-from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
 from understudy.train.track.trackers import MetricsLog, flatten
 
@@ -49,25 +48,6 @@ def test_trackers_have_each_step_once_after_kills(tmp_path: Path, name: str) -> 
     for step, values in wanted.items():
         assert rows[step] == pytest.approx(values, rel=1e-6), step
     assert [r["step"] for r in metrics_file.read(tmp_path / "metrics.jsonl", "train")] == list(range(1, 32))
-
-
-@pytest.mark.long
-def test_trackers_have_a_resumed_run_whole(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="pip install 'understudy[tensorboard]'")
-    from support.resumed import send, watched
-    from support.runs import tiny_config, tiny_dataset
-    from understudy.train import run
-
-    out = tmp_path / "r"
-    config = tiny_config(tiny_dataset(tmp_path / "d"), out, log={"trackers": ("tensorboard",)}, checkpoint={"every": 5})
-    with watched(out, {7: send(signal.SIGTERM)}):
-        assert run.train(config) == run.STOPPED
-    assert run.resume(RunDir(out).settings()) == run.DONE
-    rows = tracked.in_tensorboard(out)
-    assert sorted(rows) == list(range(1, 13))
-    for record in metrics_file.read(out / "metrics.jsonl"):
-        for name, value in flatten(record).items():
-            assert rows[record["step"]][name] == pytest.approx(value, rel=1e-6)
 
 
 class Recorder:

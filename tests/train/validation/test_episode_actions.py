@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from support.refusals import refused
-from support.runs import tiny_config, tiny_dataset
+from support.runs import SHORT, trained_run
 from understudy.cli import main
 from understudy.data.selection.select import split_episodes
 from understudy.errors import ConfigError
 from understudy.order import sample_normal
 from understudy.train import run
+from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.validation.open_loop import STEPS, EpisodeActions, choose_starts
 
 CHUNK = 3
@@ -23,9 +24,7 @@ CHUNK = 3
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("actions")
-    run.train(tiny_config(tiny_dataset(root / "dataset"), root / "run", steps=4))
-    return root / "run"
+    return trained_run(tmp_path_factory.mktemp("actions") / "run", **SHORT)
 
 
 def recorded(root: Path, episode: int) -> np.ndarray:
@@ -62,7 +61,7 @@ def test_predictions_are_those_of_single_frames(trained: Path) -> None:
                 [chunk] = policy.act(batch, {name: noise}, STEPS, "policy")
             steps = min(CHUNK, length - start)
             np.testing.assert_allclose(found["actions"][start : start + steps], chunk[:steps, :2], atol=1e-5)
-        truth = recorded(trained.parent / "dataset", episode)
+        truth = recorded(Path(RunDir(trained).settings().data.root), episode)
         np.testing.assert_allclose(found["mae"], np.abs(found["actions"] - truth).mean(0), rtol=1e-5)
         state.config = replace(state.config, mode="forward_dynamics")
         with refused("forward_dynamics", kind=ConfigError):
@@ -90,5 +89,5 @@ def test_view_refuses_training_episodes_and_settings_of_datasets(
     for words in (["--episodes", str(training[0])], ["--keep-ranges", "keep.json"], ["--checkpoint", "77"]):
         assert main.main(["view", str(trained), "--no-browser", *words]) == main.WRONG_INPUT
         assert words[0].removeprefix("--").split("-")[0] in capsys.readouterr().err
-    data = str(trained.parent / "dataset")
+    data = RunDir(trained).settings().data.root
     assert main.main(["view", data, "--no-browser", "--checkpoint", "2"]) == main.WRONG_INPUT

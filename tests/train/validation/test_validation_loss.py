@@ -191,22 +191,6 @@ def validate_noise(at: torch.Tensor) -> np.ndarray:
     return sample_normal(SEED, "open loop", at.numpy(), (3, 4))
 
 
-def test_each_held_out_sample_is_counted_once(sources: tuple[SourceConfig, ...], whole: dict[str, Any]) -> None:
-    data, held = opened(sources)
-    lengths = {name: len(part) for name, part in zip(data.names, data.validation) if part is not None}
-    assert {name: entry["samples"] for name, entry in whole["sources"].items()} == lengths
-    assert whole["samples"] == sum(lengths.values()) == len(held)
-    for kind in ("heads", "tasks"):
-        assert sum(entry["samples"] for entry in whole[kind].values()) == len(held)
-    assert sum(group["samples"] for group in whole["groups"]) == len(held)
-    assert lengths["small"] == 1  # a group of one sample
-    seen = {(held.names[s], e, f) for s, e, f in zip(held.source, held.episode.tolist(), held.frame.tolist())}
-    assert len(seen) == len(held)
-    for name, part in zip(data.names, data.validation):
-        assert part is not None
-        assert {(e, f) for n, e, f in seen if n == name} == {(e, f) for e, a, b in part.segments for f in range(a, b)}
-
-
 def test_a_group_without_an_element_is_absent_and_one_of_no_weight_does_not_poison(
     sources: tuple[SourceConfig, ...],
 ) -> None:
