@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,6 +78,13 @@ def as_draws(noise: Tensor, time: Tensor) -> dict[str, Tensor]:
 def micro_batches(batch: Mapping[str, Any], draws: Mapping[str, Tensor], count: int) -> list[MicroBatch]:
     """`count` micro-batches of consecutive samples, equal up to one sample."""
     return take_parts(batch, draws, even_spans(len(batch["action"]), count))
+
+
+def run_data(network: Any) -> Any:
+    """The data of a run of one source, as far as its policy with this config needs it."""
+    return SimpleNamespace(
+        policy_config=lambda _: network, names=("",), heads=("",), head_of_source=np.zeros(1, np.int64)
+    )
 
 
 def editable(folder: Path) -> Path:

@@ -221,7 +221,7 @@ def pi05_run(data: Path, out: Path, tokenizer: Path, **changes: Any) -> TrainCon
 
 @pytest.mark.long
 def test_runs_with_a_budget_are_the_same_up_to_rounding(data: Path, tokenizer: Path, tmp_path: Path) -> None:
-    """Two parts a step; `test_resume_policies.py` resumes such a run."""
+    """Two parts a step; `test_resume.py` resumes such a run."""
     assert run.train(pi05_run(data, tmp_path / "plain", tokenizer)) == run.DONE
     config = pi05_run(data, tmp_path / "cut", tokenizer, max_num_tokens=160, max_samples=3)
     assert run.train(config) == run.DONE

@@ -1,4 +1,4 @@
-"""Stop and resume: delay of a stop, messages, and every sample consumed once."""
+"""Stop and resume: delay of a stop, messages, every sample consumed once, and a result that equals the whole run's."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,16 @@ from typing import Any
 import pytest
 
 from support import resumed
+from support.killed import WORLD_ACTION, write_tokenizers
 from support.ranks import in_ranks
 from support.refusals import refused
-from support.runs import same_run, series, tiny_config
+from support.runs import same_run, series, tiny_config, tiny_dataset, trained_run
 from understudy.config.data import SourceConfig
 from understudy.config.on_resume import Fixed, OnResume, marker
 from understudy.config.schema import differences, override, plain
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
 from understudy.errors import ConfigError
+from understudy.policies.registry import policy_type
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
@@ -307,3 +310,87 @@ def test_ranks_stop_at_one_step_and_consume_each_sample_once(data: Path, tmp_pat
     assert mixed[:6] == whole[:6]
     assert [r["loss"] for r in mixed] == pytest.approx([r["loss"] for r in whole], rel=1e-4)
     assert differences(RunDir(out).settings(), RunDir(tmp_path / "whole").settings()).keys() == {"output_dir"}
+
+
+# -- resumed runs equal whole ones, of flow in test_run.py ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data/ and, where their packages are installed, the tokenizers of pi0.5."""
+    folder = tmp_path_factory.mktemp("policies")
+    tiny_dataset(folder / "data")
+    return folder
+
+
+def pi(kind: str, **settings: Any) -> Callable[[Path], dict[str, Any]]:
+    """Changes of a run of pi0.5 or pi0; "fast" is the name of a folder."""
+
+    def changes(files: Path) -> dict[str, Any]:
+        for package in ("sentencepiece", "tokenizers"):
+            pytest.importorskip(package, reason="needs the extra pi05")
+        if not (files / "fast").exists():
+            write_tokenizers(files)
+        base = {"size": "tiny", "tokenizer": str(files / "tokenizer.model"), "prompt_tokens": 64}
+        if "fast" in settings:
+            base["fast"] = str(files / settings["fast"])
+        return {"policy": policy_type(kind).settings(**(settings | base))}
+
+    return changes
+
+
+def adapters(files: Path) -> dict[str, Any]:
+    """Low-rank adapters on the policy of another run."""
+    if not (files / "base").exists():
+        trained_run(files / "base")
+    return {"init_from": str(files / "base/policy"), "lora": {"rank": 4, "alpha": 8.0}}
+
+
+CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "adapters": adapters,
+    "adapters on bf16-split": lambda files: {**adapters(files), "precision": "bf16-split"},
+    "pi05 with text and action tokens": pi("pi05", max_delay=1, fast="fast", action_tokens=48, response_tokens=8),
+    "pi05 with a history": pi("pi05", history=(0.2, 0.4), state_history=True),
+    "pi0 in parts by tokens": lambda files: {**pi("pi0", max_delay=1)(files), "max_num_tokens": 160, "max_samples": 3},
+    "one instruction of several": lambda files: {"augment": {"task_separator": " the "}},
+    "world_action": lambda files: {"policy": WORLD_ACTION, "mode": "joint"},
+}
+MESHES = {"one instruction of several": (2, 1), "world_action": (2, 1)}
+"""Processes and shards of the resumed run; one process where none are named."""
+QUICK = ("adapters", "pi05 with text and action tokens", "one instruction of several", "world_action")
+
+
+def resume_sharded(out: Path, shards: int) -> int:
+    return run.resume(override(RunDir(out).settings(), parallel={"dp_shard": shards}))
+
+
+@pytest.mark.parametrize(
+    ("case", "mesh"),
+    [
+        *(pytest.param(c, MESHES.get(c, (1, 1)), marks=() if c in QUICK else pytest.mark.long) for c in CASES),
+        *(pytest.param("world_action", mesh, marks=pytest.mark.long) for mesh in ((2, 2), (4, 2))),
+    ],
+)
+def test_resumed_run_equals_the_whole(files: Path, tmp_path: Path, case: str, mesh: tuple[int, int]) -> None:
+    world, shards = mesh
+    config: TrainConfig = tiny_config(
+        files / "data", tmp_path / "whole", steps=5, checkpoint={"every": 2}, val={"every": 4}, log={"report": False}
+    )
+    config = override(config, **CASES[case](files))
+    if world > 1:
+        config = override(config, batch_size=8, micro_batch_size=2, device="cpu")
+    if config.policy.type == "pi05":
+        config = override(config, data={"response": "task"} if config.policy.response_tokens else {})
+    assert run.train(config) == run.DONE
+    cut = replace(config, output_dir=str(tmp_path / "cut"))
+    if config.init_from:
+        shutil.copytree(config.init_from, tmp_path / "start")
+        cut = replace(cut, init_from=str(tmp_path / "start"))
+    with resumed.watched(tmp_path / "cut", {3: resumed.send(signal.SIGTERM)}):
+        assert run.train(cut) == run.STOPPED
+    shutil.rmtree(tmp_path / "start", ignore_errors=True)  # a checkpoint needs no other file
+    if world == 1:
+        assert run.resume(RunDir(tmp_path / "cut").settings()) == run.DONE
+    else:
+        assert in_ranks(world, resume_sharded, tmp_path / "cut", shards) == [run.DONE] * world
+    same_run(tmp_path / "whole", tmp_path / "cut")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.datasets import Spec, edit_column, write_dataset
-from support.runs import tiny_config, tiny_dataset
+from support.runs import SHORT, tiny_config, tiny_dataset, trained_run
 from support.servers import RangeServer
 from understudy.cli.main import main
 from understudy.errors import ConfigError
@@ -35,27 +35,17 @@ def other_actions(root: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("files")
-    config = tiny_config(
-        tiny_dataset(root / "d"),
-        root / "run",
-        steps=2,
-        checkpoint={"every": 1},
-        val={"every": 0},
-        log={"report": False},
-    )
-    assert run.train(config) == run.DONE
-    return root
+    return trained_run(tmp_path_factory.mktemp("files") / "run", **SHORT)
 
 
 def test_resume_refuses_changed_actions(begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(begun / "run", tmp_path / "run")
-    shutil.copytree(begun / "d", tmp_path / "d")
+    shutil.copytree(begun, tmp_path / "run")
+    shutil.copytree(RunDir(begun).settings().data.root, tmp_path / "d")
     settings = RunDir(tmp_path / "run").settings()
-    moved = replace(settings, steps=3, data=replace(settings.data, root=str(tmp_path / "d")))
+    moved = replace(settings, steps=5, data=replace(settings.data, root=str(tmp_path / "d")))
     [path, *_] = other_actions(tmp_path / "d")
     before = (tmp_path / "run/metrics.jsonl").read_bytes()
-    call = ["resume", str(tmp_path / "run"), "--steps", "3", "--data.root", str(tmp_path / "d")]
+    call = ["resume", str(tmp_path / "run"), "--steps", "5", "--data.root", str(tmp_path / "d")]
     assert main(call) == 2
     assert str(path.relative_to(tmp_path / "d")) in capsys.readouterr().err
     assert main(["validate", str(tmp_path / "run")]) == 0  # on the dataset that it has
@@ -66,17 +56,17 @@ def test_resume_refuses_changed_actions(begun: Path, tmp_path: Path, capsys: pyt
 
 
 def test_resume_refuses_another_video_and_accepts_a_copy(begun: Path, tmp_path: Path) -> None:
-    shutil.copytree(begun / "run", tmp_path / "run")
-    shutil.copytree(begun / "d", tmp_path / "d")
+    shutil.copytree(begun, tmp_path / "run")
+    shutil.copytree(RunDir(begun).settings().data.root, tmp_path / "d")
     for path in (tmp_path / "d").rglob("*"):
         os.utime(path, (1, 1))
     settings = RunDir(tmp_path / "run").settings()
-    moved = replace(settings, steps=3, data=replace(settings.data, root=str(tmp_path / "d")))
+    moved = replace(settings, steps=5, data=replace(settings.data, root=str(tmp_path / "d")))
     assert run.resume(moved) == run.DONE
     videos = sorted((tmp_path / "d").glob("videos/*/chunk-*/*.mp4"))
     shutil.copy(videos[0], videos[1])
     with pytest.raises(ConfigError, match=videos[1].name):
-        run.resume(replace(moved, steps=4))
+        run.resume(replace(moved, steps=6))
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])

@@ -241,7 +241,7 @@ def test_start_says_how_many_texts_the_separator_divides(data: Path) -> None:
 
 
 def test_a_run_trains_on_single_instructions_and_its_contract_has_them(data: Path, tmp_path: Path) -> None:
-    """`test_resume_policies.py` resumes such a run on other ranks."""
+    """`test_resume.py` resumes such a run on other ranks."""
     whole, joined = (config_of(data, tmp_path / name, separator) for name, separator in (("w", SEPARATOR), ("j", "")))
     for config in (whole, joined):
         assert run.train(override(config, steps=3, val={"every": 0})) == run.DONE
