@@ -7,6 +7,8 @@ RESPONSE = "response"
 """B strings that a policy learns to answer with, such as the subtask; empty ones train nothing."""
 PROMPT_METADATA = "prompt_metadata"
 """B strings: metadata of the episode for the prompt, one field per line (`prompt_metadata.py`)."""
+RETURN, RETURN_IS_PAD = "return", "return_is_pad"
+"""float32 [B] and bool [B]: return of each frame, the target of a value function, and whether it is not known."""
 HOST_KEYS = ("position", SOURCE)
 """Keys that a training reads on the host, and that stay there."""
 CUT_SUFFIX = "_is_cut"

@@ -10,6 +10,7 @@ record       `understudy record`
 runs         `understudy train`, `resume`, `validate`, `rollout`, `export` and `report`
 plan         `understudy plan`
 profile      `understudy profile`
+score        `understudy score`
 check        `understudy check`
 view         `understudy view`
 edit         `understudy edit` and `understudy segment`

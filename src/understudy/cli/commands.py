@@ -53,6 +53,7 @@ COMMANDS = {
         "replay:replay", "a recorded episode through the server, and open-loop validation", "RUN", extra="serve"
     ),
     "report": Command("runs:report", "a run's report.html again, or several runs side by side", "RUN [RUN ...]"),
+    "score": Command("score:score", "values and advantages of a dataset's frames", "RUN DATA OUT"),
     "check": Command("check:check", "contents and faults of a dataset", "PATH"),
     "view": Command("view:view", "look through episodes in a browser", "PATH"),
     "edit": Command("edit:edit", "select, merge, change or transcode datasets", "[PATH ...]"),

@@ -192,7 +192,7 @@ def make_plans(config: EditConfig, catalogs: Sequence["Catalog"], out: Path) -> 
         fps=common_rate(sources),
         robot_type=common_robot(sources, config.robot_type),
         task_of=_task_of(config, sources),
-        texts=texts,
+        columns=texts,
         encode=encode,
     )
     parts = split_pieces(sources, pieces, config.split, config.seed) if config.split else {"": pieces}

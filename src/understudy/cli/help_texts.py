@@ -95,6 +95,10 @@ EXAMPLES = {
         "understudy report runs/one runs/two --output one-two.html",
         "understudy report runs/one runs/two --json",
     ),
+    "score": (
+        "understudy score runs/value data/table data/scored",
+        "understudy score runs/value data/table data/scored --num-steps 20 --positive 0.4 --interventions helped",
+    ),
     "check": (
         "understudy check data/table",
         "understudy check data/table --page table.html --skip-bad bad.json",

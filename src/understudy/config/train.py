@@ -377,8 +377,9 @@ class TrainConfig:
         errors += [f"data.{line}" for line in self.data.problems()]
         if self.data.chunk_size or not getattr(self.policy, "weights", ""):  # otherwise the weights decide the chunk
             errors += self.rollout_problems()
-        if self.rollout.every and not self.mode_weights()["policy"]:
-            errors.append(f"rollout.every: {self.rollout.every}: mode {self.mode} does not train the policy to act")
+        if self.rollout.every and not (self.policy.ACTS and self.mode_weights()["policy"]):
+            run = f"mode {self.mode} of policy.type {self.policy.type}"
+            errors.append(f"rollout.every: {self.rollout.every}: {run} trains no policy to act; set it to 0")
         if not any(self.mode_weights().values()):
             errors.append(f"mode: {self.mode}: no mode has a weight, so nothing would be trained")
         errors += [f"policy.{line}" for line in self.policy.problems()]

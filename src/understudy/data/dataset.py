@@ -19,6 +19,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS
 from understudy.data.format.standard_keys import rename_keys
 from understudy.data.read.image_column import ImageColumns
+from understudy.data.read.returns import Returns, ReturnTarget
 from understudy.data.read.rows import Rows
 from understudy.data.read.sensors import Sensors
 from understudy.data.read.texts import EpisodePrompts, Responses
@@ -125,6 +126,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         response: a text column to deliver as `response`, "task", or "" for no text (see `data/read/texts.py`).
         prompt_metadata: names of episode metadata to deliver as `prompt_metadata`, a text with a line for each
             (docs/mixtures.md). An empty list delivers the empty text.
+        returns: definition of the `return` to deliver, the target of a value function (see `data/read/returns.py`).
         name: name in an order and in messages; by default the folder's name.
         video_backend: "pyav" or "torchcodec" (see `open_video`).
         row_cache_bytes: memory for loaded rows, and as much again for encoded images stored in rows.
@@ -149,6 +151,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         depth_unit: Literal["m", "mm"] | None = None,
         response: str | None = None,
         prompt_metadata: Sequence[str] | None = None,
+        returns: ReturnTarget | None = None,
         name: str | None = None,
         video_backend: str = "pyav",
         row_cache_bytes: int = 1 << 30,
@@ -174,6 +177,9 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._responses = Responses(self.catalog, response)
         self.prompts = EpisodePrompts(self.catalog, prompt_metadata)
         """Metadata of the episodes for prompts."""
+        rows = self.catalog.episodes.rows_of(distinct(self.segments[:, 0]))
+        self.returns = None if returns is None else Returns(self.catalog, returns, rows)
+        """Returns of the frames of the selected episodes; None: they are not delivered."""
         columns = [k for k in (*self._columns, *self._responses.columns) if k not in INDEX_KEYS]
         self._sensors = Sensors(self.catalog, self._sensor_keys, self.sensor_offsets)
         self._rows = Rows(self.catalog, columns, row_cache_bytes)
@@ -385,6 +391,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         out["task"] = [self.catalog.tasks[int(task)] for task in np.asarray(now).tolist()]
         if self.frame_weights is not None and self.frame_weights.weighs_loss:
             out[LOSS_WEIGHT] = torch.from_numpy(self.frame_weights.loss_factors(np.asarray(episodes), frames))
+        if self.returns is not None:
+            out |= self.returns.read(rows, frames)
         return out | self.prompts.read(rows) | self._responses.read(self._rows, rows, frames, out["task"])
 
     def frames_to_decode(self, episodes: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:

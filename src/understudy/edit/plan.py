@@ -70,6 +70,8 @@ class Encoding:
 
 TextColumn = Callable[[Piece], Sequence[str]]
 """Texts of a new column for each frame of a piece."""
+NumberColumn = Callable[[Piece], np.ndarray]
+"""Numbers of a new column for each frame of a piece, (length, *shape) in the dtype of its feature."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ class Plan:
         fps: frames per second.
         robot_type: as info.json holds it.
         task_of: (piece, task text of a frame) -> text in the output.
-        texts: new text columns by key.
+        columns: new columns by key.
+        origin: further entries of meta/edit.json, by name.
         metadata: values of the pieces by name, None where a piece has none.
         encode: cameras to encode completely.
     """
@@ -94,7 +97,8 @@ class Plan:
     fps: float
     robot_type: str | None
     task_of: Callable[[Piece, str], str] = lambda piece, text: text
-    texts: Mapping[str, TextColumn] = field(default_factory=dict)
+    columns: Mapping[str, TextColumn | NumberColumn] = field(default_factory=dict)
+    origin: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     encode: Mapping[str, Encoding] = field(default_factory=dict)
 

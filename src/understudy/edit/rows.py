@@ -95,7 +95,7 @@ class SourceRows:
 
     def __post_init__(self) -> None:
         plan = self.plan
-        keys = [key for key, f in plan.features.items() if not f.is_encoded and key not in plan.texts]
+        keys = [key for key, f in plan.features.items() if not f.is_encoded and key not in plan.columns]
         self._rows = [Rows(with_declared_dtypes(source), keys, _CACHE) for source in plan.sources]
         self._tasks = [Rows(source, [], 0) for source in plan.sources]
         images = [key for key, feature in plan.features.items() if feature.dtype == "image"]
@@ -135,8 +135,9 @@ class SourceRows:
                 taken[key] = cast_values(values, feature.dtype, key, where)
             elif feature.dtype == "image":
                 taken[key] = self._encoded(piece, key)
-            elif key in plan.texts:
-                taken[key] = list(plan.texts[key](piece))
+            elif key in plan.columns:
+                made = plan.columns[key](piece)
+                taken[key] = made if isinstance(made, np.ndarray) else list(made)
             elif feature.dtype == "language" and piece.length < source.episodes.lengths[piece.row]:
                 taken[key] = shift_records(taken[key], piece.start, piece.length, plan.fps)
         return taken, tasks

@@ -317,6 +317,7 @@ def write_provenance(root: Path, command: Sequence[str], plan: Plan) -> None:
             "av": av.__version__,
         },
         "sources": sources,
+        **plan.origin,
         "episodes": [[p.source, int(ids[p.source][p.row]), p.start, p.stop] for p in plan.pieces],
     }
     replace_json(root / PATH, content)

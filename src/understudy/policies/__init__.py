@@ -12,6 +12,7 @@ common               layers, normalization, flow matching, encoders and towers
 flow                 the small flow-matching policy
 pi05                 pi0.5 and pi0
 lerobot              policies of LeRobot, where it is installed
+value                a value function: distribution of returns, for advantages of frames
 world_action         the world-action model: actions, and the states and images that follow
 graph                policies as graphs of tensors: torch.export, ONNX
 inference            `load_policy`: a saved policy that acts on observations

@@ -66,8 +66,8 @@ def load_policy(
             path of training alone, if it has not changed; a folder's copy never is.
 
     Raises:
-        ValueError: the folder holds no policy or no `action_bounds`, or one with a file that is not the one that was
-            written (`ChecksumError`), or `head` is missing or unknown.
+        ValueError: the folder holds no policy, one that predicts no actions or has no `action_bounds`, or one with a
+            file that is not the one that was written (`ChecksumError`), or `head` is missing or unknown.
         OSError: it cannot be read.
     """
     if contract not in get_args(Reaction):
@@ -78,8 +78,16 @@ def load_policy(
     if compute is not None:
         saved = saved._replace(config=replace(saved.config, compute=compute))
     facts = read_contract(folder) if (contract, action_bounds) != ("off", "off") else None
+    check_acts(saved.config, folder)
     policy = build_saved(saved, folder, narrow=True).to(device).eval()
     return RobotPolicy(policy, saved.metadata, head, contract=facts, reaction=contract, action_bounds=action_bounds)
+
+
+def check_acts(config: Any, folder: str | Path) -> None:
+    """Raise ValueError where a saved policy predicts no actions."""
+    if not config.ACTS:
+        fix = "`understudy score RUN DATA OUT` writes its figures into a dataset"
+        raise ValueError(f"{folder} holds a policy of type {config.type}, which predicts no actions; {fix}")
 
 
 class RobotPolicy:

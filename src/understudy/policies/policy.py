@@ -74,6 +74,14 @@ class Policy(nn.Module):
         raise NotImplementedError
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of further figures that `losses` computes where `terms` names them, for validations; none by default.
+
+        They are in the tables of a validation next to the loss terms, and no part of the loss.
+        """
+        return ()
+
+    @property
     def modes(self) -> tuple[str, ...]:
         """Task modes that the policy can be trained in (`common/settings.py`)."""
         return (POLICY,)
@@ -207,6 +215,14 @@ class Policy(nn.Module):
     def continues_chunks(self) -> bool:
         """Whether the type has `continue_chunk`."""
         return type(self).continue_chunk is not Policy.continue_chunk
+
+    def values(self, batch: Mapping[str, Any]) -> Tensor:
+        """Predict the return of each sample, float32 [B]; optional (`PolicySettings.return_target`).
+
+        Raises:
+            ValueError: a missing key or a wrong shape, by name.
+        """
+        raise NotImplementedError
 
     @property
     def imagines(self) -> bool:

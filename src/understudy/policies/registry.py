@@ -200,6 +200,7 @@ BUILT_IN = {
     "lerobot-act": "understudy.policies.lerobot.settings:LEROBOT_ACT",
     "lerobot-diffusion": "understudy.policies.lerobot.settings:LEROBOT_DIFFUSION",
     "lerobot-smolvla": "understudy.policies.lerobot.settings:LEROBOT_SMOLVLA",
+    "value": "understudy.policies.value.config:VALUE",
     "world_action": "understudy.policies.world_action.config:WORLD_ACTION",
 }
 """Types of this package, in the form of entry points."""
@@ -244,6 +245,8 @@ class PolicySettings:
     """Normalization by the data that this type expects: the default of `data.normalize`."""
     TORCH_ATTENTION: ClassVar[bool] = True
     """Whether the network may call `scaled_dot_product_attention`, whose kernel the setting `attention` names."""
+    ACTS: ClassVar[bool] = True
+    """Whether the policy predicts actions; a value function does not, and nothing plays, serves or compares it."""
     RESIZED: ClassVar[str] = "area"
     """Name of the way in which images are resized, for messages."""
 
@@ -332,6 +335,14 @@ class PolicySettings:
     def learns_responses(self) -> bool:
         """Whether the policy learns to answer with the texts under `response`."""
         return False
+
+    @property
+    def return_target(self) -> Mapping[str, Any]:
+        """Fields of `ReturnTarget` (`data/read/returns.py`) of a value function, whose batches then have `return`.
+
+        Empty: the policy learns no returns.
+        """
+        return {}
 
     @property
     def text_vocabulary(self) -> int:

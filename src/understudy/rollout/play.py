@@ -19,6 +19,7 @@ from understudy.envs import registry
 from understudy.envs.env import Env, layout_seed
 from understudy.errors import ConfigError
 from understudy.policies.draws import make_draws
+from understudy.policies.inference import check_acts
 from understudy.policies.observation_history import ObservationHistory, seen_times
 from understudy.policies.policy import Policy, load
 from understudy.progress import Progress
@@ -206,6 +207,7 @@ def rollout_saved_policy(
     """
     try:
         policy = load(folder)
+        check_acts(policy.config, folder)
         frozen = {"policy": asdict(policy.config), "normalisation": policy.normalizer.arrays(), "sources": sources}
         adapter, world = prepare_env(data, frozen, play)
         more = range(min(play.num_envs, play.episodes) - 1)

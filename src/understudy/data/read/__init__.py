@@ -2,6 +2,7 @@
 
 rows             columns of data files as numpy arrays, in memory within a budget
 texts            texts that a policy learns to answer with, and metadata of episodes for prompts
+returns          returns of frames, and advantages over several steps
 sensors          samples of sensors at their own rates, by time
 video_frames     images from video files, by episode and frame
 image_column     images that are stored in parquet rows

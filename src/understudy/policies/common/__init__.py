@@ -6,6 +6,7 @@ flow_matching       flow matching on action chunks, and chunks that continue the
 normalizer          between the robot's units and the network's, per norm head
 images              images of any size between black bars, and augmentation from explicit draws
 encoders            texts and images as vectors
+observing           one vector from images, state and instruction
 streams             streams of a policy with a future, as targets of the loss terms
 towers              pairs of transformer towers that attend to each other
 fast_tokenizer      FAST action tokens

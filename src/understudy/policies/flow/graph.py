@@ -5,7 +5,8 @@ from torch import Tensor
 
 from understudy.batch_keys import ACTION, HEAD, STATE, TASK
 from understudy.policies.common.encoders import byte_tokens
-from understudy.policies.flow.model import TOKENS, FlowPolicy
+from understudy.policies.common.observing import TOKENS
+from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.graph import GraphInput, PolicyGraph
 
 

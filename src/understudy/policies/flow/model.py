@@ -18,9 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.batch_keys import ACTION, STATE
-from understudy.policies.batch import check_image, check_shape, prompts_of, value_of
-from understudy.policies.common.encoders import ImageEncoder, TextEncoder
+from understudy.batch_keys import ACTION
+from understudy.policies.batch import check_shape
 from understudy.policies.common.flow_matching import (
     Field,
     check_delay,
@@ -33,9 +32,10 @@ from understudy.policies.common.flow_matching import (
     velocity,
 )
 from understudy.policies.common.layers import Layer, Linear, layer_norm, sinusoids, zero_init
-from understudy.policies.common.normalizer import Normalizer, blanked, state_now
+from understudy.policies.common.normalizer import Normalizer, blanked
+from understudy.policies.common.observing import ObservingPolicy
 from understudy.policies.common.settings import DYNAMICS, FLOW, FORWARD, POLICY, TRAINS
-from understudy.policies.common.streams import KEY_OF, VALIDATION_DRAWS, Stream, StreamPolicy, read_stream, read_values
+from understudy.policies.common.streams import KEY_OF, VALIDATION_DRAWS, Stream, read_stream, read_values
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.losses import Imagined, Loss, masked_squared_error, valid_elements
@@ -77,11 +77,7 @@ def make_integration(
     return integrate
 
 
-TOKENS = "task_tokens"
-"""Key of a batch with `byte_tokens` [B, L] in place of the instructions, for graphs."""
-
-
-class FlowPolicy(StreamPolicy):
+class FlowPolicy(ObservingPolicy):
     """Flow-matching policy. `FlowPolicy(config, normalization)` has fresh weights from torch's generator.
 
     For the keys of a batch see `Policy`. Padded dimensions and missing cameras count nothing and reach nothing,
@@ -106,12 +102,6 @@ class FlowPolicy(StreamPolicy):
         """
         super().__init__(config, normalization)
         width = config.width
-        self.text = TextEncoder(config.text_bytes, 64, width)
-        sizes = (len(config.cameras), config.image_size, config.channels, config.blocks, config.keypoints)
-        self.vision = ImageEncoder(*sizes, condition=width) if config.cameras else None
-        seen = len(config.cameras) * 2 * config.keypoints
-        self.fuse = Linear(seen + config.state_dim + width, width)
-        self.fuse2 = Linear(width, width)
         self.time = Linear(64 * len(self._streams), width)
         self.in_proj = Linear(config.chunk * config.noise_dim, width)
         self.layers = nn.ModuleList(Layer(width) for _ in range(config.layers))
@@ -126,10 +116,6 @@ class FlowPolicy(StreamPolicy):
     def blocks(self) -> list[nn.Module]:
         """Modules to recompute, compile and shard one by one. The text encoder is none: its shapes change."""
         return [*(self.vision.blocks if self.vision is not None else ()), *self.layers]
-
-    def float32_modules(self) -> list[nn.Module]:
-        """The layer of the text encoder whose output is a phase in radians."""
-        return [self.text.out]
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
         """Noise and flow time of D draws per sample, one time per stratum; to act one noise.
@@ -275,27 +261,11 @@ class FlowPolicy(StreamPolicy):
 
     def _condition(self, batch: Mapping[str, Any], delay: Tensor | int = 0) -> Tensor:
         """Condition of the action network from images, state, instruction and number of given actions: [B, width]."""
-        dtype = getattr(torch, self.config.compute)
-        text_emb = self.text(batch[TOKENS] if TOKENS in batch else prompts_of(batch), dtype)  # [B, width]
-        parts = [text_emb]
-        if self.vision is not None:
-            images = [value_of(batch, key) for key in self.config.cameras]
-            missing: list[Tensor | None] = [batch.get(f"{key}_is_missing") for key in self.config.cameras]
-            for key, image, lacks in zip(self.config.cameras, images, missing):
-                check_image(key, image, (text_emb.shape[0], 3, None, None))
-                if lacks is not None:
-                    check_shape(f"{key}_is_missing", lacks, (text_emb.shape[0],))
-            parts.append(self.vision(images, text_emb, missing))
-        if self.config.state_dim:
-            state = value_of(batch, STATE)
-            slots = (1 + self.config.chunk,) if self.config.future and state.ndim == 3 else ()
-            check_shape(STATE, state, (text_emb.shape[0], *slots, self.config.state_dim))
-            parts.append(self.normalizer.states(batch, state_now(batch)))
-        fused = self.fuse2(F.gelu(self.fuse(torch.cat([part.to(dtype) for part in parts], dim=1))))
+        fused = self.observe(batch)
         if self.delay is None:
             return fused
         share = torch.zeros_like(fused[:, 0], dtype=torch.float32) + delay / self.config.chunk
-        return fused + self.delay(sinusoids(share, 64).to(dtype))
+        return fused + self.delay(sinusoids(share, 64).to(fused.dtype))
 
     def _velocity(self, x: Tensor, time: Tensor, condition: Tensor) -> Tensor:
         """Predict the velocity of D points per sample, in the shape of x.

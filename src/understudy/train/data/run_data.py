@@ -237,6 +237,9 @@ def _check_states(names: Sequence[str], opened: Sequence[Source | None], wrong: 
 def _check_together(data: DataConfig, training: Sequence[EpisodeDataset]) -> None:
     """Raise DatasetError for metadata that no source has, and for sources that cannot share a batch."""
     check_prompt_metadata(data.prompt_metadata, training)
+    if all(part.returns is not None and not part.returns.known for part in training):
+        fix = "give success of some episodes that were not cut: understudy edit --metadata FILE"
+        raise DatasetError("no return is known: all episodes lack an outcome", where=training[0].catalog.root, fix=fix)
     try:
         Mixture.from_datasets(training)
     except ValueError as error:
@@ -379,6 +382,7 @@ def _fingerprint(training: EpisodeDataset, validation: EpisodeDataset | None) ->
         "features": _digest(repr(sorted(features.items())).encode()),
         "recorded statistics": _digest(*(catalog.files.read(f) for f in recorded)),
         VALIDATION_EPISODES: _digest(validation.segments.tobytes() if validation is not None else b""),
+        **({"returns": training.returns.digest} if training.returns is not None else {}),
         **({"prompt metadata": training.prompts.digest} if training.prompts.names else {}),
         **{
             f"frame weights of {name} frames": frame_weights.digest

@@ -15,6 +15,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import MissingFiles, describe_ids
 from understudy.data.format.standard_keys import rename_keys
+from understudy.data.read.returns import ReturnTarget
 from understudy.data.selection.select import Selection, common, difference, distinct, split_episodes
 from understudy.data.selection.where import matching_rows
 from understudy.data.stats.norm_heads import head_name
@@ -191,6 +192,8 @@ def split_source(
     if config.data.prompt_metadata:  # of each source the metadata that it has
         present = catalog.episode_metadata()
         options["prompt_metadata"] = [field for field in config.data.prompt_metadata if field in present]
+    if target := config.policy.return_target:
+        options["returns"] = ReturnTarget(**target)
     selection = replace(
         selection,
         exclude_episodes=None,

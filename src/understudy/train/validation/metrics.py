@@ -171,8 +171,10 @@ def check_keep_best(config: TrainConfig, validation: ValidationData) -> None:
     name = config.checkpoint.keep_best
     kind, colon, group = name.partition(":")
     if name in ("none", *PLAIN):
-        if name == "open_loop" and FLOW not in TRAINS[config.val_mode()]:
-            raise ConfigError("checkpoint.keep_best: open_loop: no actions are trained (mode), so none are compared")
+        if name == "open_loop" and not (config.policy.ACTS and FLOW in TRAINS[config.val_mode()]):
+            raise ConfigError(
+                "checkpoint.keep_best: open_loop: no actions are trained (mode, policy.type), so none are compared"
+            )
         if name == "open_loop" and not config.val.open_loop_every:
             raise ConfigError(
                 "checkpoint.keep_best: open_loop: it is not measured; set val.open_loop_every, to 10 for example"
@@ -233,7 +235,7 @@ def _entry(
     m = len(episodes)
     se = math.sqrt(m / (m - 1) * math.fsum(residual * residual)) if m > 1 else None
     entry: dict[str, Any] = {"loss": math.fsum(parts), "se": se, "samples": len(rows), "episodes": m}
-    entry["elements"] = sum(term["elements"] for term in terms.values())
+    entry["elements"] = sum(figures["elements"] for term, figures in terms.items() if weights[term])
     if plain is not None:
         entry["equal_frames"] = math.fsum(
             weights[term] * math.fsum(plain[term].sums[rows]) / math.fsum(plain[term].counts[rows]) for term in terms

@@ -156,8 +156,9 @@ class EpisodeActions:
 
     def __init__(self, state: TrainState, held: ValidationData) -> None:
         self._mode = state.config.val_mode()
-        if FLOW not in TRAINS[self._mode]:
-            raise ConfigError(f"mode: the run trained no policy to act: it is {state.config.mode}")
+        if FLOW not in TRAINS[self._mode] or not state.config.policy.ACTS:
+            of = f"mode {state.config.mode}, policy.type {state.config.policy.type}"
+            raise ConfigError(f"the run trained no policy to act: {of}")
         self._state, self._held, self._lock = state, held, threading.Lock()
 
     def episodes(self, source: int) -> np.ndarray:

@@ -103,7 +103,7 @@ def validate(
             held,
             config.seed,
             mesh,
-            state.weights,
+            state.weights | dict.fromkeys(policy.metrics, 0.0),
             mode=mode,
             open_loop=config.val.open_loop_every,
             threads=fair_threads(mesh.local_world_size) if threads == "auto" else threads,
@@ -154,7 +154,7 @@ def evaluate(
         held: the samples.
         seed: seed of the random numbers; they belong to the sample, not to the step.
         mesh: the ranks.
-        weights: weights of the loss terms, by name.
+        weights: weights of the loss terms, by name; 0 for the figures of `Policy.metrics`.
         mode: task mode of all samples (`policies/common/settings.py`).
         open_loop: also compare sampled actions with the recorded ones on every `open_loop`-th frame of a source; 0, or
             a mode in which actions are given, disables it.
@@ -172,7 +172,7 @@ def evaluate(
         ValidationStopped: on all ranks, one was asked to stop. ValidationFailed: on all ranks, one cannot read a frame.
     """
     sampler = None
-    if open_loop and FLOW in TRAINS[mode]:
+    if open_loop and FLOW in TRAINS[mode] and policy.config.ACTS:
         sampler = OpenLoop(open_loop, seed, policy.config.action_dim, mode, held)
     table = SampleTable(policy, weights, len(held), mesh.device, per_dim, sampler)
     with evaluating(policy), closing(_read_chunks(policy, held, mesh, threads, memory, asked)) as chunks:

@@ -1,0 +1,188 @@
+"""`understudy score RUN DATA OUT`: values, advantages and their sign as columns of a new dataset."""
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from understudy.cli.edit import EditConfig, make_plans, output_problems
+from understudy.config.declare import Ge, Interval, Positional
+from understudy.cores import available_cores
+from understudy.errors import DatasetError
+from understudy.progress import Progress
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from understudy.data.format.features import Feature
+    from understudy.edit.plan import NumberColumn, Piece, Plan
+    from understudy.train.score import ValueFunction
+
+VALUE, ADVANTAGE, POSITIVE = "value", "advantage", "advantage_is_positive"
+DTYPES = {VALUE: "float32", ADVANTAGE: "float32", POSITIVE: "bool"}
+"""Columns that are written, with their dtypes."""
+
+
+@dataclass(frozen=True)
+class ScoreConfig:
+    """Write a dataset with the value and the advantage of each frame, by the value function of a run.
+
+    The output is LeRobot v3.0 with the episodes of DATA and three more columns: `value`, `advantage`, and
+    `advantage_is_positive` for the frames with the largest advantages of each task. Video packets are copied. A killed
+    command continues where it was, and its output is equal to that of one that was not killed.
+    """
+
+    paths: Positional[tuple[str, ...]] = ()
+    """Run directory of a value function (`policy.type value`), dataset to read (a folder or URL), and folder to write:
+    a new or an empty one."""
+    num_steps: Annotated[int, Ge(1)] = 50
+    """Steps of the advantage: their rewards, and the value of the frame that follows them, minus the frame's own."""
+    positive: Annotated[float, Interval(gt=0, lt=1)] = 0.3
+    """Share of the frames of each task whose advantage is positive: those above this upper quantile."""
+    interventions: str = ""
+    """Feature with one number per frame that is not 0 where a human corrected the robot. Such frames are always
+    positive."""
+    source: str = ""
+    """Source of the run's data whose keys and norm head the dataset has; the default is the only one."""
+    device: str = "cpu"
+    """Device of the arithmetic."""
+    num_workers: Annotated[int, Ge(1)] | None = None
+    """Threads; the default is one per core."""
+    json: bool = False
+    """Print the summary as one JSON object."""
+
+    def problems(self) -> list[str]:
+        """List errors in the settings, one line each."""
+        if len(self.paths) != 3:
+            return ["paths: required, a run, a dataset and a new folder: understudy score RUN DATA OUT"]
+        return output_problems(self.paths[1:], "score RUN")
+
+
+def score(config: ScoreConfig) -> None:
+    """Compute the values, write the output and print a summary."""
+    import torch
+
+    from understudy.data.format.catalog import Catalog
+    from understudy.edit.write_set import write_outputs
+    from understudy.train.score import open_value_function
+
+    torch.set_num_threads(1)  # the rounding of sums may depend on their number
+    run, data, out = Path(config.paths[0]), config.paths[1], Path(config.paths[2])
+    workers = config.num_workers or available_cores()
+    catalog = Catalog.open(data)
+    plan = make_plans(EditConfig(paths=(data, str(out))), [catalog], out)[""]
+    if taken := [key for key in DTYPES if key in plan.features]:
+        fix = f"write a dataset without them first: understudy edit SRC OUT --drop-features {' '.join(taken)}"
+        raise DatasetError(f"has {', '.join(taken)}", where=catalog.root, fix=fix)
+    function = open_value_function(run, data, config.source, config.device)
+    origin = describe(config, function, plan)
+    pieces = out.with_name(f".{out.name}.values")
+    values = function.compute(pieces, json.dumps(origin), workers)
+    columns, summary = score_episodes(config, function, values)
+    scored = replace(
+        plan,
+        features={**plan.features, **_features()},
+        columns={key: _column(columns[key]) for key in DTYPES},
+        origin={"score": origin | {"tasks": summary}},
+    )
+    with Progress(scored.work, "write", "frame") as bar:
+        write_outputs({"": scored}, out, ["understudy", *sys.argv[1:]], workers, bar.update)
+    shutil.rmtree(pieces, ignore_errors=True)
+    if config.json:
+        print(json.dumps({"root": str(out), "frames": len(values), "tasks": summary}, ensure_ascii=False))
+        return
+    print(f"{out}: {len(values):,} frames with {', '.join(DTYPES)}")
+    for task, figures in summary.items():
+        share = f"{figures['positive']:.1%} of {figures['frames']:,} frames"
+        print(f"  {task}: value {figures['value']:.4g}, {share} positive: advantage above {figures['threshold']:.4g}")
+
+
+def describe(config: ScoreConfig, function: "ValueFunction", plan: "Plan") -> dict[str, Any]:
+    """Return everything that the values depend on, and the settings of the advantage, for meta/edit.json."""
+    import torch
+
+    from understudy.edit.write_set import digest_files
+
+    rows = [piece.row for piece in plan.pieces]
+    settings = {name: getattr(config, name) for name in ("num_steps", "positive", "interventions", "source", "device")}
+    return {
+        "policy": dict(function.checksums),
+        "returns": dict(function.policy.config.return_target),
+        "data": digest_files(plan.sources[0], rows, plan.cameras),
+        "outcomes": function.dataset.returns.digest if function.dataset.returns is not None else "",
+        "torch": torch.__version__,
+        **settings,
+    }
+
+
+def score_episodes(
+    config: ScoreConfig, function: "ValueFunction", values: "np.ndarray"
+) -> tuple[dict[str, dict[int, "np.ndarray"]], dict[str, dict[str, float]]]:
+    """Compute the columns of each episode, and figures of each task.
+
+    Args:
+        config: the settings.
+        function: the value function and the dataset.
+        values: float32 (N,), of all frames.
+
+    Returns:
+        Column -> table row -> numbers (T, 1); and task -> frames, mean value, threshold, and share of positive frames.
+
+    Raises:
+        DatasetError: `interventions` names no feature with one number per frame.
+    """
+    import numpy as np
+
+    from understudy.data.read.returns import n_step_advantages
+    from understudy.data.read.rows import Rows
+
+    catalog, returns = function.dataset.catalog, function.dataset.returns
+    assert returns is not None
+    feature = catalog.features.get(config.interventions)
+    if config.interventions and (feature is None or feature.is_text or np.prod(feature.value_shape) != 1):
+        problem = f"interventions is {config.interventions!r}, which is not a feature with one number per frame"
+        raise DatasetError(problem, where=catalog.root, fix="name such a feature; `understudy check` lists them")
+    reader = Rows(catalog, ["task_index", *([config.interventions] if feature is not None else [])], 1 << 28)
+    rows = [catalog.episodes.row_of(episode) for episode in function.dataset.segments[:, 0].tolist()]
+    lengths = [int(catalog.episodes.lengths[row]) for row in rows]
+    of_episode = np.split(values, np.cumsum(lengths)[:-1])
+    advantages, tasks, helped = [], [], []
+    for row, length, episode_values in zip(rows, lengths, of_episode, strict=True):
+        rewards, is_terminal = returns.rewards(row)
+        discount = returns.target.discount
+        advantages.append(n_step_advantages(episode_values, rewards, is_terminal, config.num_steps, discount))
+        tasks.append(reader.span(row, "task_index", 0, length)[:, 0])
+        changed = reader.span(row, config.interventions, 0, length)[:, 0] if feature is not None else np.zeros(length)
+        helped.append(changed != 0)
+    task, advantage, positive = np.concatenate(tasks), np.concatenate(advantages), np.concatenate(helped)
+    summary = {}
+    for number in np.unique(task).tolist():
+        of_task = task == number
+        threshold = float(np.quantile(advantage[of_task], 1 - config.positive))
+        positive[of_task] |= advantage[of_task] > threshold
+        means = {"value": float(values[of_task].mean(dtype=np.float64)), "threshold": threshold}
+        share = {"positive": float(positive[of_task].mean()), "frames": int(of_task.sum())}
+        summary[catalog.tasks[number]] = means | share
+    numbers = {VALUE: values, ADVANTAGE: advantage, POSITIVE: positive}
+    stops = np.cumsum(lengths)[:-1]
+    columns = {
+        key: dict(zip(rows, np.split(of_frames.astype(DTYPES[key])[:, None], stops)))
+        for key, of_frames in numbers.items()
+    }
+    return columns, summary
+
+
+def _features() -> dict[str, "Feature"]:
+    from understudy.data.write.writer import check_features
+
+    return check_features({key: {"dtype": dtype, "shape": (1,), "names": [key]} for key, dtype in DTYPES.items()})
+
+
+def _column(of_row: Mapping[int, "np.ndarray"]) -> "NumberColumn":
+    def column(piece: "Piece") -> "np.ndarray":
+        return of_row[piece.row][piece.start : piece.stop]
+
+    return column

@@ -1,0 +1,61 @@
+"""One vector from the images, the state and the instruction of a sample."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from understudy.batch_keys import STATE
+from understudy.policies.batch import check_image, check_shape, prompts_of, value_of
+from understudy.policies.common.encoders import ImageEncoder, TextEncoder
+from understudy.policies.common.layers import Linear
+from understudy.policies.common.normalizer import state_now
+from understudy.policies.common.streams import StreamPolicy
+
+TOKENS = "task_tokens"
+"""Key of a batch with `byte_tokens` [B, L] in place of the instructions, for graphs."""
+
+
+class ObservingPolicy(StreamPolicy):
+    """Base class of the policies that see one vector, with a `config` of `EncoderSettings` and `width`."""
+
+    def __init__(self, config: Any, normalization: Mapping[str, Any]) -> None:
+        """Build the encoders; arguments and errors are those of `StreamPolicy`."""
+        super().__init__(config, normalization)
+        width = config.width
+        self.text = TextEncoder(config.text_bytes, 64, width)
+        sizes = (len(config.cameras), config.image_size, config.channels, config.blocks, config.keypoints)
+        self.vision = ImageEncoder(*sizes, condition=width) if config.cameras else None
+        seen = len(config.cameras) * 2 * config.keypoints
+        self.fuse = Linear(seen + config.state_dim + width, width)
+        self.fuse2 = Linear(width, width)
+
+    def float32_modules(self) -> list[nn.Module]:
+        """The layer of the text encoder whose output is a phase in radians."""
+        return [self.text.out]
+
+    def observe(self, batch: Mapping[str, Any]) -> Tensor:
+        """Encode images, state and instruction: [B, width].
+
+        Raises:
+            ValueError: a missing key or a wrong shape, by name.
+        """
+        dtype = getattr(torch, self.config.compute)
+        text_emb = self.text(batch[TOKENS] if TOKENS in batch else prompts_of(batch), dtype)  # [B, width]
+        parts = [text_emb]
+        if self.vision is not None:
+            images = [value_of(batch, key) for key in self.config.cameras]
+            missing: list[Tensor | None] = [batch.get(f"{key}_is_missing") for key in self.config.cameras]
+            for key, image, lacks in zip(self.config.cameras, images, missing):
+                check_image(key, image, (text_emb.shape[0], 3, None, None))
+                if lacks is not None:
+                    check_shape(f"{key}_is_missing", lacks, (text_emb.shape[0],))
+            parts.append(self.vision(images, text_emb, missing))
+        if self.config.state_dim:
+            state = value_of(batch, STATE)
+            slots = (1 + self.config.chunk,) if self.config.future and state.ndim == 3 else ()
+            check_shape(STATE, state, (text_emb.shape[0], *slots, self.config.state_dim))
+            parts.append(self.normalizer.states(batch, state_now(batch)))
+        return self.fuse2(F.gelu(self.fuse(torch.cat([part.to(dtype) for part in parts], dim=1))))

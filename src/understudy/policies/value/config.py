@@ -1,0 +1,90 @@
+"""Settings and config of the value function. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from understudy.policies.common.settings import EncoderSettings
+from understudy.policies.registry import PolicyConfig, PolicyType
+
+SUCCESS, TIME = "success", "time"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueSettings(EncoderSettings):
+    """The value function: it predicts the return of an observation, and no actions.
+
+    `understudy score` writes its values and advantages into a dataset.
+    """
+
+    LIMITS: ClassVar[Mapping[str, int]] = {**EncoderSettings.LIMITS, "width": 2**20, "bins": 2**16}
+    TORCH_ATTENTION: ClassVar[bool] = False
+    ACTS: ClassVar[bool] = False
+
+    type: Literal["value"] = "value"
+    """Type of the policy."""
+    width: int = 192
+    """Width of the network (a multiple of 8)."""
+    bins: int = 101
+    """Bins of the return, evenly spaced from the lowest to the highest."""
+    smoothing: float = 0.75
+    """Deviation of the target's histogram, in widths of a bin."""
+    returns: str = SUCCESS
+    """Return of a frame. `success`: 1 at the end of a successful episode. `time`: minus the seconds to success, and
+    minus `horizon` for a failure. Otherwise the key of a feature with a reward per frame, whose sum over the rest of
+    the episode is the return. Episodes that were cut train nothing (docs/policies.md)."""
+    discount: float = 1.0
+    """Factor per frame on later rewards. With 0 the return is the feature's value itself."""
+    horizon: float = 0.0
+    """Longest time to success in seconds, with `returns` `time`; required there."""
+    value_range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest return, with the key of a feature in `returns`."""
+    success: str = "success"
+    """Metadata of episodes that is true for successes, or a feature of which the last frame's value counts."""
+    truncated: str = "truncated"
+    """As `success`: true where an episode was cut before its end, by a time limit for example."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Lowest and highest return."""
+        return {SUCCESS: (0.0, 1.0), TIME: (-self.horizon, 0.0)}.get(self.returns, self.value_range)
+
+    @property
+    def return_target(self) -> Mapping[str, Any]:
+        """Fields of `ReturnTarget`."""
+        low, high = self.bounds
+        marks = {"success": self.success, "truncated": self.truncated}
+        return {"returns": self.returns, "discount": self.discount, "low": low, "high": high, **marks}
+
+    def problems(self) -> list[str]:
+        """List the rules that the values break, one line each."""
+        problems, with_outcome = super().problems(), self.returns in (SUCCESS, TIME)
+        if self.width % 8:
+            problems.append(f"width: {self.width}: must be a multiple of 8")
+        if self.bins < 2:
+            problems.append(f"bins: {self.bins}: must be 2 or more")
+        if not 0.1 <= self.smoothing <= 100:
+            problems.append(f"smoothing: {self.smoothing}: must be from 0.1 to 100")
+        if not 0 <= self.discount <= 1 or (with_outcome and not self.discount):
+            rule = "above 0, and at most 1" if with_outcome else "from 0 to 1"
+            problems.append(f"discount: {self.discount}: must be {rule}")
+        if self.returns == TIME and not 0 < self.horizon < 1e9:
+            problems.append(f"horizon: {self.horizon}: must be the longest time to success in seconds")
+        if not -1e9 < self.value_range[0] < self.value_range[1] < 1e9:
+            problems.append(f"value_range: {self.value_range}: must be two finite numbers, the lower one first")
+        return problems
+
+
+@dataclass(frozen=True)
+class ValueConfig(ValueSettings, PolicyConfig):
+    """Config of a `ValuePolicy`: the run's settings and the facts of its data."""
+
+    def __post_init__(self) -> None:
+        problems = [*self.fact_problems(), *self.problems()]
+        if self.future:
+            problems.append("future: True: a value function predicts no states; set mode to policy")
+        if problems:
+            raise ValueError("; ".join(problems))
+
+
+VALUE = PolicyType(ValueSettings, ValueConfig, "understudy.policies.value.model:ValuePolicy")

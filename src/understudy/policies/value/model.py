@@ -1,0 +1,115 @@
+"""ValuePolicy: images, state and text in, the distribution of the return out.
+
+The return is a histogram over bins, trained by cross-entropy (Bellemare et al. 2017, "A Distributional Perspective on
+Reinforcement Learning"). Its target is a Gaussian around the return: HL-Gauss of Farebrother et al. 2024, "Stop
+Regressing: Training Value Functions via Classification for Scalable Deep RL", equations 3.2 and 3.3.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from understudy.batch_keys import RETURN, RETURN_IS_PAD
+from understudy.policies.batch import check_shape, value_of
+from understudy.policies.common.layers import Linear, layer_norm, zero_init
+from understudy.policies.common.observing import ObservingPolicy
+from understudy.policies.common.settings import POLICY
+from understudy.policies.draws import Draws
+from understudy.policies.losses import Loss
+from understudy.policies.value.config import SUCCESS, TIME, ValueConfig
+
+VALUE, ERROR, ACCURACY = "value", "l1", "accuracy"
+
+
+def bin_centers(config: ValueConfig) -> Tensor:
+    """Return the center of each bin, float32 [bins]: the first one is the lowest return, the last one the highest."""
+    return torch.linspace(*config.bounds, config.bins)
+
+
+def histogram(returns: Tensor, centers: Tensor, smoothing: float) -> Tensor:
+    """Return the Gaussian around each return as shares of the bins, float32 [B, bins].
+
+    With the edges e of the bins, p_i = (Phi((e_i+1 - y) / s) - Phi((e_i - y) / s)) / the sum of all.
+
+    Args:
+        returns: float32 [B], within the centers.
+        centers: float32 [bins], evenly spaced.
+        smoothing: s in widths of a bin.
+    """
+    width = (centers[-1] - centers[0]) / (len(centers) - 1)
+    edges = torch.cat([centers - width / 2, centers[-1:] + width / 2])
+    below = torch.special.ndtr((edges - returns[:, None]) / (smoothing * width))
+    return below.diff(dim=1) / (below[:, -1:] - below[:, :1])
+
+
+class ValuePolicy(ObservingPolicy):
+    """Distributional value function. For training, a batch has `return` float32 [B] and `return_is_pad` bool [B]."""
+
+    forward_methods: ClassVar[tuple[str, ...]] = ("losses", "values")
+    validation_draws = 1
+    config: ValueConfig
+
+    def __init__(self, config: ValueConfig, normalization: Mapping[str, Any]) -> None:
+        """Build the network; for the arguments and errors see `FlowPolicy`."""
+        super().__init__(config, normalization)
+        self.hidden = Linear(config.width, config.width)
+        self.head = zero_init(Linear(config.width, config.bins))
+
+    @property
+    def loss_terms(self) -> tuple[str, ...]:
+        """Name of the loss term: the cross-entropy, in nats."""
+        return (VALUE,)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Figures of a validation.
+
+        `l1` is the distance of the mean from the return, in its units. `accuracy` is the share of frames whose most
+        likely bin is the lowest one, that of failures, where the return's is, and another one elsewhere.
+        """
+        return (ERROR, ACCURACY) if self.config.returns in (SUCCESS, TIME) else (ERROR,)
+
+    def blocks(self) -> list[nn.Module]:
+        """Modules to recompute, compile and shard one by one."""
+        return [*self.vision.blocks] if self.vision is not None else []
+
+    def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
+        """1 for each sample with a known return, int64 [B]."""
+        counts = (~value_of(batch, RETURN_IS_PAD)).long()
+        return dict.fromkeys((*self.loss_terms, *self.metrics), counts)
+
+    def losses(
+        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
+    ) -> dict[str, Loss]:
+        """Cross-entropy per sample, and the `metrics` that `terms` names; 0 where the return is not known."""
+        returns, counts = value_of(batch, RETURN), self.counts(batch, draws)
+        logits = self.logits(batch)
+        check_shape(RETURN, returns, (len(logits),))
+        centers = bin_centers(self.config).to(logits.device)
+        returns = torch.where(counts[VALUE] > 0, returns, centers[0])  # before any arithmetic: 0 * NaN is NaN
+        target = histogram(returns, centers, self.config.smoothing)
+        in_lowest = target.argmax(dim=1) == 0
+        figures = {
+            VALUE: -(target * F.log_softmax(logits, dim=1)).sum(dim=1),
+            ERROR: (logits.softmax(dim=1) @ centers - returns).abs(),
+            ACCURACY: ((logits.argmax(dim=1) == 0) == in_lowest).float(),
+        }
+        chosen = [term for term in figures if term in (self.loss_terms if terms is None else terms)]
+        return {term: Loss(torch.where(counts[term] > 0, figures[term], 0.0), counts[term]) for term in chosen}
+
+    def values(self, batch: Mapping[str, Any]) -> Tensor:
+        """Return the mean of the predicted distribution, float32 [B], in units of the return."""
+        logits = self.logits(batch)
+        return logits.softmax(dim=1) @ bin_centers(self.config).to(logits.device)
+
+    def logits(self, batch: Mapping[str, Any]) -> Tensor:
+        """Predict the distribution of the return, float32 [B, bins]."""
+        logits: Tensor = self.head(layer_norm(F.gelu(self.hidden(self.observe(batch)))))
+        return logits.float()
+
+    def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+        """Refuse: raises ValueError, as the policy predicts no actions."""
+        raise ValueError("a policy of type value predicts returns, not actions; see `understudy score`")

@@ -1,0 +1,174 @@
+"""`understudy score`: its columns, its quantiles, its refusals, and kills."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import understudy as us
+from support.outcomes import FPS, write_outcomes
+from support.refusals import refused
+from support.runs import tiny_config
+from understudy.cli import main
+from understudy.cli.score import ScoreConfig, score
+from understudy.config.schema import override
+from understudy.errors import ConfigError
+from understudy.policies.policy import load
+from understudy.policies.value.config import ValueSettings
+from understudy.train import run
+from understudy.train import score as score_module
+
+LENGTHS = [5, 6, 1, 7, 4, 6]
+SUCCESS = [True, False, True, None, False, True]
+COLUMNS = ("value", "advantage", "advantage_is_positive")
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `data`, a run `value` on it, and a run `flow` that has no value function."""
+    root = tmp_path_factory.mktemp("score")
+    write_outcomes(root / "data", LENGTHS, SUCCESS)
+    config = override(
+        tiny_config(root / "data", root / "flow"), steps=2, val={"every": 0}, optim={"ema": {"decay": 0.0}}
+    )
+    run.train(config)
+    policy = ValueSettings(width=16, bins=11, text_bytes=16, returns="time", horizon=2.0, discount=0.9)
+    run.train(override(config, output_dir=str(root / "value"), steps=8, policy=policy))
+    return root
+
+
+def frames(root: Path) -> list[dict[str, Any]]:
+    data = us.EpisodeDataset(root)
+    return [data[index] for index in range(len(data))]
+
+
+def test_score_writes_values_and_advantages(scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "scored"
+    arguments = ["score", str(scene / "value"), str(scene / "data"), str(out), "--num-steps", "3", "--positive", "0.4"]
+    assert main.main([*arguments, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    before, after = frames(scene / "data"), frames(out)
+    assert len(before) == len(after) == summary["frames"]
+    for old, new in zip(before, after, strict=True):
+        assert set(new) == set(old) | set(COLUMNS)
+        assert all(torch.equal(old[key], new[key]) for key in ("action", "observation.state", "reward"))
+    policy = load(scene / "value/policy")
+    batch = {
+        "observation.state": torch.stack([f["observation.state"] for f in before]),
+        "task": [f["task"] for f in before],
+    }
+    with torch.no_grad():
+        expected = policy.values(policy.preprocess(batch))  # type: ignore[operator]
+    torch.testing.assert_close(torch.stack([frame["value"] for frame in after]), expected, atol=1e-5, rtol=0)
+    advantages = _naive_advantages(after)
+    np.testing.assert_allclose([float(frame["advantage"]) for frame in after], advantages, atol=1e-5)
+    tasks = np.array([frame["task"] for frame in after])
+    positive = np.array([bool(frame["advantage_is_positive"]) for frame in after])
+    for task in np.unique(tasks):
+        ranked = np.array(advantages)[tasks == task]
+        assert (positive[tasks == task] == (ranked > np.quantile(ranked, 0.6))).all()
+    origin = json.loads((out / "meta/edit.json").read_text())
+    assert set(origin["score"]["policy"]) >= {"config.json", "model.safetensors"}
+    assert origin["score"]["num_steps"] == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["scored"]
+
+
+def _naive_advantages(after: list[dict[str, Any]]) -> list[float]:
+    """Advantage over 3 steps of each frame from the written values, one step at a time."""
+    advantages, first = [], 0
+    for length, won in zip(LENGTHS, SUCCESS):
+        values = [float(frame["value"]) for frame in after[first : first + length]]
+        for t in range(length):
+            total, k = 0.0, 0
+            while k < 3 and t + k < (length if won is not None else length - 1):
+                last = t + k == length - 1
+                total += 0.9**k * ((0.0 if won else -2.0) if last else -1 / FPS)
+                k += 1
+            advantages.append(total + (0.9**k * values[t + k] if t + k < length else 0.0) - values[t])
+        first += length
+    return advantages
+
+
+def test_interventions_are_positive(scene: Path, tmp_path: Path) -> None:
+    paths = (str(scene / "value"), str(scene / "data"), str(tmp_path / "out"))
+    score(ScoreConfig(paths=paths, num_steps=3, positive=0.1, interventions="helped"))
+    after = frames(tmp_path / "out")
+    assert all(bool(frame["advantage_is_positive"]) for frame in after if int(frame["helped"]))
+    assert not all(bool(frame["advantage_is_positive"]) for frame in after)
+
+
+def test_score_refuses_what_it_cannot_use(scene: Path, tmp_path: Path) -> None:
+    data, out = str(scene / "data"), str(tmp_path / "out")
+    with refused("flow", kind=ConfigError):
+        score(ScoreConfig(paths=(str(scene / "flow"), data, out)))
+    with refused("'other'", kind=ConfigError):
+        score(ScoreConfig(paths=(str(scene / "value"), data, out), source="other"))
+    with refused("'task'", where="data"):
+        score(ScoreConfig(paths=(str(scene / "value"), data, out), interventions="task"))
+    assert ScoreConfig(paths=(data, out)).problems()
+    assert ScoreConfig(paths=(str(scene / "value"), data, data)).problems()  # it exists
+    score(ScoreConfig(paths=(str(scene / "value"), data, out)))
+    with refused("advantage", where="out", fix="--drop-features"):
+        score(ScoreConfig(paths=(str(scene / "value"), out, str(tmp_path / "twice"))))
+    assert not [path for path in tmp_path.iterdir() if path.name not in ("out", ".twice.values", ".out.values")]
+
+
+SCRIPT = """
+import sys, time
+from understudy.train import score
+score.BATCH, score.PIECE = 2, 4
+of_batch = score.ValueFunction.read
+def slow(self, part):
+    time.sleep(seconds)
+    return of_batch(self, part)
+score.ValueFunction.read = slow
+seconds, paths = float(sys.argv[1]), tuple(sys.argv[2:])
+sys.argv[1:] = ["score"]  # the command in meta/edit.json
+from understudy.cli.score import ScoreConfig, score as command
+command(ScoreConfig(paths=paths, num_workers=1))
+"""
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_killed_score_continues_to_equal_bytes(scene: Path, tmp_path: Path) -> None:
+    def start(out: Path, seconds: float) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-c", SCRIPT, str(seconds), str(scene / "value"), str(scene / "data"), str(out)]
+        return subprocess.Popen(words)
+
+    assert start(tmp_path / "whole/out", 0).wait(300) == 0
+    killed, pieces = tmp_path / "killed/out", tmp_path / "killed/.out.values"
+    for count in (1, 3):
+        process = start(killed, 0.5)
+        deadline = time.monotonic() + 300
+        while len(list(pieces.glob("0*.npy"))) < count:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not killed.exists()
+    kept = len(list(pieces.glob("0*.npy")))
+    assert start(killed, 0).wait(300) == 0
+    assert kept >= 3
+    assert not pieces.exists()
+    assert contents(killed) == contents(tmp_path / "whole/out")
+
+
+def test_kept_values_are_used_and_those_of_others_are_not(scene: Path, tmp_path: Path) -> None:
+    function = score_module.open_value_function(scene / "value", str(scene / "data"), "", "cpu")
+    values = function.compute(tmp_path / "pieces", "one", 1)
+    (piece,) = (tmp_path / "pieces").glob("0*.npy")
+    np.save(piece, values + 1)
+    np.testing.assert_array_equal(function.compute(tmp_path / "pieces", "one", 1), values + 1)
+    np.testing.assert_array_equal(function.compute(tmp_path / "pieces", "another", 1), values)

@@ -1,0 +1,129 @@
+"""Returns and advantages, compared with sums over single steps."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import understudy as us
+from support.datasets import rate_episodes
+from support.outcomes import FPS, write_outcomes
+from support.refusals import refused
+from understudy.data.read.returns import ReturnTarget, n_step_advantages
+
+LENGTHS = (4, 7, 1, 6, 3)
+SUCCESS = (True, False, True, False, None)
+TRUNCATED = (False, False, True, True, False)  # episode 2 succeeds in its last step, 3 is cut
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("returns") / "outcomes"
+    write_outcomes(root, LENGTHS, SUCCESS, TRUNCATED)
+    return root
+
+
+def target(returns: str, **changes: Any) -> ReturnTarget:
+    low, high = {"success": (0.0, 1.0), "time": (-2.0, 0.0)}.get(returns, (-50.0, 50.0))
+    fields: dict[str, Any] = {"returns": returns, "discount": 0.9, "low": low, "high": high}
+    return ReturnTarget(**(fields | changes))
+
+
+def naive_return(data: us.EpisodeDataset, kind: str, episode: int, frame: int, discount: float) -> float | None:
+    """Add up the rewards from a frame on, one by one; None where the return is not known."""
+    won, length = SUCCESS[episode], LENGTHS[episode]
+    cut = (TRUNCATED[episode] and not won) or (won is None and kind != "reward")
+    if cut and discount:
+        return None
+    total = 0.0
+    for k in range(frame, length):
+        last = k == length - 1
+        if kind == "success":
+            reward = 1.0 if last and won else 0.0
+        elif kind == "time":
+            reward = (0.0 if won else -2.0) if last else -1 / FPS
+        else:
+            reward = float(data.sample(episode, k)["reward"])
+        total += discount ** (k - frame) * reward
+    return max(total, -2.0) if kind == "time" else total
+
+
+@pytest.mark.parametrize("kind", ["success", "time", "reward"])
+@pytest.mark.parametrize("discount", [1.0, 0.9])
+def test_returns_are_those_of_the_steps(outcomes: Path, kind: str, discount: float) -> None:
+    data = us.EpisodeDataset(outcomes, returns=target(kind, discount=discount))
+    for episode, length in enumerate(LENGTHS):
+        for frame in range(length):
+            sample, expected = data.sample(episode, frame), naive_return(data, kind, episode, frame, discount)
+            assert bool(sample["return_is_pad"]) == (expected is None), (episode, frame)
+            assert float(sample["return"]) == pytest.approx(expected or 0.0, abs=1e-5), (episode, frame)
+
+
+def test_discount_of_zero_takes_the_column_itself(outcomes: Path) -> None:
+    data = us.EpisodeDataset(outcomes, returns=target("reward", discount=0.0))
+    batch = data.batch(np.repeat(np.arange(5), LENGTHS), np.concatenate([np.arange(n) for n in LENGTHS]))
+    np.testing.assert_allclose(batch["return"], batch["reward"])
+    assert not batch["return_is_pad"].any()
+
+
+def test_selections_and_windows_keep_returns(outcomes: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "keep.json"
+    kept.write_text('{"0": [[0, 2]], "1": [[1, 3], [5, 7]]}')
+    whole = us.EpisodeDataset(outcomes, returns=target("time"))
+    options: list[dict[str, Any]] = [
+        {"episodes": [0, 1]},
+        {"keep_ranges": str(kept), "keep_rule": "start"},
+        {"drop_n_last_frames": 2, "episodes": [0, 1]},
+        {"delta_timestamps": {"action": [frame / FPS for frame in range(8)]}},  # beyond each end
+    ]
+    for changes in options:
+        part = us.EpisodeDataset(outcomes, returns=target("time"), **changes)
+        for episode, start, stop in part.segments.tolist():
+            for frame in range(start, stop):
+                for key in ("return", "return_is_pad"):
+                    assert part.sample(episode, frame)[key] == whole.sample(episode, frame)[key]
+
+
+def test_outcomes_may_be_a_column(tmp_path: Path) -> None:
+    write_outcomes(tmp_path / "data", (3, 2), (None, None))
+    with refused("'success'", where="data", fix="--metadata"):
+        us.EpisodeDataset(tmp_path / "data", returns=target("success", success="success"))
+    data = us.EpisodeDataset(tmp_path / "data", returns=target("success", success="helped", discount=1.0))
+    assert [float(data.sample(episode, 0)["return"]) for episode in (0, 1)] == [0.0, 1.0]  # of the last frames
+
+
+def test_refuses_what_has_no_returns(outcomes: Path, tmp_path: Path) -> None:
+    with refused("'outcome'", where="outcomes", fix="--metadata"):
+        us.EpisodeDataset(outcomes, returns=target("success", success="outcome"))
+    with refused("'cut'", where="outcomes", fix="--metadata"):
+        us.EpisodeDataset(outcomes, returns=target("success", truncated="cut"))
+    with refused("'lost'", where="outcomes", fix="success"):
+        us.EpisodeDataset(outcomes, returns=target("lost"))
+    with refused("'action'", where="outcomes", fix="success"):
+        us.EpisodeDataset(outcomes, returns=target("action"))
+    with refused(0, "0.3", "0.2", where="outcomes", fix="policy.horizon"):
+        us.EpisodeDataset(outcomes, returns=target("time", low=-0.2))
+    with refused(where="outcomes", fix="policy.value_range"):
+        us.EpisodeDataset(outcomes, returns=target("reward", high=-1.0))
+    write_outcomes(tmp_path / "texts", (2,), (True,))
+    rate_episodes(tmp_path / "texts", verdict=["good"])
+    with refused("'verdict'", "'good'", where="texts"):
+        us.EpisodeDataset(tmp_path / "texts", returns=target("success", success="verdict"))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("steps", [1, 3, 50])
+@pytest.mark.parametrize("length", [1, 2, 8])
+def test_advantages_are_those_of_the_steps(terminal: bool, steps: int, length: int) -> None:
+    rng = np.random.default_rng(length)
+    values, rewards, discount = rng.normal(size=length), rng.normal(size=length), 0.8
+    computed = n_step_advantages(values, rewards, terminal, steps, discount)
+    for t in range(length):
+        total, k = 0.0, 0
+        while k < steps and t + k < length - (not terminal):  # a cut episode has no step behind its last frame
+            total, k = total + discount**k * rewards[t + k], k + 1
+        following = 0.0 if t + k == length else values[t + k]
+        assert computed[t] == pytest.approx(total + discount**k * following - values[t])
+    if not terminal:
+        assert computed[-1] == 0

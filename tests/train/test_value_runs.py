@@ -1,0 +1,93 @@
+"""Runs of a value function: validation by group, resume, its refusals, and labels without meaning."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.outcomes import write_outcomes
+from support.refusals import refused
+from support.runs import tiny_config
+from understudy.config.rollout import Play
+from understudy.config.schema import override
+from understudy.config.train import TrainConfig
+from understudy.errors import ConfigError
+from understudy.policies.inference import load_policy
+from understudy.policies.value.config import ValueSettings
+from understudy.rollout.play import rollout_saved_policy
+from understudy.train import run
+
+EPISODES = 40
+SUCCESS = [bool(won) for won in np.random.default_rng(3).permutation(EPISODES) % 2]
+
+
+def settings(data: Path, out: Path, steps: int = 60, **changes: Any) -> TrainConfig:
+    policy = ValueSettings(width=32, bins=21, text_bytes=16, **changes)
+    fast: dict[str, Any] = {"optim": {"lr": 1e-2, "ema": {"decay": 0.0}}, "augment": {"text_dropout": 0.0, "shift": 0}}
+    fast |= {"val": {"every": steps}, "checkpoint": {"every": steps}, "steps": steps, "batch_size": 16}
+    return replace(tiny_config(data, out, **fast), policy=policy)
+
+
+def last_validation(out: Path) -> dict[str, Any]:
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if record["kind"] == "val"][-1]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("value") / "outcomes"
+    write_outcomes(root, [6] * EPISODES, SUCCESS)
+    return root
+
+
+def test_value_function_learns_the_outcome(outcomes: Path, tmp_path: Path) -> None:
+    assert run.train(settings(outcomes, tmp_path / "run")) == 0
+    validation = last_validation(tmp_path / "run")
+    assert set(validation["terms"]) == {"value", "l1", "accuracy"}
+    assert validation["terms"]["accuracy"]["loss"] > 0.98
+    assert validation["terms"]["l1"]["loss"] < 0.1
+    assert validation["loss"] == validation["terms"]["value"]["loss"]
+    assert set(validation["tasks"]) == {"task 0", "task 1"}
+    assert all(set(group["terms"]) == {"value", "l1", "accuracy"} for group in validation["groups"])
+    assert validation["elements"] == validation["samples"]  # the figures of a validation are no elements of the loss
+    with refused(kind=ValueError):
+        load_policy(tmp_path / "run")
+    with refused("score", kind=ConfigError):
+        rollout_saved_policy(tmp_path / "run/policy", settings(outcomes, tmp_path / "run").data, None, Play())
+
+
+def test_accuracy_on_shuffled_outcomes_is_that_of_chance(tmp_path: Path) -> None:
+    """Negative control: the state has nothing to do with the outcomes."""
+    shuffled = [SUCCESS[number] for number in np.random.default_rng(1).permutation(EPISODES)]
+    write_outcomes(tmp_path / "data", [6] * EPISODES, shuffled, shown=0)
+    assert run.train(settings(tmp_path / "data", tmp_path / "run")) == 0
+    accuracy = last_validation(tmp_path / "run")["terms"]["accuracy"]["loss"]
+    assert abs(accuracy - 0.5) < 0.3  # 12 validation episodes: three standard errors are 0.43, learned ones have 1
+
+
+def test_episodes_without_an_outcome_train_nothing(outcomes: Path, tmp_path: Path) -> None:
+    write_outcomes(tmp_path / "cut", [4] * 6, [True, False, True, False, True, False], truncated=[True] * 6)
+    config = settings(tmp_path / "cut", tmp_path / "run", 2)
+    only_cut = override(config, data={"val_fraction": 0.0, "episodes": (1, 3, 5)}, val={"every": 0})
+    with refused(where="cut", fix="--metadata"):
+        run.train(only_cut)
+
+
+def test_rollouts_of_a_value_function_are_refused(outcomes: Path, tmp_path: Path) -> None:
+    config = override(settings(outcomes, tmp_path / "run"), rollout={"every": 10})
+    assert any("rollout.every" in line and "value" in line for line in config.problems())
+    config = override(settings(outcomes, tmp_path / "run"), checkpoint={"keep_best": "open_loop"})
+    with refused("open_loop", kind=ConfigError):
+        run.train(config)
+
+
+def test_resume_of_a_value_function_is_exact(outcomes: Path, tmp_path: Path) -> None:
+    whole = override(settings(outcomes, tmp_path / "whole", 8), checkpoint={"every": 4})
+    run.train(whole)
+    run.train(override(whole, output_dir=str(tmp_path / "half"), steps=4, schedule={"decay_steps": 8}))
+    run.resume(override(whole, output_dir=str(tmp_path / "half"), schedule={"decay_steps": 8}))
+    files = [(tmp_path / name / "policy/model.safetensors").read_bytes() for name in ("whole", "half")]
+    assert files[0] == files[1]
