@@ -12,15 +12,19 @@ import torch
 
 import understudy as us
 from support.datasets import Spec, rate_episodes, write_dataset
+from support.outcomes import write_outcomes
 from support.policies import batch as flow_batch
 from support.policies import policy as flow_policy
 from support.refusals import refused
 from support.runs import tiny_config
-from understudy.config.data import SourceConfig
+from understudy.config.data import DataConfig, SourceConfig
+from understudy.config.rollout import Play
 from understudy.config.train import TrainConfig
+from understudy.errors import ConfigError
 from understudy.order import sample_uniform
 from understudy.policies.batch import prompts_of
 from understudy.prompt_metadata import FORMAT, add_metadata, metadata_lines, observed_metadata
+from understudy.rollout.adapter import make_adapter
 from understudy.train import run
 from understudy.train.augment_batch import drop_metadata
 from understudy.train.data.run_data import longest_prompts, open_data
@@ -191,3 +195,34 @@ def test_robot_gives_known_names_and_a_known_format() -> None:
         observed_metadata({"prompt_metadata": {"quality": 1}}, {}, 1)
     with refused("'<task>'", kind=ValueError):
         observed_metadata({}, {"prompt_metadata": {"format": "<task>", "names": ["quality"]}}, 1)
+
+
+def test_prompts_have_the_values_of_frames(tmp_path: Path) -> None:
+    """A feature with one number or text per frame is metadata of frames, in its place among the names."""
+    root = tmp_path / "frames"
+    write_outcomes(root, (4, 3, 5), (True, None, False))
+    names = ["success", "helped", "reward"]
+    data = us.EpisodeDataset(root, prompt_metadata=names)
+    assert len(data) == 12
+    for episode, won in enumerate(("success: true", None, "success: false")):
+        for frame in range((4, 3, 5)[episode]):
+            sample = data.sample(episode, frame)
+            fields = [won, f"helped: {int(sample['helped'])}", f"reward: {float(sample['reward']):g}"]
+            assert sample["prompt_metadata"].splitlines() == [field for field in fields if field]
+    assert set(data.prompts.texts) == {sample["prompt_metadata"] for sample in data}
+    part = us.EpisodeDataset(root, prompt_metadata=names, episodes=[2])
+    assert part.sample(2, 4)["prompt_metadata"] == data.sample(2, 4)["prompt_metadata"]
+    assert len({data.prompts.digest, us.EpisodeDataset(root, prompt_metadata=["success"]).prompts.digest}) == 2
+    with refused("'action'", where="frames", fix="helped"):
+        us.EpisodeDataset(root, prompt_metadata=["action"])
+
+
+def test_rollouts_give_the_metadata_of_their_settings() -> None:
+    data = DataConfig(root="table", prompt_metadata={"quality": 0.1, "advantage_is_positive": 0.3})
+    frozen = {"policy": {"cameras": [], "state_dim": 0, "action_dim": 4, "image_size": [64, 64]}, "normalisation": {}}
+    asked = Play(prompt_metadata={"advantage_is_positive": True, "quality": 5})
+    batch = make_adapter(data, frozen, asked).batch([{}, {}], ["pick up", "push"])
+    assert prompts_of(batch) == [f"{task}, quality: 5, advantage is positive: true" for task in ("pick up", "push")]
+    assert "prompt_metadata" not in make_adapter(data, frozen, Play()).batch([{}], ["pick up"])
+    with refused("speed", kind=ConfigError):
+        make_adapter(data, frozen, Play(prompt_metadata={"speed": 1}))

@@ -1,7 +1,7 @@
 """Settings of closed-loop evaluations: those of `understudy rollout`, and those during a training run. No torch."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from understudy.config.declare import Interval, Period, Positional
@@ -35,6 +35,9 @@ class Play:
     norm head are used. The default is the mapping common to all sources."""
     state: str = ""
     """Key of the policy's state in the environment; the default is the key in `source`."""
+    prompt_metadata: dict[str, bool | float | str] = field(default_factory=dict)
+    """Metadata in the prompts of all episodes, for a policy trained with `data.prompt_metadata`, as in `quality 5
+    advantage_is_positive true`. The default is none of it."""
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,8 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         depth_unit: "m" or "mm": depth images, and their recorded statistics, are float32 in this unit. "mm" is
             LeRobot's default. By default quantized video is in meters, and other depth is as stored.
         response: a text column to deliver as `response`, "task", or "" for no text (see `data/read/texts.py`).
-        prompt_metadata: names of episode metadata to deliver as `prompt_metadata`, a text with a line for each
-            (docs/mixtures.md). An empty list delivers the empty text.
+        prompt_metadata: names of episode metadata, or of features with one number or text per frame, to deliver as
+            `prompt_metadata`, a text with a line for each (docs/mixtures.md). An empty list delivers the empty text.
         returns: definition of the `return` to deliver, the target of a value function (see `data/read/returns.py`).
         name: name in an order and in messages; by default the folder's name.
         video_backend: "pyav" or "torchcodec" (see `open_video`).
@@ -175,9 +175,10 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         undeclared = [k for k in self._columns if k not in self.catalog.features and k not in INDEX_KEYS]
         check_columns(self.catalog, undeclared, int(self.segments[0, 0]))
         self._responses = Responses(self.catalog, response)
-        self.prompts = EpisodePrompts(self.catalog, prompt_metadata)
-        """Metadata of the episodes for prompts."""
-        rows = self.catalog.episodes.rows_of(distinct(self.segments[:, 0]))
+        episodes = distinct(self.segments[:, 0])
+        self.prompts = EpisodePrompts(self.catalog, prompt_metadata, episodes)
+        """Metadata of the episodes and frames for prompts."""
+        rows = self.catalog.episodes.rows_of(episodes)
         self.returns = None if returns is None else Returns(self.catalog, returns, rows)
         """Returns of the frames of the selected episodes; None: they are not delivered."""
         columns = [k for k in (*self._columns, *self._responses.columns) if k not in INDEX_KEYS]
@@ -393,7 +394,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
             out[LOSS_WEIGHT] = torch.from_numpy(self.frame_weights.loss_factors(np.asarray(episodes), frames))
         if self.returns is not None:
             out |= self.returns.read(rows, frames)
-        return out | self.prompts.read(rows) | self._responses.read(self._rows, rows, frames, out["task"])
+        return out | self.prompts.read(rows, frames) | self._responses.read(self._rows, rows, frames, out["task"])
 
     def frames_to_decode(self, episodes: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return the frames that `batch` decodes from video.

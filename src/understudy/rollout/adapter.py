@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from understudy.batch_keys import PROMPT_METADATA
 from understudy.config.data import DataConfig
 from understudy.config.rollout import Play
 from understudy.envs.env import Env
 from understudy.errors import ConfigError
+from understudy.prompt_metadata import metadata_lines
 
 STATE, TASK, IMAGES = "observation.state", "task", "observation.images."
 
@@ -38,6 +40,8 @@ class EnvAdapter:
     """Width of this robot's actions, at most that of the policy's."""
     head: int | None = None
     """Norm head that acts; None: the policy has one."""
+    metadata: str = ""
+    """Metadata in the prompts, one field per line (`prompt_metadata.py`)."""
 
     @property
     def cameras(self) -> list[str]:
@@ -67,6 +71,8 @@ class EnvAdapter:
         """
         rows = len(instructions)
         batch: dict[str, Any] = {TASK: list(instructions)}
+        if self.metadata:
+            batch[PROMPT_METADATA] = [self.metadata] * rows
         for key, name in self.names.items():
             batch[key] = _stacked(observations, name, device)
             if (is_pad := f"{name}_is_pad") in observations[0]:
@@ -103,8 +109,12 @@ def make_adapter(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> Env
         play: settings of the rollout.
 
     Raises:
-        ConfigError: there is no such source, or the sources differ and none is named.
+        ConfigError: there is no such source, or the sources differ and none is named; or the prompts of training lack a
+            name of the metadata.
     """
+    if unknown := [name for name in play.prompt_metadata if name not in data.prompt_metadata]:
+        names = ", ".join(data.prompt_metadata) or "no metadata"
+        raise ConfigError(f"prompt_metadata: {unknown[0]}: the prompts of training have {names}")
     policy, norm = frozen["policy"], frozen["normalisation"]
     heads: Sequence[str] = norm.get("heads", [""])
     cameras, state_dim = tuple(policy["cameras"]), policy["state_dim"]
@@ -131,6 +141,7 @@ def make_adapter(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> Env
         state_dim=state_dim,
         action_dim=dims["action"][head] if "action" in dims else policy["action_dim"],
         head=head if len(heads) > 1 else None,
+        metadata=metadata_lines(play.prompt_metadata, data.prompt_metadata),
     )
 
 

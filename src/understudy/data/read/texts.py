@@ -1,6 +1,6 @@
 """Texts that a policy learns to answer with, such as the subtask of a frame, from a column or from the instruction.
 
-`EpisodePrompts` has the metadata of episodes as texts for prompts (`understudy/prompt_metadata.py`).
+`EpisodePrompts` has the metadata of episodes and frames as texts for prompts (`understudy/prompt_metadata.py`).
 """
 
 import hashlib
@@ -12,6 +12,7 @@ import numpy as np
 
 from understudy.batch_keys import PROMPT_METADATA, RESPONSE
 from understudy.data.format.catalog import Catalog
+from understudy.data.format.features import INDEX_KEYS
 from understudy.data.read.rows import Rows
 from understudy.errors import DatasetError
 from understudy.prompt_metadata import label, metadata_lines
@@ -96,44 +97,74 @@ class Responses:
         return max(begun, key=lambda start: start[0])[1] if begun else ""
 
 
+def prompt_names(catalog: Catalog) -> list[str]:
+    """Return the names that prompts may have: metadata of episodes, and features with one number or text per frame."""
+    features = catalog.features.items()
+    columns = [
+        key for key, f in features if not f.is_camera and f.dtype != "language" and np.prod(f.value_shape or (1,)) == 1
+    ]
+    return [*catalog.episode_metadata(), *(key for key in columns if key not in INDEX_KEYS)]
+
+
+_MOST_TEXTS = 10_000
+_CACHE = 1 << 28  # bytes of loaded columns
+
+
 class EpisodePrompts:
-    """Metadata of each episode as text, one field per line.
+    """Metadata of each episode, or of each frame, as text, one field per line.
 
     Args:
         catalog: the dataset.
-        names: metadata to deliver; None delivers nothing, an empty list the empty text.
+        names: metadata of episodes, or features with one number or text per frame; None delivers nothing, an empty list
+            the empty text.
+        episodes: int64 (E,), ids of the episodes in use, of which features are read.
 
     Attributes:
         names: as given.
         texts: the distinct texts.
 
     Raises:
-        DatasetError: no episode has such metadata, or a value is not a text, number, true or false.
+        DatasetError: no episode has such metadata, a value is not a text, number, true or false, or a feature has too
+            many different values.
     """
 
-    def __init__(self, catalog: Catalog, names: Sequence[str] | None) -> None:
+    def __init__(self, catalog: Catalog, names: Sequence[str] | None, episodes: np.ndarray) -> None:
         if isinstance(names, str):
             raise DatasetError(f"prompt_metadata is {names!r}", fix=f"give a list of names, as in [{names!r}]")
         self.names = None if names is None else tuple(names)
         self.texts: list[str] = [""]
         if not self.names:
             return
-        metadata = catalog.episode_metadata()
+        metadata, every = catalog.episode_metadata(), prompt_names(catalog)
         for name in self.names:
-            if name not in metadata:
-                near = get_close_matches(name, metadata, n=1)
-                metadata_names = ", ".join(metadata) or "none; `edit --metadata` adds some"
-                fix = f"did you mean {near[0]!r}?" if near else f"metadata of its episodes: {metadata_names}"
+            if name not in every:
+                near = get_close_matches(name, every, n=1)
+                listed = ", ".join(every) or "none; `edit --metadata` adds some"
+                fix = f"did you mean {near[0]!r}?" if near else f"metadata of episodes, and features: {listed}"
                 raise DatasetError(f"prompt_metadata names {name!r}, which no episode has", where=catalog.root, fix=fix)
+        columns = [name for name in self.names if name not in metadata]
         known_texts: dict[str, int] = {}
-        ids = catalog.episodes.ids.tolist()
-        self._number = np.zeros(len(ids), np.int32)
+        ids, lengths = catalog.episodes.ids.tolist(), catalog.episodes.lengths
+        self._per_frame = bool(columns)
+        self._first = np.cumsum(lengths) - lengths if columns else np.arange(len(ids))
+        self._number = np.zeros(lengths.sum() if columns else len(ids), np.int32)
+        reader = Rows(catalog, columns, _CACHE)
         try:
             if len(labels := [label(name) for name in self.names]) > len(set(labels)):
                 raise ValueError(f"prompt_metadata has one name twice: {', '.join(labels)}")
-            for row, episode in enumerate(ids):
-                text = metadata_lines({name: metadata[name].get(episode) for name in self.names}, self.names)
-                self._number[row] = known_texts.setdefault(text, len(known_texts))
+            for row in catalog.episodes.rows_of(episodes).tolist() if columns else range(len(ids)):
+                fixed = {name: metadata[name].get(ids[row]) for name in self.names if name in metadata}
+                frames = np.arange(lengths[row] if columns else 1)
+                taken = reader.take(np.full(len(frames), row), dict.fromkeys(columns, frames)) if columns else {}
+                values = [np.asarray(taken[name]).reshape(-1).tolist() for name in columns]
+                numbers: dict[tuple[Any, ...], int] = {}
+                for frame, of_frame in enumerate(zip(*values) if columns else [()]):
+                    if of_frame not in numbers:
+                        text = metadata_lines(fixed | dict(zip(columns, of_frame)), self.names)
+                        numbers[of_frame] = known_texts.setdefault(text, len(known_texts))
+                    self._number[self._first[row] + frame] = numbers[of_frame]
+                if columns and len(known_texts) > _MOST_TEXTS:
+                    raise ValueError(f"prompt_metadata has more than {_MOST_TEXTS:,} different texts")
         except ValueError as error:
             raise DatasetError(str(error), where=catalog.root, fix="leave this name out") from error
         self.texts = list(known_texts)
@@ -144,9 +175,11 @@ class EpisodePrompts:
         numbers = self._number.tobytes() if self.names else b""
         return hashlib.sha256("\0".join(self.texts).encode() + numbers).hexdigest()[:16]
 
-    def read(self, rows: np.ndarray) -> dict[str, list[str]]:
-        """Return {"prompt_metadata": B texts} of table rows int64 [B]; {} without names."""
+    def read(self, rows: np.ndarray, frames: np.ndarray) -> dict[str, list[str]]:
+        """Return {"prompt_metadata": B texts} of frames int64 [B] of table rows int64 [B]; {} without names."""
         if self.names is None:
             return {}
-        numbers = self._number[rows].tolist() if self.names else [0] * len(rows)
-        return {PROMPT_METADATA: [self.texts[number] for number in numbers]}
+        if not self.names:
+            return {PROMPT_METADATA: [""] * len(rows)}
+        numbers = self._number[self._first[rows] + (frames if self._per_frame else 0)]
+        return {PROMPT_METADATA: [self.texts[number] for number in numbers.tolist()]}

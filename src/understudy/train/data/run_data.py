@@ -23,6 +23,7 @@ from understudy.cores import MOST_LOADER_THREADS, fair_threads
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.standard_keys import suggest_key
+from understudy.data.read.texts import prompt_names
 from understudy.data.stats.norm_heads import Member
 from understudy.data.stats.norm_heads import compute_normalization as normalize_heads
 from understudy.data.stats.stats_files import read_stats_file
@@ -535,9 +536,9 @@ def check_prompt_metadata(names: Iterable[str], training: Sequence[EpisodeDatase
     """Raise DatasetError for metadata of the prompts that no source has."""
     present = {name for part in training for name in part.prompts.names or ()}
     if lost := [name for name in names if name not in present]:
-        there = sorted({name for part in training for name in part.catalog.episode_metadata()})
+        there = sorted({name for part in training for name in prompt_names(part.catalog)})
         where = training[0].catalog.root if len(training) == 1 else "the sources"
-        fix = f"metadata of their episodes: {', '.join(there) or 'none; `edit --metadata` adds some'}"
+        fix = f"metadata of their episodes, and features: {', '.join(there) or 'none; `edit --metadata` adds some'}"
         raise DatasetError(f"data.prompt_metadata names {lost[0]!r}, which no episode has", where=where, fix=fix)
 
 

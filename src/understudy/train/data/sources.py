@@ -16,6 +16,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import MissingFiles, describe_ids
 from understudy.data.format.standard_keys import rename_keys
 from understudy.data.read.returns import ReturnTarget
+from understudy.data.read.texts import prompt_names
 from understudy.data.selection.select import Selection, common, difference, distinct, split_episodes
 from understudy.data.selection.where import matching_rows
 from understudy.data.stats.norm_heads import head_name
@@ -190,7 +191,7 @@ def split_source(
     )
     trained, validated = _split_episodes(config, source, ids, np.array(skipped, np.int64))
     if config.data.prompt_metadata:  # of each source the metadata that it has
-        present = catalog.episode_metadata()
+        present = prompt_names(catalog)
         options["prompt_metadata"] = [field for field in config.data.prompt_metadata if field in present]
     if target := config.policy.return_target:
         options["returns"] = ReturnTarget(**target)
