@@ -552,10 +552,8 @@ def policy_type(name: str) -> PolicyType:
         ValueError: there is no such type, or the entry point is not a `PolicyType`.
     """
     if is_code(str(name)):
-        imported_type = import_type(name, PolicyType)
-        assert isinstance(imported_type, PolicyType)
-        return imported_type
-    points = _points()
+        return import_type(name, PolicyType)
+    points = BUILT_IN if name in BUILT_IN else _points()  # entry points are read from the files of all packages
     if name not in points:
         if str(name).endswith(".py"):
             raise ValueError(f"{name}: names no policy type of the file; give FILE.py:NAME, NAME = PolicyType(...)")
