@@ -1,12 +1,12 @@
 """A saved policy comes back bit for bit, is written whole or not at all, and damage is named."""
 
+import itertools
 import json
+import multiprocessing
 import os
 import random
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -90,18 +90,17 @@ def test_a_save_that_breaks_off_leaves_the_old_policy(tmp_path: Path, monkeypatc
     assert [p.name for p in tmp_path.iterdir()] == ["policy"]  # nor does it keep a full disk full
 
 
-KILLED = """
-import os, signal, sys
-from support.policies import policy
-plain, calls = os.rename, [0]
-def rename(*paths):
-    calls[0] += 1
-    if calls[0] == int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    plain(*paths)
-os.rename = rename
-policy(seed=1).save(sys.argv[1])
-"""
+def _killed(target: Path, at: int) -> None:
+    """Save a policy in a process that is killed before a rename."""
+    rename, count = os.rename, itertools.count(1)
+
+    def killing(*paths: Any) -> None:
+        if next(count) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(*paths)
+
+    os.rename = killing  # type: ignore[assignment]
+    policy(seed=1).save(target)
 
 
 @pytest.mark.parametrize(("at", "seed"), [(1, 0), (2, 1)])
@@ -113,9 +112,10 @@ def test_a_kill_between_the_renames_costs_neither_policy(tmp_path: Path, at: int
         folder_.mkdir()
         (folder_ / "thesis.txt").write_text("years of work")
     before = set(tmp_path.iterdir())
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
-    process = subprocess.run([sys.executable, "-c", KILLED, str(target), str(at)], env=environment, check=False)
-    assert process.returncode == -signal.SIGKILL
+    process = multiprocessing.get_context("fork").Process(target=_killed, args=(target, at))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert set(tmp_path.iterdir()) != before
     assert torch.equal(FlowPolicy.load(target).fuse.weight, policy(seed=seed).fuse.weight)
     policy(seed=2).save(target)
@@ -299,7 +299,7 @@ def test_wrong_value_in_a_file_is_one_clean_error(name: str, tmp_path: Path) -> 
     stored = json.loads(path.read_text())
     for wrong in WRONG:
         copies = list(damaged(stored, wrong))
-        for content in copies[:12] + draw.sample(copies, 12):
+        for content in [copies[0], *draw.sample(copies, 7)]:
             path.write_text(json.dumps(content))
             with suppress(ValueError):
                 us.load_policy(path.parent, head="arm")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from support.refusals import refused
-from support.runs import same_run, series, tiny_config, tiny_dataset
+from support.runs import series, tiny_config, tiny_dataset
 from understudy.batch_keys import ACTION, STATE
 from understudy.cli.main import main
 from understudy.config.schema import load, plain, validate
@@ -221,11 +221,6 @@ def test_rollout_plays_another_policy(installed: None) -> None:
     env = Reacher()
     result = rollout(policy, [env], 2, execute=2)
     assert [episode.steps for episode in result.episodes] == [env.max_steps] * 2
-
-
-def test_two_runs_of_another_policy_are_equal(trained: Path, data: Path, tmp_path: Path) -> None:
-    assert run.train(config(data, tmp_path / "again")) == run.DONE
-    same_run(trained, tmp_path / "again")
 
 
 # -- one loss per batch -----------------------------------------------------------------------------------------------

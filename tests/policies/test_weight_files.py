@@ -1,8 +1,6 @@
 """Reading of safetensors files row by row: single and sharded ones, damage, and the memory that it takes."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -159,43 +157,3 @@ def test_weight_files_check_the_index(tmp_path: Path) -> None:
     for broken in ([], None, {"c": 3}):
         with pytest.raises((ValueError, FileNotFoundError)):
             WeightFiles(written(broken))
-
-
-MEASURE = """
-import sys, torch
-from safetensors.torch import load_file
-from understudy.distributed import fill_weights
-from understudy.policies.weight_files import WeightFiles
-
-def peak():
-    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
-
-path, streamed = sys.argv[1], sys.argv[2] == "streamed"
-fill_weights.PART = 1 << 22
-files = WeightFiles(path)
-tensors = {key: torch.empty(shape) for key, shape in files.shapes.items()}
-first = tensors.pop("w0")
-fill_weights.fill([("w0", first)], files.read)  # libraries settle
-before = peak()
-if streamed:
-    fill_weights.fill(tensors.items(), files.read)
-else:
-    stored = load_file(path)
-    for key, tensor in tensors.items():
-        tensor.copy_(stored[key])
-print(peak() - before)
-"""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
-def test_fill_needs_no_second_copy_of_the_weights(tmp_path: Path) -> None:
-    size = 32 << 20
-    path = single(tmp_path, {f"w{i}": torch.full((1024, size // 4096), float(i)) for i in range(4)}) / FILE
-
-    def grown(how: str) -> int:
-        command = [sys.executable, "-c", MEASURE, str(path), how]
-        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-    assert grown("streamed") < 3 * size + size // 2
-    assert grown("whole") > 5 * size, "the control reads the file at once"

@@ -349,15 +349,18 @@ class NaivePi0:
         return losses
 
     @torch.no_grad()
-    def sample(self, sample: Sample, steps: int = 10, clean: Tensor | None = None) -> Tensor:
-        """Actions [chunk, dim] after Euler steps from the noise; `clean` [d, dim] are given as the first actions."""
+    def sample(self, sample: Sample, steps: int = 10, clean: Tensor | None = None, own: Tensor | None = None) -> Tensor:
+        """Actions [chunk, dim] after Euler steps from the noise; `clean` [d, dim] are given as the first actions.
+
+        The velocity is the noise in dimensions that are not `own`, bool [dim].
+        """
         x, sample = sample.noise, replace(sample, prefix=self.prefix(sample))
         count = 0 if clean is None else len(clean)
         for time in euler_times(steps):
             if clean is not None:
                 x = torch.cat([clean, x[count:]])
-            times = [0.0 if i < count else time for i in range(len(x))]
-            x = x - self.velocity(sample, x, times) / steps
+            move = self.velocity(sample, x, [0.0 if i < count else time for i in range(len(x))])
+            x = x - (move if own is None else torch.where(own, move, sample.noise)) / steps
         return x if clean is None else torch.cat([clean, x[count:]])
 
     def guided_sample(
@@ -380,10 +383,8 @@ class NaivePi0:
             x = x - guided_velocity(self.at(sample, time, real), x, time, previous, weights, highest) / steps
         return torch.where(real, x, 0.0)
 
-    def at(self, sample: Sample, time: float, own: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    def at(self, sample: Sample, time: float, own: Tensor) -> Callable[[Tensor], Tensor]:
         """Velocity as a function of the noisy actions, at one time; the noise in dimensions that are not `own`."""
-        if own is None:
-            return lambda x: self.velocity(sample, x, [time] * len(x))
         return lambda x: torch.where(own, self.velocity(sample, x, [time] * len(x)), sample.noise)
 
 

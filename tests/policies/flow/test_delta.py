@@ -2,16 +2,14 @@
 
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.policies import batch, config, draws
+from support.policies import config
 from support.refusals import refused
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.flow.model import FlowPolicy
-from understudy.policies.losses import scalar
 
 WIDTHS = {"action": 3, "observation.state": 3}
 
@@ -75,55 +73,3 @@ def test_a_nan_in_a_state_that_is_not_there_does_not_spoil_a_difference() -> Non
     mine = normalizer([[True, False, False]], dims={"observation.state": [2]})
     data = {"action": torch.ones(1, 2, 3), "observation.state": torch.tensor([[1.0, 2.0, float("nan")]])}
     assert torch.isfinite(mine.actions(data)).all()
-
-
-@pytest.mark.long
-def test_a_policy_of_differences_acts_rightly_where_it_has_never_been() -> None:
-    """It learns to go 0.1 on from wherever it is; the second dimension, absolute, to be at 0.5. Far from the states it
-    was shown it still does: a policy of absolute actions, the control, does not."""
-    state = {"offset": [0.0, 0.0], "spread": [10.0, 10.0]}
-    errors = []
-    for differences in (True, False):
-        maps: dict[str, Any] = {
-            "action": {"offset": [0.1 if differences else 0.0, 0.5], "spread": [0.05 if differences else 1.0, 0.05]},
-            "observation.state": state,
-            "delta": [[differences, False]],
-        }
-        shape = config(action_dim=2, cameras=(), chunk=2, width=16, layers=1)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = FlowPolicy(shape, maps)
-        optimizer, generator = torch.optim.Adam(model.parameters(), lr=1e-2), torch.Generator().manual_seed(0)
-
-        def lessons(low: float, high: float, generator: torch.Generator = generator) -> dict[str, Any]:
-            now = torch.rand(32, 2, generator=generator) * (high - low) + low
-            on = torch.stack([now[:, 0] + 0.1, torch.full((32,), 0.5)], dim=1)[:, None].expand(-1, 2, -1)
-            pad = torch.zeros(32, 2, dtype=torch.bool)
-            return {"task": [""] * 32, "observation.state": now, "action": on, "action_is_pad": pad}
-
-        for _ in range(150):
-            noise, time = torch.randn(32, 2, 2, 2, generator=generator), torch.rand(32, 2, generator=generator)
-            optimizer.zero_grad()
-            scalar(model.flow_losses(lessons(-1, 1), noise, time)).backward()
-            optimizer.step()
-        far = lessons(4, 5)
-        acted = model.act(far, {"noise": torch.randn(32, 2, 2, generator=generator)})
-        errors.append((acted - far["action"]).abs().mean(dim=(0, 1)).tolist())
-    assert errors[0][0] < 0.05
-    assert errors[0][1] < 0.05
-    assert errors[1][0] > 0.5
-
-
-def test_a_wide_batch_of_differences_trains() -> None:
-    maps: dict[str, Any] = {
-        "action": {"offset": [0.0] * 3, "spread": [1.0] * 3},
-        "observation.state": {"offset": [0.0] * 2, "spread": [1.0] * 2},
-        "delta": [[True, False, False]],
-    }
-    model, data, (noise, time) = FlowPolicy(config(), maps), batch(4), draws(4)
-    moved = dict(data, action=data["action"].clone())
-    moved["observation.state"] = data["observation.state"] + torch.tensor([5.0, 0.0])
-    moved["action"][..., 0] += 5.0
-    there = [model.normalizer.actions(each) for each in (data, moved)]
-    torch.testing.assert_close(*there, rtol=1e-5, atol=1e-5)
-    assert torch.isfinite(scalar(model.flow_losses(moved, noise, time)))

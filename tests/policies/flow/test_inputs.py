@@ -104,12 +104,3 @@ def test_a_keypoint_is_where_its_map_peaks(row: int, column: int) -> None:
     y0, y1, x0, x1 = keypoints(maps)[0].tolist()
     assert (y0, x0) == pytest.approx((0, 0), abs=1e-6)  # a flat map points to the middle
     assert (y1, x1) == pytest.approx((row - 1, (column - 2) / 2), abs=1e-6)
-
-
-def test_a_picture_is_encoded_the_same_in_any_batch() -> None:
-    torch.manual_seed(0)
-    encoder = ImageEncoder(1, (16, 16), channels=8, blocks=2, points=4, condition=6)
-    pictures, told = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8), torch.randn(3, 6)
-    together = encoder([pictures], told)
-    for b in range(3):
-        torch.testing.assert_close(encoder([pictures[b : b + 1]], told[b : b + 1]), together[b : b + 1])

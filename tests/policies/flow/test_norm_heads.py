@@ -76,16 +76,6 @@ def test_each_sample_is_mapped_by_its_own_head(heads: list[int], more: int) -> N
         assert torch.equal(back[b], alone.unnormalize(there[b]))
 
 
-def test_one_head_is_the_same_bits_however_it_is_written() -> None:
-    old, x, head = Affine([0.1, 3.0], [0.3, 0.0]), torch.randn(5, 4, 2), torch.zeros(5, dtype=torch.int64)
-    new = Affine([[0.1, 3.0]], [[0.3, 0.0]])
-    plain = (x - torch.tensor([0.1, 3.0])) / torch.tensor([0.3, 1.0])
-    assert torch.equal(old.normalize(x)[..., 0], plain[..., 0])
-    for way in (new.normalize(x), new.normalize(x, head), old.normalize(x, head)):
-        assert torch.equal(way, old.normalize(x))
-    assert torch.equal(new.unnormalize(x, head), old.unnormalize(x))
-
-
 def test_a_head_that_is_not_said_or_not_there_is_refused() -> None:
     affine, x = Affine([[0.0], [1.0]], [[1.0], [1.0]]), torch.zeros(2, 1)
     with refused(2, "head", kind=ValueError):

@@ -24,8 +24,7 @@ from support.lerobot_policies import (
     settings_of,
     their_losses,
 )
-from support.runs import same_run, series
-from understudy.config.train import CheckpointConfig
+from support.runs import series
 from understudy.policies.draws import make_draws
 from understudy.policies.lerobot.act import LerobotAct
 from understudy.policies.lerobot.settings import LerobotActSettings
@@ -116,14 +115,6 @@ def test_series_of_losses_is_that_of_lerobots_trainer(
     # After the same steps the weights are those that our run exported.
     for name, value in theirs.state_dict().items():
         assert torch.allclose(value, trained[name], atol=1e-5), name
-
-
-@pytest.mark.long
-def test_run_resumes_exactly_with_dropout(data: Path, tmp_path: Path) -> None:
-    assert run.train(act_config(data, tmp_path / "whole")) == run.DONE
-    assert run.train(act_config(data, tmp_path / "cut", steps=2, checkpoint=CheckpointConfig(every=2))) == run.DONE
-    assert run.resume(act_config(data, tmp_path / "cut")) == run.DONE
-    same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 @pytest.mark.long

@@ -41,47 +41,25 @@ from understudy.train.data.run_data import compute_normalization, open_data
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("kind", "small", "change"),
     [
-        {"dim_modell": 10},
-        {"dropout": "much"},
-        {"image_std": (1.0, 0.0, 1.0)},
-        {"image_size": (16, 64)},
-        {"vision_backbone": "vit"},
-        {"chunk_size": 3},
-        {"n_obs_steps": 2},
-        {"optimizer_lr": 0.1},
-    ],
-)
-def test_wrong_settings_are_named(change: dict[str, Any]) -> None:
-    problems = settings_of(LerobotActSettings, SMALL, **change).problems()
-    assert any(name in line for line in problems for name in change)
-    assert settings_of(LerobotActSettings, SMALL).problems() == []
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"horizon": 10}, {"down_dims": 16}, {"crop_ratio": 0.0}, {"resize_shape": (0, 4)},
-        {"noise_scheduler_type": "none"}, {"pretrained_backbone_weights": "ResNet18_Weights.IMAGENET1K_V1"},
+        *((LerobotActSettings, SMALL, change) for change in (
+            {"dim_modell": 10}, {"dropout": "much"}, {"image_std": (1.0, 0.0, 1.0)}, {"image_size": (16, 64)},
+            {"vision_backbone": "vit"}, {"chunk_size": 3}, {"n_obs_steps": 2}, {"optimizer_lr": 0.1},
+        )),
+        *((LerobotDiffusionSettings, SMALL_DIFFUSION, change) for change in (
+            {"horizon": 10}, {"down_dims": 16}, {"crop_ratio": 0.0}, {"resize_shape": (0, 4)},
+            {"noise_scheduler_type": "none"}, {"pretrained_backbone_weights": "ResNet18_Weights.IMAGENET1K_V1"},
+        )),
+        *((LerobotSmolvlaSettings, SMALL_SMOLVLA, change) for change in (
+            {"max_state_dim": "wide"}, {"empty_cameras": 1}, {"resize_imgs_with_padding": (0, 4, 4)},
+        )),
     ],
 )  # fmt: skip
-def test_wrong_settings_of_diffusion_are_named(change: dict[str, Any]) -> None:
-    problems = settings_of(LerobotDiffusionSettings, SMALL_DIFFUSION, **change).problems()
+def test_wrong_settings_are_named(kind: Any, small: dict[str, Any], change: dict[str, Any]) -> None:
+    problems = settings_of(kind, small, **change).problems()
     assert any(name in line for line in problems for name in change)
-    assert settings_of(LerobotDiffusionSettings, SMALL_DIFFUSION).problems() == []
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"max_state_dim": "wide"}, {"empty_cameras": 1}, {"resize_imgs_with_padding": (0, 4, 4)},
-    ],
-)  # fmt: skip
-def test_wrong_settings_of_smolvla_are_named(change: dict[str, Any]) -> None:
-    problems = settings_of(LerobotSmolvlaSettings, SMALL_SMOLVLA, **change).problems()
-    assert any(name in line for line in problems for name in change)
-    assert settings_of(LerobotSmolvlaSettings, SMALL_SMOLVLA).problems() == []
+    assert settings_of(kind, small).problems() == []
 
 
 def test_vectors_wider_than_the_network_are_named() -> None:

@@ -25,8 +25,7 @@ from support.lerobot_policies import (
     settings_of,
     their_losses,
 )
-from support.runs import same_run, series
-from understudy.config.train import CheckpointConfig
+from support.runs import series
 from understudy.policies.draws import make_draws
 from understudy.policies.lerobot.adapter import GivenNoise
 from understudy.policies.lerobot.diffusion import LerobotDiffusion, cropped, spread_steps
@@ -179,16 +178,6 @@ def test_series_of_losses_is_that_of_lerobots_trainer(
     assert np.abs(np.subtract(found, wanted)).max() < 1e-5
     for name, value in theirs.state_dict().items():
         assert torch.allclose(value, trained[name], atol=1e-5), name
-
-
-@pytest.mark.long
-def test_run_resumes_exactly_with_crops(data: Path, tmp_path: Path) -> None:
-    own = settings(crop_shape=(28, 28))
-    assert run.train(run_config(data, tmp_path / "whole", own)) == run.DONE
-    cut = run_config(data, tmp_path / "cut", own, steps=2, checkpoint=CheckpointConfig(every=2))
-    assert run.train(cut) == run.DONE
-    assert run.resume(run_config(data, tmp_path / "cut", own)) == run.DONE
-    same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 @pytest.mark.long

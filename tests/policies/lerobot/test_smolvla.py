@@ -28,8 +28,7 @@ from support.lerobot_policies import (
     write_vlm,
 )
 from support.refusals import refused
-from support.runs import same_run, series
-from understudy.config.train import CheckpointConfig
+from support.runs import series
 from understudy.errors import ConfigError
 from understudy.policies.draws import make_draws
 from understudy.policies.lerobot.settings import LerobotSmolvlaSettings
@@ -188,16 +187,6 @@ def test_series_of_losses_is_that_of_lerobots_trainer(
     assert np.abs(np.subtract(found, wanted)).max() < 1e-5
     for name, value in theirs.state_dict().items():
         assert torch.allclose(value, trained[name], atol=1e-5), name
-
-
-@pytest.mark.long
-def test_run_resumes_exactly(vlm: Path, data: Path, tmp_path: Path) -> None:
-    own = settings(vlm)
-    assert run.train(run_config(data, tmp_path / "whole", own)) == run.DONE
-    cut = run_config(data, tmp_path / "cut", own, steps=2, checkpoint=CheckpointConfig(every=2))
-    assert run.train(cut) == run.DONE
-    assert run.resume(run_config(data, tmp_path / "cut", own)) == run.DONE
-    same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 @pytest.mark.long

@@ -27,7 +27,6 @@ from understudy.cli.main import main
 from understudy.errors import ConfigError
 from understudy.policies.folder_formats import ForeignFolder, describe_folder, save_folder
 from understudy.policies.pi05.config import Pi05Settings, Sizes
-from understudy.policies.pi05.first_weights import FirstWeights
 from understudy.policies.pi05.normalization import find_normalization, fit_normalization
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
@@ -89,20 +88,6 @@ def test_weights_have_the_released_keys_shapes_and_bits(
     if tool == "lerobot":
         assert torch.equal(found.pop(first + EMBEDDING), made.embedding.weight)
     assert not found
-
-
-@TOOLS
-@FAMILIES
-def test_own_reader_takes_the_folder_back(tool: str, adaptive: bool, tokenizer: Path, tmp_path: Path) -> None:
-    made = policy(tokenizer, adaptive)
-    write(tool, made, tmp_path / "out", dtype="bf16")
-    shapes = {name: tuple(parameter.shape) for name, parameter in made.named_parameters()}
-    read = FirstWeights(shapes, tmp_path / "out")
-    for name, parameter in made.named_parameters():
-        assert torch.equal(read(name, 0, shapes[name][0]), parameter), name
-    assert (tmp_path / "out/tokenizer.model").read_bytes() == tokenizer.read_bytes()
-    sizes = Sizes.from_mapping(object_of(tmp_path / "out/sizes.json"), adaptive=adaptive)
-    assert sizes == made.sizes
 
 
 # -- normalization ----------------------------------------------------------------------------------------------------

@@ -1,11 +1,8 @@
 """Memory encoder and noiseless leading actions against golden files of the naive formulation (`golden_memory.py`)."""
 
-import importlib.util
 import json
 import shutil
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,26 +10,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+import parity
 from support import golden_memory
 from support.naive_pi05 import NaivePi0
 
-ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).with_name("golden")
 FAMILIES = pytest.mark.parametrize("family", ["pi05_memory", "pi0_memory"])
 BOUND, FAR = 1e-6, 1e-2
-
-
-def benchmark(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-parity = benchmark("parity")
 
 
 def figures(folder: Path) -> dict[str, Any]:

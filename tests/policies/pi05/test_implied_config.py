@@ -160,8 +160,6 @@ def test_run_is_refused_before_it_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tokenizer_max_length"):
         run.train(tiny_config(data, tmp_path / "third", policy=other, steps=1))
     assert not (tmp_path / "third/order.json").exists()
-    ignored = replace(other, weights_settings="ignore")
-    assert run.train(tiny_config(data, tmp_path / "third", policy=ignored, steps=1)) == run.DONE
 
 
 def test_sizes_of_the_base_network_are_the_released_names(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def distance(found: Tensor, reference: Tensor) -> float:
     return float((found - reference).detach().abs().max() / reference.abs().max())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_loss_features_and_gradients_are_those_of_the_port(family: str) -> None:
     network, inputs, reference = golden(family)
@@ -59,6 +60,7 @@ def test_loss_features_and_gradients_are_those_of_the_port(family: str) -> None:
         assert distance(network.prefix(sample), reference["prefix"][i][reference["prefix_valid"][i]]) < 2e-6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_actions_after_ten_steps_are_those_of_the_port(family: str) -> None:
     network, inputs, reference = golden(family)

@@ -106,32 +106,6 @@ def test_without_padding_no_call_has_a_mask(adaptive: bool, monkeypatch: pytest.
 # -- invariances ------------------------------------------------------------------------------------------------------
 
 
-@BOTH
-@pytest.mark.parametrize("more", [8, 100])
-def test_padding_of_text_does_not_matter(adaptive: bool, more: int) -> None:
-    net, given = small(adaptive), inputs()
-    tokens = torch.cat([given["tokens"], torch.full((3, more), 9)], dim=1)
-    masks = torch.cat([given["token_masks"], torch.zeros(3, more, dtype=torch.bool)], dim=1)
-    assert close(net.flow_loss(**given | {"tokens": tokens, "token_masks": masks}), net.flow_loss(**given))
-    unmasked = given | {"tokens": tokens, "token_masks": torch.ones_like(masks)}
-    assert not close(net.flow_loss(**unmasked), net.flow_loss(**given), 1e-3)
-
-
-@BOTH
-@pytest.mark.parametrize("front", [True, False])
-def test_missing_cameras_do_not_matter(adaptive: bool, front: bool) -> None:
-    net, given = small(adaptive), inputs()
-    black, none = torch.full((3, 1, 3, 8, 8), -1.0), torch.zeros(3, 1, dtype=torch.bool)
-
-    def joined(extra: Tensor, images: Tensor) -> Tensor:
-        return torch.cat([extra, images] if front else [images, extra], dim=1)
-
-    more = given | {"images": joined(black, given["images"]), "image_masks": joined(none, given["image_masks"])}
-    assert close(net.flow_loss(**more), net.flow_loss(**given))
-    shown = more | {"image_masks": joined(~none, given["image_masks"])}
-    assert not close(net.flow_loss(**shown), net.flow_loss(**given), 1e-3)
-
-
 def test_missing_cameras_are_not_encoded() -> None:
     net, given = small(), inputs()
     encoded: list[int] = []
@@ -139,22 +113,6 @@ def test_missing_cameras_are_not_encoded() -> None:
     net.flow_loss(**given)
     assert encoded == [int(given["image_masks"].sum())]
     assert encoded[0] < given["image_masks"].numel()
-
-
-@BOTH
-def test_masked_values_reach_neither_loss_nor_gradients(adaptive: bool) -> None:
-    net, given = small(adaptive), inputs()
-    wrong = dict(given)
-    wrong["images"] = torch.where(given["image_masks"][:, :, None, None, None], given["images"], torch.nan)
-    wrong["tokens"] = torch.where(given["token_masks"], given["tokens"], 10**9)
-    one, two = net.flow_loss(**given), net.flow_loss(**wrong)
-    assert torch.equal(one, two)
-    before, after = gradients(net, one.mean()), gradients(net, two.mean())
-    assert all(g is None or torch.equal(g, after[n]) for n, g in before.items())  # type: ignore[arg-type]
-    embeddings, _valid = net.prefix(**seen(wrong))
-    assert torch.isfinite(embeddings).all()
-    shown = net.flow_loss(**wrong | {"image_masks": None, "tokens": given["tokens"]})
-    assert torch.isnan(shown).any()
 
 
 def test_a_batch_without_images_uses_every_weight() -> None:
@@ -166,17 +124,6 @@ def test_a_batch_without_images_uses_every_weight() -> None:
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_sampling_from_the_cache_equals_full_passes(adaptive: bool) -> None:
-    net, given = small(adaptive), inputs()
-    x, steps = given["noise"], 4
-    for k in range(steps):
-        moved, _ = net.compute(observe(net, given), x[:, None], torch.full((3, 1), 1 - k / steps), given["state"])
-        assert moved is not None
-        x = x - moved[:, 0] / steps
-    assert close(net.sample(**seen(given), state=given["state"], noise=given["noise"], steps=steps), x)
 
 
 @BOTH
@@ -193,37 +140,6 @@ def test_candidates_share_one_pass_of_the_tower(adaptive: bool, monkeypatch: pyt
     assert not close(found[:, 0], found[:, 1], 1e-2)
 
 
-@BOTH
-def test_several_noises_of_a_sample_are_independent(adaptive: bool) -> None:
-    net, given = small(adaptive), inputs()
-    observed, generator = observe(net, given), torch.Generator().manual_seed(1)
-    noisy, time = torch.randn(3, 4, 5, 6, generator=generator), torch.rand(3, 4, generator=generator)
-    found, _ = net.compute(observed, noisy, time, given["state"])
-    assert found is not None
-    for number in range(4):
-        alone, _ = net.compute(observed, noisy[:, number, None], time[:, number, None], given["state"])
-        assert alone is not None
-        assert close(found[:, number], alone[:, 0], 3e-6)  # kernels of some CPUs sum another batch differently
-
-
-# -- given actions ----------------------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_given_actions_have_no_noise_and_no_loss(adaptive: bool) -> None:
-    net, given, delay = small(adaptive), inputs(), torch.tensor([0, 2, 4])
-    plain, found = net.flow_loss(**given), net.flow_loss(**given, delay=delay)
-    assert close(found[0], plain[0])
-    clean = torch.arange(SMALL.chunk) < delay[:, None]
-    assert not found[clean].any()
-    assert found[~clean].all()
-    other = torch.where(clean[..., None], torch.randn(3, 5, 6), given["noise"])
-    assert torch.equal(net.flow_loss(**given | {"noise": other}, delay=delay), found)
-    moved = torch.where(clean[..., None], given["actions"] + 1, given["actions"])
-    assert not close(net.flow_loss(**given | {"actions": moved}, delay=delay)[1:], found[1:], 1e-3)
-    assert torch.equal(net.flow_loss(**given, delay=torch.zeros(3, dtype=torch.int64))[0], found[0])
-
-
 # -- insulation -------------------------------------------------------------------------------------------------------
 
 
@@ -233,39 +149,6 @@ def flow_of(net: Pi0Network, given: dict[str, Any], insulate: bool, text: Tail |
     )
     assert found is not None
     return found
-
-
-@BOTH
-def test_insulation_stops_the_flow_loss_at_the_tower(adaptive: bool) -> None:
-    net, given = small(adaptive), inputs()
-    free, insulated = flow_of(net, given, False), flow_of(net, given, True)
-    assert torch.equal(free, insulated)
-    open_, stopped = (gradients(net, each.square().mean()) for each in (free, insulated))
-    tower = [
-        n for n in open_ if n.startswith(("vision", "projector", "embedding")) or ".vlm." in n or n == "vlm_norm.weight"
-    ]
-    assert not any(stopped[name] is not None and stopped[name].any() for name in tower)  # type: ignore[union-attr]
-    assert sum(open_[name] is not None and bool(open_[name].any()) for name in tower) > 20  # type: ignore[union-attr]
-    for name in set(open_) - set(tower):
-        assert torch.equal(open_[name], stopped[name]), name  # type: ignore[arg-type]
-
-
-def test_a_token_of_the_tail_is_blind_to_later_ones_and_to_actions() -> None:
-    net, given, text = small(), inputs(), tail()
-    observed = observe(net, given, text)
-    _, plain = net.compute(observed, None, hidden=True)
-    for place in range(1, text.tokens.shape[1]):
-        later = text._replace(tokens=torch.cat([text.tokens[:, :place], (text.tokens[:, place:] + 5) % 64], dim=1))
-        _, found = net.compute(observe(net, given, later), None, hidden=True)
-        assert found is not None
-        assert plain is not None
-        same = observed.prefix + place
-        assert torch.equal(found[:, :same], plain[:, :same])
-        assert not torch.equal(found[:1, same:], plain[:1, same:])
-    _, beside = net.compute(observed, given["noise"][:, None], given["time"][:, None], hidden=True)
-    assert beside is not None
-    assert plain is not None
-    assert torch.equal(beside, plain)
 
 
 # -- precision and blocks ---------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """The network against golden files of the reference port, and against the naive formulation where the port has none."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -8,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import parity
 from support.naive_pi05 import VISION, NaivePi0, Sample, samples
 from support.refusals import refused
 from understudy.policies.inference import load_policy
@@ -28,19 +27,6 @@ FAMILIES = ("pi05", "pi0")
 BOTH = pytest.mark.parametrize("family", FAMILIES)
 KEYS = {"loss", "actions", "image_features", "prefix", "gradients", "clean_prefix", "memory", "missing", "extra"}
 Weights = dict[str, Tensor]
-
-
-def benchmark(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-parity = benchmark("parity")
 
 
 @pytest.fixture
@@ -63,10 +49,6 @@ def naive(family: str) -> tuple[Pi0Network, NaivePi0, dict[str, Tensor], list[Sa
     sizes: dict[str, Any] = json.loads((GOLDEN / family / "sizes.json").read_text())
     leaves = {key: value.double().requires_grad_() for key, value in weights.items()}
     return golden.network, NaivePi0(leaves, sizes), golden.inputs, samples(golden.inputs)
-
-
-def distance(found: Tensor, reference: Tensor) -> float:
-    return float((found.double() - reference).detach().abs().max() / reference.detach().abs().max())
 
 
 def fits(figures: dict[str, Any]) -> bool:
@@ -296,22 +278,6 @@ def test_command_fails_outside_the_bounds(family: str, folder: Path, capsys: pyt
     assert parity.main(["--golden", str(folder), "--strict"]) == 1
     edit(folder, "reference", lambda values: values | {"loss": values["loss"] * torch.nan})
     assert parity.main(["--golden", str(folder)]) == 1
-
-
-# The naive formulation
-
-
-def flow(inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
-    names = ("images", "image_masks", "tokens", "token_masks", "state", "actions", "noise", "time")
-    return tuple(inputs[name] for name in names)
-
-
-@BOTH
-def test_no_delay_is_plain_training(family: str) -> None:
-    golden = parity.load(GOLDEN / family)
-    plain = golden.network.flow_loss(*flow(golden.inputs))
-    found = golden.network.flow_loss(*flow(golden.inputs), delay=torch.zeros(3, dtype=torch.long))
-    assert distance(found, plain) <= 1e-6  # one time per action instead of one: other shapes of products
 
 
 # The port itself, where its packages are

@@ -1,7 +1,7 @@
 """pi0.5 and pi0 as a policy: losses and counts of a batch, insulation, bad values, saving, acting."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")
 
-from support.pi05_policy import CAMERAS, NORMALISATION, batch, policy
+from support.pi05_policy import CAMERAS, batch, policy
 from support.policies import editable
 from support.refusals import refused
 from support.sentences import write_model
@@ -110,16 +110,8 @@ def test_details_add_up_and_change_nothing(tokenizer: Path) -> None:
     assert full.detail.order is not None
 
 
-def test_given_actions_train_nothing(tokenizer: Path) -> None:
-    made, given = policy(tokenizer, max_delay=3), batch()
-    ready = made.preprocess(given)
-    draws = make_draws(made.random_spec("train"), 0, torch.arange(4)) | {"flow delay": torch.tensor([0, 1, 3, 2])}
-    found = made.losses(ready, draws)["flow"]
-    assert found.count.tolist() == [12, 6, 0, 0]  # 4, 3, 2, 1 unpadded actions
-    plain = policy(tokenizer)
-    without = plain.losses(ready, {key: value for key, value in draws.items() if key != "flow delay"})["flow"]
-    torch.testing.assert_close(found.sum[0], without.sum[0])
-    assert not found.sum[2:].any()
+def test_delays_of_training_are_drawn_evenly(tokenizer: Path) -> None:
+    made = policy(tokenizer, max_delay=3)
     many = make_draws(made.random_spec("train"), 0, torch.arange(400))["flow delay"]
     assert many.dtype == torch.int64
     assert torch.bincount(many).min() > 60
@@ -206,30 +198,18 @@ def test_the_logits_of_one_part_alone_exist(monkeypatch: pytest.MonkeyPatch, gra
 
 
 def test_policy_responds_before_it_acts(tokenizer: Path, fast: str) -> None:
-    """Greedy decoding agrees with the losses, and the actions with those of the same response given."""
     made = talker(tokenizer, fast)
     given = {key: value for key, value in batch().items() if not key.startswith("action")}
     ready = made.preprocess(given)
     draws = generate_draws(made.random_spec("act"), 4, torch.Generator().manual_seed(0))
     observed = made.observe(*_pixels(given), *cut(ready["prompt_tokens"], (~ready["prompt_is_pad"]).sum(1).tolist()))
     tail = respond(made, observed, 24, end=1)
-    assert tail.tokens.shape[1] == tail.response <= 24
-    for row in range(4):
-        own = tail.tokens[row][tail.masks[row]].tolist()
-        assert 1 not in own[:-1]
-        assert len(own) == tail.response or own[-1] == 1
-    _, hidden = made.compute(made.with_tail(observed, tail), None, hidden=True)
-    assert hidden is not None
-    best = (hidden @ made.embedding.weight.T).argmax(dim=2)[:, observed.prefix :]
-    for row in range(4):  # each token is the most likely one behind those before it
-        length = int(tail.masks[row].sum())
-        assert torch.equal(best[row, : length - 1], tail.tokens[row, 1:length])
+    assert tail.tokens.shape[1] > 1
     said = ready | {"response_tokens": tail.tokens, "response_is_pad": ~tail.masks}
     del said["extents"]
     torch.testing.assert_close(made.act(ready, draws), made.act(said, draws))
     other = said | {"response_tokens": (tail.tokens + 5) % 200}
     assert not torch.allclose(made.act(ready, draws), made.act(other, draws), atol=1e-3)
-    assert tail.tokens.shape[1] > respond(made, observed, 1, end=1).tokens.shape[1]
 
 
 def _pixels(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -288,24 +268,6 @@ def test_sampling_stays_on_the_path_of_training_in_padded_dimensions(tokenizer: 
         euler(made.field(observed, state), noise, 4)
     assert len(seen) == 8
     assert (seen[-1] - noise / 4)[..., 3:].abs().max() > 0.1
-
-
-@BOTH
-def test_policy_continues_a_chunk(tokenizer: Path, adaptive: bool) -> None:
-    made = policy(tokenizer, adaptive, max_delay=2)
-    ready = made.preprocess({key: value for key, value in batch().items() if not key.startswith("action")})
-    draws = generate_draws(made.random_spec("act"), 4, torch.Generator().manual_seed(0))
-    plain = made.act(ready, draws)
-    torch.testing.assert_close(made.continue_chunk(ready, draws, plain[:, :1], 0), plain)
-    executing = plain[:, 1:] + torch.tensor([0.5, 0.0, 0.05])
-    found = made.continue_chunk(ready, draws, executing, 2)
-    torch.testing.assert_close(found[:, :2], executing[:, :2])
-    guided = made.continue_chunk(ready, draws, executing, 2, horizon=3)
-    assert (guided[:, :2] - executing[:, :2]).abs().mean() < (plain[:, :2] - executing[:, :2]).abs().mean()
-    with pytest.raises(ValueError, match="max_delay"):
-        made.continue_chunk(ready, draws, executing, 3)
-    with pytest.raises(ValueError, match="horizon"):
-        made.continue_chunk(ready, draws, executing, 2, horizon=4)
 
 
 @BOTH
@@ -440,32 +402,6 @@ def test_float32_images_are_refused(tokenizer: Path) -> None:
     ready = made.preprocess(given | {CAMERAS[0]: given[CAMERAS[0]].float()})
     with pytest.raises(ValueError, match=CAMERAS[0]):
         made.losses(ready, generate_draws(made.random_spec("train"), 4))
-
-
-@pytest.mark.long
-def test_tiny_policy_overfits_eight_samples(tokenizer: Path) -> None:
-    config = Pi05PolicyConfig(
-        size="tiny", action_dim=3, state_dim=2, cameras=CAMERAS, chunk=4, tokenizer=str(tokenizer), noise_samples=2
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        made = Pi05Policy(replace(config, dimensions=asdict(config.sizes)), NORMALISATION)
-    given = batch(8, size=(64, 64))
-    given["action"] = given["action"] * torch.tensor([1.0, 0.0, 0.1])
-    ready = made.preprocess(given)
-    optimizer = torch.optim.AdamW(made.parameters(), lr=1e-3, weight_decay=0.0)
-    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / 10, 1.0))
-    draws = make_draws(made.random_spec("train"), 0, torch.arange(8))  # fixed, so that zero can be reached
-    history = []
-    for _ in range(120):
-        loss = scalar(made.losses(ready, draws))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        rate.step()
-        history.append(loss.item())
-    assert history[0] > 1.0
-    assert history[-1] < 1e-3
 
 
 @pytest.mark.parametrize("options", [{}, {"response_tokens": 20}], ids=["flow", "responses"])

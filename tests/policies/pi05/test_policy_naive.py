@@ -67,8 +67,14 @@ def naive_samples(made: Pi05Policy, ready: dict, draws: Draws) -> list[list[Samp
     return found
 
 
-@BOTH
-@pytest.mark.parametrize("insulation", [True, False])
+@pytest.mark.parametrize(
+    ("adaptive", "insulation"),
+    [
+        (True, True),
+        (False, False),
+        *(pytest.param(*pair, marks=pytest.mark.long) for pair in ((True, False), (False, True))),
+    ],
+)
 def test_losses_and_gradients(tokenizer: Path, fast: str, adaptive: bool, insulation: bool) -> None:
     made = policy(
         tokenizer,
@@ -113,19 +119,22 @@ def test_losses_and_gradients(tokenizer: Path, fast: str, adaptive: bool, insula
             assert float((gradient - reference).norm()) <= 2e-5 * float(reference.norm()), name
 
 
-@pytest.mark.long
 @BOTH
-@pytest.mark.parametrize("narrow", [True, False])
-def test_guidance_counts_the_own_dimensions_alone(tokenizer: Path, adaptive: bool, narrow: bool) -> None:
-    """The loss trains no other dimension, so the network may say anything there."""
-    made = policy(tokenizer, adaptive)
+@pytest.mark.parametrize(
+    ("narrow", "horizon"), [(True, None), *(pytest.param(own, 3, marks=pytest.mark.long) for own in (True, False))]
+)
+def test_chunks_continue_in_the_own_dimensions_alone(
+    tokenizer: Path, adaptive: bool, narrow: bool, horizon: int | None
+) -> None:
+    """The loss trains no other dimension, so the network may say anything there. Without a horizon: given actions."""
+    made = policy(tokenizer, adaptive, max_delay=1)
     given = {key: value[:1] for key, value in batch(size=(8, 8)).items()}
     if narrow:
         given["action_dim_is_pad"] = torch.tensor([[False, False, True]])
     ready = made.preprocess(given)
     draws = {"noise": torch.randn(1, 4, made.sizes.dim, generator=torch.Generator().manual_seed(1))}
     executing = given["action"].clone()
-    found = made.continue_chunk(ready, draws, executing, 1, steps=2, horizon=3)
+    found = made.continue_chunk(ready, draws, executing, 1, steps=2, horizon=horizon)
 
     weights = {released_key(name): value.detach().double() for name, value in made.named_parameters()}
     slow = NaivePi0(weights, asdict(made.sizes))
@@ -136,10 +145,13 @@ def test_guidance_counts_the_own_dimensions_alone(tokenizer: Path, adaptive: boo
     }
     plain |= {"action_tokens": plain["response_tokens"], "action_tokens_is_pad": plain["response_is_pad"]}
     sample = naive_samples(made, plain, flow)[0][0]
-    ramp = torch.tensor(paper_weights(4, 1, 3), dtype=torch.float64)[:, None]
+    ramp = torch.tensor(paper_weights(4, 1, horizon or 3), dtype=torch.float64)[:, None]
 
     def robot(dims: list[bool], path: Tensor | None) -> Tensor:
-        x = slow.guided_sample(sample, sample.actions, ramp * torch.tensor(dims), 5.0, 2, path)
+        if horizon is None:
+            x = slow.sample(sample, 2, sample.actions[:1], path)
+        else:
+            x = slow.guided_sample(sample, sample.actions, ramp * torch.tensor(dims), 5.0, 2, path)
         return made.robot_actions(x[None].float(), ready)
 
     own = [True, True, not narrow, False, False, False]
