@@ -42,7 +42,7 @@ def test_accelerate_launch_starts_a_training(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "policy").is_dir()
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("accelerate", marks=pytest.mark.long)])
 def test_two_processes_read_each_frame_of_an_epoch_once(launcher: str, tmp_path: Path) -> None:
     if launcher == "accelerate":
         pytest.importorskip("accelerate")

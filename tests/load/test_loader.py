@@ -1,25 +1,20 @@
 """The loader: its batches depend on the order alone, not on threads, memory, ranks or restarts."""
 
 import os
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from support.batches import least_memory, same
+from support.batches import least_memory
 from support.datasets import Spec, identity, write_dataset
 from support.refusals import refused
 from understudy.bytesize import parse_bytes
 from understudy.data.dataset import EpisodeDataset
-from understudy.errors import DatasetError
 from understudy.load.images.decoded_cache import decoded_bytes
 from understudy.load.loader import Loader
 from understudy.order import Order
-from understudy.video.decoder import FrameDecoder
 from understudy.video.native.ffmpeg import PYAV_MAJOR
 
 TOP = "observation.images.top"
@@ -57,31 +52,6 @@ def take(loader: Loader, count: int) -> list[dict[str, Any]]:
         return [next(loader) for _ in range(count)]
 
 
-def test_loader_batches_are_the_samples_of_the_order(root: Path) -> None:
-    data = opened(root)
-    order = order_of(data)
-    for step, batch in enumerate(take(Loader([data], order=order), 9)):
-        positions = np.arange(step * BATCH, (step + 1) * BATCH)
-        _, episode, frame = order.locate(positions)
-        plain = opened(root).batch(episode, frame)
-        assert batch["position"].tolist() == positions.tolist()
-        assert batch["source"].tolist() == [0] * BATCH
-        assert same({k: batch[k] for k in plain}, plain)
-        assert [identity(p)[1:] for p in batch[TOP].numpy()] == list(zip(episode.tolist(), frame.tolist()))
-
-
-def test_loader_makes_an_order_from_a_batch_size(root: Path) -> None:
-    data = opened(root)
-    expected = take(Loader([data], order=Order.from_datasets([data], batch_size=BATCH, seed=3)), 3)
-    made = Loader(data, batch_size=BATCH, seed=3)
-    assert made.order.spec == Order.from_datasets(data, batch_size=BATCH, seed=3).spec
-    assert all(map(same, take(made, 3), expected))
-    assert all(map(same, take(Loader(data, order=made.order), 3), expected))
-    unsaid = Loader(data, batch_size=BATCH)
-    assert unsaid.order.seed == 0
-    unsaid.close()
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -98,18 +68,6 @@ def test_loader_needs_an_order_or_a_batch_size(root: Path, options: dict[str, An
         Loader(data, **options)
 
 
-@pytest.mark.parametrize(
-    "options", [{"num_threads": 1}, {"num_threads": 4}, {"memory": 1.0}, {"memory": 1.5, "num_threads": 3}]
-)
-def test_loader_batches_do_not_depend_on_threads_or_memory(root: Path, options: dict[str, Any]) -> None:
-    data = opened(root)
-    order = order_of(data)
-    if "memory" in options:
-        options = {**options, "memory": int(options["memory"] * least_memory(data, order=order))}
-    expected = take(Loader([data], order=order, num_threads=1), 8)
-    assert all(map(same, take(Loader([opened(root)], order=order, **options), 8), expected))
-
-
 def test_loader_names_the_least_memory(root: Path) -> None:
     data = opened(root)
     order = order_of(data)
@@ -117,85 +75,6 @@ def test_loader_names_the_least_memory(root: Path) -> None:
     Loader([data], order=order, memory=enough).close()
     with refused("memory", enough - 1, enough, kind=ValueError):
         Loader([data], order=order, memory=enough - 1)
-
-
-def test_loader_resumes_from_its_position(root: Path) -> None:
-    order = order_of(opened(root))
-    expected = take(Loader([opened(root)], order=order), 8)
-    with Loader([opened(root)], order=order, num_threads=3) as first:
-        for _ in range(3):
-            next(first)
-        position = first.position
-    assert position == 3 * BATCH  # batches made ahead do not count
-    assert all(map(same, take(Loader([opened(root)], order=order, position=position), 5), expected[3:]))
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_loader_ranks_share_every_batch(root: Path, world: int) -> None:
-    order = order_of(opened(root))
-    whole = take(Loader([opened(root)], order=order), 3)
-    places = [{"rank": r, "world_size": world, "allow_uneven": True} for r in range(world)]
-    parts = [take(Loader([opened(root)], order=order, **place), 3) for place in places]
-    for step, batch in enumerate(whole):
-        assert torch.equal(torch.cat([parts[r][step][TOP] for r in range(world)]), batch[TOP])
-        assert [text for r in range(world) for text in parts[r][step]["task"]] == batch["task"]
-
-
-def test_loader_mixture_keeps_rows_and_sources_together(tmp_path: Path, root: Path) -> None:
-    write_dataset(tmp_path / "other", Spec(lengths=(8, 8), codec="libx264", version="v2.1"))
-    both = [opened(root), opened(tmp_path / "other")]
-    order = order_of(*both)
-    seen = set()
-    for batch in take(Loader(both, order=order), 6):
-        source, episode, frame = order.locate(batch["position"].numpy())
-        assert batch["source"].tolist() == source.tolist()
-        seen.update(source.tolist())
-        for i in range(BATCH):
-            alone = both[source[i]].sample(int(episode[i]), int(frame[i]))
-            assert same({k: batch[k][i] for k in alone}, alone)
-    assert seen == {0, 1}
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"keys": ["action"]}, ["(dataset)", "(twin)", "keys=[...]"]),
-        ({"delta_timestamps": {"action": [0.0]}}, ["'action'", 3, 1, "delta_timestamps"]),
-    ],
-)
-def test_loader_names_sources_that_no_batch_combines(
-    root: Path, twin: Path, options: dict[str, Any], words: list[Any]
-) -> None:
-    other = EpisodeDataset(twin, **{"delta_timestamps": {"action": [0.0, 0.1, 0.2]}, **options})
-    both = [opened(root), other]
-    with refused(*words, kind=ValueError):
-        take(Loader(both, order=order_of(*both)), 4)
-
-
-def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Frames that decoders return from now on, one entry each."""
-    decoded: list[int] = []
-    plain = FrameDecoder.runs
-
-    def counted(self: FrameDecoder, wanted: np.ndarray, at_once: int = 1) -> Iterator[Any]:
-        left = wanted.tolist()
-        for run in plain(self, wanted, at_once):
-            decoded.extend(left[: len(run)])
-            left = left[len(run) :]
-            yield run
-
-    monkeypatch.setattr(FrameDecoder, "runs", counted)
-    return decoded
-
-
-def test_loader_decodes_small_data_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded = counting(monkeypatch)
-    data = opened(root, frame_cache_bytes=0)
-    take(Loader([data], order=order_of(data), num_threads=3), 20)
-    assert len(decoded) == len(data)
-    decoded.clear()
-    take(Loader([data], order=order_of(data), memory=least_memory(data, order=order_of(data))), 20)
-    assert len(decoded) > 2 * len(data)  # the negative control: too little memory decodes again and again
 
 
 @pytest.mark.skipif(PYAV_MAJOR < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
@@ -213,38 +92,6 @@ def test_plan_keeps_decoded_images_within_memory(root: Path, twin: Path) -> None
             assert sum(size for stays in loader.plan.keeps_decoded if stays) <= memory
             seen.add(loader.plan.keeps_decoded)
     assert seen == {(False, False), (True, False), (True, True)}  # the first is kept first
-
-
-def test_loader_raises_an_error_at_its_batch(root: Path) -> None:
-    data = opened(root)
-    order = order_of(data)
-    expected = take(Loader([opened(root)], order=order), 3)
-    broken = threading.Event()
-
-    class Failing(EpisodeDataset):
-        def row_batch(self, episodes: np.ndarray, frames: np.ndarray) -> dict[str, Any]:
-            if broken.is_set():
-                raise DatasetError("gone", where="episode 3")
-            return super().row_batch(episodes, frames)
-
-    with Loader([Failing(root, delta_timestamps=DELTAS)], order=order, memory="2MB", num_threads=1) as loader:
-        assert same(next(loader), expected[0])
-        broken.set()
-        with refused(where="episode 3", fix=None):
-            [next(loader) for _ in range(8)]  # some batches were made before
-        position = loader.position
-        broken.clear()
-        assert loader.position == position
-        assert next(loader)["position"][0] == position  # the same batch again, none left out
-
-
-def test_loader_close_ends_its_threads(root: Path) -> None:
-    before = set(threading.enumerate())
-    loader = Loader([opened(root)], order=order_of(opened(root)), num_threads=4)
-    next(loader)
-    assert len(set(threading.enumerate()) - before) >= 1
-    loader.close()
-    assert set(threading.enumerate()) == before
 
 
 def test_loader_makes_no_more_batches_ahead_than_planned(root: Path) -> None:

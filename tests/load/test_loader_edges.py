@@ -258,17 +258,6 @@ def test_loader_ends_its_threads_when_it_is_dropped(data: EpisodeDataset, order:
     del loader
 
 
-def test_loader_runs_beside_another(data: EpisodeDataset, order: Order) -> None:
-    expected = batches(data, order, 6)
-    with (
-        Loader([data], order=order, num_threads=2) as one,
-        Loader([data], order=order, num_threads=3, position=BATCH) as two,
-    ):
-        for step in range(5):
-            assert same(next(one), expected[step])
-            assert same(next(two), expected[step + 1])
-
-
 @pytest.mark.parametrize("at_once", [1, 4, 32])
 def test_picture_decoder_stops_within_a_group(at_once: int, tmp_path: Path) -> None:
     """A single frame at the end of a long GOP: after some packets, not after all of them."""
@@ -387,29 +376,6 @@ def test_buffer_pool_never_reuses_kept_memory(data: EpisodeDataset, order: Order
             del batch
     assert [content(kept) for kept in held] == whole
     assert len(set(addresses)) == len(addresses)
-
-
-def test_buffer_pool_never_reuses_memory_of_another_thread(data: EpisodeDataset, order: Order) -> None:
-    given: list[torch.Tensor] = []
-    begin, sums = threading.Event(), []
-
-    def later() -> None:
-        begin.wait(60)
-        while given:
-            sums.append(int(given.pop(0).sum(dtype=torch.int64)))
-
-    thread = threading.Thread(target=later)
-    thread.start()
-    expected = []
-    with Loader([data], order=order, num_threads=2) as loader:
-        for _ in range(10):
-            batch = next(loader)
-            expected.append(int(batch[TOP].sum(dtype=torch.int64)))
-            given.append(batch[TOP])
-            del batch
-        begin.set()
-        thread.join()
-    assert sums == expected
 
 
 def test_buffer_pool_reuses_released_memory(data: EpisodeDataset, order: Order) -> None:

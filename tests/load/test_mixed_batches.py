@@ -10,9 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
-from support.batches import least_memory, same
+from support.batches import least_memory
 from support.datasets import Spec, write_dataset
 from support.refusals import refused
 from understudy import EpisodeDataset, EpisodeStream, Loader, Order
@@ -95,30 +94,6 @@ def test_mixture_samples_equal_those_of_their_dataset(  # type: ignore[no-untype
         ) as loader:
             for _ in range(4):
                 check(next(loader), datasets, order, names)
-
-
-def test_mixture_pads_a_batch_of_the_narrow_source(roots: dict[str, Path]) -> None:
-    names = ["arm", "hand"]
-    datasets = opened(roots, names)
-    order = Order.from_datasets(datasets, batch_size=1, seed=3, clip=4, lanes=1)
-    with Loader(datasets, order=order) as loader:
-        batches = [next(loader) for _ in range(12)]
-    assert {int(b["source"]) for b in batches} == {0, 1}
-    assert {tuple(b[ACTION].shape) for b in batches} == {(1, 3, 5)}
-    for batch in batches:
-        check(batch, datasets, order, names)
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_mixture_in_an_episode_stream(roots: dict[str, Path]) -> None:
-    names = ["arm", "hand", "gripper"]
-    datasets = opened(roots, names)
-    order = Order.from_datasets(datasets, batch_size=4, seed=3, clip=4, lanes=8)
-    stream = EpisodeStream(datasets, order=order, position=8)
-    found = iter(DataLoader(stream, batch_size=None, num_workers=2))
-    with Loader(datasets, order=order, position=8) as loader:
-        for _ in range(4):
-            assert same(next(found), next(loader))
 
 
 def test_mixture_adds_no_keys_for_equal_widths(roots: dict[str, Path]) -> None:

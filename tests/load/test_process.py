@@ -47,7 +47,7 @@ def middling_groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one_group(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return record(tmp_path_factory.mktemp("process") / "gop250", 250, 1, 240)
+    return record(tmp_path_factory.mktemp("process") / "gop250", 250, 1, 120)
 
 
 @pytest.fixture(scope="module")

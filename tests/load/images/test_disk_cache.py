@@ -8,8 +8,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -152,31 +150,26 @@ def test_sizes_and_selections_have_files_of_their_own(root: Path, folder: Path) 
     assert all_same(batches(data, order_of(data), 9, decoded_cache=folder), batches(data, order_of(data), 9))
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path[:0] = {path!r}
-import load.images.test_disk_cache as here
-from understudy.load.images.disk_cache import StoredImages
-writes, write = 0, os.pwrite
-def killing(file, data, at):
-    global writes
-    writes += 1
-    if writes == {writes}:
-        write(file, bytes(data)[: len(data) // 2], at)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return write(file, data, at)
-os.pwrite = killing
-here.read(Path({root!r}), decoded_cache={folder!r})
-"""
+def _killed(root: Path, folder: Path, at: int) -> None:
+    """Read with a cache in a process that is killed in the middle of a write."""
+    write, count = os.pwrite, itertools.count(1)
+
+    def killing(file: int, data: Any, place: int) -> int:
+        if next(count) == at:
+            write(file, bytes(data)[: len(data) // 2], place)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(file, data, place)
+
+    os.pwrite = killing  # type: ignore[assignment]
+    read(root, decoded_cache=folder)
 
 
 @pytest.mark.parametrize("writes", [1, 8, 33, 70])  # within an identity, an image, or its mark
 def test_a_kill_leaves_only_complete_images(root: Path, folder: Path, writes: int) -> None:
-    path = [str(Path(__file__).parents[2]), *sys.path]
-    script = KILLED.format(path=path, writes=writes, root=str(root), folder=str(folder))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    process = multiprocessing.get_context("fork").Process(target=_killed, args=(root, folder, writes))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     taken, decoded = read(root, decoded_cache=folder)
     assert all_same(taken, read(root)[0])
     assert 0 < decoded <= 2 * 40
