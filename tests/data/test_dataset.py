@@ -213,16 +213,6 @@ def test_dataset_refuses_fractional_numbers(plain: tuple[Path, Truth], number: A
         assert data[kind(3)]["index"] == data[3]["index"]
 
 
-def test_dataset_refuses_unknown_keys(plain: tuple[Path, Truth]) -> None:
-    """The error comes when the dataset is opened, not at the first sample."""
-    for keys, words, where, fix in [
-        (["acton"], ["keys", "'acton'"], "d", "action"),
-        ("action", ["keys", "'action'"], None, "list"),
-    ]:
-        with refused(*words, where=where, fix=fix):
-            EpisodeDataset(plain[0], keys=keys)
-
-
 def test_dataset_a_dropped_dataset_closes_its_files(plain: tuple[Path, Truth]) -> None:
     def descriptors() -> set[str]:
         return {

@@ -408,6 +408,7 @@ def test_faults_images_of_two_sizes(copy: Callable[[str], Path]) -> None:
         ({"episodes": [9]}, [9], None),
         ({"keep_ranges": "nowhere.json"}, [], "nowhere.json"),
         ({"keys": ["nothing"]}, ["keys", "'nothing'"], "v3.0"),
+        ({"keys": "action"}, ["keys", "'action'"], None),
         ({"video_backend": "magic"}, ["video_backend", "'magic'"], None),
     ],
 )

@@ -187,26 +187,6 @@ def test_pool_is_per_thread(clips: dict[str, tuple[Path, np.ndarray]], created: 
     assert len(created) == 2
 
 
-def test_decoder_two_threads_over_one_file(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
-    wrong: list[tuple[str, int]] = []
-
-    def work(kind: str, first: int) -> None:
-        path, images = clips[kind]
-        decoder = decoder_of(path)
-        for begin in range(first, COUNT - 4, 5):
-            if not np.array_equal(take(decoder, np.arange(begin, begin + 4)), images[begin : begin + 4]):
-                wrong.append((kind, begin))
-            if begin % 3 == 0:
-                decoder.park()
-
-    threads = [threading.Thread(target=work, args=(kind, first)) for kind in KINDS for first in (0, 7)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
 @pytest.mark.parametrize("kind", ["av1-gop2", "h264-bframes", "hevc-open", "mpeg4-bframes"])
 def test_frames_outlive_their_decoder(kind: str, clips: dict[str, tuple[Path, np.ndarray]]) -> None:
     """Held frames keep their content while their context decodes on, is parked, and decodes another video."""

@@ -125,26 +125,6 @@ def test_rows_flat_storage_of_an_array() -> None:
 # Files
 
 
-@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_rows_any_batch(written: dict[str, tuple[Path, Truth]], version: str) -> None:
-    """Frames of many episodes and files at once, single and in windows, in the order they were asked for."""
-    root, truth = written[version]
-    rows = rows_of(root, ("action", "matrix", "note"), cache=0)
-    ids = rows.catalog.episodes.ids
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        at = rng.integers(0, len(ids), 9)
-        one = np.asarray([rng.integers(len(truth.tasks[ids[r]])) for r in at])
-        many = np.stack([rng.integers(0, len(truth.tasks[ids[r]]), 4) for r in at])
-        got = rows.take(at, {"action": many, "matrix": one, "note": many, "frame_index": one})
-        for i, r in enumerate(at):
-            values = truth.rows[int(ids[r])]
-            assert np.array_equal(got["action"][i], values["action"][many[i]])
-            assert np.array_equal(got["matrix"][i], values["matrix"][one[i]])
-            assert got["note"][i] == [values["note"][f] for f in many[i]]
-            assert got["frame_index"][i] == one[i]
-
-
 def test_rows_budget_of_loaded_files(written: dict[str, tuple[Path, Truth]]) -> None:
     rows = rows_of(written["v2.1"][0], cache=0)
     take(rows)
@@ -367,13 +347,3 @@ def test_rows_no_copy_is_written(
     take(rows_of(root))
     assert list(tmp_path.iterdir()) == []
     assert sorted((p, p.stat().st_mtime_ns) for p in root.rglob("*")) == before
-
-
-def test_rows_over_an_url(written: dict[str, tuple[Path, Truth]]) -> None:
-    import fsspec
-
-    root, truth = written["v3.0"]
-    for path in (p for p in root.rglob("*") if p.is_file()):
-        fsspec.filesystem("memory").pipe(f"/rows/{path.relative_to(root)}", path.read_bytes())
-    got = take(rows_of("memory://rows"))  # type: ignore[arg-type]
-    assert np.array_equal(got["action"], np.stack([truth.rows[e]["action"][0] for e in SPEC.ids]))

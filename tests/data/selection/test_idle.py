@@ -1,7 +1,6 @@
 """Non-idle ranges: equal to a slow reference and to openpi's numbers on a worked example."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,14 +106,6 @@ def test_idle_default_keeps_every_moving_frame() -> None:
     assert non_idle_ranges(slow, IdleRule()) == [(0, 49)]
     noise = np.concatenate([np.arange(20), 19 + 4e-4 * (np.arange(30) % 2)])
     assert non_idle_ranges(noise, IdleRule()) == [(0, 27)]
-
-
-@pytest.mark.parametrize("length", [0, 1, 2, 16, 17])
-def test_idle_short_episodes(length: int) -> None:
-    moving, still = np.arange(length, dtype=np.int64), np.zeros((length, 2, 3))
-    assert non_idle_ranges(moving, IdleRule.droid()) == ([(0, length - 10)] if length >= 16 else [])
-    assert non_idle_ranges(still, IdleRule(settled=False)) == ([(0, length if length < 8 else 1)] if length else [])
-    assert non_idle_ranges(still, IdleRule()) == ([(0, min(length, 8))] if length else [])
 
 
 def test_idle_small_steps_of_unsigned_and_whole_numbers_do_not_wrap() -> None:

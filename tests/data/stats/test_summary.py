@@ -104,20 +104,6 @@ def test_summary_beyond_the_bound_moments_stay_and_quantiles_are_of_rows(lengths
         assert bits(pool(parts[::-1])) == bits(got)
 
 
-def test_summary_error_of_sampled_quantiles_is_within_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks within three standard errors of half the bound, as the module says of its own bound."""
-    monkeypatch.setattr(summary, "ROWS", 1 << 12)
-    rng = np.random.default_rng(0)
-    sources = [rng.normal(place, 1 + place, (n, 8)) for place, n in ((0, 9000), (1, 30_000), (5, 21_000))]
-    rows = np.concatenate(sources)
-    got = pool([of(source, quantile_stride(len(rows))) for source in sources])
-    bound = 3 * np.sqrt(0.01 * 0.99 / (summary.ROWS / 2))
-    assert bound < 0.007
-    assert np.abs((rows < got.q01).mean(0) - 0.01).max() < bound
-    assert np.abs((rows < got.q99).mean(0) - 0.99).max() < bound
-    assert np.sqrt(0.01 * 0.99 / (1 << 21)) * 3 < 0.00021  # of the real bound: from 0.98 % to 1.02 %
-
-
 @given(total=st.integers(1, 1 << 40), period=st.integers(1, 200))
 def test_summary_strides_meet_every_place_of_a_run_and_nest(total: int, period: int) -> None:
     stride = quantile_stride(total, period)
@@ -133,13 +119,6 @@ def test_summary_a_stride_that_divides_the_run_sees_one_place_of_it() -> None:
     rows = np.tile(np.arange(16.0), 1000)[:, None]
     assert len(np.unique(of(rows, 8).rows)) == 2
     assert len(np.unique(of(rows, 9).rows)) == 16
-
-
-@pytest.mark.parametrize("stride", [1, 3, 4, 7, 25])
-def test_summary_keeps_every_stride_th_row_across_blocks(monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
-    monkeypatch.setattr(summary, "ROWS", 10)
-    rows = drawn(0, [103])[0]
-    np.testing.assert_array_equal(of(rows, stride, (7, 8, 60)).rows, rows[::stride])
 
 
 def test_summary_thinned_equals_coarse_summary() -> None:
