@@ -5,9 +5,11 @@ bash expands the commands with other values of the variables that the page defin
 `tests/distributed/test_slurm.py` runs its script on a SLURM.
 """
 
+import ast
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -45,7 +47,9 @@ def commands_of(variables: dict[str, str]) -> list[list[str]]:
 
 
 @pytest.mark.long
-def test_recipe_runs_word_for_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_runs_word_for_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     ranges = write_droid(tmp_path / "published")
     write_ranges(tmp_path / "keep_ranges_1_0_1.json", ranges)
     files = {path.lstrip("/"): data for path, data in folder(tmp_path / "published", "/success").items()}
@@ -105,12 +109,19 @@ def test_recipe_runs_word_for_word(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert " | ".join(catalog.tasks).count(" | ") > len(catalog.tasks) - 1
     assert not [task for task in robot.tasks if " | " in task]
 
-    # The same commands for pi0.5, fresh and tiny, in this process: its launch differs in nothing else.
-    small = {"CONFIG": "recipes/droid/pi05.yaml", "POLICY": tiny.replace("runs/droid", str(run))}
-    variables |= small | {"RUN": str(tmp_path / "runs/pi05"), "BATCH": "2"}
-    [launch] = [words for words in commands_of(variables) if words[0] == "torchrun"]
-    assert main.main(launch[launch.index("train") :]) == 0
-    assert (tmp_path / "runs/pi05/policy/model.safetensors").is_file()
+    # The same commands for the other types, fresh and tiny, in this process: their launch differs in nothing else.
+    for kind in ("pi05", "world_action"):
+        small = {"CONFIG": f"recipes/droid/{kind}.yaml", "POLICY": tiny.replace("runs/droid", str(run))}
+        variables |= small | {"RUN": str(tmp_path / "runs" / kind), "BATCH": "2" if kind == "pi05" else "8"}
+        [launch] = [words for words in commands_of(variables) if words[0] == "torchrun"]
+        assert main.main(launch[launch.index("train") :]) == 0
+        assert (tmp_path / "runs" / kind / "policy/model.safetensors").is_file()
+    monkeypatch.setenv("RUN", str(tmp_path / "runs/world_action"))
+    capsys.readouterr()
+    [look] = [block for block in code(PAGE, "python") if "metrics.jsonl" in block]
+    exec(look, {})
+    step, _, losses = capsys.readouterr().out.split(" ", 2)
+    assert (int(step), set(ast.literal_eval(losses))) == (1, {"flow", "dynamics", "images"})
 
 
 def test_recipe_meshes_fit_their_hosts() -> None:
@@ -133,12 +144,33 @@ def test_recipe_variants_are_settings() -> None:
     for text in (text for text in texts if "$" not in text):
         main.read_settings("train", [str(RECIPE / "flow.yaml"), "--data.root", "d", *text.split()])
     released = re.findall(r'^ +POLICY="(--policy\.weights.*)"$', PAGE, flags=re.MULTILINE)
-    main.read_settings("train", [str(RECIPE / "pi05.yaml"), "--data.root", "d", *released[0].split()])
+    for kind in ("pi05", "world_action"):
+        main.read_settings("train", [str(RECIPE / f"{kind}.yaml"), "--data.root", "d", *released[0].split()])
+
+
+def test_rates_of_the_world_action_model_follow_the_root_of_the_batch() -> None:
+    """Up to the rate of cosmos-framework; hosts and samples per GPU multiply to the batch."""
+    rows = re.findall(r"^\| ([\d,]+) \| (\S+) \| (\d+) to (\d+) \| (\d+) to (\d+) \|$", PAGE, flags=re.MULTILINE)
+    assert len(rows) == 3
+    for text, rate, few, many, most, least in rows:
+        batch = int(text.replace(",", ""))
+        assert float(rate) == pytest.approx(min(5e-5 * (batch / 256) ** 0.5, 2e-4))
+        assert int(few) * 8 * int(most) == int(many) * 8 * int(least) == batch
+    assert settings("STEPS=3000 BATCH=8192").batch_size * 3000 == pytest.approx(100_000 * 256, rel=0.05)
+
+
+def settings(words: str) -> TrainConfig:
+    """Settings of the launch on the page with the variables of a line of it."""
+    [line] = [line for line in PAGE.splitlines() if line.startswith(f"    {words}")]
+    variables = dict(word.split("=", 1) for word in shlex.split(line))
+    extra = shlex.split(variables.pop("EXTRA_ARGS"))
+    launch = next(words for words in commands_of(variables) if words[0] == "torchrun")
+    return settings_of([*launch, *extra])
 
 
 def serve_and_act(command: list[str], port: str) -> None:
     """Serve as the page does, in a process of its own, and run the page's client."""
-    [client] = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    [client] = [block for block in code(PAGE, "python") if "RemotePolicy" in block]
     found: dict[str, Any] = {}
     with subprocess.Popen([sys.executable, "-m", *command]) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PORT", port)

@@ -13,6 +13,7 @@ the end, series, tensors and policy must equal those of the uninterrupted run, a
 the weights once. `benchmarks/soak_trainer.py` does this a hundred times.
 """
 
+import json
 import os
 import random
 import select
@@ -76,7 +77,7 @@ class Kind:
             changes |= {"policy": pi05_settings(data.parent), "data": {"response": "task"}, "steps": 6}
             checkpoints["every"] = 2
         elif self.policy == "world_action":
-            changes |= {"policy": WORLD_ACTION, "mode": "joint"}
+            changes |= {"policy": world_action_settings(data.parent / "tokenizer.model"), "mode": "joint"}
         lora = {"rank": self.lora, "base": self.lora_base}
         config = tiny_config(data, out, parallel=parallel, checkpoint=checkpoints, log={"every": 2}, lora=lora)
         return override(config, **changes)
@@ -90,20 +91,27 @@ KINDS = (
     Kind((2, 1), background=True),  # from one to the other and back at every kill
 )
 
-WORLD_ACTION = policy_type("world_action").settings(
-    image_size=(16, 16),
-    text_bytes=16,
-    channels=8,
-    blocks=1,
-    keypoints=4,
-    width=16,
-    layers=2,
-    heads=2,
-    patch=8,
-    future_patch=8,
-    future_images=2,
-    noise_samples=1,
-)
+TOWER = {"depth": 2, "mlp_dim": 32, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8}
+WORLD_ACTION = {
+    "vision": {"width": 16, "depth": 1, "mlp": 32, "heads": 2, "patch": 8, "image": 16},
+    "vlm": {"width": 24, **TOWER},
+    "expert": {"width": 16, **TOWER},
+    "vocab": 256,
+    "dim": 8,
+}
+"""Dimensions of a world-action model that trains in a second."""
+
+
+def world_action_settings(tokenizer: Path, **changes: Any) -> PolicySettings:
+    """Settings of a small world-action model with two future images, and the file of its tokenizer."""
+    return policy_type("world_action").settings(
+        network=json.dumps(WORLD_ACTION),
+        tokenizer=str(tokenizer),
+        prompt_tokens=64,
+        future_images=2,
+        future_patch=8,
+        **changes,
+    )
 
 
 def pi05_settings(files: Path) -> PolicySettings:
@@ -370,7 +378,7 @@ def torn() -> None:
 def main(data: Path, out: Path, kinds: tuple[Kind, ...], kills: int, per_run: int, seed: int) -> dict[str, Any]:
     """Kill `kills` times, in runs of all `kinds` in turn, each killed `per_run` times."""
     draw, tally, wholes = random.Random(seed), Tally(), dict[Kind, Whole]()
-    if any(kind.policy == "pi05" for kind in kinds):
+    if any(kind.policy != "flow" for kind in kinds):
         write_tokenizers(data.parent)
     began, number = time.monotonic(), 0
     while tally.kills < kills and not tally.wrong:

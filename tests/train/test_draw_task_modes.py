@@ -44,6 +44,10 @@ def test_describe_modes_lists_the_loss_of_future_images_where_there_is_one() -> 
     assert len(with_images) == 1 + len(describe_modes("joint", shares))
     assert "images" in with_images[-1]
     assert "2/3" in with_images[-1]
+    always = describe_modes("joint", shares, images=True, always=(FLOW,))
+    assert always == with_images[1:]
+    alone = TrainConfig(mode="forward_dynamics").mode_weights()
+    assert describe_modes("forward_dynamics", alone, always=(FLOW,)) == describe_modes("forward_dynamics", alone)
 
 
 def test_describe_modes_lists_partly_trained_losses() -> None:

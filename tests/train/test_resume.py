@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from support import resumed
-from support.killed import WORLD_ACTION, write_tokenizers
+from support.killed import world_action_settings, write_tokenizers
 from support.ranks import in_ranks
 from support.refusals import refused
 from support.runs import same_run, series, tiny_config, tiny_dataset, trained_run
@@ -24,7 +24,7 @@ from understudy.config.on_resume import Fixed, OnResume, marker
 from understudy.config.schema import differences, override, plain
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
 from understudy.errors import ConfigError
-from understudy.policies.registry import policy_type
+from understudy.policies.registry import PolicySettings, policy_type
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
@@ -339,6 +339,10 @@ def pi(kind: str, **settings: Any) -> Callable[[Path], dict[str, Any]]:
     return changes
 
 
+def world_action(files: Path) -> PolicySettings:
+    return world_action_settings(files / "tokenizer.model")
+
+
 def adapters(files: Path) -> dict[str, Any]:
     """Low-rank adapters on the policy of another run."""
     if not (files / "base").exists():
@@ -353,7 +357,7 @@ CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "pi05 with a history": pi("pi05", history=(0.2, 0.4), state_history=True),
     "pi0 in parts by tokens": lambda files: {**pi("pi0", max_delay=1)(files), "max_num_tokens": 160, "max_samples": 3},
     "one instruction of several": lambda files: {"augment": {"task_separator": " the "}},
-    "world_action": lambda files: {"policy": WORLD_ACTION, "mode": "joint"},
+    "world_action": lambda files: {**pi("pi05")(files), "policy": world_action(files), "mode": "joint"},
 }
 MESHES = {"one instruction of several": (2, 1), "world_action": (2, 1)}
 """Processes and shards of the resumed run; one process where none are named."""

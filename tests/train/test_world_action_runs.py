@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from support.killed import WORLD_ACTION
+from support.killed import world_action_settings
 from support.runs import series, tiny_config
 from understudy.config.train import TrainConfig
 from understudy.policies.common.settings import MODES, TRAINS
@@ -24,12 +24,17 @@ from understudy.train.validation.validation_loss import read_validation_data
 
 
 def config_of(data: Path, out: Path, **changes: Any) -> TrainConfig:
+    policy = world_action_settings(data.parent / "tokenizer.model")
     settings = {"mode": "joint", "batch_size": 8, "micro_batch_size": 2, "device": "cpu", "steps": 6} | changes
-    return replace(tiny_config(data, out, val={"every": 3}, **settings), policy=WORLD_ACTION)
+    return replace(tiny_config(data, out, val={"every": 3}, **settings), policy=policy)
 
 
 @pytest.fixture(scope="module")
 def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sentencepiece", reason="needs the extra pi05")
+    from support.sentences import write_model
+
+    write_model(data.parent)
     out = tmp_path_factory.mktemp("run") / "r"
     assert run.train(config_of(data, out)) == run.DONE
     return out

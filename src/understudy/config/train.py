@@ -228,7 +228,8 @@ class TrainConfig:
     """Task mode of the samples: `policy` (actions from observations), `forward_dynamics` (future states from given
     actions), `inverse_dynamics` (actions between given states), `joint` (each equally often), or weights by name, as in
     `policy 0.5 inverse_dynamics 0.5`: each sample draws its mode by them. Of the built-in types, flow and world_action
-    have all modes, the others `policy` alone; world_action also predicts future images."""
+    have all modes, the others `policy` alone; world_action also predicts future images, and trains `policy` on all
+    samples of a run that has it."""
     policy: Annotated[PolicySettings, Fixed("the weights belong to another network")] = field(
         default_factory=lambda: policy_type("flow").settings()
     )

@@ -243,6 +243,8 @@ class PolicySettings:
     "" is area averaging."""
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "mean_std"
     """Normalization by the data that this type expects: the default of `data.normalize`."""
+    ALWAYS: ClassVar[tuple[str, ...]] = ()
+    """Loss terms that every sample of a run with mode `policy` trains, whatever its own mode is."""
     TORCH_ATTENTION: ClassVar[bool] = True
     """Whether the network may call `scaled_dot_product_attention`, whose kernel the setting `attention` names."""
     ACTS: ClassVar[bool] = True
@@ -453,6 +455,8 @@ class PolicyConfig:
     """Precision of the network's arithmetic; normalization and loss are always float32."""
     future: bool = False
     """Whether the run also trains on the states that follow each action of the chunk (task modes)."""
+    acts: bool = True
+    """Whether the run trains mode `policy`, alone or next to others."""
 
     @property
     def widths(self) -> dict[str, int]:

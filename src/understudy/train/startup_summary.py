@@ -1,6 +1,6 @@
 """Summary before the first step: the trained parameters, one table of the sources, and notes on peculiarities."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -49,7 +49,7 @@ def startup_summary(config: TrainConfig, data: RunData, order: Order) -> list[st
     ]
     lines += [f"{name}: {note}" for name, notes in zip(data.names, data.notes) for note in notes]
     ahead = config.policy.images_ahead(config.data.actions_per_chunk)
-    lines += describe_modes(config.mode, config.mode_weights(), bool(ahead and data.cameras))
+    lines += describe_modes(config.mode, config.mode_weights(), bool(ahead and data.cameras), config.policy.ALWAYS)
     lines += describe_images(config, data)
     for camera in data.cameras:
         if missing := [name for name, part in zip(data.names, data.training) if camera in part.missing_cameras]:
@@ -108,18 +108,22 @@ def _describe_lengths(config: TrainConfig, data: RunData) -> list[str]:
     return lines
 
 
-def describe_modes(mode: str | Mapping[Any, float], shares: Mapping[str, float], images: bool = False) -> list[str]:
+def describe_modes(
+    mode: str | Mapping[Any, float], shares: Mapping[str, float], images: bool = False, always: Collection[str] = ()
+) -> list[str]:
     """Return one line for each loss that not every sample trains.
 
     Args:
         mode: the setting `mode`.
         shares: share of each mode by name; they sum to 1.
         images: whether the policy predicts future images.
+        always: terms that every sample of a run with mode `policy` trains.
     """
     name = mode if isinstance(mode, str) else " + ".join(f"{share:g} {part}" for part, share in mode.items() if share)
     lines = []
     for term, word in LOSS_NAMES.items():
-        share = sum(share for part, share in shares.items() if term in TRAINS[part])
+        acts = shares["policy"] > 0 and term in always
+        share = 1.0 if acts else sum(share for part, share in shares.items() if term in TRAINS[part])
         if share < 1 - 1e-12 and (term != IMAGES or images):
             samples = f"on {Fraction(share).limit_denominator(1000)} of the samples" if share else "on no sample"
             lines.append(f"{name} trains the {word} loss {samples}")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.killed import WORLD_ACTION
+from support.killed import world_action_settings
 from support.lerobot_policies import small_settings, write_vlm
 from support.pi05 import SMALL
 from support.policies import batch, draws, policy
@@ -52,7 +52,8 @@ def config_of(name: str, data: Path, out: Path) -> TrainConfig:
         files = write_model(data.parent)
         return replace(config, policy=make(network=json.dumps(sizes), tokenizer=str(files), prompt_tokens=80))
     if name == "world_action":
-        return replace(config, policy=WORLD_ACTION, mode="joint")
+        pytest.importorskip("sentencepiece", reason="needs the extra pi05")
+        return replace(config, policy=world_action_settings(write_model(data.parent)), mode="joint")
     if name.startswith("lerobot-"):
         pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")
         policy = small_settings(name)

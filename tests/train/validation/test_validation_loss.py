@@ -298,9 +298,9 @@ def test_terms_with_their_own_flow_times_have_their_own_intervals(sources: tuple
 def test_intervals_of_flow_time_hold_the_draws(name: str) -> None:
     """Those of images in a world-action model are shifted, those of released weights begin above 0."""
     facts: dict[str, Any] = {"action_dim": 2, "state_dim": 2, "cameras": ("observation.images.a",), "chunk": 4}
-    sizes: dict[str, Any] = {"size": "tiny", "flow_time": "released"}
-    if not name.startswith("pi"):
-        sizes = {"future": True, "width": 16, "layers": 1} | ({"heads": 2} if name == "world_action" else {})
+    sizes: dict[str, Any] = {"size": "tiny", "flow_time": "released", "future": True}
+    if name == "flow":
+        sizes = {"future": True, "width": 16, "layers": 1}
     scales = {key: {"offset": [0.0, 0.0], "spread": [1.0, 1.0]} for key in ("action", "observation.state")}
     kind = policy_type(name)
     policy = kind.build(kind.config(**facts | sizes), scales)
@@ -317,7 +317,7 @@ def test_intervals_of_flow_time_hold_the_draws(name: str) -> None:
         assert (times.min(0) < edges[:-1] + 0.25 * width).all()  # no interval is wider than its draws
         assert (times.max(0) > edges[1:] - 0.25 * width).all()
         first[term] = edges[1]
-    assert len(set(first.values())) == (2 if name == "world_action" else 1)
+    assert len(set(first.values())) == (3 if name == "world_action" else 1)
 
 
 def test_sums_are_rounded_once_whatever_the_sequence_of_the_samples(sources: tuple[SourceConfig, ...]) -> None:

@@ -12,9 +12,9 @@ A sequence is [prefix | tail | suffix]: images and prompt; text to predict; stat
     FAST               x       x         causal
     suffix             x       x                 x
 
-Each row is one call of `attend`. The prefix is bidirectional, and so is the suffix. (The state token of pi0 does not
-see the actions.) A mask hides keys only, never queries: the result of a padded token is read by no other token, and no
-softmax has zero keys. Without padding there is no mask at all, so that a GPU takes its fastest kernel.
+Each row is one call of `attend`. The prefix is bidirectional, and so is the suffix, but for its blocks: the state token
+of pi0 does not see the actions. A mask hides keys only, never queries: the result of a padded token is read by no other
+token, and no softmax has zero keys. Without padding there is no mask at all, so that a GPU takes its fastest kernel.
 
 A batch may also be packed: the tower computes the tokens that count and no others, and each call is one of
 `attend_segments`.
@@ -179,6 +179,12 @@ THETA = 10_000.0
 """Base of the rotary periods (Su et al. 2021, "RoFormer", and Gemma)."""
 
 
+Blocks = Sequence[tuple[int, int]]
+"""Blocks of a suffix: first token of each, and the first token of the suffix that it sees. It sees up to its end."""
+ONE_BLOCK: Blocks = ((0, 0),)
+"""A suffix whose tokens see each other."""
+
+
 class Packing(NamedTuple):
     """Tokens of prefix and tail of a batch without padding, sample after sample; int64 on the host."""
 
@@ -233,6 +239,8 @@ class Plan(NamedTuple):
     """Whether the gradient of the suffix stops at the keys and values of the tower."""
     packed: PackedCalls | None = None
     """Segments of the calls, in place of the masks: the tower computes tokens [1, N, width] without padding."""
+    groups: tuple[int, ...] = ()
+    """Numbers of consecutive tokens of the suffix that share a condition; (): the condition says it."""
 
 
 def rotary(positions: Tensor, head_dim: int) -> Rotary:
@@ -308,7 +316,7 @@ def padded_plan(
     response: int,
     suffix: int | None,
     candidates: int,
-    state_token: bool,
+    blocks: Blocks,
     insulate: bool,
     head_dim: int,
 ) -> Plan:
@@ -321,7 +329,7 @@ def padded_plan(
         response: tokens of the tail that the suffix sees.
         suffix: T, its tokens; None: there is none.
         candidates: N, chunks of actions of each sample.
-        state_token: whether the suffix begins with a token that does not see the actions.
+        blocks: blocks of the suffix.
         insulate: see `Plan`.
         head_dim: head dim of the attention.
     """
@@ -337,10 +345,10 @@ def padded_plan(
     if suffix is not None:
         places = torch.arange(suffix, device=device)
         suffix_rotary = rotary(valid[:, :seen].sum(dim=1, keepdim=True) + places, head_dim)
-        if not full or seen != prefix or state_token:
-            sees = torch.ones(len(places), len(places), dtype=torch.bool, device=device)
-            if state_token:
-                sees[0, 1:] = False
+        if not full or seen != prefix or len(blocks) > 1:
+            sees = torch.zeros(len(places), len(places), dtype=torch.bool, device=device)
+            for low, high, first in _spans(blocks, suffix):
+                sees[low:high, first:high] = True
             suffix_mask = torch.cat(
                 [
                     valid[:, None, None, :seen].expand(batch, 1, len(places), seen),
@@ -357,12 +365,18 @@ def padded_plan(
     return Plan(positions, front, tail_mask, suffix_rotary, suffix_mask, prefix, seen, candidates, insulate)
 
 
+def _spans(blocks: Blocks, length: int) -> list[tuple[int, int, int]]:
+    """(low, high, first) of each block: queries [low, high) of the suffix see its keys [first, high)."""
+    ends = [*(low for low, _ in blocks[1:]), length]
+    return [(low, high, first) for (low, first), high in zip(blocks, ends, strict=True)]
+
+
 @host_values()
 def packed_plan(
     packing: Packing,
     suffix: int | None,
     candidates: int,
-    state_token: bool,
+    blocks: Blocks,
     insulate: bool,
     head_dim: int,
     device: torch.device,
@@ -383,14 +397,10 @@ def packed_plan(
         first, num_seen = (numbers.repeat_interleave(candidates) for numbers in (starts, seen))
         suffix_rotary = rotary(to_device(num_seen[:, None] + torch.arange(suffix), device), head_dim)
         own_starts = count + suffix * torch.arange(rows)
-        # Queries [low, high) of the suffix see its keys [0, high).
-        spans = [(0, 1), (1, suffix)] if state_token else [(0, suffix)]
-        highs = torch.tensor([high for _, high in spans])
-        sizes = torch.tensor([high - low for low, high in spans]).repeat(rows)
-        parts = torch.stack([num_seen[:, None].expand(rows, len(spans)), highs.expand(rows, len(spans))], dim=2)
-        begins = torch.stack(
-            [first[:, None].expand(rows, len(spans)), own_starts[:, None].expand(rows, len(spans))], dim=2
-        )
+        lows, highs, keys_from = torch.tensor(_spans(blocks, suffix)).T
+        sizes, shape = (highs - lows).repeat(rows), (rows, len(blocks))
+        parts = torch.stack([num_seen[:, None].expand(shape), (highs - keys_from).expand(shape)], dim=2)
+        begins = torch.stack([first[:, None].expand(shape), own_starts[:, None] + keys_from], dim=2)
         keys = join_ranges(begins.flatten(), parts.flatten())
         queries = torch.arange(rows * suffix)
         calls = make_segments(queries, sizes, keys, parts.sum(dim=2).flatten(), device, varlen=varlen)
@@ -418,7 +428,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(width))
 
-    def forward(self, x: Tensor, condition: Tensor | None = None) -> tuple[Tensor, None]:
+    def forward(self, x: Tensor, condition: Tensor | None = None, groups: Sequence[int] = ()) -> tuple[Tensor, None]:
         """Normalize [..., width] in float32, in x's dtype; there is no gate."""
         return (_rms(x) * (1 + self.weight.to(x.dtype).float())).to(x.dtype), None
 
@@ -426,33 +436,27 @@ class RMSNorm(nn.Module):
 class AdaRMSNorm(nn.Module):
     """x / rms(x) * (1 + scale) + shift, both linear in a condition, and a gate for the residual branch (pi0.5)."""
 
-    def __init__(self, width: int, shared: Sequence[int] = ()) -> None:
-        """Build the norm of vectors of `width`, for conditions of as many numbers.
-
-        Args:
-            width: width of a token.
-            shared: numbers of consecutive tokens with one condition; (): the condition says it.
-        """
+    def __init__(self, width: int) -> None:
+        """Build the norm of vectors of `width`, for conditions of as many numbers."""
         super().__init__()
-        self.shared = tuple(shared)
         self.dense = Linear(width, 3 * width)
 
-    def forward(self, x: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, condition: Tensor | None = None, groups: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """Normalize x.
 
         Args:
             x: [B, T, width].
-            condition: [B, width], one for all tokens, or [B, T, width]; with `shared` [B, len(shared), width].
+            condition: [B, width], one for all tokens, or [B, T, width]; with `groups` [B, len(groups), width].
+            groups: see `Plan`.
 
         Returns:
             In x's dtype: the result [B, T, width], and the gate [B, 1 or T, width].
         """
         assert condition is not None
         modulation = self.dense(condition.to(x.dtype))
-        if self.shared:  # a product per group and not per token
-            modulation = torch.cat(
-                [part.expand(-1, n, -1) for part, n in zip(modulation.split(1, dim=1), self.shared)], dim=1
-            )
+        if groups:  # a product per group and not per token
+            parts = zip(modulation.split(1, dim=1), groups, strict=True)
+            modulation = torch.cat([part.expand(-1, count, -1) for part, count in parts], dim=1)
         scale, shift, gate = (modulation[:, None] if condition.ndim == 2 else modulation).chunk(3, dim=-1)
         return (_rms(x) * (1 + scale.float()) + shift.float()).to(x.dtype), gate
 
@@ -511,15 +515,22 @@ class Mlp(nn.Module):
 class TowerLayer(nn.Module):
     """One layer of a tower; `PairLayer` computes with it."""
 
-    def __init__(self, sizes: TowerSizes, adaptive: bool, shared: Sequence[int] = ()) -> None:
-        """Build the layer, with adaptive norms (`shared` is theirs) or plain ones."""
+    def __init__(self, sizes: TowerSizes, adaptive: bool) -> None:
+        """Build the layer, with adaptive norms or plain ones."""
         super().__init__()
-        self.input_layernorm = AdaRMSNorm(sizes.width, shared) if adaptive else RMSNorm(sizes.width)
+        self.input_layernorm = AdaRMSNorm(sizes.width) if adaptive else RMSNorm(sizes.width)
         self.self_attn = Attention(sizes)
-        self.post_attention_layernorm = AdaRMSNorm(sizes.width, shared) if adaptive else RMSNorm(sizes.width)
+        self.post_attention_layernorm = AdaRMSNorm(sizes.width) if adaptive else RMSNorm(sizes.width)
         self.mlp = Mlp(sizes)
 
-    def finish(self, x: Tensor, attended: Tensor, gate: Tensor | None, condition: Tensor | None = None) -> Tensor:
+    def finish(
+        self,
+        x: Tensor,
+        attended: Tensor,
+        gate: Tensor | None,
+        condition: Tensor | None = None,
+        groups: Sequence[int] = (),
+    ) -> Tensor:
         """Compute the layer behind its attention: both residual branches of x [B, T, width].
 
         Args:
@@ -527,28 +538,21 @@ class TowerLayer(nn.Module):
             attended: [B, T, heads * head_dim], result of the attention.
             gate: gate of the attention's branch.
             condition: condition of the adaptive norm.
+            groups: see `Plan`.
         """
         x = _add(x, self.self_attn.o_proj(attended), gate)
-        y, gate = self.post_attention_layernorm(x, condition)
+        y, gate = self.post_attention_layernorm(x, condition, groups)
         return _add(x, self.mlp(y), gate)
 
 
 class PairLayer(nn.Module):
     """One layer of both towers. The expert's queries also see the keys and values of the language tower."""
 
-    def __init__(self, vlm: TowerSizes, expert: TowerSizes, adaptive: bool, shared: Sequence[int] = ()) -> None:
-        """Build the layers of both towers; the expert's norms are `adaptive` in pi0.5 (`shared`: see `AdaRMSNorm`)."""
+    def __init__(self, vlm: TowerSizes, expert: TowerSizes, adaptive: bool) -> None:
+        """Build the layers of both towers; the expert's norms are `adaptive` in pi0.5."""
         super().__init__()
         self.vlm = TowerLayer(vlm, adaptive=False)
-        self.expert = TowerLayer(expert, adaptive, shared)
-
-    def drop_unread(self) -> None:
-        """Remove the weights of the language tower behind its keys and values; calls then need `keys_only`.
-
-        Nothing reads them in the last layer of a network without a text head. Released files have them, so pi0.5 keeps
-        them.
-        """
-        del self.vlm.self_attn.q_proj, self.vlm.self_attn.o_proj, self.vlm.post_attention_layernorm, self.vlm.mlp
+        self.expert = TowerLayer(expert, adaptive)
 
     def forward(
         self,
@@ -607,7 +611,7 @@ class PairLayer(nn.Module):
         return self.vlm.finish(x, torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], None), (k, v)
 
     def _expert(self, x: Tensor, rotation: Rotary, plan: Plan, condition: Tensor | None, cache: Cache) -> Tensor:
-        y, gate = self.expert.input_layernorm(x, condition)
+        y, gate = self.expert.input_layernorm(x, condition, plan.groups)
         k, v = self.expert.self_attn.keys_values(y, rotation)
         keys, values = (_for_suffix(cached, plan) for cached in cache)
         q = self.expert.self_attn.queries(y, rotation)
@@ -619,7 +623,7 @@ class PairLayer(nn.Module):
             attended = attend_segments(_row(q), keys, values, plan.packed.suffix).view(*x.shape[:2], -1)
         else:
             attended = attend(q, torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2), plan.suffix_mask)
-        return self.expert.finish(x, attended, gate, condition)
+        return self.expert.finish(x, attended, gate, condition, plan.groups)
 
 
 def _row(x: Tensor) -> Tensor:

@@ -274,6 +274,11 @@ class Pi05Settings(TextSettings, PolicySettings):
     prompt stays with `prompt: state`."""
 
     @property
+    def adaptive(self) -> bool:
+        """Whether the flow time modulates the expert's norms, as in pi0.5."""
+        return True
+
+    @property
     def image_times(self) -> tuple[float, ...]:
         """Times of `history`."""
         return times_of(self.history)
@@ -394,8 +399,8 @@ class Pi05Settings(TextSettings, PolicySettings):
             stored = json.loads(self.network)
             if not isinstance(stored, dict):
                 raise ValueError(f"{self.network}: must be a JSON object")
-            return Sizes.from_mapping({"chunk": Sizes.BASE.chunk} | stored, adaptive=self.type == "pi05")
-        return replace(Sizes.BASE if self.size == "base" else Sizes.TINY, adaptive=self.type == "pi05")
+            return Sizes.from_mapping({"chunk": Sizes.BASE.chunk} | stored, adaptive=self.adaptive)
+        return replace(Sizes.BASE if self.size == "base" else Sizes.TINY, adaptive=self.adaptive)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -410,6 +415,11 @@ class Pi0Settings(Pi05Settings):
     """Format of the prompt, which belongs to the checkpoint: pi0 has `plain`, the task alone."""
     prompt_tokens: int = 48
     """Longest prompt in tokens; longer ones are cut at the end, and counted in the log."""
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the flow time modulates the expert's norms; pi0 has it next to each action."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -461,7 +471,7 @@ class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
     def sizes(self) -> Sizes:
         """Dimensions of the network."""
         assert self.dimensions is not None
-        return Sizes.from_mapping(self.dimensions, adaptive=self.type == "pi05")
+        return Sizes.from_mapping(self.dimensions, adaptive=self.adaptive)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ ZEROS = (
     "post_attention_layernorm.weight",
     "vlm_norm.weight",
     "expert_norm.weight",
+    "out_proj.dynamics.weight",
+    "out_proj.images.weight",
 )
 """Last parts of the names of parameters that start at 0."""
 ONES = ("layer_norm1.weight", "layer_norm2.weight", "vision.norm.weight")

@@ -38,7 +38,9 @@ from understudy.policies.batch import check_shape, host_values, to_device
 from understudy.policies.common.flow_matching import euler, noisy_actions, time_features, velocity
 from understudy.policies.common.layers import Conv2d, Embedding, Linear, rows, zero_init
 from understudy.policies.common.towers import (
+    ONE_BLOCK,
     AdaRMSNorm,
+    Blocks,
     Cache,
     Packing,
     PairLayer,
@@ -277,6 +279,21 @@ class Observation(NamedTuple):
     """Whether every token of the prefix is known to be valid."""
 
 
+class Suffix(NamedTuple):
+    """Tokens of the expert, N rows of each sample, before the first layer."""
+
+    tokens: Tensor
+    """[B * N, T, expert width]; the rows of a sample are consecutive."""
+    condition: Tensor | None
+    """Condition of the adaptive norms, [B * N, width], of each token, or of each group."""
+    candidates: int
+    """N."""
+    blocks: Blocks = ONE_BLOCK
+    """Which of them see which."""
+    groups: tuple[int, ...] = ()
+    """Numbers of consecutive tokens that share a condition; (): the condition says it."""
+
+
 class Pi0Network(nn.Module):
     """Vision encoder, language tower and action expert, with fresh weights from torch's generator.
 
@@ -438,28 +455,43 @@ class Pi0Network(nn.Module):
             The velocity, float32 [B, N, chunk, dim], and the tower's tokens [B, P + L, width], 0 where packing left
             them out; None where not asked.
         """
-        suffix = condition = None
-        count = 0
+        suffix = None
         if noisy is not None:
             assert time is not None
-            count = noisy.shape[1]
-            suffix, condition = self._suffix(noisy.flatten(0, 1), time.flatten(0, 1), state, count)
-        plan = self._plan(observed, suffix, count, insulate, packing)
+            suffix = self.suffix(noisy.flatten(0, 1), time.flatten(0, 1), state, noisy.shape[1])
+        read, tokens = self.run(observed, suffix, insulate, hidden, packing)
+        return None if read is None or noisy is None else self.action_velocity(read, noisy), tokens
+
+    def run(
+        self,
+        observed: Observation,
+        suffix: Suffix | None,
+        insulate: bool = False,
+        hidden: bool = False,
+        packing: Packing | None = None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Run both towers once over any suffix; see `compute`.
+
+        Returns:
+            The normalized tokens of the suffix, float32 [B * N, T, expert width], and the tower's tokens.
+        """
+        plan = self._plan(observed, suffix, insulate, packing)
         padded = observed.embeddings
         tokens: Tensor | None = padded
         slots = None if packing is None else to_device(packing.slots, padded.device)
         if slots is not None:
             tokens = padded.flatten(0, 1)[slots][None]
+        actions, condition = (None, None) if suffix is None else suffix[:2]
         for number, layer in enumerate(self.layers):
             last = number == len(self.layers) - 1
-            tokens, suffix, _ = layer(tokens, suffix, plan, condition, keys_only=last and not hidden)
-        moves = None if suffix is None or noisy is None else self._velocity(suffix, condition, noisy)
+            tokens, actions, _ = layer(tokens, actions, plan, condition, keys_only=last and not hidden)
+        read = None if actions is None or suffix is None else self._read(actions, suffix)
         if tokens is None or not hidden:
-            return moves, None
+            return read, None
         tokens = self.vlm_norm(tokens)[0]
         if slots is not None:
             tokens = torch.zeros_like(padded).flatten(0, 1).index_copy(0, slots, tokens[0]).view_as(padded)
-        return moves, tokens
+        return read, tokens
 
     def field(
         self, observed: Observation, state: Tensor | None = None, candidates: int = 1
@@ -475,21 +507,25 @@ class Pi0Network(nn.Module):
             (x [B * N, chunk, dim], time [B * N] or [B * N, chunk]) -> velocity, float32 in the shape of x. The chunks
             of a sample are consecutive.
         """
-        plan = self._plan(observed, None, candidates, False, None)
+        expert = self.expert_alone(observed)
+        return lambda x, time: self.action_velocity(expert(self.suffix(x, time, state, candidates)), x)
+
+    def expert_alone(self, observed: Observation) -> Callable[[Suffix], Tensor]:
+        """Run the tower, keep its keys and values, and return the expert as a function; its result is that of `run`."""
+        plan = self._plan(observed, None, False, None)
         tokens: Tensor | None = observed.embeddings
         caches: list[Cache | None] = []
         for number, layer in enumerate(self.layers):
             tokens, _, cache = layer(tokens, None, plan, keys_only=number == len(self.layers) - 1)
             caches.append(cache)
 
-        def velocity_at(x: Tensor, time: Tensor) -> Tensor:
-            suffix, condition = self._suffix(x, time, state, candidates)
-            steps = self._plan(observed, suffix, candidates, False, None)._replace(tower=None)
+        def run_expert(suffix: Suffix) -> Tensor:
+            steps, actions = self._plan(observed, suffix, False, None)._replace(tower=None), suffix.tokens
             for layer, cache in zip(self.layers, caches):
-                _, suffix, _ = layer(None, suffix, steps, condition, cache)
-            return self._velocity(suffix, condition, x)
+                _, actions, _ = layer(None, actions, steps, suffix.condition, cache)
+            return self._read(actions, suffix)
 
-        return velocity_at
+        return run_expert
 
     def observe(
         self,
@@ -563,34 +599,41 @@ class Pi0Network(nn.Module):
         """Embed tokens [B, L] as [B, L, width]; Gemma scales them by the root of the width."""
         return (self.embedding(tokens).to(self.dtype).float() * math.sqrt(self.sizes.vlm.width)).to(self.dtype)
 
-    def _plan(
-        self, observed: Observation, suffix: Tensor | None, candidates: int, insulate: bool, packing: Packing | None
-    ) -> Plan:
-        length = None if suffix is None else suffix.shape[1]
-        rest = (length, candidates, not self.sizes.adaptive, insulate, self.sizes.vlm.head_dim)
+    def _plan(self, observed: Observation, suffix: Suffix | None, insulate: bool, packing: Packing | None) -> Plan:
+        length = None if suffix is None else suffix.tokens.shape[1]
+        count, blocks, groups = (1, ONE_BLOCK, ()) if suffix is None else suffix[2:]
+        rest = (length, count, blocks, insulate, self.sizes.vlm.head_dim)
         if packing is not None:
-            return packed_plan(packing, *rest, observed.valid.device, self.dtype)
-        return padded_plan(observed.valid, observed.full, observed.prefix, observed.response, *rest)
+            plan = packed_plan(packing, *rest, observed.valid.device, self.dtype)
+        else:
+            plan = padded_plan(observed.valid, observed.full, observed.prefix, observed.response, *rest)
+        return plan._replace(groups=groups)
 
-    def _suffix(self, x: Tensor, time: Tensor, state: Tensor | None, candidates: int) -> tuple[Tensor, Tensor | None]:
-        """Embed noisy actions [B * N, chunk, dim]: tokens [B * N, T, width], and the condition of adaptive norms."""
+    def condition(self, time: Tensor) -> Tensor:
+        """Map flow times [...] to the condition of adaptive norms, float32 [..., expert width]."""
+        spread = time_features(time, self.sizes.expert.width)
+        return F.silu(rows(self.time_mlp_out, F.silu(rows(self.time_mlp_in, spread))))
+
+    def suffix(self, x: Tensor, time: Tensor, state: Tensor | None = None, candidates: int = 1) -> Suffix:
+        """Embed noisy actions [B * N, chunk, dim] at times [B * N] or [B * N, chunk]; see `compute`."""
         check_shape("noisy actions", x, (len(time), None, self.sizes.dim))
         action = rows(self.action_in_proj, x.float())
-        spread = time_features(time, self.sizes.expert.width)  # [B * N, width] or [B * N, chunk, width]
         if self.sizes.adaptive:
-            condition = F.silu(rows(self.time_mlp_out, F.silu(rows(self.time_mlp_in, spread))))
-            return action.to(self.dtype), condition
+            return Suffix(action.to(self.dtype), self.condition(time), candidates)
+        spread = time_features(time, self.sizes.expert.width)  # [B * N, width] or [B * N, chunk, width]
         if state is None:
             raise ValueError("state is None: a pi0 network (adaptive=False) needs the state [B, dim]")
         with_time = torch.cat([action, spread[:, None].expand_as(action) if spread.ndim == 2 else spread], dim=2)
         mixed = rows(self.action_time_mlp_out, F.silu(rows(self.action_time_mlp_in, with_time)))
         first = self.state_proj(state.float()).repeat_interleave(candidates, dim=0)[:, None]
-        return torch.cat([first, mixed], dim=1).to(self.dtype), None
+        return Suffix(torch.cat([first, mixed], dim=1).to(self.dtype), None, candidates, ((0, 0), (1, 0)))
 
-    def _velocity(self, suffix: Tensor, condition: Tensor | None, like: Tensor) -> Tensor:
-        """Read the velocity, float32 in the shape of `like`, from the expert's last tokens."""
-        actions = suffix[:, -like.shape[-2] :]
-        return rows(self.action_out_proj, self.expert_norm(actions, condition)[0].float()).view_as(like)
+    def action_velocity(self, read: Tensor, like: Tensor) -> Tensor:
+        """Compute the velocity, float32 in the shape of `like`, from the last tokens of `run`."""
+        return rows(self.action_out_proj, read[:, -like.shape[-2] :]).view_as(like)
+
+    def _read(self, actions: Tensor, suffix: Suffix) -> Tensor:
+        return self.expert_norm(actions, suffix.condition, suffix.groups)[0].float()
 
 
 def _join(frames: Frames | None) -> Frames | None:

@@ -11,7 +11,7 @@ With `insulation` the terms `text` and `fast` train the vision encoder and the l
 expert alone.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -36,7 +36,7 @@ from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss, valid_elements
 from understudy.policies.pi05.config import Pi05PolicyConfig
 from understudy.policies.pi05.first_weights import FirstWeights, stored_keys
-from understudy.policies.pi05.network import Observation, Pi0Network, States
+from understudy.policies.pi05.network import Observation, Pi0Network, States, Suffix
 from understudy.policies.pi05.targets import (
     EXTENTS,
     FAST,
@@ -104,18 +104,24 @@ class Pi05Policy(Policy, Pi0Network):
         return (FLOW, *((TEXT,) if self.config.response_tokens else ()), *((FAST,) if self.config.fast else ()))
 
     @property
+    def _predicts_tokens(self) -> bool:
+        return any(term in TOKENS for term in self.loss_terms)
+
+    @property
     def insulates(self) -> bool:
         """Whether the flow loss trains the action expert alone: a matter of the settings, and of no loss weight."""
-        return bool(self.config.insulation) and len(self.loss_terms) > 1
+        return bool(self.config.insulation) and self._predicts_tokens
 
     def describe_losses(self, terms: Collection[str]) -> list[str]:
         """Describe which loss reaches which part; a frozen part is not trained by it."""
-        tokens = [term for term in terms if term != FLOW]
+        tokens = [term for term in terms if term in TOKENS]
+        flows = [term for term in terms if term not in TOKENS]
         seen = self.config.describe_history()
         parts = [f"{' and '.join(tokens)} {'reach' if len(tokens) > 1 else 'reaches'} vision and vlm"] if tokens else []
-        if FLOW in terms:
-            parts.append(f"flow reaches {'expert alone' if self.insulates else 'vision, vlm and expert'}")
-        state = f" (policy.insulation is {'on' if self.insulates else 'off'})" if len(self.loss_terms) > 1 else ""
+        if flows:
+            reached = "expert alone" if self.insulates else "vision, vlm and expert"
+            parts.append(f"{' and '.join(flows)} {'reach' if len(flows) > 1 else 'reaches'} {reached}")
+        state = f" (policy.insulation is {'on' if self.insulates else 'off'})" if self._predicts_tokens else ""
         return [f"losses: {'; '.join(parts)}{state}", *seen]
 
     def blocks(self) -> list[nn.Module]:
@@ -169,8 +175,13 @@ class Pi05Policy(Policy, Pi0Network):
 
     def tokens(self, batch: Mapping[str, Any]) -> list[int]:
         """Count the tokens of each sample in training: images, texts, past states, and `noise_samples` chunks."""
-        expert = self.config.noise_samples * (self.config.chunk + (not self.sizes.adaptive))  # pi0: each with the state
+        expert = self.config.noise_samples * self.suffix_tokens
         return [extent.total(self.sizes.vision.tokens) + expert for extent in known_extents(batch, self.config.cameras)]
+
+    @property
+    def suffix_tokens(self) -> int:
+        """Tokens of a noisy chunk in the expert: its actions, and in pi0 the state."""
+        return self.config.chunk + (not self.sizes.adaptive)
 
     def processed_tokens(self, batch: Mapping[str, Any]) -> int:
         """Count the tokens that the towers compute: without `packs` each sample is as long as the longest."""
@@ -184,7 +195,7 @@ class Pi05Policy(Policy, Pi0Network):
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample per loss term, int64 [B]."""
         counts = {}
-        for term in self.loss_terms:
+        for term in (term for term in self.loss_terms if term == FLOW or term in TOKENS):
             if term == FLOW:
                 dims = self.normalizer.dim_is_pad(ACTION, batch)
                 counts[term] = valid_elements(
@@ -211,26 +222,22 @@ class Pi05Policy(Policy, Pi0Network):
         computed = [term for term in self.loss_terms if terms is None or term in terms]
         if not computed:
             return {}
-        predicted = [term for term in computed if term != FLOW]
+        predicted = [term for term in computed if term in TOKENS]
         observed, sizes = self._observed(batch)
-        tail = tail_of(batch, sizes, *self._padding) if len(self.loss_terms) > 1 else None
+        tail = tail_of(batch, sizes, *self._padding) if self._predicts_tokens else None
         if tail is not None:
             observed = self.with_tail(observed, tail)
-        noisy = times = clean = None
-        if FLOW in computed:
-            noisy, times, clean = noisy_chunks(batch, draws, self.config, self.normalizer, self.sizes.dim)
-        moves, hidden = self.compute(
+        suffix = read = None
+        if len(predicted) < len(computed):
+            suffix, read = self._noisy(batch, draws, computed, detail)
+        result, hidden = self.run(
             observed,
-            noisy,
-            times,
-            self._state(batch),
+            suffix,
             insulate=self.insulates,
             hidden=bool(predicted),
             packing=packing_of(sizes, self.sizes.vision.tokens, tail is not None) if self.packs else None,
         )
-        losses = {}
-        if moves is not None and clean is not None:
-            losses[FLOW] = flow_loss(batch, draws, moves, clean, self.normalizer, detail)
+        losses = {} if result is None or read is None else read(result)
         if tail is not None and hidden is not None:
             losses |= token_losses(self, observed, hidden, tail, sizes, predicted)
         return losses
@@ -308,6 +315,19 @@ class Pi05Policy(Policy, Pi0Network):
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
+    def _noisy(
+        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str], detail: bool
+    ) -> tuple[Suffix, Callable[[Tensor], dict[str, Loss]]]:
+        """Embed the noisy chunks of a batch, and return the function that reads the loss of `terms` off `run`."""
+        noisy, times, clean = noisy_chunks(batch, draws, self.config, self.normalizer, self.sizes.dim)
+        suffix = self.suffix(noisy.flatten(0, 1), times.flatten(0, 1), self._state(batch), noisy.shape[1])
+
+        def read(result: Tensor) -> dict[str, Loss]:
+            moves = self.action_velocity(result, noisy)
+            return {FLOW: flow_loss(batch, draws, moves, clean, self.normalizer, detail)}
+
+        return suffix, read
+
     def _observed(self, batch: Mapping[str, Any]) -> tuple[Observation, list[Extent]]:
         """Embed the images and the prompt of a batch, without the cameras and the padding that no sample needs."""
         sizes, config = known_extents(batch, self.config.cameras), self.config
@@ -350,9 +370,10 @@ class Pi05Policy(Policy, Pi0Network):
         field, is_own = self.field(observed, self._state(batch)), self._own_dims(batch)
         return lambda x, time: torch.where(is_own, field(x, time), noise)
 
-    def _own_dims(self, batch: Mapping[str, Any]) -> Tensor:
-        """Mark the dimensions of the network's actions that the robot has, bool [B or 1, 1, dim]."""
-        is_pad = self.normalizer.dim_is_pad(ACTION, batch)
+    def _own_dims(self, batch: Mapping[str, Any], key: str = ACTION) -> Tensor:
+        """Mark the dimensions of the network's actions, or states, that the robot has, bool [B or 1, 1, dim]."""
+        is_pad = self.normalizer.dim_is_pad(key, batch)
         if is_pad is None:
-            is_pad = torch.zeros(1, self.config.action_dim, dtype=torch.bool, device=value_of(batch, PROMPT[0]).device)
+            width, device = self.config.widths[key], value_of(batch, PROMPT[0]).device
+            is_pad = torch.zeros(1, width, dtype=torch.bool, device=device)
         return nn.functional.pad(~is_pad, (0, self.sizes.dim - is_pad.shape[-1]))[:, None]

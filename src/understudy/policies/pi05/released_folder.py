@@ -355,7 +355,7 @@ def _compare(stored: Mapping[str, Any], config: Pi05PolicyConfig) -> Iterator[tu
     """Yield (field of the file, its value, our setting, our value) for each field that the file has."""
     sizes, prompt = config.sizes, ("policy.prompt", config.prompt)
     chunk, length = ("data.chunk_size", config.chunk), ("policy.prompt_tokens", config.prompt_tokens)
-    width, kind = ("the network's width of actions", sizes.dim), ("policy.type", config.type)
+    width, kind = ("the network's width of actions", sizes.dim), ("policy.type", "pi05" if sizes.adaptive else "pi0")
     towers = {
         "paligemma_variant": ("the network's language tower", variant(sizes.vlm)),
         "action_expert_variant": ("the network's action expert", variant(sizes.expert)),
@@ -378,8 +378,8 @@ def _compare(stored: Mapping[str, Any], config: Pi05PolicyConfig) -> Iterator[tu
             for field, (setting, ours) in fields.items():
                 if field in stored:
                     yield field, stored[field], setting, ours
-    if "chunk_size" in stored and stored.get("type") == config.type:  # LeRobot's types have one prompt each
-        yield f"type {config.type}, which means policy.prompt", PROMPTS[config.type == "pi05"], *prompt
+    if "chunk_size" in stored and stored.get("type") == kind[1]:  # LeRobot's types have one prompt each
+        yield f"type {kind[1]}, which means policy.prompt", PROMPTS[sizes.adaptive], *prompt
     if "action_horizon" in stored:
         if isinstance(stored.get("pi05"), bool):
             yield "pi05, which means policy.type", "pi05" if stored["pi05"] else "pi0", *kind

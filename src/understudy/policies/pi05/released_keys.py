@@ -39,7 +39,7 @@ PREFIXES = (
 """First parts of names: the network's and the released ones."""
 TOWERS = (("vlm", f"{LANGUAGE}layers."), ("expert", f"{EXPERT}model.layers."))
 """Tower of a layer of the network -> first part of the released names of its layers."""
-NEW = ("proprio_history_proj.",)
+NEW = ("proprio_history_proj.", "future.")
 """First parts of names that a released file may lack: fresh weights take their place."""
 SAME = ("action_in_proj.", "action_out_proj.", "time_mlp_in.", "time_mlp_out.", "state_proj.", "action_time_mlp_", *NEW)
 """First parts of names that are equal on both sides."""
@@ -54,6 +54,7 @@ REFUSED = (
     ("discrete_action_embedding.*", "an embedding of action tokens next to the vocabulary, as OpenTau trains it"),
     ("da_head.*", "a head of action tokens next to the vocabulary, as OpenTau trains it"),
     ("proprio_history_proj.*", "a projection of past states: set policy.state_history and policy.history"),
+    ("future.*", "a layer of a world-action model's future: set policy.type to world_action, and mode to joint"),
     (
         "*normalize_*",
         "normalization inside the weights; convert the folder to processor files with LeRobot's migration",

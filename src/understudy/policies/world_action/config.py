@@ -1,47 +1,37 @@
-"""Settings and config of the world-action model. No torch."""
+"""Settings and config of the world-action model: those of pi0.5, and of the future that it predicts. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from understudy.policies.common.settings import EncoderSettings
-from understudy.policies.registry import PolicyConfig, PolicyType
+from understudy.policies.common.settings import FLOW
+from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
+from understudy.policies.registry import PolicyType
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorldActionSettings(EncoderSettings):
-    """The world-action model: a small transformer that predicts actions, and in other modes their consequences.
+class WorldActionSettings(Pi05Settings):
+    """The world-action model: pi0.5 whose action expert also predicts the states and images that follow.
 
-    In mode `policy` alone it predicts actions. In every other setting of `mode` it also predicts the states and images
-    that follow.
+    In mode `policy` alone it is pi0.5. In every other setting of `mode` the expert has streams of the future.
     """
 
-    LIMITS: ClassVar[Mapping[str, int]] = {
-        **EncoderSettings.LIMITS,
-        "width": 2**20,
-        "layers": 10**4,
-        "heads": 2**10,
-        "patch": 2**10,
-        "future_patch": 2**10,
-        "noise_samples": 2**12,
-    }
+    FOLDER: ClassVar[str] = ""
+    FORMATS: ClassVar[Mapping[str, str]] = {}
+    ALWAYS: ClassVar[tuple[str, ...]] = (FLOW,)
 
-    type: Literal["world_action"] = "world_action"
+    type: Literal["world_action"] = "world_action"  # type: ignore[assignment]  # another constant
     """Type of the policy."""
-    width: int = 128
-    """Width of both towers (a multiple of twice `heads`)."""
-    layers: int = 4
-    """Layers of both towers."""
-    heads: int = 4
-    """Attention heads."""
-    patch: int = 16
-    """Side of the patches of the present images, in pixels."""
-    future_patch: int = 16
-    """Side of the patches of future images, in pixels."""
     future_images: int = 1
-    """Future images of each camera, spaced evenly over the chunk; the last follows its last action."""
-    noise_samples: int = 2
-    """Noises and flow times per sample and step; they share one pass over the present images."""
+    """Future images of each camera, spaced evenly over the chunk; the last follows its last action. 0: states alone."""
+    future_patch: int = 0
+    """Side of the patches of future images in pixels, one token each: an even divisor of the image's side. The default,
+    0, is 32 for dimensions of `base` and 16 for those of `tiny`."""
+
+    @property
+    def patch_side(self) -> int:
+        """Side of the patches of future images, in pixels."""
+        return self.future_patch or (32 if self.size == "base" else 16)
 
     def images_ahead(self, chunk: int) -> tuple[int, ...]:
         """Return the frames ahead of the future images, evenly spaced, the last at the end of the chunk."""
@@ -50,19 +40,15 @@ class WorldActionSettings(EncoderSettings):
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
         problems = super().problems()
-        if self.heads >= 1 and self.width % (2 * self.heads):
-            problems.append(f"width: {self.width}: must be a multiple of {2 * self.heads}, twice the heads")
         if not 0 <= self.future_images <= 2**10:
             problems.append(f"future_images: {self.future_images}: must be from 0 to {2**10}")
-        for name in ("patch", "future_patch"):
-            side = getattr(self, name)
-            if side >= 1 and any(length % side for length in self.image_size):
-                problems.append(f"{name}: {side}: must divide the image_size of {self.image_size}")
+        if self.future_patch < 0 or self.future_patch % 2:
+            problems.append(f"future_patch: {self.future_patch}: must be an even number of pixels, or 0")
         return problems
 
 
 @dataclass(frozen=True)
-class WorldActionConfig(WorldActionSettings, PolicyConfig):
+class WorldActionConfig(WorldActionSettings, Pi05PolicyConfig):
     """Config of a `WorldActionPolicy`: the run's settings and the facts of its data."""
 
     @property
@@ -73,13 +59,21 @@ class WorldActionConfig(WorldActionSettings, PolicyConfig):
     @property
     def patches(self) -> int:
         """Patches of a future image."""
-        return (self.image_size[0] // self.future_patch) * (self.image_size[1] // self.future_patch)
+        return (self.sizes.vision.image // self.patch_side) ** 2
 
     def __post_init__(self) -> None:
-        problems = self.fact_problems()
+        super().__post_init__()
+        problems, side = [], self.sizes.vision.image
         if self.imagined > self.chunk:
             problems.append(f"future_images: {self.future_images}: must be at most the chunk of {self.chunk} actions")
-        if problems := [*problems, *self.problems()]:
+        if self.imagined and side % self.patch_side:
+            problems.append(f"future_patch: {self.patch_side}: must divide the image's side of {side}")
+        problems += [
+            f"{name}: {getattr(self, name)}: a run that trains a future has none; leave it out"
+            for name in ("history", "max_delay")
+            if self.future and getattr(self, name)
+        ]
+        if problems:
             raise ValueError("; ".join(problems))
 
 

@@ -1,39 +1,34 @@
-"""The world-action model as a `Policy`: actions, and the states and images that follow, by flow matching.
+"""The world-action model as a `Policy`: pi0.5, and the states and images that follow, by flow matching.
 
-Each stream has its own flow time; a stream that the task mode gives has time 0. So one network is a policy, a
-model of the world (forward dynamics) and an inverse of it, as in Zhu et al. 2025, "Unified World Models".
+Every sample of a training that has mode `policy` trains the policy's block (`network.py`), in any mode of its own. The
+mode decides which streams of the other block are given and which are predicted. So one network is a policy, a model of
+the world (forward dynamics) and an inverse of it, and the future costs the policy no sample.
 """
 
-from collections.abc import Collection, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from understudy.batch_keys import ACTION, MODE, STATE
-from understudy.policies.batch import check_image, check_shape, prompts_of, value_of
-from understudy.policies.common.flow_matching import shift_times, spread_times, velocity
-from understudy.policies.common.normalizer import blanked, state_now
-from understudy.policies.common.settings import DYNAMICS, FLOW, FORWARD, IMAGES, POLICY, TRAINS
-from understudy.policies.common.streams import KEY_OF, VALIDATION_DRAWS, StreamPolicy
+from understudy.batch_keys import ACTION, MODE
+from understudy.policies.batch import check_image, check_shape, value_of
+from understudy.policies.common.flow_matching import euler, noisy_actions, shift_times, spread_times, velocity
+from understudy.policies.common.images import letterbox
+from understudy.policies.common.layers import Linear
+from understudy.policies.common.settings import DYNAMICS, FLOW, FORWARD, IMAGES, INVERSE, MODES, POLICY, TRAINS
+from understudy.policies.common.streams import KEY_OF, Stream, read_stream, samples_given
 from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.losses import Imagined, Loss, masked_squared_error, valid_elements
+from understudy.policies.losses import Detail, Imagined, Loss, masked_squared_error, valid_elements
+from understudy.policies.pi05.network import Observation, Suffix
+from understudy.policies.pi05.policy import Pi05Policy
+from understudy.policies.pi05.targets import Extent, widened
 from understudy.policies.world_action.config import WorldActionConfig
-from understudy.policies.world_action.network import (
-    Context,
-    WorldActionNetwork,
-    check_mode,
-    imagined_images,
-    present,
-    stream_of,
-)
+from understudy.policies.world_action.network import CHANGE, Future, to_images, to_patches
 
 IMAGE_SHIFT = 8.0
-"""Shift of the flow times of images towards noise. A patch has hundreds of correlated pixels: at even times their noise
-hides so little that the network would denoise instead of predicting."""
-NOISE = {FLOW: "flow noise", DYNAMICS: "future noise", IMAGES: "image noise"}
-"""Name of the noise of each stream."""
+"""Shift of the flow times of images towards noise. A patch has hundreds of correlated numbers: at even times their
+noise hides so little that the network would denoise instead of predicting."""
 
 
 def image_times(uniform: Tensor) -> Tensor:
@@ -41,101 +36,75 @@ def image_times(uniform: Tensor) -> Tensor:
     return shift_times(spread_times(uniform), IMAGE_SHIFT)
 
 
-class WorldActionPolicy(StreamPolicy):
+class WorldActionPolicy(Pi05Policy):
     """World-action model. `WorldActionPolicy(config, normalization)` has fresh weights from torch's generator.
 
-    For the keys of a batch see `Policy`. With `future`, training also needs `observation.state` [B, 1 + T, S], each
-    camera uint8 [B, 1 + K, 3, H, W] with the future images behind the present one, `<key>_is_pad` of both, and `mode`
-    int64 [B] unless all samples have mode "policy". To act, the present alone is enough.
+    Without `future` it is pi0.5. With it, training also needs `observation.state` [B, 1 + T, S], each camera uint8 [B,
+    1 + K, 3, H, W] with the future images behind the present one, `<key>_is_pad` of both, and `mode` int64 [B] unless
+    all samples have mode "policy". To act, the present alone is enough.
     """
 
     forward_methods: ClassVar[tuple[str, ...]] = ("losses", "act", "imagine")
     config: WorldActionConfig
 
     def __init__(self, config: WorldActionConfig, normalization: Mapping[str, Any]) -> None:
-        """Build the network.
-
-        Args:
-            config: see `WorldActionConfig`.
-            normalization: see `policies/common/normalizer.py`.
-
-        Raises:
-            ValueError: an entry is missing, of the wrong width, or cannot be inverted.
-        """
+        """Build the network; see `Pi05Policy`."""
         super().__init__(config, normalization)
-        self.network = WorldActionNetwork(config)
+        if config.future:
+            self.future = Future(config)
+
+    @property
+    def imagines(self) -> bool:
+        """Whether it was built with a future."""
+        return self.config.future
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Task modes that the policy can be trained in."""
+        return MODES if self.config.future else (POLICY,)
 
     @property
     def loss_terms(self) -> tuple[str, ...]:
-        """Names of the loss terms: `flow` of the actions; with a future `dynamics` of the states, `images`."""
-        return tuple(self.network.streams)
+        """Names of the loss terms: those of pi0.5, and with a future `dynamics` of the states, `images`."""
+        return (*super().loss_terms, *(list(self.future.streams)[1:] if self.config.future else ()))
 
-    def blocks(self) -> list[nn.Module]:
-        """Modules to recompute, compile and shard one by one."""
-        vision = self.network.vision
-        return [*(vision.blocks if vision is not None else ()), *self.network.layers]
+    @property
+    def suffix_tokens(self) -> int:
+        """Tokens of a row of the expert in training."""
+        ahead = sum(count for count, _ in self.future.streams.values()) if self.config.future else 0
+        return super().suffix_tokens + ahead
 
     def float32_modules(self) -> list[nn.Module]:
-        """The layer of the text encoder whose output is a phase in radians."""
-        return [self.network.text.out]
+        """Those of pi0.5, and the layers between the expert and the future."""
+        ahead = self.future.modules() if self.config.future else ()
+        return [*super().float32_modules(), *(module for module in ahead if isinstance(module, Linear))]
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
-        """Noise of each stream and flow times of D draws per sample, one time per stratum; to act one noise each.
-
-        The strata of the future's times are paired with those of the actions at random.
-        """
-        draws = VALIDATION_DRAWS if use == "validation" else self.config.noise_samples
-        shapes = {NOISE[term]: shape for term, shape in self.network.streams.items()}
-        if use == "act":
-            return {name: RandomSpec("normal", shape) for name, shape in shapes.items()}
-        spec = {name: RandomSpec("normal", (draws, *shape)) for name, shape in shapes.items()}
-        spec["flow time"] = RandomSpec("uniform", (draws,), spread_times)
-        for term in self.loss_terms[1:]:
-            spec[f"{term} time"] = RandomSpec("uniform", (draws,), image_times if term == IMAGES else spread_times)
-            spec[f"{term} stratum"] = RandomSpec("uniform", (draws,), partial(torch.argsort, dim=1))
+        """Those of pi0.5, and noise and flow times of each stream of the future, as many as of the actions."""
+        spec = super().random_spec(use)
+        if not self.config.future:
+            return spec
+        draws = () if use == "act" else spec["flow time"].shape
+        for name, shape in self.future.streams.items():
+            if name != FLOW:
+                spec[f"{name} noise"] = RandomSpec("normal", (*draws, *shape))
+                if draws:
+                    times = image_times if name == IMAGES else spread_times
+                    spec[f"{name} time"] = RandomSpec("uniform", draws, times)
         return spec
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample per loss term, int64 [B]."""
-        counts = {}
-        for term, (_, dim) in self.network.streams.items():
-            stream = stream_of(term, batch, self.config, self.normalizer)
-            number = draws["flow time"].shape[1]
-            counts[term] = valid_elements(stream.uncounted, number, dim, stream.dim_is_pad)
+        counts = super().counts(batch, draws)
+        if not self.config.future:
+            return counts
+        number = draws["flow time"].shape[1]
+        for term, (_, dim) in self.future.streams.items():
+            stream, width = self._stream(term, batch), self._width(term, dim)
+            masks = self._unlearnt(stream, batch) if term == FLOW else (stream.uncounted,)
+            elements = [valid_elements(mask, number, width, stream.dim_is_pad) for mask in masks]
+            counts[term] = torch.stack(elements).sum(dim=0)
         return counts
-
-    def losses(
-        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
-    ) -> dict[str, Loss]:
-        """Squared error per sample: of velocities, and of the clean changes of the images.
-
-        Raises:
-            ValueError: a missing key or a wrong shape, by name.
-        """
-        computed = [term for term in self.loss_terms if terms is None or term in terms]
-        if not computed:
-            return {}
-        streams = {term: stream_of(term, batch, self.config, self.normalizer) for term in self.loss_terms}
-        drawn = {FLOW: draws["flow time"]}
-        for term in self.loss_terms[1:]:
-            drawn[term] = draws[f"{term} time"].gather(1, draws[f"{term} stratum"])
-        points, times, targets = {}, {}, {}
-        for term, stream in streams.items():
-            noise = draws[NOISE[term]]
-            check_shape(NOISE[term], noise, (len(stream.clean), drawn[FLOW].shape[1], *self.network.streams[term]))
-            times[term] = drawn[term] if stream.given is None else torch.where(stream.given[:, None], 0.0, drawn[term])
-            clean = stream.clean[:, None].expand_as(noise)
-            points[term] = blanked(stream.points(noise, times[term]), stream.dim_is_pad)
-            targets[term] = clean if term == IMAGES else velocity(clean, noise)
-        predicted = self.network.predict(self._context(batch), points, times)
-        losses = {}
-        for term in computed:
-            stream, vectors = streams[term], detail and term != IMAGES
-            loss = masked_squared_error(predicted[term], targets[term], stream.uncounted, stream.dim_is_pad, vectors)
-            if loss.detail is not None:
-                loss = loss._replace(detail=loss.detail._replace(order=drawn[term].argsort(dim=1)))
-            losses[term] = loss
-        return losses
 
     @torch.no_grad()
     def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
@@ -147,78 +116,207 @@ class WorldActionPolicy(StreamPolicy):
             steps: Euler steps.
             mode: "policy", or "inverse_dynamics": the actions that lead to the future in the batch.
         """
-        if FLOW not in TRAINS.get(mode, ()):
-            raise ValueError(f"mode {mode!r} does not lead to actions: use {POLICY!r} or 'inverse_dynamics'")
-        return self.normalizer.robot_actions(self._sample(batch, draws, steps, mode)[FLOW], batch)
+        if mode not in self.modes or FLOW not in TRAINS[mode]:
+            names = f"{POLICY!r} or {INVERSE!r}" if self.config.future else repr(POLICY)
+            raise ValueError(f"mode {mode!r} does not lead to actions here: use {names}")
+        if mode == POLICY:
+            return super().act(batch, draws, steps)
+        plain = {key: value for key, value in batch.items() if key != MODE}
+        inputs = {term: self._stream(term, plain).clean for term in self.future.streams if term != FLOW}
+        return self.robot_actions(self._sample(batch, draws, steps, inputs)[FLOW], batch)
 
     @torch.no_grad()
     def imagine(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
         """Sample the states and images that follow, by Euler steps; see `Policy.imagine`."""
-        if not self.config.future or DYNAMICS not in TRAINS.get(mode, ()):
+        if mode not in self.modes or DYNAMICS not in TRAINS[mode] or not self.config.future:
             raise ValueError(
                 f"mode {mode!r}: nothing to imagine; use a policy with a future in {FORWARD!r} or {POLICY!r}"
             )
-        sampled = self._sample(batch, draws, steps, mode)
-        images = None
-        if IMAGES in sampled:
-            now = [present(value_of(batch, camera)) for camera in self.config.cameras]
-            images = imagined_images(sampled[IMAGES], now, self.config)
-        return Imagined(
-            self.normalizer.robot_actions(sampled[FLOW], batch),
-            self.normalizer.robot_states(sampled[DYNAMICS], batch),
-            images,
-        )
+        plain = {key: value for key, value in batch.items() if key != MODE}
+        if mode == POLICY:
+            plain = {**plain, ACTION: self.act(batch, draws, steps)}
+            plain.pop(f"{ACTION}_is_pad", None)
+        if f"{ACTION}_is_pad" in plain:
+            actions = self._stream(FLOW, plain).clean
+        else:  # those of a robot need no marks of padding
+            actions = widened(self.normalizer.actions(plain), self.sizes.dim)
+        sampled = self._sample(plain, draws, steps, {FLOW: actions})
+        images = self._images(sampled[IMAGES], plain) if IMAGES in sampled else None
+        states = sampled[DYNAMICS][..., : self.config.state_dim]
+        return Imagined(self.robot_actions(actions, plain), self.normalizer.robot_states(states, plain), images)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _context(self, batch: Mapping[str, Any]) -> Context:
+    def _observed(self, batch: Mapping[str, Any]) -> tuple[Observation, list[Extent]]:
         """Embed the present of a batch."""
-        texts = prompts_of(batch)
-        images, missing = [], []
+        if not self.config.future:
+            return super()._observed(batch)
+        return super()._observed(
+            {**batch, **{camera: present(value_of(batch, camera)) for camera in self.config.cameras}}
+        )
+
+    def _noisy(
+        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str], detail: bool
+    ) -> tuple[Suffix, Callable[[Tensor], dict[str, Loss]]]:
+        """Embed noisy points of the streams, in both blocks, and return the function that reads their losses."""
+        if not self.config.future:
+            return super()._noisy(batch, draws, terms, detail)
+        streams = {term: self._stream(term, batch) for term in self.future.streams}
+        points, times, targets = {}, {}, {}
+        for term, stream in streams.items():
+            noise, time = draws[f"{term} noise"], draws[f"{term} time"]
+            check_shape(f"{term} noise", noise, (len(stream.clean), time.shape[1], *self.future.streams[term]))
+            clean = stream.clean[:, None].expand_as(noise)
+            times[term] = time if stream.given is None else torch.where(stream.given[:, None], 0.0, time)
+            points[term] = noisy_actions(clean, noise, times[term])
+            targets[term] = clean if term == IMAGES else velocity(clean, noise)
+        noise, time = draws["flow noise"], draws["flow time"]
+        alone = noisy_actions(streams[FLOW].clean[:, None].expand_as(noise), noise, time)
+        suffix = self.future.suffix(self, points, times, self._now(batch), alone, time)
+
+        def read(result: Tensor) -> dict[str, Loss]:
+            predicted, moves = self.future.read(self, result, suffix.candidates)
+            losses = {}
+            for term in (term for term in streams if term in terms):
+                stream, width = streams[term], self._width(term, targets[term].shape[-1])
+                blocks = [(predicted[term], stream.uncounted)]
+                if term == FLOW and moves is not None:
+                    blocks = list(zip((moves, predicted[FLOW]), self._unlearnt(stream, batch), strict=True))
+                parts = [
+                    masked_squared_error(
+                        output[..., :width],
+                        targets[term][..., :width],
+                        mask,
+                        stream.dim_is_pad,
+                        detail and term != IMAGES,
+                    )
+                    for output, mask in blocks
+                ]
+                losses[term] = _added(parts, draws[f"{term} time"])
+            return losses
+
+        return suffix, read
+
+    def _unlearnt(self, stream: Stream, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Mark the actions without a loss in the policy's block and in the other one, bool [B, T] each.
+
+        The latter has the samples of mode `inverse_dynamics`, the former the rest of a validation and all of a training
+        that has mode `policy`.
+        """
+        mode = batch.get(MODE, torch.zeros(len(stream.is_pad), dtype=torch.int64, device=stream.is_pad.device))
+        is_inverse = (mode == MODES.index(INVERSE))[:, None]
+        is_policy = (mode == MODES.index(POLICY))[:, None]
+        alone = stream.is_pad if self.training and self.config.acts else stream.is_pad | ~is_policy
+        return alone, stream.is_pad | ~is_inverse
+
+    def _width(self, term: str, dim: int) -> int:
+        """Return the own dimensions of a stream: the robot's, or all of a patch."""
+        return {FLOW: self.config.action_dim, DYNAMICS: self.config.state_dim}.get(term, dim)
+
+    def _stream(self, term: str, batch: Mapping[str, Any]) -> Stream:
+        """Read the target of a loss term from a training batch, as wide as the network.
+
+        Raises:
+            ValueError: a missing key or a wrong shape, by name.
+        """
+        if term != IMAGES:
+            stream = read_stream(term, batch, self.config, self.normalizer)
+            return stream._replace(clean=widened(stream.clean, self.sizes.dim))
+        changes, pads = [], []
         for camera in self.config.cameras:
-            image = present(value_of(batch, camera))
-            check_image(camera, image, (len(texts), 3, None, None))
-            images.append(image)
-            missing.append(batch.get(f"{camera}_is_missing"))
-        state = None
-        if self.config.state_dim:
-            value_of(batch, STATE)
-            state = state_now(batch)
-            check_shape(STATE, state, (len(texts), self.config.state_dim))
-            state = self.normalizer.states(batch, state)
-        return self.network.observe(texts, images, missing, state)
+            images, is_pad = value_of(batch, camera), value_of(batch, f"{camera}_is_pad")
+            check_image(camera, images, (None, 1 + self.config.imagined, 3, None, None))
+            check_shape(f"{camera}_is_pad", is_pad, tuple(images.shape[:2]))
+            is_pad = is_pad[:, 1:]
+            lacks: Tensor | None = batch.get(f"{camera}_is_missing")
+            if lacks is not None:
+                is_pad = is_pad | lacks[:, None]
+            patches = self._patches(images)  # [B, 1 + K, P, dim]
+            changes.append(torch.where(is_pad[..., None, None], 0.0, (patches[:, 1:] - patches[:, :1]) / CHANGE))
+            pads.append(is_pad[..., None].expand(-1, -1, patches.shape[2]))
+        clean, marks = torch.stack(changes, dim=2).flatten(1, 3), torch.stack(pads, dim=2).flatten(1, 3)
+        return Stream(clean, marks, None, samples_given(term, batch, self.config))
 
-    def _sample(self, batch: Mapping[str, Any], draws: Draws, steps: int, mode: str) -> dict[str, Tensor]:
-        """Integrate all streams side by side from noise; given ones stay. Normalized, [B, tokens, dim] each."""
-        check_mode(mode, self.config)
-        if steps < 1:
-            raise ValueError(f"steps={steps}: sampling needs at least 1 Euler step")
-        context = self._context(batch)
-        count, pads, points, is_given = len(context.tokens), {}, {}, {}
-        for term, shape in self.network.streams.items():
-            is_given[term] = term not in TRAINS[mode]
-            pads[term] = None if term == IMAGES else self.normalizer.dim_is_pad(KEY_OF[term], batch)
-            noise = value_of(draws, NOISE[term])
-            check_shape(NOISE[term], noise, (count, *shape))
-            points[term] = self._given_stream(term, batch) if is_given[term] else blanked(noise, pads[term])
-        even = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
-        grids = {term: (shift_times(even, IMAGE_SHIFT) if term == IMAGES else even).tolist() for term in points}
-        for step in range(steps):
-            times = {
-                term: torch.full((count, 1), 0.0 if is_given[term] else grids[term][step], device=x.device)
-                for term, x in points.items()
-            }
-            moves = self.network.predict(context, {term: x[:, None] for term, x in points.items()}, times)
-            for term, x in points.items():
-                if is_given[term]:
-                    continue
-                move, time, after = moves[term][:, 0], *grids[term][step : step + 2]
-                move = (x - move) / time if term == IMAGES else move  # from the clean patches to a velocity
-                points[term] = x - blanked(move, pads[term]) * (time - after)
-        return points
+    def _patches(self, images: Tensor) -> Tensor:
+        """Transform images uint8 [B, T, 3, H, W] into patches, float32 [B, T, P, dim]."""
+        pixels = letterbox(images.flatten(0, 1), self.sizes.vision.image).unflatten(0, images.shape[:2])
+        return to_patches(pixels, self.config.patch_side)
 
-    def _given_stream(self, term: str, batch: Mapping[str, Any]) -> Tensor:
-        """Stream that a mode gives as an input; actions of a robot need no marks of padding."""
-        if term == FLOW and f"{ACTION}_is_pad" not in batch:
-            return self.normalizer.actions(batch)
-        return stream_of(term, {k: v for k, v in batch.items() if k != MODE}, self.config, self.normalizer).clean
+    def _now(self, batch: Mapping[str, Any]) -> Tensor | None:
+        """Patches of the present images, float32 [B, cameras * P, dim]; 0 for missing cameras."""
+        if not self.config.imagined:
+            return None
+        parts = []
+        for camera in self.config.cameras:
+            patches = self._patches(present(value_of(batch, camera))[:, None])[:, 0]
+            lacks: Tensor | None = batch.get(f"{camera}_is_missing")
+            parts.append(patches if lacks is None else torch.where(lacks[:, None, None], 0.0, patches))
+        return torch.cat(parts, dim=1)
+
+    def _images(self, changes: Tensor, batch: Mapping[str, Any]) -> Tensor:
+        """Add predicted changes [B, tokens, dim] to the present images: uint8 [B, K, cameras, 3, side, side]."""
+        config, side = self.config, self.sizes.vision.image
+        now = torch.stack([letterbox(present(batch[camera]), side) for camera in config.cameras], dim=1)
+        shape = (config.imagined, len(config.cameras), config.patches)
+        change = to_images(changes.unflatten(1, shape) * CHANGE, side, config.patch_side)
+        return ((now[:, None] + change + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+    def _sample(
+        self, batch: Mapping[str, Any], draws: Draws, steps: int, inputs: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Integrate the streams that are not given side by side from noise; normalized, [B, tokens, dim] each."""
+        expert, now = self.expert_alone(self._before_acting(batch)), self._now(batch)
+        noises = {
+            term: value_of(draws, "noise" if term == FLOW else f"{term} noise")
+            for term in self.future.streams
+            if term not in inputs
+        }
+        for term, noise in noises.items():
+            check_shape(f"{term} noise", noise, (None, *self.future.streams[term]))
+        sizes = [noise[0].numel() for noise in noises.values()]
+
+        def split(x: Tensor) -> dict[str, Tensor]:
+            parts = x.split(sizes, dim=1)
+            return {term: part.view_as(noises[term]) for term, part in zip(noises, parts, strict=True)}
+
+        def field(x: Tensor, time: Tensor) -> Tensor:
+            points, later = split(x), (time - 1 / steps).clamp(min=0)
+            times = {term: torch.zeros_like(time) for term in inputs}
+            times |= {term: shift_times(time, IMAGE_SHIFT) if term == IMAGES else time for term in noises}
+            suffix = self.future.suffix(
+                self,
+                {term: x[:, None] for term, x in {**points, **inputs}.items()},
+                {term: time[:, None] for term, time in times.items()},
+                now,
+            )
+            predicted, _ = self.future.read(self, expert(suffix), 1)
+            moves = []
+            for term, noise in noises.items():
+                move = predicted[term][:, 0]
+                if term == IMAGES:  # from the clean patches to a velocity, in the even times of the integration
+                    pace = (times[term] - shift_times(later, IMAGE_SHIFT)) * steps / times[term]
+                    move = (points[term] - move) * pace[:, None, None]
+                else:
+                    move = torch.where(self._own_dims(batch, KEY_OF[term]), move, noise)
+                moves.append(move.flatten(1))
+            return torch.cat(moves, dim=1)
+
+        return split(euler(field, torch.cat([noise.flatten(1) for noise in noises.values()], dim=1), steps))
+
+
+def present(image: Tensor) -> Tensor:
+    """The current image of a camera, uint8 [B, 3, H, W], of a window [B, 1 + K, 3, H, W] or of the image itself."""
+    return image[:, 0] if image.ndim == 5 else image
+
+
+def _added(parts: list[Loss], time: Tensor) -> Loss:
+    """Add the losses of both blocks; `time` [B, D] orders their draws."""
+    total, *rest = parts
+    for part in rest:
+        detail = None
+        if total.detail is not None and part.detail is not None:
+            detail = Detail(total.detail.sum + part.detail.sum, total.detail.count + part.detail.count)
+        total = Loss(total.sum + part.sum, total.count + part.count, detail)
+    if total.detail is not None:
+        total = total._replace(detail=total.detail._replace(order=time.argsort(dim=1)))
+    return total

@@ -134,6 +134,7 @@ class RunData:
             chunk=config.data.actions_per_chunk,
             compute=compute_dtype(config.precision),
             future=config.learns_dynamics(),
+            acts=config.mode_weights()["policy"] > 0,
         )
 
 

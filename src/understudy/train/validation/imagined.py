@@ -8,7 +8,7 @@ nothing changes. All ranks compute the same frames in the same parts, so the fig
 import io
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,7 +166,10 @@ def _compare(policy: Policy, batch: Mapping[str, Any], draws: Mapping[str, Tenso
     if imagined.images is None:
         return figures
     size, cameras = imagined.images.shape[-2:], policy.config.cameras
-    frames = torch.stack([_resized(batch[camera], size) for camera in cameras], dim=2)  # [B, 1 + K, cameras, 3, H, W]
+    resize = policy.config.resize()
+    frames = torch.stack(
+        [_resized(batch[camera], size, resize) for camera in cameras], dim=2
+    )  # [B, 1 + K, cameras, 3, H, W]
     lacking = [batch[f"{camera}_is_pad"][:, 1:] for camera in cameras]
     for number, camera in enumerate(cameras):
         if (lacks := batch.get(f"{camera}_is_missing")) is not None:
@@ -179,10 +182,16 @@ def _compare(policy: Policy, batch: Mapping[str, Any], draws: Mapping[str, Tenso
     }
 
 
-def _resized(images: Tensor, size: torch.Size) -> Tensor:
-    """Average images uint8 [B, T, 3, H, W] over areas to `size`, as a network does."""
+def _resized(images: Tensor, size: torch.Size, resize: Callable[[Any, Any], None] | None) -> Tensor:
+    """Resize images uint8 [B, T, 3, H, W] to `size` as the network does: by `resize`, or over areas."""
     if images.shape[-2:] == size:
         return images
+    if resize is not None:
+        frames = images.flatten(0, 1).cpu().numpy()
+        out = np.empty((*frames.shape[:2], *size), np.uint8)
+        for frame, resized_frame in zip(frames, out, strict=True):
+            resize(frame, resized_frame)
+        return torch.from_numpy(out).to(images.device).unflatten(0, images.shape[:2])
     resized = F.interpolate(images.flatten(0, 1).float(), size=tuple(size), mode="area").round().to(torch.uint8)
     return resized.unflatten(0, images.shape[:2])
 

@@ -1,0 +1,242 @@
+"""World-action models on the simulated table: the cost of a future to the policy, and the gradients of each loss.
+
+    python benchmarks/world_action.py [--json] [--out runs/world-action] [--arms policy joint ...]
+    python benchmarks/world_action.py --gradients RUN
+
+All arms have the same recordings of one task, seeds, steps and batches, from fresh weights:
+    policy     mode `policy`: pi0.5
+    joint      mode `joint` with the default weights of the losses
+    images 4   `joint` with weight 4 for the images
+    future .1  `joint` with weight 0.1 for states and images
+    shares     `joint`, where a sample trains the policy in mode `policy` alone: in a third of the samples
+
+Of each arm: `flow`, the loss of the actions in mode `policy` on validation episodes; `success` in scenes without
+recordings; PSNR of imagined images and of a copy of the present; CPU minutes. `--gradients` takes a run, and computes
+the norm of each loss's gradient on validation frames and its cosine with that of the policy, by part of the network;
+runs of mode `joint` have the same in the results. `--out` keeps finished runs; a call with it continues.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from torch import Tensor
+
+from understudy.batch_keys import MODE
+from understudy.cli import main as cli
+from understudy.config.schema import load as load_settings
+from understudy.config.train import TrainConfig
+from understudy.policies.common.settings import FORWARD, INVERSE, MODES, POLICY
+from understudy.policies.draws import make_draws
+from understudy.policies.losses import scalar
+from understudy.policies.policy import load
+from understudy.rollout.result import wilson_interval
+from understudy.train.data.run_data import RunData, open_data
+from understudy.train.track import metrics_file
+from understudy.train.validation.validation_loss import read_validation_data
+
+TOWER = {"depth": 4, "num_heads": 4, "num_kv_heads": 1, "head_dim": 24}
+NETWORK = {
+    "vision": {"width": 64, "depth": 3, "mlp": 128, "heads": 4, "patch": 8, "image": 32},
+    "vlm": {"width": 96, "mlp_dim": 256, **TOWER},
+    "expert": {"width": 64, "mlp_dim": 192, **TOWER},
+    "vocab": 512,
+    "dim": 8,
+}
+"""Dimensions of `tiny` with images of 32 pixels."""
+ARMS: dict[str, dict[str, Any]] = {
+    "policy": {"mode": "policy"},
+    "joint": {"mode": "joint"},
+    "images 4": {"mode": "joint", "optim.loss-weights": ("images", 4)},
+    "future .1": {"mode": "joint", "optim.loss-weights": ("images", 0.1, "dynamics", 0.1)},
+    "shares": {"mode": "joint"},
+}
+"""Settings of each arm."""
+OBJECTIVES = (
+    ("policy", POLICY, "flow"),
+    ("inverse", INVERSE, "flow"),
+    *((t, FORWARD, t) for t in ("dynamics", "images")),
+)
+"""Name, mode and loss term of each gradient."""
+
+
+def understudy(*words: object) -> None:
+    """Run a command in this process."""
+    if code := cli.main([str(word) for word in words]):
+        raise SystemExit(code)
+
+
+@contextmanager
+def samples_of_mode_policy_alone() -> Iterator[None]:
+    """Train the policy on the samples of mode `policy` alone, as if the run had no such mode for the others."""
+    plain = RunData.policy_config
+
+    def changed(data: RunData, config: TrainConfig) -> Any:
+        return replace(plain(data, config), acts=False)
+
+    with mock.patch.object(RunData, "policy_config", changed):
+        yield
+
+
+def train(args: argparse.Namespace, arm: str, seed: int) -> dict[str, Any]:
+    """Train an arm, play it, and return its figures."""
+    run = args.out / f"{arm.replace(' ', '-')}-{seed}"
+    done = run.with_suffix(".json")
+    if done.exists():
+        figures: dict[str, Any] = json.loads(done.read_text())
+        return figures
+    settings = {
+        "data.root": args.out / "dataset",
+        "data.robot-type": "tabletop",
+        "data.control-mode": "ee_delta",
+        "output-dir": run,
+        "policy.type": "world_action",
+        "policy.size": "tiny",
+        "policy.network": json.dumps(NETWORK),
+        "policy.tokenizer": args.out / "tokenizer",
+        "policy.prompt-tokens": 48,
+        "policy.noise-samples": args.noise_samples,
+        "steps": args.steps,
+        "batch-size": args.batch_size,
+        "augment.shift": 0,
+        "optim.lr": args.lr,
+        "seed": seed,
+        "val.every": args.steps,
+        "checkpoint.every": args.steps,
+        "loader.num-threads": 1,
+        **ARMS[arm],
+    }
+    words = [str(word) for name, value in settings.items() for word in (f"--{name}", *as_tuple(value))]
+    began = time.process_time()
+    with samples_of_mode_policy_alone() if arm == "shares" else mock.MagicMock():
+        understudy("train", *words, "--log.no-report")
+    figures = {"seed": seed, "cpu_minutes": (time.process_time() - began) / 60}
+    (val,) = metrics_file.read(run / "metrics.jsonl", "val")
+    figures["flow"] = val["terms"]["flow"]["loss"]
+    figures["open_loop"] = val["open_loop"]
+    if val.get("imagined"):
+        figures["psnr"] = val["imagined"]["images"]["psnr"]
+        figures["gradients"] = gradients(run)
+    if args.rollouts:
+        understudy("rollout", run, "--episodes", args.rollouts, "--seed", seed)
+        figures["success"] = json.loads((run / "rollouts" / f"tabletop-seed{seed}.json").read_text())["success"]
+    done.write_text(json.dumps(figures))
+    return figures
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """The words of a flag's value."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+def gradients(run: Path, count: int = 64) -> dict[str, dict[str, dict[str, float]]]:
+    """Norm of the gradient of each loss, and its cosine with the policy's: part of the network -> loss -> figures."""
+    policy, settings = load(run / "policy").eval(), load_settings(TrainConfig, run / "config.yaml")
+    held = read_validation_data(settings, open_data(settings))
+    assert held is not None
+    part = slice(0, min(count, len(held)))
+    batch = policy.preprocess(held.batch(part))
+    draws = make_draws(policy.random_spec("validation"), 0, torch.arange(part.stop))
+    shared = {name: parameter for name, parameter in policy.named_parameters() if not name.startswith("future.")}
+    found: dict[str, dict[str, Tensor]] = {}
+    for objective, mode, term in OBJECTIVES:
+        modes = torch.full((part.stop,), MODES.index(mode))
+        losses: Mapping[str, Any] = policy.losses({**batch, MODE: modes}, draws, terms=[term])
+        computed = torch.autograd.grad(scalar(losses), list(shared.values()), allow_unused=True)
+        found[objective] = {name: g.flatten() for name, g in zip(shared, computed, strict=True) if g is not None}
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+    for of_part, firsts in {
+        "vision": ("vision.",),
+        "vlm": ("vlm", "projector", "embedding"),
+        "expert": ("expert", "action", "time"),
+    }.items():
+        names = [name for name in found["policy"] if name.startswith(firsts) or name.split(".")[2:3] == [of_part]]
+        joined = {objective: torch.cat([own[name] for name in names]) for objective, own in found.items()}
+        figures[of_part] = {
+            objective: {
+                "norm": float(vector.norm()),
+                "cosine": float(torch.cosine_similarity(vector, joined["policy"], dim=0)),
+            }
+            for objective, vector in joined.items()
+        }
+    return figures
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Parse the command line and print the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--out", type=Path, default=Path("runs/world-action"))
+    parser.add_argument("--gradients", type=Path, metavar="RUN", help="a run that trains a future; nothing is trained")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--episodes", type=int, default=250, help="to record")
+    parser.add_argument("--steps", type=int, default=1500, help="of each training")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--noise-samples", type=int, default=2)
+    parser.add_argument("--lr", type=float, default=1e-3, help="peak learning rate")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of trainings and scenes")
+    parser.add_argument("--rollouts", type=int, default=30, help="per policy; 0: none")
+    args = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    with redirect_stdout(sys.stderr):
+        result: dict[str, Any] = {"gradients": gradients(args.gradients)} if args.gradients else {"arms": measure(args)}
+    result["conditions"] = {key: str(value) for key, value in vars(args).items()}
+    result["conditions"] |= {"device": platform.machine(), "threads": 1, "torch": torch.__version__}
+    print(json.dumps(result) if args.json else "\n".join(table(result)))
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Train all arms, seed by seed."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    if not (args.out / "dataset/meta/info.json").exists():
+        small = ("--image-size", 32, "--codec", "libx264", "--tasks", "red")
+        understudy("record", "--output-dir", args.out / "dataset", "--episodes", args.episodes, *small)
+    if not (args.out / "tokenizer").exists():
+        kind = ("--policy.type", "world_action", "--policy.size", "tiny", "--data.root", args.out / "dataset")
+        understudy("tokenizer", "fit", *kind, "--output-dir", args.out / "tokenizer")
+    runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in args.arms}
+    for seed in args.seeds:
+        for arm in args.arms:
+            runs[arm].append(train(args, arm, seed))
+    result = {}
+    for arm, made in runs.items():
+        entry: dict[str, Any] = {"runs": made}
+        entry |= {name: sum(own[name] for own in made) / len(made) for name in ("flow", "cpu_minutes")}
+        if args.rollouts:
+            entry["success"] = [sum(own["success"][name] for own in made) for name in ("successes", "episodes")]
+            entry["interval"] = wilson_interval(*entry["success"])
+        result[arm] = entry
+    return result
+
+
+def table(result: Mapping[str, Any]) -> Iterator[str]:
+    """Format the results for a terminal."""
+    for arm, entry in result.get("arms", {}).items():
+        played = ""
+        if "success" in entry:
+            low, high = entry["interval"]
+            played = f", success {entry['success'][0]}/{entry['success'][1]} ({low:.0%} to {high:.0%})"
+        yield f"{arm:<10} flow {entry['flow']:.4f}{played}, {entry['cpu_minutes']:.1f} CPU minutes"
+    found = [
+        run["gradients"] for entry in result.get("arms", {}).values() for run in entry["runs"] if "gradients" in run
+    ]
+    for parts in [result["gradients"]] if "gradients" in result else found[:1]:
+        for part, losses in parts.items():
+            shown = (f"{name} {own['norm']:.3g} (cosine {own['cosine']:+.2f})" for name, own in losses.items())
+            yield f"{part:<10} {', '.join(shown)}"
+
+
+if __name__ == "__main__":
+    main()
