@@ -113,8 +113,8 @@ def make_adapter(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> Env
             name of the metadata.
     """
     if unknown := [name for name in play.prompt_metadata if name not in data.prompt_metadata]:
-        names = ", ".join(data.prompt_metadata) or "no metadata"
-        raise ConfigError(f"prompt_metadata: {unknown[0]}: the prompts of training have {names}")
+        trained = ", ".join(data.prompt_metadata) or "no metadata"
+        raise ConfigError(f"prompt_metadata: {unknown[0]}: the prompts of training have {trained}")
     policy, norm = frozen["policy"], frozen["normalisation"]
     heads: Sequence[str] = norm.get("heads", [""])
     cameras, state_dim = tuple(policy["cameras"]), policy["state_dim"]

@@ -23,6 +23,7 @@ from understudy.distributed.activation_checkpoint import apply_activation_checkp
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import scalar
 from understudy.policies.registry import BUILT_IN
+from understudy.policies.value.config import ValueSettings
 from understudy.report.step_profile import explain_difference, memory_table
 from understudy.train import state
 from understudy.train.optimizer_step import NULL
@@ -51,6 +52,9 @@ def config_of(name: str, data: Path, out: Path) -> TrainConfig:
         sizes = {key: value for key, value in asdict(replace(SMALL, vocab=320)).items() if key != "adaptive"}
         files = write_model(data.parent)
         return replace(config, policy=make(network=json.dumps(sizes), tokenizer=str(files), prompt_tokens=80))
+    if name == "value":  # the dataset has no outcomes
+        returns: dict[str, Any] = {"returns": "timestamp", "discount": 0.0, "value_range": (0.0, 100.0)}
+        return replace(config, policy=ValueSettings(width=16, bins=5, channels=8, blocks=1, **returns))
     if name == "world_action":
         pytest.importorskip("sentencepiece", reason="needs the extra pi05")
         return replace(config, policy=world_action_settings(write_model(data.parent)), mode="joint")
