@@ -580,7 +580,7 @@ def type_names() -> list[str]:
 def stored_type(stored: Mapping[str, Any]) -> str:
     """Return the `type` of a stored config; `flow` where there is none.
 
-    LeRobot's folders have its own types: `act` is our `lerobot-act`.
+    LeRobot's folders have its own types: `act` is our `lerobot-act`, and `pi052` our `pi05`.
 
     Raises:
         ValueError: it is not a name.
@@ -589,7 +589,7 @@ def stored_type(stored: Mapping[str, Any]) -> str:
     if not isinstance(name, str):
         raise ValueError(f"type: {name!r}: expected the name of a policy type")
     # LeRobot's folders name its own types. A type of another package with such a name takes precedence.
-    adapter = f"lerobot-{name}"
+    adapter = "pi05" if name == "pi052" else f"lerobot-{name}"
     return adapter if "input_features" in stored and adapter in BUILT_IN and name not in _points() else name
 
 

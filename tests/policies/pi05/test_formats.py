@@ -211,6 +211,27 @@ def test_lerobot_config_has_the_settings_of_the_policy(adaptive: bool, tokenizer
     assert config["paligemma_variant"] == "other"  # LeRobot raises, and does not read weights of another size
 
 
+def test_messages_are_written_as_pi052(tokenizer: Path, tmp_path: Path) -> None:
+    """Fields and steps as in `PI052Config` and `make_pi052_pre_post_processors`."""
+    made = policy(tokenizer)
+    described = write("lerobot", made, tmp_path / "out", prompt="message")
+    assert object_of(tmp_path / "out/config.json")["type"] == "pi052"
+    assert len(described.notes) == len(describe_folder("lerobot", settings(made), NORMALIZATION, FACTS).notes) + 1
+    steps = {
+        step["registry_name"]: step["config"] for step in object_of(tmp_path / "out/policy_preprocessor.json")["steps"]
+    }
+    assert list(steps)[-4:] == [
+        "normalizer_processor",
+        "render_messages_processor",
+        "pi052_text_tokenizer",
+        "device_processor",
+    ]
+    (turn,) = steps["render_messages_processor"]["recipe"]["messages"]
+    assert turn == {"role": "user", "content": "${task}", "stream": "low_level"}
+    assert steps["pi052_text_tokenizer"] == {"max_length": 80, "padding_side": "right", "padding": "max_length"}
+    assert find_normalization(tmp_path / "out").maps
+
+
 def test_released_dimensions_have_their_names(tokenizer: Path) -> None:
     dimensions = asdict(replace(Sizes.BASE, adaptive=True))
     config = settings(policy(tokenizer), dimensions=dimensions)
@@ -231,6 +252,7 @@ def test_released_dimensions_have_their_names(tokenizer: Path) -> None:
         ("lerobot", True, {"response_tokens": 8}),
         ("openpi", True, {"response_tokens": 8}),
         ("openpi", True, {"history": (1.0,)}),
+        ("openpi", True, {"prompt": "message"}),
         ("lerobot", True, {"state_dim": 0}),
     ],
 )

@@ -62,6 +62,16 @@ def test_released_folders_fit_their_settings(stored: dict[str, Any], tmp_path: P
     check_start(config(write(tmp_path / "w", stored)))
 
 
+def test_pi052_implies_its_prompts(tmp_path: Path) -> None:
+    """A recipe makes messages of the prompts; without one they are pi0.5's."""
+    stored = LEROBOT | {"type": "pi052", "input_features": {}}
+    folder = write(tmp_path / "w", stored)
+    check_start(config(folder, prompt="message"))
+    with refused("policy.prompt", "state", "message", kind=ConfigError):
+        check_start(config(folder))
+    check_start(config(write(tmp_path / "w", stored | {"recipe_path": None})))
+
+
 @pytest.mark.parametrize(
     ("stored", "field", "value"),
     [

@@ -69,6 +69,9 @@ def test_prompts_golden(tokenizer: TextTokenizer) -> None:
         text(tokenizer.prompts(["Pick"], bins, 99, response=True).tokens) == "Task: Pick, State: 0 128 255;\nSubtask: "
     )
     assert text(tokenizer.prompts(["Pick up"], None, 99).tokens) == "Pick up\n"
+    # LeRobot's pi052 renders `User: {content}, State: {bins};\n`, and changes no character of the content.
+    ids = tokenizer.model.encode("User: Pick_up, State: 0 128 255;\n", add_bos=True)
+    assert tokenizer.prompts(["Pick_up"], bins, len(ids), message=True).tokens[0].tolist() == ids
     assert tokenizer.prompts(["a"], None, 9).tokens[0, 0] == tokenizer.model.bos_id()
 
 

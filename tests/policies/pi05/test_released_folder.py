@@ -23,6 +23,7 @@ from support.refusals import refused
 from support.released import released_shapes
 from support.runs import tiny_config, tiny_dataset
 from support.sentences import write_model
+from understudy.cli.main import main
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.errors import ConfigError
 from understudy.policies import policy_folder
@@ -30,7 +31,7 @@ from understudy.policies.folder_formats import describe_folder, save_folder
 from understudy.policies.inference import RobotPolicy, load_policy
 from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings, Sizes
 from understudy.policies.pi05.policy import Pi05Policy
-from understudy.policies.pi05.released_keys import EXPERT_HEAD, own_name
+from understudy.policies.pi05.released_keys import EXPERT_HEAD, HEAD, own_name
 from understudy.policies.registry import check_start
 from understudy.policies.weight_files import FILE, INDEX
 from understudy.train import run
@@ -216,6 +217,66 @@ def test_damaged_tensor_is_named(change: Callable[[Any], object], tokenizer: Pat
     edit_tensors(path, change)
     with pytest.raises(ValueError, match=r"action_in_proj\.bias"):
         load_policy(path)
+
+
+PI052: dict[str, Any] = {"type": "pi052", "recipe_path": "recipes/subtask_mem.yaml", "text_loss_weight": 1.0}
+RECIPE = {
+    "blend": {"low": {"weight": 1.0, "messages": [{"role": "user", "content": "${task}", "stream": "low_level"}]}}
+}
+
+
+def pi052_of(path: Path) -> Path:
+    """Make a folder of LeRobot's pi052 of one of its pi05: other processors, and a trained text head."""
+
+    def steps(processor: dict[str, Any]) -> None:
+        own = [{"registry_name": "render_messages_processor", "config": {"recipe": RECIPE}}]
+        own += [{"registry_name": "pi052_text_tokenizer", "config": {"max_length": 200, "subtask_dropout_prob": 0.1}}]
+        own += [{"registry_name": "action_tokenizer_processor", "config": {"fast_skip_tokens": 1152}}]
+        before, behind = processor["steps"][:4], processor["steps"][-1:]
+        assert before[-1]["registry_name"] == "normalizer_processor"
+        processor["steps"] = [*before, *own, *behind]
+
+    edit(path, lambda config: config.update(PI052))
+    edit(path, steps, "policy_preprocessor.json")
+    return edit_tensors(path, lambda tensors: tensors[f"model.{HEAD}"].add_(1.0))
+
+
+def test_pi052_folder_is_the_policy_it_was_made_from(tokenizer: Path, tmp_path: Path) -> None:
+    """The same weights and normalization, and other prompts; the trained head next to the embedding is not read."""
+    made = policy(tokenizer)
+    path = pi052_of(folder_of(made, tmp_path / "w", "lerobot"))
+    loaded = load_policy(path)
+    assert loaded.config.prompt == "message"
+    expected = act(RobotPolicy(policy(tokenizer, prompt="message"), {}))
+    assert np.allclose(act(loaded), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    assert not np.allclose(expected, act(RobotPolicy(made, {})), rtol=0, atol=1e-3), "the prompt matters"
+    plain = load_policy(edit(path, lambda config: config.update(recipe_path=None)))
+    check_same(plain, made)
+    golden = act(RobotPolicy(made, {}))
+    assert np.allclose(act(plain), golden, rtol=0, atol=1e-5 * np.abs(golden).max())
+
+
+def test_pi052_with_a_subtask_in_the_prefix_is_refused(tokenizer: Path, tmp_path: Path) -> None:
+    path = pi052_of(folder_of(policy(tokenizer), tmp_path / "w", "lerobot"))
+    with refused("joint_subtask_conditioning", kind=ValueError):
+        load_policy(edit(path, lambda config: config.update(joint_subtask_conditioning=True)))
+
+
+def test_run_starts_from_a_pi052_folder_and_exports_one(tmp_path: Path) -> None:
+    data = tiny_dataset(tmp_path / "data")
+    base = tiny_config(data, tmp_path / "first", steps=1)
+    chosen = Pi05Settings(size="tiny", tokenizer=str(write_model(tmp_path / "tok")))
+    assert run.train(replace(base, policy=chosen)) == run.DONE
+    assert main(["export", str(tmp_path / "first"), "--format", "lerobot"]) == 0
+    weights = str(pi052_of(editable(tmp_path / "first/export-lerobot")))
+    second = replace(base, output_dir=str(tmp_path / "second"), policy=replace(chosen, weights=weights))
+    with refused("policy.prompt", "message", kind=ConfigError):
+        run.train(second)
+    assert run.train(replace(second, policy=replace(chosen, weights=weights, prompt="message"))) == run.DONE
+    assert main(["export", str(tmp_path / "second"), "--format", "lerobot"]) == 0
+    stored = json.loads((tmp_path / "second/export-lerobot/config.json").read_text())
+    assert (stored["type"], stored["enable_fast_action_loss"]) == ("pi052", False)
+    assert load_policy(tmp_path / "second/export-lerobot").config.prompt == "message"
 
 
 def test_links_of_a_hub_cache_are_followed(tokenizer: Path, tmp_path: Path) -> None:

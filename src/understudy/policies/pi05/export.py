@@ -11,6 +11,9 @@ The processors normalize by MEAN_STD with the policy's own offset and spread: (x
 1e-30 changes no float32 spread. Quantiles would be rounded once more. `normalization_mapping` in config.json is the
 family's own, by which LeRobot normalizes in a training on other data.
 
+A pi0.5 whose prompts are messages is of LeRobot's type `pi052` (`PI052Config`, `make_pi052_pre_post_processors` at
+its commit f2c8867d of 2026-07-28): the same tensors, and other steps for its texts.
+
 openpi's folder of a pi0.5 or pi0 policy, as its converter to torch writes it.
 
     model.safetensors              released keys; the embedding has the name of the head to which it is tied
@@ -95,6 +98,10 @@ def common_files(config: Pi05PolicyConfig, tool: str) -> tuple[dict[str, bytes],
 EPS = 1e-30
 TOKENIZER_NAME = "google/paligemma-3b-pt-224"
 """Tokenizer that LeRobot loads from the hub."""
+MESSAGE = {"role": "user", "content": "${task}", "stream": "low_level"}
+"""Recipe of the prompts of the format `message`: the instruction, with the state."""
+MESSAGE_FIELDS = {"type": "pi052", "recipe_path": "recipes/subtask.yaml", "enable_fast_action_loss": False}
+"""Fields of LeRobot's config of such a policy; the recipe is that of a training on other data."""
 NORMALIZED = {"pi05": "QUANTILES", "pi0": "MEAN_STD"}
 
 
@@ -119,6 +126,11 @@ def lerobot_folder(
             f"normalization: the state dimensions {constant} were constant. understudy maps each value of them to 0, "
             "LeRobot to its distance from the constant"
         )
+    if config.has_messages:
+        notes.append(
+            "subtasks: LeRobot generates them from the instruction, and this policy never learnt to: run it there "
+            "with --direct_subtask"
+        )
     if config.max_delay:
         notes.append(f"max_delay: {config.max_delay}: LeRobot continues no chunk with given actions")
     return ForeignFolder(files, _keys, {f"model.{EXPERT_HEAD}": (config.sizes.vocab, config.sizes.expert.width)}, notes)
@@ -132,10 +144,10 @@ def _keys(name: str) -> Sequence[str]:
 
 def _check(config: Pi05PolicyConfig, robot: Robot) -> None:
     check_prompts(config, "lerobot")
-    prompt = "state" if config.type == "pi05" else "plain"
-    if config.prompt != prompt:
+    prompts = ("state", "message") if config.type == "pi05" else ("plain",)
+    if config.prompt not in prompts:
         raise ConfigError(
-            f"format: lerobot: policy.prompt is {config.prompt}: LeRobot's {config.type} has the prompt {prompt}; "
+            f"format: lerobot: policy.prompt is {config.prompt}: LeRobot's {config.type} has {' or '.join(prompts)}; "
             "export with --format openpi or understudy"
         )
     if STATE not in robot.maps:
@@ -184,6 +196,7 @@ def _config(
         "use_relative_actions": bool(robot.delta),
         "relative_exclude_joints": excluded,
         "action_feature_names": names,
+        **(MESSAGE_FIELDS if config.has_messages else {}),
     }
 
 
@@ -213,15 +226,18 @@ def _processors(
     """Both processor files, and the file of statistics of each."""
     names, excluded = _relative_names(robot, facts)
     named = {"tokenizer_name": TOKENIZER_NAME} if config.sizes.vocab == Sizes.BASE.vocab else {}
-    text = {"max_length": config.prompt_tokens, "task_key": "task", "padding_side": "right", "padding": "max_length"}
+    text = {"max_length": config.prompt_tokens, "padding_side": "right", "padding": "max_length", **named}
     normal = {"eps": EPS, "norm_map": {VISUAL: "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}}
     relative: Step = (
         "relative_actions_processor",
         {"enabled": bool(robot.delta), "exclude_joints": excluded, "action_names": names},
     )
     normalize: Step = ("normalizer_processor", {**normal, "features": dict(features)})
-    tokenize: Step = ("tokenizer_processor", {**text, "truncation": True, **named})
-    if config.type == "pi05":
+    tokenize: Step = ("tokenizer_processor", {**text, "task_key": "task", "truncation": True})
+    if config.has_messages:
+        render: Step = ("render_messages_processor", {"recipe": {"messages": [MESSAGE]}})
+        before = [*BEFORE, relative, normalize, render, ("pi052_text_tokenizer", text), DEVICE]
+    elif config.type == "pi05":
         state: Step = ("pi05_prepare_state_tokenizer_processor_step", {})
         before = [*BEFORE, relative, normalize, state, tokenize, DEVICE]
     else:
@@ -249,6 +265,11 @@ def openpi_folder(
         ConfigError: openpi has no equal of the policy.
     """
     check_prompts(config, "openpi")
+    if config.has_messages:
+        raise ConfigError(
+            "format: openpi: policy.prompt is message: openpi has no such prompts; export with --format lerobot or "
+            "understudy"
+        )
     robot, sizes = Robot.from_head(config, normalization, head), config.sizes
     files, notes = common_files(config, "openpi")
     ours = {

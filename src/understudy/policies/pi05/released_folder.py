@@ -2,11 +2,15 @@
 
     LeRobot       config.json      chunk_size, input_features, output_features, tokenizer_max_length
                   policy_preprocessor.json and the file that it names
+                  of the type pi05, pi0 or pi052 (`PI052Config` at commit f2c8867d of 2026-07-28)
     openpi        config.json or   action_horizon; max_token_len and discrete_state_input where they are stored
                   metadata.json
                   assets/ID/norm_stats.json
     understudy    config.json      type, action_dim, cameras, chunk, ...
                   normalisation.json, or the normalization of one of the others
+
+pi052 is a pi0.5 whose prompts are messages of a recipe, and whose text head is a tensor next to the embedding. Actions
+depend on the embedding alone, so the head is not read. The instruction is the subtask; LeRobot generates it.
 
 Dimensions come from the tensors. A config of any of these tools may also have `dimensions`, an object or a part of one
 (`Sizes`), or there is a file sizes.json with it.
@@ -28,6 +32,7 @@ from understudy.policies.pi05.export import SIZES, VARIANTS, variant
 from understudy.policies.pi05.jax_tree import open_weights
 from understudy.policies.pi05.normalization import Stored, find_normalization
 from understudy.policies.pi05.released_keys import EMBEDDING, HEAD, Shapes, canonical, is_adaptive, own_name
+from understudy.policies.registry import stored_type
 
 PARTS = ("vision", "vlm", "expert")
 
@@ -159,6 +164,7 @@ UNSUPPORTED = {
     "n_obs_steps": 1,
     "use_proprio_history": False,
     "use_memory": False,
+    "joint_subtask_conditioning": False,
     "adapt_to_pi_aloha": False,
     "use_delta_joint_actions_aloha": False,
 }
@@ -193,7 +199,7 @@ def read_folder(
         kind = "pi05" if is_adaptive(shapes) else "pi0"
     except ValueError:
         return None
-    if stored.get("type", kind) != kind:
+    if stored_type({"type": kind, **stored}) != kind:
         raise ValueError(f"type: {stored['type']!r}: the tensors are those of {kind}")
     if not stored and (folder / METADATA).is_file():
         stored = read_object(folder / METADATA)
@@ -229,7 +235,7 @@ def stored_facts(weights: str | Path) -> Values:
     try:
         shapes = open_weights(path).shapes
         kind = "pi05" if is_adaptive(shapes) else "pi0"
-        values = _translate(stored, kind) if stored.get("type", kind) == kind else {}
+        values = _translate(stored, kind) if stored_type({"type": kind, **stored}) == kind else {}
         dimensions = complete_dimensions(shapes, _stated(folder, stored), path)
         Sizes.from_mapping({"chunk": 1} | dimensions)
     except (ValueError, OSError) as error:
@@ -265,6 +271,12 @@ def _stated(folder: Path, stored: Mapping[str, Any]) -> Mapping[str, Any]:
     return named
 
 
+def _lerobot_prompt(stored: Mapping[str, Any], kind: str) -> str:
+    """Return the format of prompts of LeRobot's types, one each; pi052 without a recipe has that of pi05."""
+    has_recipe = stored.get("type") == "pi052" and stored.get("recipe_path", True)
+    return "message" if has_recipe else PROMPTS[kind == "pi05"]
+
+
 def _translate(stored: Mapping[str, Any], kind: str) -> Values:
     """Return the fields of our config that follow from a config of any tool."""
     tool = _tool(stored)
@@ -281,7 +293,7 @@ def _translate(stored: Mapping[str, Any], kind: str) -> Values:
             values["state_dim"] = inputs[STATE][1][0] if STATE in inputs else 0
         if ACTION in outputs:
             values["action_dim"] = outputs[ACTION][1][0]
-        values["prompt"] = PROMPTS[kind == "pi05"]
+        values["prompt"] = _lerobot_prompt(stored, kind)
         if (stored.get("time_sampling_scale"), stored.get("time_sampling_offset")) == (1.0, 0.0):
             values["flow_time"] = "beta"
     if tool == "openpi":
@@ -341,7 +353,11 @@ def check_implied(config: Pi05PolicyConfig) -> None:
     lines = []
     for file in (folder / name for name in (CONFIG, METADATA)):
         if file.is_file():
-            for field, theirs, setting, ours in _compare(read_object(file), config):
+            try:
+                compared = list(_compare(read_object(file), config))
+            except ValueError as error:
+                raise ConfigError(f"policy.weights: {file}: {error}") from error
+            for field, theirs, setting, ours in compared:
                 if theirs != ours:
                     lines.append(f"{setting} is {ours}, and {file} has {field}: {theirs}")
     if lines:
@@ -377,9 +393,15 @@ def _compare(stored: Mapping[str, Any], config: Pi05PolicyConfig) -> Iterator[tu
         if mark in stored:
             for field, (setting, ours) in fields.items():
                 if field in stored:
+<<<<<<< HEAD
                     yield field, stored[field], setting, ours
     if "chunk_size" in stored and stored.get("type") == kind[1]:  # LeRobot's types have one prompt each
         yield f"type {kind[1]}, which means policy.prompt", PROMPTS[sizes.adaptive], *prompt
+=======
+                    yield field, stored_type(stored) if field == "type" else stored[field], setting, ours
+    if "chunk_size" in stored and "type" in stored and stored_type(stored) == config.type:
+        yield f"type {stored['type']}, which means policy.prompt", _lerobot_prompt(stored, config.type), *prompt
+>>>>>>> 0a9497c1 (Read, train and export pi052 folders of LeRobot)
     if "action_horizon" in stored:
         if isinstance(stored.get("pi05"), bool):
             yield "pi05, which means policy.type", "pi05" if stored["pi05"] else "pi0", *kind

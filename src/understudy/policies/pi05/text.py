@@ -4,9 +4,11 @@ A checkpoint understands the prompts that it was trained with. So the format is 
 
     state    bos "Task: {task}, State: {bins};\nAction: "     pi0.5
     plain    bos "{task}" "\n"                                pi0, and pi0.5 trained without the state (pi05_libero)
+    message  bos "User: {task}, State: {bins};\n"             pi052 of LeRobot
 
-The task loses outer white space; `_` and line ends become spaces; upper case stays. The state is one number from -1 to
-255 per dimension. With responses the format `state` ends in `Subtask: ` instead of `Action: `, and `plain` is as it is.
+The task loses outer white space; `_` and line ends become spaces; upper case stays. In `message` it is as it is. The
+state is one number from -1 to 255 per dimension. With responses the format `state` ends in `Subtask: ` instead of
+`Action: `, and `plain` is as it is.
 
     response   "{text}" eos
     actions    ["Action: "] ids "|" eos        "Action: " only where the prompt does not end with it
@@ -58,9 +60,9 @@ class TextSettings(NormalizationSettings):
     AT_START: ClassVar[tuple[str, ...]] = ("weights", "weights_settings", "normalization", "norm_asset")
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "quantile"
 
-    prompt: Literal["state", "plain"] = "state"
+    prompt: Literal["state", "plain", "message"] = "state"
     """Format of the prompt, which belongs to the checkpoint: `state` is pi0.5's, with the state as text, `plain` pi0's,
-    with the task alone."""
+    with the task alone, `message` that of LeRobot's pi052, with the state."""
     prompt_tokens: int = 200
     """Longest prompt in tokens; longer ones are cut at the end, and counted in the log."""
     tokenizer: str = ""
@@ -79,10 +81,16 @@ class TextSettings(NormalizationSettings):
         """Whether the policy learns to answer with the texts under `response`."""
         return self.response_tokens > 0
 
+    @property
+    def has_messages(self) -> bool:
+        """Whether the format of the prompts is `message`."""
+        return self.prompt == "message"
+
     def tokenizer_texts(self, tasks: Sequence[str], responses: Sequence[str], state_dim: int) -> list[str]:
         """Return the prompts of the tasks, with the longest numbers as states, the responses, and the fixed texts."""
-        if self.prompt == "state":
-            prompts = [state_prompt(task, [255] * state_dim, self.learns_responses) for task in tasks]
+        if self.prompt != "plain":
+            longest = [255] * state_dim
+            prompts = [state_prompt(task, longest, self.learns_responses, self.has_messages) for task in tasks]
             return [*prompts, *map(clean, responses), "-1 0 1 2 3 4 5 6 7 8 9", *ACTION_TEXTS]
         return [*(f"{clean(task)}\n" for task in tasks), *map(clean, responses), *ACTION_TEXTS]
 
@@ -100,11 +108,14 @@ class TextSettings(NormalizationSettings):
 
     def text_problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
-        return [
+        problems = [
             f"{name}: {getattr(self, name)}: must be from {least} to {most}"
             for name, (least, most) in LIMITS.items()
             if not least <= getattr(self, name) <= most
         ]
+        if self.has_messages and self.learns_responses:
+            problems.append(f"response_tokens: {self.response_tokens}: prompts of the format message have no responses")
+        return problems
 
 
 class Rows(NamedTuple):
@@ -155,26 +166,37 @@ class TextTokenizer:
         return cls(model, vocab)
 
     def prompts(
-        self, tasks: Sequence[str], bins: Sequence[Sequence[int]] | None, length: int, *, response: bool = False
+        self,
+        tasks: Sequence[str],
+        bins: Sequence[Sequence[int]] | None,
+        length: int,
+        *,
+        response: bool = False,
+        message: bool = False,
     ) -> Rows:
         """Encode prompts.
 
         Args:
             tasks: B instructions.
-            bins: numbers of the state per sample (`state_bins`), for the format `state`; None is the format `plain`.
+            bins: numbers of the state per sample (`state_bins`); None is the format `plain`.
             length: L, the most tokens.
             response: whether a response follows.
+            message: whether the format is `message`, and not `state`.
         """
-        return self.pad(self._prompts(tasks, bins, response), length)
+        return self.pad(self._prompts(tasks, bins, response, message), length)
 
-    def longest_prompt(self, tasks: Sequence[str], bins: Sequence[Sequence[int]] | None, *, response: bool) -> int:
+    def longest_prompt(
+        self, tasks: Sequence[str], bins: Sequence[Sequence[int]] | None, *, response: bool, message: bool
+    ) -> int:
         """Count the tokens of the longest prompt, which nothing cuts here; see `prompts`."""
-        return max(map(len, self._prompts(tasks, bins, response)))
+        return max(map(len, self._prompts(tasks, bins, response, message)))
 
-    def _prompts(self, tasks: Sequence[str], bins: Sequence[Sequence[int]] | None, response: bool) -> list[list[int]]:
+    def _prompts(
+        self, tasks: Sequence[str], bins: Sequence[Sequence[int]] | None, response: bool, message: bool
+    ) -> list[list[int]]:
         if bins is None:
             return [self._encode(clean(task), bos=True) + self._encode("\n") for task in tasks]
-        texts = [state_prompt(task, numbers, response) for task, numbers in zip(tasks, bins, strict=True)]
+        texts = [state_prompt(task, numbers, response, message) for task, numbers in zip(tasks, bins, strict=True)]
         return [self._encode(text, bos=True) for text in texts]
 
     def responses(self, texts: Sequence[str], length: int) -> Rows:
@@ -234,8 +256,10 @@ def clean(task: str) -> str:
     return task.strip().replace("_", " ").replace("\n", " ")
 
 
-def state_prompt(task: str, bins: Sequence[int], response: bool = False) -> str:
-    """Return the prompt of the format `state` for a task and the numbers of a state."""
+def state_prompt(task: str, bins: Sequence[int], response: bool = False, message: bool = False) -> str:
+    """Return the prompt of the format `state` or `message` for a task and the numbers of a state."""
+    if message:
+        return f"User: {task}, State: {' '.join(map(str, bins))};\n"
     return f"Task: {clean(task)}, State: {' '.join(map(str, bins))};\n{'Subtask: ' if response else 'Action: '}"
 
 

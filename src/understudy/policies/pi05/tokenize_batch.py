@@ -49,14 +49,15 @@ class Texts:
             weights: folder of the weights, which may hold `tokenizer.model`.
 
         Raises:
-            ConfigError: a tokenizer cannot be read, or does not fit the vocabulary; the format `state` without a state.
+            ConfigError: a tokenizer cannot be read, or does not fit the vocabulary; there is
+                no state for the prompts.
         """
         self.config: TextSettings = config
-        self.has_state, self.state_dim = config.prompt == "state", int(config.state_dim)
+        self.has_state, self.state_dim = config.prompt != "plain", int(config.state_dim)
         if self.has_state and not config.state_dim:
             raise ConfigError(
-                "policy.prompt: the format state needs a state, and the policy has none; set data.state to its key, or "
-                "policy.prompt to plain if the weights were trained with it"
+                f"policy.prompt: the format {config.prompt} needs a state, and the policy has none; set data.state to "
+                "its key, or policy.prompt to plain if the weights were trained with it"
             )
         path = find_tokenizer(config.tokenizer, weights)
         self.tokenizer = TextTokenizer.read(path, vocab) if path is not None else None
@@ -87,7 +88,8 @@ class Texts:
         if self.tokenizer is None or not texts:
             return None
         bins = [[255] * self.state_dim] * len(texts) if self.has_state else None
-        return self.tokenizer.longest_prompt(texts, bins, response=self.config.response_tokens > 0)
+        settings = {"response": self.config.learns_responses, "message": self.config.has_messages}
+        return self.tokenizer.longest_prompt(texts, bins, **settings)
 
     def add(self, batch: Mapping[str, Any], normalizer: Normalizer) -> dict[str, Any]:
         """Return the batch with the tokens of its texts.
@@ -113,14 +115,15 @@ class Texts:
             )
         bins = self._bins(batch, normalizer) if self.has_state else None
         added = dict(batch)
-        prompts = tokenizer.prompts(prompts_of(batch), bins, config.prompt_tokens, response=has_response)
+        settings = {"response": has_response, "message": config.has_messages}
+        prompts = tokenizer.prompts(prompts_of(batch), bins, config.prompt_tokens, **settings)
         added |= _entries(prompts, "prompt_tokens", "prompt_is_pad", CUT["prompts"])
         if has_response and RESPONSE in batch:
             responses = tokenizer.responses(batch[RESPONSE], config.response_tokens)
             added |= _entries(responses, "response_tokens", "response_is_pad", CUT["responses"])
         if self.fast is not None and ACTION in batch:
             codes, clipped = self._codes(self.fast, batch, normalizer)
-            lead = has_response or not self.has_state
+            lead = has_response or config.prompt != "state"
             actions = tokenizer.actions(codes, config.action_tokens, lead=lead)
             added |= _entries(actions, "action_tokens", "action_tokens_is_pad", CUT["actions"])
             added[CUT["action range"]] = torch.from_numpy(clipped)
