@@ -393,15 +393,9 @@ def _compare(stored: Mapping[str, Any], config: Pi05PolicyConfig) -> Iterator[tu
         if mark in stored:
             for field, (setting, ours) in fields.items():
                 if field in stored:
-<<<<<<< HEAD
-                    yield field, stored[field], setting, ours
-    if "chunk_size" in stored and stored.get("type") == kind[1]:  # LeRobot's types have one prompt each
-        yield f"type {kind[1]}, which means policy.prompt", PROMPTS[sizes.adaptive], *prompt
-=======
                     yield field, stored_type(stored) if field == "type" else stored[field], setting, ours
-    if "chunk_size" in stored and "type" in stored and stored_type(stored) == config.type:
-        yield f"type {stored['type']}, which means policy.prompt", _lerobot_prompt(stored, config.type), *prompt
->>>>>>> 0a9497c1 (Read, train and export pi052 folders of LeRobot)
+    if "chunk_size" in stored and "type" in stored and stored_type(stored) == kind[1]:
+        yield f"type {stored['type']}, which means policy.prompt", _lerobot_prompt(stored, kind[1]), *prompt
     if "action_horizon" in stored:
         if isinstance(stored.get("pi05"), bool):
             yield "pi05, which means policy.type", "pi05" if stored["pi05"] else "pi0", *kind
