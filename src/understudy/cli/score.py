@@ -77,10 +77,15 @@ def score(config: ScoreConfig) -> None:
     if taken := [key for key in DTYPES if key in plan.features]:
         fix = f"write a dataset without them first: understudy edit SRC OUT --drop-features {' '.join(taken)}"
         raise DatasetError(f"has {', '.join(taken)}", where=catalog.root, fix=fix)
+    feature = plan.features.get(config.interventions)
+    if config.interventions and (feature is None or feature.is_text or tuple(feature.shape) != (1,)):
+        problem = f"interventions is {config.interventions!r}, which is not a feature with one number per frame"
+        raise DatasetError(problem, where=catalog.root, fix="name such a feature; `understudy check` lists them")
     function = open_value_function(run, data, config.source, config.device)
     origin = describe(config, function, plan)
     pieces = out.with_name(f".{out.name}.values")
-    values = function.compute(pieces, json.dumps(origin), workers)
+    causes = {name: origin[name] for name in ("policy", "data", "torch", "source", "device")}
+    values = function.compute(pieces, json.dumps(causes), workers)
     columns, summary = score_episodes(config, function, values)
     scored = replace(
         plan,
@@ -130,9 +135,6 @@ def score_episodes(
 
     Returns:
         Column -> table row -> numbers (T, 1); and task -> frames, mean value, threshold, and share of positive frames.
-
-    Raises:
-        DatasetError: `interventions` names no feature with one number per frame.
     """
     import numpy as np
 
@@ -141,11 +143,7 @@ def score_episodes(
 
     catalog, returns = function.dataset.catalog, function.dataset.returns
     assert returns is not None
-    feature = catalog.features.get(config.interventions)
-    if config.interventions and (feature is None or feature.is_text or np.prod(feature.value_shape) != 1):
-        problem = f"interventions is {config.interventions!r}, which is not a feature with one number per frame"
-        raise DatasetError(problem, where=catalog.root, fix="name such a feature; `understudy check` lists them")
-    reader = Rows(catalog, ["task_index", *([config.interventions] if feature is not None else [])], 1 << 28)
+    reader = Rows(catalog, ["task_index", *([config.interventions] if config.interventions else [])], 1 << 28)
     rows = [catalog.episodes.row_of(episode) for episode in function.dataset.segments[:, 0].tolist()]
     lengths = [int(catalog.episodes.lengths[row]) for row in rows]
     of_episode = np.split(values, np.cumsum(lengths)[:-1])
@@ -155,7 +153,7 @@ def score_episodes(
         discount = returns.target.discount
         advantages.append(n_step_advantages(episode_values, rewards, is_terminal, config.num_steps, discount))
         tasks.append(reader.span(row, "task_index", 0, length)[:, 0])
-        changed = reader.span(row, config.interventions, 0, length)[:, 0] if feature is not None else np.zeros(length)
+        changed = reader.span(row, config.interventions, 0, length)[:, 0] if config.interventions else np.zeros(length)
         helped.append(changed != 0)
     task, advantage, positive = np.concatenate(tasks), np.concatenate(advantages), np.concatenate(helped)
     summary = {}
