@@ -32,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     "contract": set(),
     "policies": {"hub", "order", "contract"},
     "envs": set(),
-    "config": {"policies"},
+    "config": {"policies", "envs"},
     "optim": {"config"},
     "distributed": {"config"},
     "load": {"order", "data"} | CELLAR,

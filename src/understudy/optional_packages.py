@@ -18,6 +18,7 @@ EXTRAS = {
     "s3": ("s3fs",),
     "demo": ("mujoco",),
     "sim": ("metaworld",),
+    "gymnasium": ("gymnasium",),
     "pi05": ("sentencepiece", "tokenizers"),
     "jax-weights": ("tensorstore",),
     "serve": ("websockets", "msgpack"),
@@ -30,6 +31,7 @@ INCLUDES = {
     "report": ("train",),
     "demo": ("report",),
     "sim": ("demo",),
+    "gymnasium": ("train",),
     "hub": ("remote",),
     "s3": ("remote",),
 }

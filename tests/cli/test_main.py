@@ -147,7 +147,7 @@ def test_warnings_are_one_line_without_source(monkeypatch: pytest.MonkeyPatch) -
         (["train", "no/such"], "--data.root no/such"),
         (
             ["record", "--output-dir", "{}/d", "--env", "mujoco"],
-            "--env: must be one of 'tabletop', 'recall', 'metaworld'",
+            "env: unknown environment 'mujoco'; known: tabletop, recall, metaworld, gymnasium:ID",
         ),
         (["record", "--episodes", "3"], "--output-dir FOLDER"),
         (["order", "show"], "unknown command 'order show'"),

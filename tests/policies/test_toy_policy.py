@@ -200,7 +200,8 @@ def test_load_policy_acts_without_the_run(trained: Path, tmp_path: Path) -> None
 class Reacher:
     """An environment of two numbers that move by the actions."""
 
-    name, fps, max_steps, one_scene, noise, tasks = "reacher", 10, 4, False, 0.1, ("reach",)
+    name, fps, max_steps, episodes, one_scene, noise, tasks = "reacher", 10, 4, 30, False, 0.1, ("reach",)
+    conditions: ClassVar[dict[str, str]] = {}
     features: ClassVar[dict[str, Any]] = {STATE: vector_feature(["x", "y"]), ACTION: vector_feature(["dx", "dy"])}
 
     def reset(self, seed: int, task: str) -> dict[str, np.ndarray]:

@@ -43,7 +43,9 @@ def report(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Path:
     tasks = ["pick up the red block and put it onto the green one", "open the drawer"]
     film = np.random.default_rng(0).integers(0, 255, (21, 64, 64, 3), np.uint8)
     episodes = tuple(Episode(i, i, tasks[i % 2], tasks[i % 2], tasks[i % 2] if i < 3 else None, 20) for i in range(4))
-    write_result(RolloutResult("tabletop", 0, 4, 10, False, episodes, {0: film, 3: film}), root / "run/rollouts")
+    write_result(
+        RolloutResult("tabletop", 0, {"mujoco": "3.3.0"}, False, episodes, {0: film, 3: film}), root / "run/rollouts"
+    )
     metrics = RunDir(root / "run").metrics
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
     for number, record in enumerate(r for r in records if r["kind"] == "train"):

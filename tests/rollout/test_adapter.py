@@ -1,7 +1,7 @@
 """A policy is connected to a world by the record of its run: keys, cameras, widths and the norm head."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -28,7 +28,8 @@ FROZEN = {"policy": POLICY, "normalisation": NORM, "sources": SOURCES}
 class Room:
     """A world in which one number goes up; its actions are remembered."""
 
-    name, fps, max_steps, one_scene, noise, tasks = "room", 10, 4, False, 0.1, ("wave",)
+    name, fps, max_steps, episodes, one_scene, noise, tasks = "room", 10, 4, 30, False, 0.1, ("wave",)
+    conditions: ClassVar[dict[str, str]] = {}
 
     def __init__(self, state: str = "observation.state", width: int = 3, action: int = 2) -> None:
         self.features: dict[str, Any] = {

@@ -235,7 +235,7 @@ def result(swap: bool = False) -> RolloutResult:
         Episode(2, 3, "a", "b" if swap else "a", None, 70),
     )
     film = np.random.Generator(np.random.PCG64(0)).integers(0, 255, (5, 8, 8, 3)).astype(np.uint8)
-    return RolloutResult("tabletop", 4, 2, 10, swap, episodes, {0: film})
+    return RolloutResult("tabletop", 4, {"action steps": "2"}, swap, episodes, {0: film})
 
 
 def test_results_are_written_whole(tmp_path: Path) -> None:

@@ -93,7 +93,9 @@ def whole(out: Path, without: Path, steps: tuple[int, ...] = STEPS) -> None:
     assert sorted(line["step"] for line in lines) == list(steps)
     for line in lines:
         result = json.loads((out / f"rollouts/step-{line['step']:08d}.json").read_text())
-        assert {key: line[key] for key in ("world", "success", "tasks")} == background_rollouts.summarize(result)
+        assert {key: line[key] for key in ("world", "protocol", "success", "tasks")} == background_rollouts.summarize(
+            result
+        )
         assert line["step"] <= line["at"] <= 12
     assert list((out / "rollouts/due").iterdir()) == []
 
@@ -409,7 +411,7 @@ def line(step: int, at: int) -> dict[str, Any]:
         "kind": "rollout",
         "step": step,
         "at": at,
-        **background_rollouts.summarize({"world": "w", "success": rate, "tasks": {}}),
+        **background_rollouts.summarize({"world": "w", "protocol": {}, "success": rate, "tasks": {}}),
     }
 
 

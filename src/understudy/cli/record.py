@@ -5,14 +5,18 @@ ends equal to one that was never stopped.
 """
 
 import json
+import runpy
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from understudy.atomic import write_text
 from understudy.config.declare import Ge, Interval
 from understudy.config.schema import plain
+from understudy.envs.gymnasium_options import GymnasiumOptions
 from understudy.errors import ConfigError
 from understudy.plural import plural
 from understudy.progress import Progress
@@ -24,7 +28,17 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 64  # most layouts to try for one episode
 NOTE = "record.json"  # the settings, in the dataset's folder
-FIXED = ("env", "tasks", "seed", "noise", "image_size", "cameras", "codec")  # settings that decide an episode's content
+FIXED = (
+    "env",
+    "gymnasium",
+    "expert",
+    "tasks",
+    "seed",
+    "noise",
+    "image_size",
+    "cameras",
+    "codec",
+)  # settings that decide an episode's content
 
 
 @dataclass(frozen=True)
@@ -33,9 +47,13 @@ class RecordConfig:
 
     output_dir: str = ""
     """Folder of the dataset. A recording begun there with the same settings is continued. Required."""
-    env: Literal["tabletop", "recall", "metaworld"] = "tabletop"
+    env: str = "tabletop"
     """Environment: the embedded `tabletop`, the embedded `recall`, solvable only by a policy that sees past frames
-    (`policy.history`), or Meta-World (needs the extra `sim`)."""
+    (`policy.history`), `metaworld` (extra `sim`), `gymnasium:ID` (extra `gymnasium`), or that of another package."""
+    gymnasium: GymnasiumOptions = field(default_factory=GymnasiumOptions)
+    expert: str = ""
+    """Your scripted expert, `FILE.py:FUNCTION`, for an environment without one: (`Env`, observation) -> action. That
+    of `gymnasium:ID` has the simulator as `env.unwrapped`."""
     tasks: tuple[str, ...] = ()
     """Tasks, by short name or sentence; the default is all of the environment's. Episodes cycle through them."""
     episodes: Annotated[int, Interval(ge=1, le=1 << 24)] = 200
@@ -43,10 +61,10 @@ class RecordConfig:
     seed: Annotated[int, Interval(ge=0, lt=1 << 32)] = 0
     """Seed of layouts and noise. Rollouts never have these layouts, with any seed."""
     noise: Annotated[float, Ge(0)] | None = None
-    """Standard deviation of the Gaussian noise added to the executed action (in [-1, 1]). The noise-free action is
+    """Standard deviation of the Gaussian noise added to the executed action, in its unit. The noise-free action is
     recorded, so that the data shows how to recover. The default suits the environment's expert."""
-    image_size: Annotated[int, Interval(ge=16, le=2**12)] = 64
-    """Height and width of the images."""
+    image_size: Annotated[int, Interval(ge=16, le=2**12)] | None = None
+    """Height and width of the images; the default is the environment's (64; `gymnasium:ID`: its own)."""
     cameras: tuple[str, ...] | None = None
     """Cameras to record; the default is the environment's (tabletop: front; recall: top; metaworld: corner2)."""
     codec: Literal["libsvtav1", "libx264", "libx265"] = "libsvtav1"
@@ -59,8 +77,10 @@ class RecordConfig:
         errors = (
             [] if self.output_dir else ["output_dir: required, the folder of the dataset to write: --output-dir FOLDER"]
         )
+        if self.env.startswith("gymnasium:") and not self.expert:
+            errors.append(f"expert: required, {self.env} has none: --expert FILE.py:FUNCTION")
         try:
-            check_size(self.codec, self.image_size, self.image_size)
+            check_size(self.codec, *2 * [self.image_size or 64])
         except ValueError as error:
             errors.append(f"image_size: {error}")
         return errors
@@ -72,12 +92,13 @@ def record(config: RecordConfig) -> int:
     Raises:
         ConfigError: Unusable settings, or others than those of a recording that is there.
     """
-    from understudy.data.write.writer import EpisodeWriter
+    from understudy.data.write.writer import EpisodeWriter, check_features
     from understudy.envs.registry import open_env
 
     _compare_settings(config)
     try:
-        env = open_env(config.env, config.image_size, config.cameras, config.tasks)
+        env = open_env(config.env, config.image_size, config.cameras, config.tasks, config.gymnasium)
+        check_features(env.features, config.codec)
     except (ValueError, ImportError) as error:  # an unknown task or camera, a missing package
         raise ConfigError(str(error)) from error
     with EpisodeWriter(
@@ -148,13 +169,13 @@ def demonstrate(env: "Env", config: RecordConfig, episode: int) -> "tuple[list[d
         Its frames (observations before each action, and the noise-free action), its task, and the number of failures.
 
     Raises:
-        ConfigError: The expert failed `ATTEMPTS` times; the noise is too large.
+        ConfigError: The expert failed `ATTEMPTS` times, the noise is too large; or its file lacks it.
     """
     from understudy.envs.env import layout_seed
 
-    task = env.tasks[episode % len(env.tasks)]
+    task, expert = env.tasks[episode % len(env.tasks)], _expert(config.expert)
     for attempt in range(ATTEMPTS):
-        frames = _attempt(env, config, layout_seed(config.seed, episode, attempt=attempt), task)
+        frames = _attempt(env, config, expert, layout_seed(config.seed, episode, attempt=attempt), task)
         if frames is not None:
             return frames, task, attempt
     raise ConfigError(
@@ -163,7 +184,26 @@ def demonstrate(env: "Env", config: RecordConfig, episode: int) -> "tuple[list[d
     )
 
 
-def _attempt(env: "Env", config: RecordConfig, layout: int, task: str) -> "list[dict[str, np.ndarray]] | None":
+@cache
+def _expert(target: str) -> "Callable[[Env, dict[str, np.ndarray]], np.ndarray]":
+    """Return the function (environment, observation) -> action of `FILE.py:FUNCTION`; "": the environment's own."""
+    if not target:
+        return lambda env, _: env.expert()
+    file, _, name = target.rpartition(":")
+    try:
+        function: Callable[..., np.ndarray] = runpy.run_path(file)[name]
+    except (OSError, KeyError) as error:
+        raise ConfigError(f"expert: {target!r} cannot be read: {error}; give FILE.py:FUNCTION") from error
+    return function
+
+
+def _attempt(
+    env: "Env",
+    config: RecordConfig,
+    expert: "Callable[[Env, dict[str, np.ndarray]], np.ndarray]",
+    layout: int,
+    task: str,
+) -> "list[dict[str, np.ndarray]] | None":
     """Run the expert once; returns the frames, or None if it did not complete the task."""
     import numpy as np
 
@@ -176,9 +216,9 @@ def _attempt(env: "Env", config: RecordConfig, layout: int, task: str) -> "list[
     frames = []
     observation = env.reset(layout, task)
     for push in pushes:
-        action = env.expert()
+        action = np.asarray(expert(env, observation), dtype=np.float32)
         frames.append({**observation, "action": action})
-        observation, outcome = env.step(np.clip(action + push, -1, 1))
+        observation, outcome = env.step(action + push)
         if outcome.done:
             return frames if outcome.completed_task == task else None
     return None

@@ -5,5 +5,7 @@ registry     `open_env`: an environment by name
 tabletop     a small table with three blocks
 recall       a table that needs memory
 metaworld    Meta-World MT10
+gymnasium    environments of Gymnasium
+gymnasium_options  their settings
 ray_camera   camera images by ray casting, without OpenGL
 """

@@ -5,11 +5,20 @@ Observations have the keys of a recorded dataset, and tasks are sentences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 import numpy as np
+
+IMAGE = "observation.image"
+"""Prefix of the keys of images: `observation.image`, `observation.images.<camera>`."""
+
+
+class ActionError(ValueError):
+    """An action that the environment refuses: the episode fails, and the evaluation continues."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,10 @@ class Env(Protocol):
     fps: int
     """Steps per second of simulated time."""
     max_steps: int
+    episodes: int
+    """Episodes of a usual evaluation."""
+    conditions: Mapping[str, str]
+    """Conditions of success besides rate, steps and image sizes: rules, and versions of the simulator's packages."""
     tasks: tuple[str, ...]
     """The instructions, as sentences."""
     one_scene: bool
@@ -50,12 +63,29 @@ class Env(Protocol):
         ...
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], Outcome]:
-        """Execute `action`, clipped to [-1, 1]."""
+        """Execute `action`, clipped to [-1, 1] where the environment has these bounds.
+
+        Raises:
+            ActionError: the environment refuses it.
+        """
         ...
 
     def expert(self) -> np.ndarray:
-        """Compute the scripted expert's action for the current state: float32 in [-1, 1]. Call once per step."""
+        """Compute the scripted expert's action for the current state: float32. Call once per step.
+
+        Raises:
+            ValueError: there is no scripted expert.
+        """
         ...
+
+
+def package_versions(*names: str) -> dict[str, str]:
+    """Return package -> version of the installed packages among `names`."""
+    versions = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def layout_seed(seed: int, episode: int, *, attempt: int = 0, evaluation: bool = False) -> int:

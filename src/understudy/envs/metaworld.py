@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.envs.env import Outcome, image_feature, select_by_name, vector_feature
+from understudy.envs.env import Outcome, image_feature, package_versions, select_by_name, vector_feature
 from understudy.envs.ray_camera import RayCamera
 from understudy.optional_packages import optional_imports
 
@@ -51,10 +51,15 @@ class MetaWorldEnv:
     name = "metaworld"
     fps = 80
     max_steps = 500
+    episodes = 30
     one_scene = False
     noise = 0.1
+    conditions = package_versions("metaworld", "mujoco", "gymnasium")
 
-    def __init__(self, size: int = 64, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()) -> None:
+    def __init__(
+        self, size: int | None = None, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()
+    ) -> None:
+        size = 64 if size is None else size
         self._cameras = ("corner2",) if cameras is None else tuple(cameras)
         unknown = set(self._cameras) - set(CAMERAS)
         if unknown:

@@ -10,8 +10,8 @@ A chunk of up to `WAIT[0]` + 1 actions that was predicted while the pad was lit 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -78,10 +78,15 @@ class RecallEnv:
     name = "recall"
     fps = FPS
     max_steps = MAX_STEPS
+    episodes = 30
     one_scene = False
     noise = NOISE
+    conditions: ClassVar[Mapping[str, str]] = {}  # no simulator but this file
 
-    def __init__(self, size: int = 64, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()) -> None:
+    def __init__(
+        self, size: int | None = None, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()
+    ) -> None:
+        size = 64 if size is None else size
         if cameras is not None and tuple(cameras) != (CAMERA,):
             raise ValueError(f"cameras={list(cameras)}: this table always has the one camera {CAMERA!r}")
         if size < 8:

@@ -1,37 +1,68 @@
-"""Environments by name: `open_env("tabletop")`."""
+"""Environments by name: `open_env("tabletop")`. Other packages add theirs by entry points of `GROUP`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
+from importlib.metadata import entry_points
 
 from understudy.envs.env import Env
+from understudy.envs.gymnasium_options import GymnasiumOptions
 from understudy.optional_packages import MissingExtraError
 
-ENVS = {"tabletop": ("TabletopEnv", "demo"), "recall": ("RecallEnv", "sim"), "metaworld": ("MetaWorldEnv", "sim")}
-"""Environment, the name of its module -> its class, and the extra that it needs."""
+ENVS = {
+    "tabletop": ("tabletop:TabletopEnv", "demo"),
+    "recall": ("recall:RecallEnv", "sim"),
+    "metaworld": ("metaworld:MetaWorldEnv", "sim"),
+}
+"""Environment -> its module and class, and the extra that it needs."""
+GYMNASIUM = "gymnasium:"
+GROUP = "understudy.envs"
+"""Entry points of other packages: name -> function (size, cameras, tasks) -> `Env`, as in `open_env`."""
 
 
-def open_env(name: str, size: int = 64, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()) -> Env:
+def open_env(
+    name: str,
+    size: int | None = None,
+    cameras: Sequence[str] | None = None,
+    tasks: Sequence[str] = (),
+    gymnasium: GymnasiumOptions | None = None,
+) -> Env:
     """Make a fresh environment.
 
     Args:
-        name: One of `ENVS`.
-        size: Height and width of the images.
+        name: One of `ENVS`, an entry point of `GROUP`, or `gymnasium:ID`.
+        size: Height and width of the images; None is the environment's default.
         cameras: Cameras to render; None is the environment's default.
-        tasks: Short names ("red", "lit", "push-v3") or sentences; empty is all of them.
+        tasks: Short names ("red", "lit", "push-v3") or sentences; empty is all of them. Of a Gymnasium ID its text.
+        gymnasium: Settings of a Gymnasium ID.
 
     Raises:
-        ValueError: Unknown name, camera or task.
+        ValueError: Unknown name, camera or task, or settings that do not fit.
         MissingExtraError: The simulator is not installed; the message names the extra that installs it.
     """
-    if name not in ENVS:
-        raise ValueError(f"unknown environment {name!r}; known: {', '.join(ENVS)}")
-    kind, extra = ENVS[name]
+    options = gymnasium or GymnasiumOptions()
+    if name.startswith(GYMNASIUM):
+        make = partial(_built_in(name, "gymnasium:GymnasiumEnv", "gymnasium"), name.removeprefix(GYMNASIUM))
+        return make(size, cameras, tasks, options)
+    if options != GymnasiumOptions():
+        raise ValueError(f"gymnasium: settings of environments {GYMNASIUM}ID; env is {name!r}")
+    if name in ENVS:
+        return _built_in(name, *ENVS[name])(size, cameras, tasks)
+    points = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in points:
+        raise ValueError(f"env: unknown environment {name!r}; known: {', '.join([*ENVS, *points])}, {GYMNASIUM}ID")
+    env: Env = points[name].load()(size, cameras, tasks)
+    return env
+
+
+def _built_in(name: str, target: str, extra: str) -> Callable[..., Env]:
+    """Import the class of an environment; raises MissingExtraError."""
+    module, _, kind = target.partition(":")
     try:
-        module = import_module(f"understudy.envs.{name}")
+        factory: Callable[..., Env] = getattr(import_module(f"understudy.envs.{module}"), kind)
     except ModuleNotFoundError as error:
         message = f"the environment {name!r} needs {error.name}: pip install 'understudy[{extra}]'"
         raise MissingExtraError(message, name=error.name) from error
-    env: Env = getattr(module, kind)(size, cameras, tasks)
-    return env
+    return factory

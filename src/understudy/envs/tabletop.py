@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from understudy.envs.env import Outcome, image_feature, select_by_name, uniforms, vector_feature
+from understudy.envs.env import Outcome, image_feature, package_versions, select_by_name, uniforms, vector_feature
 from understudy.envs.ray_camera import RayCamera
 from understudy.optional_packages import optional_imports
 
@@ -105,10 +105,15 @@ class TabletopEnv:
     name = "tabletop"
     fps = FPS
     max_steps = MAX_STEPS
+    episodes = 30
     one_scene = True
     noise = NOISE
+    conditions = package_versions("mujoco")
 
-    def __init__(self, size: int = 64, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()) -> None:
+    def __init__(
+        self, size: int | None = None, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()
+    ) -> None:
+        size = 64 if size is None else size
         if cameras is not None and tuple(cameras) != (CAMERA,):
             raise ValueError(f"cameras={list(cameras)}: the tabletop always has the one camera {CAMERA!r}")
         if size < 8:

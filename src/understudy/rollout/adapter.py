@@ -15,11 +15,11 @@ from torch import Tensor
 from understudy.batch_keys import PROMPT_METADATA
 from understudy.config.data import DataConfig
 from understudy.config.rollout import Play
-from understudy.envs.env import Env
+from understudy.envs.env import IMAGE, Env
 from understudy.errors import ConfigError
 from understudy.prompt_metadata import metadata_lines
 
-STATE, TASK, IMAGES = "observation.state", "task", "observation.images."
+STATE, TASK = "observation.state", "task"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class EnvAdapter:
     @property
     def cameras(self) -> list[str]:
         """Cameras that the environment must render, as `open_env` takes them."""
-        return [name.removeprefix(IMAGES) for key, name in self.names.items() if key != STATE]
+        return [name.removeprefix(f"{IMAGE}s.") for key, name in self.names.items() if key != STATE]
 
     def windows(self, image_times: Sequence[float], state_times: Sequence[float]) -> dict[str, Sequence[float]]:
         """Return the times of each key of the environment of which the policy sees the past."""
@@ -177,4 +177,4 @@ def _source_keys(data: DataConfig, frozen: Mapping[str, Any], cameras: Sequence[
 def _stacked(observations: Sequence[Mapping[str, np.ndarray]], key: str, device: str) -> Tensor:
     """Stack the values of a key to [B, …], images to [B, …, C, H, W]."""
     values = torch.from_numpy(np.stack([observation[key] for observation in observations])).to(device)
-    return values.movedim(-1, -3).contiguous() if key.startswith(IMAGES) and values.ndim > 3 else values
+    return values.movedim(-1, -3).contiguous() if key.startswith(IMAGE) and values.ndim > 3 else values

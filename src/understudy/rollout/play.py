@@ -16,14 +16,14 @@ import torch
 from understudy.config.data import DataConfig
 from understudy.config.rollout import Play
 from understudy.envs import registry
-from understudy.envs.env import Env, layout_seed
+from understudy.envs.env import IMAGE, ActionError, Env, layout_seed
 from understudy.errors import ConfigError
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import check_acts
 from understudy.policies.observation_history import ObservationHistory, seen_times
 from understudy.policies.policy import Policy, load
 from understudy.progress import Progress
-from understudy.rollout.adapter import IMAGES, EnvAdapter, check_env, make_adapter
+from understudy.rollout.adapter import EnvAdapter, check_env, make_adapter
 from understudy.rollout.result import Episode, RolloutResult
 
 
@@ -52,7 +52,7 @@ class _Lane:
         self.observation = observation
         if self.history is not None:
             self.history.add(observation)
-        camera = next((key for key in self.world.features if key.startswith(IMAGES)), None)
+        camera = next((key for key in self.world.features if key.startswith(IMAGE)), None)
         if self.films and camera is not None:
             self.film.append(observation[camera])
 
@@ -66,7 +66,11 @@ class _Lane:
             self.over, self.error = True, f"the chunk holds {chunk[~np.isfinite(chunk)][0]}"
             return
         for action in chunk[:count]:
-            observation, outcome = self.world.step(action)
+            try:
+                observation, outcome = self.world.step(action)
+            except ActionError as error:
+                self.over, self.error = True, str(error)
+                return
             self.taken, self.over = outcome.completed_task, outcome.done
             self.step += 1
             self.see(observation)
@@ -134,10 +138,23 @@ def rollout(
             finished += [lane for lane in lanes if lane.over]
             progress.update(sum(lane.over for lane in lanes))
             lanes = [follower for lane in lanes for follower in (begin([lane.world]) if lane.over else [lane])]
-    finished.sort(key=lambda lane: lane.episode)
-    results = tuple(lane.result() for lane in finished)
+    results = tuple(lane.result() for lane in sorted(finished, key=lambda lane: lane.episode))
     frames = {lane.episode: np.stack(lane.film) for lane in finished if lane.film}
-    return RolloutResult(world.name, seed, execute, steps, swap_text, results, frames, world.fps)
+    protocol = evaluation_protocol(world, execute, steps)
+    return RolloutResult(world.name, seed, protocol, swap_text, results, frames, world.fps)
+
+
+def evaluation_protocol(world: Env, execute: int, steps: int) -> dict[str, str]:
+    """Return the conditions under which success rates are comparable: name -> value."""
+    images = [feature["shape"] for key, feature in world.features.items() if key.startswith(IMAGE)]
+    return {
+        "action steps": str(execute),
+        "sampling steps": str(steps),
+        "steps per second": str(world.fps),
+        "most steps": str(world.max_steps),
+        "image size": ", ".join(sorted({f"{height}x{width}" for height, width, _ in images})),
+        **world.conditions,
+    }
 
 
 def _check_settings(policy: Policy, world: Env, width: int, execute: int, swap_text: bool) -> None:
@@ -182,11 +199,15 @@ def prepare_env(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> tupl
         raise ConfigError(f"device: {play.device!r} cannot be used here: {str(error).splitlines()[0]}") from error
     adapter = make_adapter(data, frozen, play)
     try:
-        world = registry.open_env(play.env, play.image_size, adapter.cameras, play.tasks)
+        world = _open(play, adapter)
     except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
     check_env(adapter, world, frozen)
     return adapter, world
+
+
+def _open(play: Play, adapter: EnvAdapter) -> Env:
+    return registry.open_env(play.env, play.image_size, adapter.cameras, play.tasks, play.gymnasium)
 
 
 def rollout_saved_policy(
@@ -210,12 +231,12 @@ def rollout_saved_policy(
         check_acts(policy.config, folder)
         frozen = {"policy": asdict(policy.config), "normalisation": policy.normalizer.arrays(), "sources": sources}
         adapter, world = prepare_env(data, frozen, play)
-        more = range(min(play.num_envs, play.episodes) - 1)
-        worlds = [registry.open_env(play.env, play.image_size, adapter.cameras, play.tasks) for _ in more]
+        episodes = play.episodes or world.episodes
+        worlds = [_open(play, adapter) for _ in range(min(play.num_envs, episodes) - 1)]
         return rollout(
             policy.to(play.device).eval(),
             [world, *worlds],
-            play.episodes,
+            episodes,
             play.seed,
             execute=play.action_steps,
             steps=play.sampling_steps,

@@ -57,10 +57,8 @@ class RolloutResult:
 
     world: str
     seed: int
-    execute: int
-    """Actions executed of each predicted chunk."""
-    steps: int
-    """Euler steps per prediction."""
+    protocol: "Mapping[str, str]"
+    """Conditions that success depends on, of policy and environment (`evaluation_protocol`)."""
     swap_text: bool
     episodes: tuple[Episode, ...]
     films: "Mapping[int, np.ndarray]" = field(default_factory=dict, repr=False)
@@ -96,8 +94,7 @@ class RolloutResult:
         return {
             "world": self.world,
             "seed": self.seed,
-            "execute": self.execute,
-            "steps": self.steps,
+            "protocol": dict(self.protocol),
             "swap_text": self.swap_text,
             "fps": self.fps,
             "success": rate(self.successes, len(self.episodes)),

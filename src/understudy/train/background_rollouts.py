@@ -275,8 +275,8 @@ def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
     """Summarise a result for metrics.jsonl.
 
     Returns:
-        {"world", "success", "tasks": {task: …}}, each rate with `successes`, `episodes`, `rate` and its 95 % interval
-        `low`, `high`.
+        {"world", "protocol", "success", "tasks": {task: …}}, each rate with `successes`, `episodes`, `rate` and its 95
+        % interval `low`, `high`.
     """
 
     def rate(counts: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,7 +291,12 @@ def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
         }
 
     tasks = {task: rate(counts) for task, counts in result["tasks"].items()}
-    return {"world": result["world"], "success": rate(result["success"]), "tasks": tasks}
+    return {
+        "world": result["world"],
+        "protocol": result["protocol"],
+        "success": rate(result["success"]),
+        "tasks": tasks,
+    }
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:

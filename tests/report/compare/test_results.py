@@ -174,6 +174,21 @@ def test_success_of_seeds_is_pooled_and_compared_by_task(roots: list[Path]) -> N
     assert entry["notes"] == ["seed: A 0 and 1, B 0"]
 
 
+def test_success_under_other_conditions_is_named_and_not_subtracted(roots: list[Path]) -> None:
+    conditions = {"action steps": "4", "mujoco": "3.3.0"}
+    write(roots[0], result(0, lift=(3, 4)) | {"protocol": conditions})
+    write(roots[1], result(7, lift=(4, 4)) | {"protocol": conditions | {"mujoco": "3.8.1"}})
+    (entry,) = success_rates(read_runs(roots))
+    assert entry["not comparable"] == {"B": ["mujoco"]}
+    assert [task["differences"] for task in entry["tasks"].values()] == [{}, {}]
+    assert entry["tasks"]["all"]["rates"]["B"]["successes"] == 4
+    assert entry["notes"] == ["seed: A 0, B 7", "mujoco: A 3.3.0, B 3.8.1"]
+    write(roots[1], result(7, lift=(4, 4)) | {"protocol": conditions})
+    (entry,) = success_rates(read_runs(roots))
+    assert entry["not comparable"] == {}, "a seed draws other scenes of the same distribution"
+    assert entry["tasks"]["all"]["differences"]["B"]["difference"] == pytest.approx(-0.25)
+
+
 def test_success_over_other_tasks_is_not_subtracted(roots: list[Path]) -> None:
     write(roots[0], result(0, lift=(3, 4)))
     write(roots[1], result(0, lift=(3, 4), push=(4, 4)))

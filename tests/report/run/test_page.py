@@ -261,7 +261,14 @@ def test_report_of_rollouts_during_training(done: Path, tmp_path: Path) -> None:
 
     def line(step: int, successes: int) -> dict[str, object]:
         rate = {"successes": successes, "episodes": 20}
-        entry = summarize({"world": "tabletop", "success": rate, "tasks": {"<i>lift": rate, "push": rate}})
+        entry = summarize(
+            {
+                "world": "tabletop",
+                "protocol": {"sensor": "a<b>"},
+                "success": rate,
+                "tasks": {"<i>lift": rate, "push": rate},
+            }
+        )
         return {"kind": "rollout", "step": step, "at": 12, **entry}
 
     log = metrics_file.MetricsFile(tmp_path / "r/metrics.jsonl")

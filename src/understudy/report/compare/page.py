@@ -275,7 +275,8 @@ def _success(data: Mapping[str, Any]) -> Blocks:
             rates = [_rate(result["rates"].get(letter)) for letter in letters]
             differences = [_points(result["differences"].get(letter)) for letter in letters[1:]]
             rows.append([task or "(no text)", *rates, *differences])
-        cards.append(card(entry["title"], table(head, rows, "rows"), note="; ".join(entry["notes"])))
+        notes = [f"not compared: {run}, other {', '.join(names)}" for run, names in entry["not comparable"].items()]
+        cards.append(card(entry["title"], table(head, rows, "rows"), note="; ".join([*notes, *entry["notes"]])))
     present = {letter for entry in data["success"] for result in entry["tasks"].values() for letter in result["rates"]}
     if present and (absent := [letter for letter in letters if letter not in present]):
         cards.append(card("", text(f"No rollouts: {', '.join(absent)}.")))

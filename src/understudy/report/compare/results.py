@@ -15,8 +15,8 @@ from understudy.train.validation.episode_sums import EpisodeSums, read_validated
 ALL = "all"
 """Name of the group of all samples."""
 VALIDATIONS = ("last", "lowest")
-SETTINGS = ("seed", "execute", "steps")
-"""Settings of a rollout that change success, as well as its environment."""
+SAMPLED = ("seed", "weights of step")
+"""Facts of a rollout that may differ in a comparison: other scenes of one distribution, other weights."""
 
 # -- validation losses ------------------------------------------------------------------------------------------------
 
@@ -143,9 +143,10 @@ def success_rates(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Compare success per task and over all tasks, for each environment.
 
     Returns:
-        One entry for each kind of rollout: {"title", "notes": settings that differ, "tasks": {task: {"rates": {letter:
-        {"successes", "episodes", "low", "high"}}, "differences": {letter: {"difference", "interval"}}}}}. `tasks` ends
-        with "all". Differences are to the first run that has the task; over all tasks only where both have the same
+        One entry for each kind of rollout: {"title", "notes": facts that differ, "not comparable": {letter: conditions
+        that differ from the first run's}, "tasks": {task: {"rates": {letter: {"successes", "episodes", "low", "high"}},
+        "differences": {letter: {"difference", "interval"}}}}}. `tasks` ends with "all". Differences are
+        to the first run that has the task, if the conditions are equal; over all tasks only where both have the same
         tasks.
     """
     kinds: dict[str, dict[str, dict[str, Any]]] = {}
@@ -159,11 +160,11 @@ def _results(run: Run) -> dict[str, dict[str, Any]]:
     """Title -> {"tasks", "success", "settings"} of the rollouts of a run, the latest of those during training."""
     results: dict[str, dict[str, Any]] = {}
     for record in run.rollout:  # ascending steps: the latest of each environment remains
-        settings = {"weights of step": record["step"]}
+        settings = {"weights of step": str(record["step"]), **record.get("protocol", {})}
         results[f"{record['world']}, during training"] = {**_counts(record), "settings": settings}
     for result in run.results:
         title = f"{result['world']}, `understudy rollout`" + (", swapped text" if result["swap_text"] else "")
-        settings = {name: str(result[name]) for name in SETTINGS if name in result}
+        settings = {"seed": str(result["seed"]), **result.get("protocol", {})}
         if title not in results:
             results[title] = {**_counts(result), "settings": settings}
             continue
@@ -191,6 +192,10 @@ def _entry(title: str, results: Mapping[str, Mapping[str, Any]], runs: Sequence[
     compared = {task: _compare(counts) for task, counts in rows.items()}
     everything = _compare({letter: result["success"] for letter, result in results.items()})
     first = next(run.letter for run in runs if run.letter in results)
+    unlike = {(a, b): _unlike(results[a], results[b]) for a in results for b in results}
+    for task in [everything, *compared.values()]:
+        pairs = task["differences"].items()
+        task["differences"] = {letter: figures for letter, figures in pairs if not unlike[figures["to"], letter]}
     for letter in list(everything["differences"]):
         if set(results[letter]["tasks"]) != set(results[first]["tasks"]):
             del everything["differences"][letter]
@@ -200,7 +205,14 @@ def _entry(title: str, results: Mapping[str, Mapping[str, Any]], runs: Sequence[
         if len(set(values.values())) > 1:
             notes.append(f"{name}: " + ", ".join(f"{letter} {value}" for letter, value in values.items()))
     compared.setdefault("all", everything)
-    return {"title": title, "notes": notes, "tasks": compared}
+    refused = {letter: unlike[first, letter] for letter in results if unlike[first, letter]}
+    return {"title": title, "notes": notes, "not comparable": refused, "tasks": compared}
+
+
+def _unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Names of the conditions in which two results differ."""
+    names = dict.fromkeys([*a["settings"], *b["settings"]])
+    return [name for name in names if name not in SAMPLED and a["settings"].get(name) != b["settings"].get(name)]
 
 
 def _compare(counts: Mapping[str, tuple[int, int]]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def _during_training(records: Records) -> Blocks:
     rows.append([*_row("all", last["success"]), best([record["success"] for record in by_step])])
     rates = table(["task", "success", "95 % interval", "", "best so far"], rows)
     title = f"{last['world']}, the weights of step {last['step']:,}"
-    return [card(title, rates), card("Success over the steps", _success_chart(by_step))]
+    return [card(title, rates, _protocol(last)), card("Success over the steps", _success_chart(by_step))]
 
 
 def _success_chart(records: Records) -> Block | None:
@@ -95,7 +95,13 @@ def _result_card(result: Mapping[str, Any], folder: Path) -> Block:
     pictured = [_episode(result, episode, name, folder) for episode, name in result.get("pictures", {}).items()]
     films = [block for blocks in pictured for block in blocks]
     shown = sum(map(bool, pictured))
-    return card(title, rates, fold(f"images of {shown} episodes", *films, is_open=True) if films else None)
+    images = fold(f"images of {shown} episodes", *films, is_open=True) if films else None
+    return card(title, rates, _protocol(result), images)
+
+
+def _protocol(result: Mapping[str, Any]) -> Block | None:
+    rows = [list(row) for row in result.get("protocol", {}).items()]
+    return fold("conditions", table(["condition", "value"], rows)) if rows else None
 
 
 def _episode(result: Mapping[str, Any], episode: str, name: str, folder: Path) -> Blocks:
