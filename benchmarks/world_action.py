@@ -162,7 +162,8 @@ def gradients(run: Path, count: int = 64) -> dict[str, dict[str, dict[str, float
         "vlm": ("vlm", "projector", "embedding"),
         "expert": ("expert", "action", "time"),
     }.items():
-        names = [name for name in found["policy"] if name.startswith(firsts) or name.split(".")[2:3] == [of_part]]
+        inside = [name for name in shared if name.startswith(firsts) or name.split(".")[2:3] == [of_part]]
+        names = [name for name in inside if all(name in own for own in found.values())]
         joined = {objective: torch.cat([own[name] for name in names]) for objective, own in found.items()}
         figures[of_part] = {
             objective: {

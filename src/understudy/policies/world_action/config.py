@@ -19,6 +19,8 @@ class WorldActionSettings(Pi05Settings):
     FOLDER: ClassVar[str] = ""
     FORMATS: ClassVar[Mapping[str, str]] = {}
     ALWAYS: ClassVar[tuple[str, ...]] = (FLOW,)
+    # Those of pi0.5, and the layers of the future, which released weights lack.
+    LORA_TARGETS: ClassVar[tuple[str, ...]] = ("layers.*_proj", "[asf]*_proj*", "*time_mlp_*")
 
     type: Literal["world_action"] = "world_action"  # type: ignore[assignment]  # another constant
     """Type of the policy."""

@@ -1,0 +1,79 @@
+"""Starting a world-action model from weights of pi0.5: shared layers are read, those of the future are fresh."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sentencepiece", reason="needs the extra pi05")
+
+from support.killed import WORLD_ACTION, world_action_settings
+from support.runs import tiny_config, tiny_dataset
+from support.sentences import write_model
+from understudy.config.schema import override
+from understudy.config.train import TrainConfig
+from understudy.errors import ConfigError
+from understudy.policies.pi05.config import Pi05Settings
+from understudy.policies.policy import load
+from understudy.policies.world_action.policy import WorldActionPolicy
+from understudy.train import run
+from understudy.train.profiling.plan import plan
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data/, a tokenizer, and a trained pi0.5."""
+    folder = tmp_path_factory.mktemp("start")
+    tiny_dataset(folder / "data")
+    settings = Pi05Settings(network=json.dumps(WORLD_ACTION), tokenizer=str(write_model(folder)), prompt_tokens=64)
+    config = tiny_config(folder / "data", folder / "pi05", steps=1, val={"every": 0})
+    assert run.train(replace(config, policy=settings)) == run.DONE
+    return folder
+
+
+def started(files: Path, out: Path, **changes: Any) -> TrainConfig:
+    settings = world_action_settings(files / "tokenizer.model", weights=str(files / "pi05/policy"))
+    config = tiny_config(files / "data", out, steps=2, val={"every": 0}, device="cpu")
+    return override(replace(config, policy=settings), **{"mode": "joint", **changes})
+
+
+@pytest.mark.parametrize(("rank", "mode"), [(0, "joint"), (2, "joint"), (2, "policy")])
+def test_run_starts_from_weights_of_pi05(files: Path, tmp_path: Path, rank: int, mode: str) -> None:
+    """With a rate of almost 0 the shared weights stay those of pi0.5. With adapters the future is learned, too."""
+    changes: dict[str, Any] = {"optim": {"lr": 1e-12, "weight_decay": 0.0}} if not rank else {"lora": {"rank": rank}}
+    assert run.train(started(files, tmp_path / "r", max_num_tokens=1000, mode=mode, **changes)) == run.DONE
+    made, source = load(tmp_path / "r/policy"), load(files / "pi05/policy")
+    assert isinstance(made, WorldActionPolicy)
+    assert made.imagines == (mode == "joint")
+    shared = dict(source.named_parameters())
+    ahead = {name: value for name, value in made.named_parameters() if name not in shared}
+    assert bool(ahead) == made.imagines
+    assert all(name.startswith("future.") for name in ahead)
+    if rank and ahead:
+        assert ahead["future.out_proj.images.weight"].abs().max() > 0
+    if not rank:
+        for name, value in shared.items():
+            torch.testing.assert_close(made.get_parameter(name), value, rtol=0, atol=1e-9)
+
+
+def test_plan_has_the_parameters_and_tokens_of_the_future(files: Path, tmp_path: Path) -> None:
+    config = started(files, tmp_path / "r", activation_checkpoint="selective", batch_size=4)
+    joint, alone = (plan(replace(config, mode=mode), world_size=2, device="cpu") for mode in ("joint", "policy"))
+    ahead = 2 * config.data.actions_per_chunk + 2 * (16 // 8) ** 2  # actions and states, patches of two images
+    assert alone.tokens_per_sample is not None
+    assert joint.tokens_per_sample == alone.tokens_per_sample + ahead
+    assert joint.parameters > alone.parameters
+
+
+def test_weights_of_a_world_action_model_are_refused_as_pi05(files: Path, tmp_path: Path) -> None:
+    assert run.train(started(files, tmp_path / "r")) == run.DONE
+    config = started(files, tmp_path / "pi05", mode="policy")
+    plain = Pi05Settings(
+        network=json.dumps(WORLD_ACTION), tokenizer=str(files / "tokenizer.model"), prompt_tokens=64,
+        weights=str(tmp_path / "r/policy"), weights_settings="ignore",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="future"):
+        run.train(replace(config, policy=plain))
