@@ -296,3 +296,17 @@ def test_a_few_samples_are_learnt_in_every_mode() -> None:
         scalar(found).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     assert all(last < first / 3 for first, last in zip(series[0], series[-1])), (series[0], series[-1])
+
+
+def test_text_to_predict_is_next_to_a_future() -> None:
+    """Its loss joins the others, and every stream sees the response."""
+    model, batch = policy(response_tokens=3, insulation=False), lessons([POLICY, FORWARD, INVERSE])
+    batch["response_tokens"] = torch.tensor([[5, 6, 1], [7, 1, 0], [8, 9, 1]])
+    batch["response_is_pad"] = batch["response_tokens"] == 0
+    draws = numbers(model, 3)
+    found = model.losses(batch, draws)
+    assert set(found) == set(model.loss_terms) == {"flow", "text", "dynamics", "images"}
+    for term, loss in found.items():
+        assert torch.equal(loss.count, model.counts(batch, draws)[term])
+    other = model.losses(batch | {"response_tokens": batch["response_tokens"].clone().fill_(11)}, draws)
+    assert all(not torch.equal(found[term].sum, other[term].sum) for term in found)
