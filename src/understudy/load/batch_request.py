@@ -14,6 +14,7 @@ from torch import Tensor
 from understudy.bytesize import parse_bytes
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
+from understudy.data.read.returns import ReturnTarget
 from understudy.data.selection.select import Selection, SelectionOptions
 from understudy.load.choose_order import choose_order
 from understudy.load.images.disk_cache import DiskCache
@@ -43,6 +44,7 @@ class DatasetOptions(SelectionOptions, total=False):
     depth_unit: Literal["m", "mm"] | None
     response: str | None
     prompt_metadata: Sequence[str] | None
+    returns: ReturnTarget | None
     name: str | None
     video_backend: str
     row_cache_bytes: int
