@@ -153,6 +153,33 @@ def test_packed_tokens_have_the_losses_of_padded_ones() -> None:
     assert sizes == [2 * 4 + 4 + ahead, 4 + 6 + ahead, 2 * 4 + 5 + ahead]
 
 
+@pytest.mark.parametrize("packs", [False, True])
+def test_the_future_is_sampled_by_the_function_that_is_trained(packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second block predicts the same next to the policy's block, in training, as alone, in sampling."""
+    model, batch = policy(noise_samples=1).eval(), lessons([FORWARD, FORWARD])
+    model.packs = packs
+    calls: dict[str, Any] = {}
+
+    def keep(owner: Any, name: str) -> Any:
+        plain = getattr(owner, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            calls[name] = (arguments, plain(*arguments, **named))
+            return calls[name][1]
+
+        monkeypatch.setattr(owner, name, call)
+        return plain
+
+    suffix, read, _ = keep(model.future, "suffix"), keep(model.future, "read"), keep(model, "run")
+    model.losses(batch, numbers(model, 2))
+    trained, _ = calls["read"][1]
+    alone = suffix(*calls["suffix"][0][:4])
+    sampled, _ = read(model, model.expert_alone(calls["run"][0][0])(alone), 1)
+    assert set(sampled) == {"flow", "dynamics", "images"}
+    for term, predicted in trained.items():
+        torch.testing.assert_close(sampled[term], predicted, rtol=1e-4, atol=1e-5)
+
+
 def test_a_policy_without_a_future_predicts_actions_alone() -> None:
     """`mode: policy` is the default of a run: no loss of a future is trained beside the actions."""
     model, batch = policy(future=False), lessons([POLICY])

@@ -343,7 +343,7 @@ def padded_plan(
     suffix_mask = suffix_rotary = None
     seen = prefix + response
     if suffix is not None:
-        places = torch.arange(suffix, device=device)
+        places = _places(blocks, suffix, device)
         suffix_rotary = rotary(valid[:, :seen].sum(dim=1, keepdim=True) + places, head_dim)
         if not full or seen != prefix or len(blocks) > 1:
             sees = torch.zeros(len(places), len(places), dtype=torch.bool, device=device)
@@ -371,6 +371,15 @@ def _spans(blocks: Blocks, length: int) -> list[tuple[int, int, int]]:
     return [(low, high, first) for (low, first), high in zip(blocks, ends, strict=True)]
 
 
+def _places(blocks: Blocks, length: int, device: torch.device) -> Tensor:
+    """Places of the tokens of a suffix, counted from the first one that each sees, int64 [length].
+
+    So a block that sees no other one has the places that it has alone.
+    """
+    spans = _spans(blocks, length)
+    return torch.cat([torch.arange(low - first, high - first, device=device) for low, high, first in spans])
+
+
 @host_values()
 def packed_plan(
     packing: Packing,
@@ -395,7 +404,9 @@ def packed_plan(
     if suffix is not None:
         rows = len(prefix) * candidates
         first, num_seen = (numbers.repeat_interleave(candidates) for numbers in (starts, seen))
-        suffix_rotary = rotary(to_device(num_seen[:, None] + torch.arange(suffix), device), head_dim)
+        suffix_rotary = rotary(
+            to_device(num_seen[:, None] + _places(blocks, suffix, num_seen.device), device), head_dim
+        )
         own_starts = count + suffix * torch.arange(rows)
         lows, highs, keys_from = torch.tensor(_spans(blocks, suffix)).T
         sizes, shape = (highs - lows).repeat(rows), (rows, len(blocks))
