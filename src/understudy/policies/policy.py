@@ -21,7 +21,15 @@ from understudy.policies.common.settings import FORWARD, POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Imagined, Loss, valid_elements
 from understudy.policies.registry import policy_type
-from understudy.policies.weight_files import OnMeta, ReadRows, StoredRows, TensorReader, stored_shapes
+from understudy.policies.weight_files import (
+    OnMeta,
+    ReadRows,
+    StoredRows,
+    TensorReader,
+    check_state,
+    fill_state,
+    stored_shapes,
+)
 
 
 class Policy(nn.Module):
@@ -282,15 +290,8 @@ class Policy(nn.Module):
         Raises:
             ValueError: names or shapes differ, or a weight is of integers.
         """
-        message = "the weights are not those of this config"
         needed, parameters = self.state_dict(), dict(self.named_parameters(remove_duplicate=False))
-        for name, tensor in needed.items():
-            if weights.shapes.get(name) != tuple(tensor.shape):
-                raise ValueError(f"{message}: {name} is missing or has another shape")
-            if name in parameters and not weights.dtypes[name].is_floating_point:
-                raise ValueError(f"{message}: {name} is {weights.dtypes[name]}; weights are floating-point")
-        if unknown := sorted(weights.keys() - needed.keys()):
-            raise ValueError(f"{message}: {unknown[0]} is not in the network")
+        check_state(needed, weights, {})
         for name in needed.keys() - parameters.keys():
             path, _, leaf = name.rpartition(".")
             setattr(self.get_submodule(path), leaf, weights.read(name).to(needed[name].dtype))  # a large one is meta
@@ -319,17 +320,14 @@ class Policy(nn.Module):
         return sum(self.tokens(batch) or ())
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy a state dict into the policy.
+        """Copy a state dict into the policy; tensors of files are read part by part.
 
         A policy with `fills_weights` may have parameters on the meta device, which it has to replace.
 
         Raises:
             ValueError: names or shapes differ.
         """
-        try:
-            self.load_state_dict(dict(weights))
-        except RuntimeError as error:
-            raise ValueError(f"the weights are not those of this config: {error}") from error
+        fill_state(self.state_dict(), weights, {})
 
     def save(
         self,

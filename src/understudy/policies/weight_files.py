@@ -246,10 +246,44 @@ def fill_parameters(module: nn.Module, tensors: Mapping[str, Tensor], keys: Mapp
         if parameter.is_meta:
             parameter = nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
             setattr(owner, leaf, parameter)
-        if isinstance(tensors, TensorReader):
-            tensors.copy_into(key, parameter)
-        else:
-            parameter.copy_(tensors[key])
+        _copy(tensors, key, parameter)
+
+
+@torch.no_grad()
+def fill_state(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], keys: Mapping[str, str]) -> None:
+    """Copy tensors into all those of a state dict, each in its dtype.
+
+    Args:
+        state: the tensors to fill, by name.
+        tensors: the tensors that they take; those of files are read part by part.
+        keys: name -> name in `tensors`, where they differ.
+
+    Raises:
+        ValueError: see `check_state`. A value of a file may not be finite: some tensors are then filled.
+    """
+    check_state(state, tensors, keys)
+    for name, target in state.items():
+        _copy(tensors, keys.get(name, name), target)
+
+
+def check_state(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], keys: Mapping[str, str]) -> None:
+    """Raise ValueError unless tensors fill a state dict, see `fill_state`: each, of its shape, and no others."""
+    shapes, dtypes, used = stored_shapes(tensors), stored_dtypes(tensors), {keys.get(name, name) for name in state}
+    for name, target in state.items():
+        key = keys.get(name, name)
+        if shapes.get(key) != tuple(target.shape):
+            raise ValueError(f"the weights are not those of this config: {key} is missing or has another shape")
+        if target.is_floating_point() and not dtypes[key].is_floating_point:
+            raise ValueError(f"{key} is {dtypes[key]}; weights are floating-point")
+    if unknown := sorted(shapes.keys() - used):
+        raise ValueError(f"the weights are not those of this config: {unknown[0]} is not in the network")
+
+
+def _copy(tensors: Mapping[str, Tensor], key: str, target: Tensor) -> None:
+    if isinstance(tensors, TensorReader):
+        tensors.copy_into(key, target)
+    else:
+        target.copy_(tensors[key])
 
 
 def _version(file: Path) -> tuple[int, int, int, int]:

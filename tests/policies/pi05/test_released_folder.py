@@ -1,8 +1,6 @@
 """Folders of released weights as a policy: all tools' files, dimensions from tensors, and files that contradict."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -262,6 +260,7 @@ def test_pi052_with_a_subtask_in_the_prefix_is_refused(tokenizer: Path, tmp_path
         load_policy(edit(path, lambda config: config.update(joint_subtask_conditioning=True)))
 
 
+@pytest.mark.long
 def test_run_starts_from_a_pi052_folder_and_exports_one(tmp_path: Path) -> None:
     data = tiny_dataset(tmp_path / "data")
     base = tiny_config(data, tmp_path / "first", steps=1)
@@ -375,44 +374,3 @@ def test_weights_and_data_are_all_that_a_run_needs(tmp_path: Path) -> None:
     assert run.resume(replace(RunDir(tmp_path / "run").settings(), steps=3)) == run.DONE
     found = load_policy(tmp_path / "run").config
     assert (found.chunk, found.sizes.vlm) == (3, SMALL.vlm)
-
-
-MEASURE = """
-import sys, torch
-from understudy.policies import weight_files
-from understudy.policies import policy_folder, weight_files
-from understudy.policies.policy import build_saved
-
-def peak():
-    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
-
-small, large, how = sys.argv[1:]
-weight_files.PART, weight_files.LARGE = 1 << 20, 64
-build_saved(policy_folder.load(small), small)  # libraries settle
-before = peak()
-made = build_saved(saved := policy_folder.load(large), large)
-if how == "whole":
-    tensors = dict(saved.weights)
-print(peak() - before, sum(p.numel() * p.element_size() for p in made.parameters()))
-"""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
-def test_load_needs_no_second_copy_of_the_weights(tmp_path: Path) -> None:
-    tower = {"width": 768, "mlp_dim": 2048}
-    large = replace(SMALL, vlm=replace(SMALL.vlm, **tower), expert=replace(SMALL.expert, width=512), vocab=2**13)
-    paths = []
-    for name, sizes in (("small", SMALL), ("large", large)):
-        dimensions = {key: value for key, value in asdict(sizes).items() if key != "adaptive"}
-        config = {"type": "pi05", "dimensions": dimensions, "action_dim": 3, "state_dim": 2, "cameras": [], "chunk": 5}
-        paths.append(_stored(tmp_path / name, sizes, **config))
-        (paths[-1] / "normalisation.json").write_text(json.dumps(NORMALISATION))
-
-    def grown(how: str) -> float:
-        command = [sys.executable, "-c", MEASURE, *map(str, paths), how]
-        peak, size = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-        return int(peak) / int(size)
-
-    assert grown("parts") < 1.25
-    assert grown("whole") > 1.75, "the control holds the file beside the model"

@@ -23,7 +23,7 @@ from understudy.policies.lerobot.adapter import LerobotPolicy, build_errors
 from understudy.policies.lerobot.settings import LerobotSmolvlaConfig
 from understudy.policies.losses import Detail, Loss, padded_elements, valid_elements
 from understudy.policies.pi05.released_keys import WeightsError
-from understudy.policies.weight_files import WeightFiles
+from understudy.policies.weight_files import WeightFiles, fill_state
 
 TOKENS, TOKENS_MASK = "language_tokens", "language_tokens_mask"
 """Keys of a prepared batch: tokens of the instructions, int64 [B, L], and bool [B, L], False where they are padding."""
@@ -115,9 +115,7 @@ class LerobotSmolvla(LerobotPolicy):
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy a state dict into the policy; LeRobot's may lack the head that shares the embedding's weights."""
-        if HEAD not in weights and EMBEDDING in weights:
-            weights = {**weights, HEAD: weights[EMBEDDING]}
-        super().load_weights(weights)
+        fill_state(self.state_dict(), weights, {} if HEAD in weights else {HEAD: EMBEDDING})
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample, int64 [B]."""
