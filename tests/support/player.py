@@ -30,7 +30,7 @@ def main() -> int:
     digest = hashlib.sha256(weights).hexdigest()
     rate = {"successes": int(digest[:1], 16), "episodes": 16}
     result = {"step": step, "play": json.loads(play), "weights": digest}
-    result |= {"world": "tabletop", "success": rate, "tasks": {"pick up the red block": rate}}
+    result |= {"world": "tabletop", "protocol": {}, "success": rate, "tasks": {"pick up the red block": rate}}
     new = run / f"rollouts/step-{step:08d}.json.new"
     new.write_text("{}" if how == "nonsense" else json.dumps(result))
     new.rename(new.with_suffix(""))

@@ -439,7 +439,7 @@ def test_rollout_results_are_logged_one_per_new_step(tmp_path: Path) -> None:
     (tmp_path / "rollouts").mkdir()
     rate = {"successes": 1, "episodes": 2}
     for step in (2, 4, 6, 7):
-        result = {"world": "w", "success": rate, "tasks": {}}
+        result = {"world": "w", "protocol": {}, "success": rate, "tasks": {}}
         (tmp_path / f"rollouts/step-{step:08d}.json").write_text(json.dumps(result))
     config = validate(TrainConfig, {"data": {"root": "d"}})
     found, log = background_rollouts.BackgroundRollouts(RunDir(tmp_path), config, {}, 6, first=True), Told()
