@@ -173,3 +173,11 @@ def test_kept_values_are_used_and_those_of_others_are_not(scene: Path, tmp_path:
     np.save(piece, values + 1)
     np.testing.assert_array_equal(function.compute(tmp_path / "pieces", "one", 1), values + 1)
     np.testing.assert_array_equal(function.compute(tmp_path / "pieces", "another", 1), values)
+
+
+def test_a_folder_of_others_in_the_place_of_the_values_is_refused(scene: Path, tmp_path: Path) -> None:
+    (tmp_path / ".out.values").mkdir()
+    (tmp_path / ".out.values/mine.txt").write_text("mine")
+    with refused("mine.txt", where=".out.values"):
+        score(ScoreConfig(paths=(str(scene / "value"), str(scene / "data"), str(tmp_path / "out"))))
+    assert (tmp_path / ".out.values/mine.txt").read_text() == "mine"

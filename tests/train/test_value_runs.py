@@ -84,6 +84,12 @@ def test_rollouts_of_a_value_function_are_refused(outcomes: Path, tmp_path: Path
         run.train(config)
 
 
+def test_futures_of_a_value_function_are_refused_as_a_setting(outcomes: Path, tmp_path: Path) -> None:
+    with refused("policy", "future", kind=ConfigError):
+        run.train(override(settings(outcomes, tmp_path / "run"), mode="joint"))
+    assert not (tmp_path / "run/order.json").exists()
+
+
 def test_resume_of_a_value_function_is_exact(outcomes: Path, tmp_path: Path) -> None:
     whole = override(settings(outcomes, tmp_path / "whole", 8), checkpoint={"every": 4})
     run.train(whole)

@@ -4,6 +4,7 @@ The frames are read in their stored sequence, in chunks that are the same on eve
 piece in a folder, so that a kill loses the piece in progress alone, and a continued pass has equal bits.
 """
 
+import re
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import closing
@@ -20,7 +21,7 @@ from understudy.checksums import file_sha256
 from understudy.config.data import SourceConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, DatasetError
 from understudy.load.instructions import draw_instructions
 from understudy.load.validation_data import prefetch_chunks, sample_identity
 from understudy.policies.policy import Policy, load
@@ -33,6 +34,9 @@ BATCH = 128
 """Frames of a pass of the network."""
 PIECE = 32 * BATCH
 """Frames whose values are kept together."""
+_OURS = re.compile(
+    r"(\d+\.npy|identity\.json)|\.(\d+\.npy|identity\.json)\..*"
+)  # pieces, their identity, and drafts of both
 _MEMORY = 1 << 30  # bytes of prefetched chunks
 
 
@@ -70,10 +74,13 @@ class ValueFunction:
             threads: threads that read; without effect on the values.
 
         Raises:
-            DatasetError: a frame cannot be read.
+            DatasetError: a frame cannot be read, or the folder has other files.
         """
         about, count = folder / "identity.json", len(self.dataset)
         if not about.is_file() or about.read_text(encoding="utf-8") != identity:
+            if others := [path.name for path in folder.glob("*") if not _OURS.fullmatch(path.name)]:
+                fix = "move it away, or name another output"
+                raise DatasetError(f"has {others[0]!r}, and is the place of values", where=folder, fix=fix)
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             write_text(about, identity)

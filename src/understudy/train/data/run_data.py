@@ -125,17 +125,26 @@ class RunData:
         return {"fps": self.training[0].catalog.fps, "heads": heads}
 
     def policy_config(self, config: TrainConfig) -> Any:
-        """Return the policy's config: its settings, the cameras, and the widest state and action."""
-        return policy_type(config.policy.type).make_config(
-            config.policy.fitted(self.image_sizes),
-            action_dim=max(_width(part, ACTION) for part in self.training),
-            state_dim=max(_width(part, STATE) for part in self.training),
-            cameras=self.cameras,
-            chunk=config.data.actions_per_chunk,
-            compute=compute_dtype(config.precision),
-            future=config.learns_dynamics(),
-            acts=config.mode_weights()["policy"] > 0,
-        )
+        """Return the policy's config: its settings, the cameras, and the widest state and action.
+
+        Raises:
+            ConfigError: the settings do not fit the data or each other.
+        """
+        try:
+            return policy_type(config.policy.type).make_config(
+                config.policy.fitted(self.image_sizes),
+                action_dim=max(_width(part, ACTION) for part in self.training),
+                state_dim=max(_width(part, STATE) for part in self.training),
+                cameras=self.cameras,
+                chunk=config.data.actions_per_chunk,
+                compute=compute_dtype(config.precision),
+                future=config.learns_dynamics(),
+                acts=config.mode_weights()["policy"] > 0,
+            )
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(f"policy: {error}") from error
 
 
 def _pass_length(part: EpisodeDataset) -> float:
