@@ -227,7 +227,13 @@ tool.record = broken
 def test_extras_match_pyproject() -> None:
     declared = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     optional = declared["optional-dependencies"]
-    spelt = {"annotated_types": "annotated-types", "yaml": "pyyaml", "rerun": "rerun-sdk", "grpc": "grpcio"}
+    spelt = {
+        "annotated_types": "annotated-types",
+        "yaml": "pyyaml",
+        "rerun": "rerun-sdk",
+        "grpc": "grpcio",
+        "libero": "hf-libero",
+    }
     spelt |= dict.fromkeys(("diffusers", "transformers", "num2words"), "lerobot")  # its own extras install them
     for extra, modules in EXTRAS.items():
         packages = {re.split(r"[<>=\[;]", wanted)[0] for wanted in optional[extra]}

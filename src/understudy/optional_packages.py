@@ -19,6 +19,7 @@ EXTRAS = {
     "demo": ("mujoco",),
     "sim": ("metaworld",),
     "gymnasium": ("gymnasium",),
+    "libero": ("libero",),
     "pi05": ("sentencepiece", "tokenizers"),
     "jax-weights": ("tensorstore",),
     "serve": ("websockets", "msgpack"),
@@ -32,6 +33,7 @@ INCLUDES = {
     "demo": ("report",),
     "sim": ("demo",),
     "gymnasium": ("train",),
+    "libero": ("train",),
     "hub": ("remote",),
     "s3": ("remote",),
 }

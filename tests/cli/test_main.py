@@ -147,7 +147,7 @@ def test_warnings_are_one_line_without_source(monkeypatch: pytest.MonkeyPatch) -
         (["train", "no/such"], "--data.root no/such"),
         (
             ["record", "--output-dir", "{}/d", "--env", "mujoco"],
-            "env: unknown environment 'mujoco'; known: tabletop, recall, metaworld, gymnasium:ID",
+            "env: unknown environment 'mujoco'; known: tabletop, recall, metaworld, libero_spatial",
         ),
         (["record", "--episodes", "3"], "--output-dir FOLDER"),
         (["order", "show"], "unknown command 'order show'"),

@@ -49,7 +49,8 @@ class RecordConfig:
     """Folder of the dataset. A recording begun there with the same settings is continued. Required."""
     env: str = "tabletop"
     """Environment: the embedded `tabletop`, the embedded `recall`, solvable only by a policy that sees past frames
-    (`policy.history`), `metaworld` (extra `sim`), `gymnasium:ID` (extra `gymnasium`), or that of another package."""
+    (`policy.history`), `metaworld` (extra `sim`), `libero_spatial`, `_object`, `_goal`, `_10` or `_90`
+    (extra `libero`), `gymnasium:ID` (extra `gymnasium`), or that of another package."""
     gymnasium: GymnasiumOptions = field(default_factory=GymnasiumOptions)
     expert: str = ""
     """Your scripted expert, `FILE.py:FUNCTION`, for an environment without one: (`Env`, observation) -> action. That
@@ -64,7 +65,8 @@ class RecordConfig:
     """Standard deviation of the Gaussian noise added to the executed action, in its unit. The noise-free action is
     recorded, so that the data shows how to recover. The default suits the environment's expert."""
     image_size: Annotated[int, Interval(ge=16, le=2**12)] | None = None
-    """Height and width of the images; the default is the environment's (64; `gymnasium:ID`: its own)."""
+    """Height and width of the images; the default is the environment's (64; LIBERO: 256;
+    `gymnasium:ID`: its own)."""
     cameras: tuple[str, ...] | None = None
     """Cameras to record; the default is the environment's (tabletop: front; recall: top; metaworld: corner2)."""
     codec: Literal["libsvtav1", "libx264", "libx265"] = "libsvtav1"
@@ -77,7 +79,7 @@ class RecordConfig:
         errors = (
             [] if self.output_dir else ["output_dir: required, the folder of the dataset to write: --output-dir FOLDER"]
         )
-        if self.env.startswith("gymnasium:") and not self.expert:
+        if self.env.startswith(("gymnasium:", "libero_")) and not self.expert:
             errors.append(f"expert: required, {self.env} has none: --expert FILE.py:FUNCTION")
         try:
             check_size(self.codec, *2 * [self.image_size or 64])

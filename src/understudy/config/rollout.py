@@ -14,12 +14,13 @@ class Play:
 
     env: str = "tabletop"
     """Environment: the embedded `tabletop`, the embedded `recall`, solvable only by a policy that sees past frames
-    (`policy.history`), `metaworld` (extra `sim`), `gymnasium:ID` (extra `gymnasium`), or that of another package."""
+    (`policy.history`), `metaworld` (extra `sim`), `libero_spatial`, `_object`, `_goal`, `_10` or `_90`
+    (extra `libero`), `gymnasium:ID` (extra `gymnasium`), or that of another package."""
     gymnasium: GymnasiumOptions = field(default_factory=GymnasiumOptions)
     tasks: tuple[str, ...] = ()
     """Tasks, by short name or sentence; the default is all of the environment's. Episodes cycle through them."""
     episodes: Annotated[int, Interval(ge=1, le=1 << 24)] | None = None
-    """Number of episodes; the default is the environment's usual one (30; `gymnasium:ID`: 50)."""
+    """Number of episodes; the default is the environment's usual one (30; `gymnasium:ID`: 50; LIBERO: 50 per task)."""
     seed: Annotated[int, Interval(ge=0, lt=1 << 32)] = 0
     """Seed of layouts and noise. Whatever the seed, layouts differ from all recorded ones."""
     action_steps: Annotated[int, Interval(ge=1, le=2**16)] = 4
@@ -27,7 +28,8 @@ class Play:
     sampling_steps: Annotated[int, Interval(ge=1, le=10**4)] = 10
     """Euler steps per prediction."""
     image_size: Annotated[int, Interval(ge=8, le=2**12)] | None = None
-    """Height and width of the images, as recorded; the default is the environment's (64; `gymnasium:ID`: its own)."""
+    """Height and width of the images, as recorded; the default is the environment's (64; LIBERO: 256;
+    `gymnasium:ID`: its own)."""
     num_envs: Annotated[int, Interval(ge=1, le=2**12)] = 15
     """Environments that run side by side."""
     device: str = "cpu"

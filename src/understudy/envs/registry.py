@@ -15,6 +15,7 @@ ENVS = {
     "tabletop": ("tabletop:TabletopEnv", "demo"),
     "recall": ("recall:RecallEnv", "sim"),
     "metaworld": ("metaworld:MetaWorldEnv", "sim"),
+    **{f"libero_{suite}": ("libero:LiberoEnv", "libero") for suite in ("spatial", "object", "goal", "10", "90")},
 }
 """Environment -> its module and class, and the extra that it needs."""
 GYMNASIUM = "gymnasium:"
@@ -44,12 +45,13 @@ def open_env(
     """
     options = gymnasium or GymnasiumOptions()
     if name.startswith(GYMNASIUM):
-        make = partial(_built_in(name, "gymnasium:GymnasiumEnv", "gymnasium"), name.removeprefix(GYMNASIUM))
-        return make(size, cameras, tasks, options)
+        make = _built_in(name, "gymnasium:GymnasiumEnv", "gymnasium")
+        return make(name.removeprefix(GYMNASIUM), size, cameras, tasks, options)
     if options != GymnasiumOptions():
         raise ValueError(f"gymnasium: settings of environments {GYMNASIUM}ID; env is {name!r}")
     if name in ENVS:
-        return _built_in(name, *ENVS[name])(size, cameras, tasks)
+        make = _built_in(name, *ENVS[name])
+        return (partial(make, name) if name.startswith("libero_") else make)(size, cameras, tasks)
     points = {point.name: point for point in entry_points(group=GROUP)}
     if name not in points:
         raise ValueError(f"env: unknown environment {name!r}; known: {', '.join([*ENVS, *points])}, {GYMNASIUM}ID")
