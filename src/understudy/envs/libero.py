@@ -69,7 +69,7 @@ class LiberoEnv:
     """A suite as an `Env`: `observation.images.image`, `observation.images.image2` (wrist), `observation.state` (8,).
 
     Episode e of a layout seed is trial e // T of task e % T, of T tasks: it begins in that one of the task's initial
-    states. The episode tells apart tasks of one text, which `libero_90` has.
+    states. Tasks of `libero_90` that share a text differ by the episode.
     """
 
     fps = 20
