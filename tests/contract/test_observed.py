@@ -80,6 +80,8 @@ MISTAKES: dict[str, tuple[Callable[[Observation], Observation], set[tuple[str, s
     "another robot": (state(lambda x: x[::-1] * 1.7 + 2), {("other robot", "joints")}),
     "BGR": (front(lambda x: x[..., ::-1]), {("color order", "cam_front")}),
     "upside down": (front(lambda x: x[::-1]), {("orientation", "cam_front")}),
+    "mirrored": (front(lambda x: x[:, ::-1]), {("orientation", "cam_front")}),
+    "narrow strip": (front(lambda x: x[:, :8]), {("shape", "cam_front")}),
     "center crop": (front(lambda x: x[12:84, 16:112]), {("crop", "cam_front")}),
     "square crop": (front(lambda x: x[:, 16:112]), {("crop", "cam_front"), ("shape", "cam_front")}),
     "floats": (front(lambda x: x / 255), {("dtype", "cam_front")}),
@@ -123,12 +125,16 @@ def test_numbers_are_explained_after_a_few_observations(contract: InputContract)
     change, named = MISTAKES["degrees"]
     assert found_in(contract, change, LEAST_SEEN - 1) == set()
     assert found_in(contract, change, LEAST_SEEN) == named
+    raised = state(lambda x: x[::-1] * 1.7 + 2 + 40 * (np.arange(7) == 1))  # beyond the ranges of the other robot
+    assert ("other robot", "joints") not in found_in(contract, raised)
 
 
 def test_a_camera_that_rests_with_the_robot_is_no_frozen_camera(contract: InputContract) -> None:
     rest = states(1, 5)[0]
     still = front(lambda x: FIXED)
     assert found_in(contract, lambda seen: still({**seen, "joints": rest})) == set()
+    slow = iter(np.repeat(images("front", 4, 3), 6, axis=0))  # 5 images a second
+    assert found_in(contract, front(lambda x: next(slow))) == set()
 
 
 @pytest.mark.parametrize("value", [1e18, -1e200, 1e308, 2**62])
@@ -206,6 +212,8 @@ def test_a_planted_order_is_named_after_more_episodes() -> None:
         named += "dimension order" in kinds_of(trained, one[:, ::-1])
         assert kinds_of(trained[:12], one[:, ::-1]) & {"range", "other robot", "normalized", "degrees", "scale"}
     assert named >= 6
+    near = 0.6 * np.arange(7) + np.clip(np.random.default_rng(0).standard_normal((13, 40, 7)), -2.5, 2.5)
+    assert kinds_of(list(near), np.roll(near[0], -1, axis=1)) == {"range"}  # of one dimension alone
 
 
 def test_times_must_not_decrease(contract: InputContract) -> None:
@@ -229,8 +237,9 @@ def test_declarations_are_compared(contract: InputContract) -> None:
 
 
 def test_unknown_figures_stay_unknown(contract: InputContract) -> None:
-    """A null in the file is NaN, and no number is outside an unknown range."""
+    """A null in the file is NaN, and no number is outside an unknown range; unlisted instructions may be any."""
     stored = contract.to_json()
+    stored["robots"]["arm"]["tasks_left_out"] = 1
     for name in ("min", "max", "q01", "q99", "mean", "std"):
         stored["robots"]["arm"]["state"][name][3] = None
     known = InputContract.from_json(json.loads(json.dumps(stored)))
@@ -239,6 +248,7 @@ def test_unknown_figures_stay_unknown(contract: InputContract) -> None:
     assert np.isnan(own.figures["mean"][3])
     assert found_in(known, lambda seen: seen) == set()
     assert found_in(known, state(lambda x: x * ONE_IN_DEGREES)) == set()
+    assert found_in(known, MISTAKES["another instruction"][0]) == set()
 
 
 def scene_images(episode: int, count: int) -> np.ndarray:

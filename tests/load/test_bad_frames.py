@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,9 +17,11 @@ from support.refusals import refused
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
 from understudy.load.bad_frames import Substitutes
+from understudy.load.images.clip_reader import ClipReader, Cursors, DecodePolicy, Timings
 from understudy.load.loader import Loader
 from understudy.order import Order
 from understudy.order.sample_random import SampleRng
+from understudy.video.color import Converter
 from understudy.video.packets import open_packets
 
 TOP = "observation.images.top"
@@ -115,6 +118,16 @@ def test_substitutes_replace_bad_frames_only(
         assert torch.equal(together.reshape(found[TOP].shape), found[TOP])
 
 
+def test_clip_reader_raises_at_the_sample_of_the_bad_frame(damaged: Path) -> None:
+    data, decoded = opened(damaged, episodes=[0]), dict[int, Any]()
+    rows, frames = data.frames_to_decode(np.zeros(2, int), np.array([9, 10]))
+    reader = ClipReader(data, TOP, [0, 1], rows, frames[TOP], DecodePolicy(8, True), [], Cursors(1), Converter())
+    reader.decode_next(decoded, Timings())  # decodes ahead
+    assert list(decoded) == [0]
+    with refused("packet", where="", fix="damaged"):
+        reader.decode_next(decoded, Timings())
+
+
 def test_order_neighbors_are_of_the_clip_first_and_of_the_selection(damaged: Path) -> None:
     data = opened(damaged, exclude_episodes=[1])
     order = order_of(data)
@@ -153,6 +166,10 @@ def test_substitutes_beyond_the_cap_are_an_error(sound: Path, tmp_path: Path) ->
     loader = Loader([opened(root)], order=order_of(opened(root)), on_bad_frame="substitute")
     with refused(17, 16, where="rows"):
         take(loader)
+    both = Order.from_datasets([opened(sound), opened(root)], batch_size=BATCH, seed=2)
+    substitutes = Substitutes(both, None, 0.0)
+    for number in range(32):  # each source has its own
+        substitutes.find(number, number % 2, 0, number // 2, "torn", lambda *_: None)
 
 
 @pytest.mark.parametrize("fails", [False, True])

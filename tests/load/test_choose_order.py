@@ -229,6 +229,9 @@ def test_a_loader_continues_the_order_of_a_state_in_other_memory(data: us.Episod
             assert tight.plan.keeps_decoded == (False,)
             for batch in expected[2:]:
                 assert (next(tight)["index"] == batch["index"]).all()
+            permuted = us.Order.from_datasets(data, batch_size=4, seed=1, clip=5, lanes=4, inside="permuted")
+            tight.load_state_dict({"position": 0, "order": permuted.to_json()})
+            assert tight.order.spec == permuted.spec
         stream.load_state_dict(state)
         assert stream.order.spec == roomy.order.spec
         assert (next(iter(stream))["index"] == expected[2]["index"]).all()

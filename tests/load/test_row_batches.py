@@ -48,7 +48,8 @@ def test_row_batches_equal_single_batches(
 ) -> None:
     sources = datasets if mixed else datasets[:1]
     mixture, parts = Mixture.from_datasets(sources), asked(sources, count, size, start)
-    tables = RowBatches(sources, mixture, *parts)
+    tables, starts, ends = RowBatches(sources, mixture, *parts), set[int](), set[int]()
+    taken = []
     for at in data.draw(st.permutations(range(count))):
         made = tables.take(at)
         assert equal(made, read_rows(sources, mixture, *(part[at] for part in parts)))
@@ -56,6 +57,10 @@ def test_row_batches_equal_single_batches(
             if isinstance(value, torch.Tensor):
                 assert value.untyped_storage().nbytes() == value.nbytes
                 value.fill_(0)  # the consumer's own
+                starts |= {value.data_ptr()} if value.nbytes else set()
+                ends.add(value.data_ptr() + value.nbytes)
+        taken.append(made)
+    assert not starts & ends  # parts of one memory would follow one another
 
 
 def test_row_batches_raise_for_the_bad_batch_only(datasets: list[EpisodeDataset]) -> None:

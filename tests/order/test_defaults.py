@@ -127,6 +127,8 @@ def test_long_gops_are_cut_at_key_frames_and_short_ones_need_not_be():
         assert choice.cut == "keyframe"
         assert choice.clip % gop == 0
         assert choice.clip >= 64
+    back, ahead = (clips_cost(10**5, 250, reach, clip=250, lanes=16, cut="keyframe") for reach in ((8, 0), (0, 8)))
+    assert back > 1.2 * ahead  # a window ahead starts at the key frame
 
 
 def test_few_frames_are_shuffled_one_by_one_where_that_is_cheap():

@@ -66,6 +66,7 @@ def test_slots_come_near_the_weights():
     counts = choose_slots(weights, 256, 6144)
     assert max(abs(c / sum(counts) - w) for c, w in zip(counts, weights)) < 1e-3
     assert choose_slots([1, 3], 8, 64) == (16, 48)
+    assert choose_slots([0.7, 0.29, 0.01], 8, 128) == (73, 30, 1)  # errors are relative to each share
 
 
 def test_a_weight_too_small_for_any_period_is_refused():

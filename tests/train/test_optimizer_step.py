@@ -36,7 +36,7 @@ from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import Loss, scalar
 from understudy.train.augment_batch import apply_augmentation
 from understudy.train.data.run_data import RunData, compute_normalization, first_batch, open_data
-from understudy.train.optimizer_step import StepResult, optimizer_step
+from understudy.train.optimizer_step import Float64GradAccumulator, StepResult, optimizer_step
 from understudy.train.precision import make_optimizer, named_tensors
 from understudy.train.state import init_train_state
 
@@ -203,6 +203,17 @@ def test_the_gradient_is_that_of_sum_over_count(mesh: Mesh, policy: FlowPolicy, 
     assert abs(float(result.loss) - float(np.mean(means))) > 1e-3
     for (name, mine), theirs in zip(policy.named_parameters(), other.parameters()):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_gradients_of_micro_batches_are_summed_in_float64(mesh: Mesh) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    accumulator = Float64GradAccumulator(Float32AdamW([weight]), mesh, 3)
+    for gradient in (1.0, 2**-24, 2**-24):  # each of the small ones is lost beside 1 in float32
+        weight.grad = torch.tensor([gradient])
+        accumulator.add()
+    accumulator.finish()
+    assert weight.grad is not None
+    assert weight.grad.item() == 1 + 2**-23
 
 
 def test_a_loss_that_is_not_finite_affects_its_own_group_alone(

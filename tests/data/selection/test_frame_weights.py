@@ -178,6 +178,10 @@ def test_loaders_have_the_weights(root: Path, tmp_path: Path) -> None:
     sampled = DataLoader(data, batch_size=4, sampler=EpisodeSampler(data), num_workers=2)
     found = [(int(e), int(f)) for batch in sampled for e, f in zip(batch["episode_index"], batch["frame_index"])]
     assert Counter(found) == want
+    inner = {(e, f) for e, start, stop in data.segments.tolist() for f in range(start + 1, stop - 2)}
+    shorter = (data[i] for i in EpisodeSampler(data, drop_n_first_frames=1, drop_n_last_frames=2))
+    found = [(int(sample["episode_index"]), int(sample["frame_index"])) for sample in shorter]
+    assert Counter(found) == Counter({frame: count for frame, count in want.items() if frame in inner})
 
 
 def test_saved_order_refuses_other_weights(root: Path, tmp_path: Path) -> None:

@@ -197,6 +197,10 @@ def test_a_rank_walks_only_its_own_indices(monkeypatch):
     offsets = np.concatenate(asked) % 12
     assert len(offsets) == 18
     assert set(offsets.tolist()) == {3, 4, 5}
+    begun = iter(sampler)
+    for position in (0, 0, 12, 12, 12, 24):  # a batch counts once the rank's whole share of it is yielded
+        next(begun)
+        assert sampler.state_dict()["position"] == 72 + position
 
 
 @pytest.mark.parametrize("workers", [0, 2])

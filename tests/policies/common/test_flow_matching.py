@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from understudy.policies.common.flow_matching import euler, noisy_actions, spread_times, velocity
+from understudy.policies.common.flow_matching import (
+    delays,
+    euler,
+    noisy_actions,
+    sample_guided,
+    spread_times,
+    velocity,
+)
 
 
 def test_time_one_is_noise_and_time_zero_is_the_actions() -> None:
@@ -55,3 +62,18 @@ def test_spreading_the_times_lowers_the_variance() -> None:
     uniform = torch.rand(4000, 4, generator=torch.Generator().manual_seed(0))
     independent = spread_times(uniform.reshape(-1, 1)).reshape(4000, 4)
     assert spread_times(uniform).mean(1).var() < independent.mean(1).var() / 8
+
+
+def test_delays_are_equally_likely_up_to_the_largest() -> None:
+    assert torch.bincount(delays(torch.arange(8) / 8, 3)).tolist() == [2, 2, 2, 2]
+
+
+def test_dimensions_of_other_robots_do_not_guide() -> None:
+    noise, chunk, own = torch.randn(2, 4, 3), torch.randn(2, 4, 3), torch.tensor([True, True, False])
+
+    def guided(actions: torch.Tensor, dims: torch.Tensor | None) -> torch.Tensor:
+        return sample_guided(lambda x, _: x.roll(1, -1), noise, actions, 1, 3, dims=dims)[..., own]
+
+    other = torch.where(own, chunk, 9.0)
+    assert torch.equal(guided(chunk, own), guided(other, own))
+    assert not torch.equal(guided(chunk, None), guided(other, None))

@@ -142,13 +142,14 @@ def test_frozen_tensors_are_written_again_where_the_earlier_ones_do_not_serve(
 def test_damaged_frozen_tensors_are_an_error_by_name(two: Path, name: str) -> None:
     """All checkpoints share the file, so none of them is suggested."""
     path = two / "step-00000002"
-    content = bytearray((path / name).read_bytes())
+    whole = (path / name).read_bytes()
+    content = bytearray(whole)
     content[len(content) // 2] ^= 1
     (path / name).write_bytes(content)
     reads: list[Callable[[], object]] = [lambda: checkpoint.load(path, tensors(0))]
     reads.append(lambda: Saver(two, keep_last=2).load(path, tensors(0)))
     if name.endswith(".metadata"):
-        (path / name).write_bytes(b"damaged")
+        (path / name).write_bytes(whole.replace(b"base", b"bass"))  # another index
         reads.append(lambda: checkpoint.tensor_dtypes(path))  # a resumed run calls it first
     for read in reads:
         with pytest.raises(CheckpointError) as caught:

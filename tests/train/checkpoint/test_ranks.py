@@ -74,7 +74,7 @@ def test_save_checks_the_files_of_other_ranks(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(checkpoint, "publish", elsewhere)
     with refused("step-00000001", kind=checkpoint.CheckpointError):
-        checkpoint.save(tmp_path, 1, {"weights/a": torch.ones(3)}, {})
+        checkpoint.save(tmp_path, 1, {"weights/a": torch.ones(3), "weights/b": torch.ones(3)}, {})
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,6 +3,8 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -49,3 +51,10 @@ def test_read_validated_takes_the_latest_file_of_a_logged_validation(tmp_path: P
     assert read_validated(run, val[1:]) is None
     replace(stale, sums={"flow": np.array([float("nan"), 1.0])}).write(run.episode_losses(10))
     assert (read_validated(run, json.loads('[{"step": 10, "loss": null}]')) or (0,))[0] == 10
+
+
+def test_digest_is_of_names_frames_and_weights() -> None:
+    two: dict[str, Any] = {"names": ("a",), "source": np.zeros(2), "episode": np.arange(2), "frame": np.zeros(2)}
+    changes: list[dict[str, Any]] = [{}, {"names": ("b",)}, {"frame": np.arange(2)}, {"weight": np.array([1.0, 2.0])}]
+    samples: list[Any] = [SimpleNamespace(**{"weight": np.ones(2)} | two | change) for change in changes]
+    assert len({EpisodeSums.from_samples({}, {}, held).digest for held in samples}) == len(samples)

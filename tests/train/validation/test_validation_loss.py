@@ -22,6 +22,7 @@ from understudy.config.train import ParallelConfig
 from understudy.data.format.features import Feature
 from understudy.distributed import mesh as parallel
 from understudy.distributed.mesh import Mesh
+from understudy.load.images.decoded_cache import DecodedImages, decoded_bytes
 from understudy.load.validation_data import (
     ValidationData,
     prefetch_chunks,
@@ -514,6 +515,9 @@ def test_pictures_that_are_resized_as_they_are_read_are_those_that_stay_decoded(
     assert {
         k for k, v in given.items() if not (torch.equal(v, kept[k]) if torch.is_tensor(v) else v == kept[k])
     } == set()
+    needed = sum(decoded_bytes(dataset, held.size) for dataset in held.datasets)
+    partly = [isinstance(d.video_frames, DecodedImages) for d in held.keep_decoded(needed - 1).datasets]
+    assert partly.count(False) == 1  # all of them would fit alone
     first = evaluate(policy, held, SEED, mesh, FLOW)
     assert evaluate(policy, held.keep_decoded(1 << 30), SEED, mesh, FLOW, threads=2) == first
 
