@@ -113,7 +113,7 @@ def test_profile_measures_the_trained_step(
     assert found.flops > 2 * 3 * 4 * count / 10
     assert found.flops_per_s == pytest.approx(found.flops / found.step_s)
     assert found.mfu is None
-    assert (found.tokens_per_s is not None) == (name in ("pi05", "pi0"))
+    assert (found.tokens_per_s is not None) == (name in ("pi05", "pi0", "world_action"))
     assert (found.conditions["steps"], found.conditions["warmup"]) == (1, 1)
     assert Profile.from_plain(json.loads(json.dumps(found.plain()))) == found
 
