@@ -9,11 +9,15 @@ All arms have the same recordings of one task, seeds, steps and batches, from fr
     images 4   `joint` with weight 4 for the images
     future .1  `joint` with weight 0.1 for states and images
     shares     `joint`, where a sample trains the policy in mode `policy` alone: in a third of the samples
+    stored     `joint` in the order of the files, without a shuffle
 
 Of each arm: `flow`, the loss of the actions in mode `policy` on validation episodes; `success` in scenes without
-recordings; PSNR of imagined images and of a copy of the present; CPU minutes. `--gradients` takes a run, and computes
-the norm of each loss's gradient on validation frames and its cosine with that of the policy, by part of the network;
-runs of mode `joint` have the same in the results. `--out` keeps finished runs; a call with it continues.
+recordings; `psnr` of the images 8 frames ahead, over all pixels and over those that change: `model` imagines them from
+the recorded actions, `copy` is the present, `nearest` the training frame with the nearest state to the true future
+one; `course`, medians of the gradient norm and of the actions' training loss over each tenth of the steps; CPU minutes.
+`--gradients` takes a run, and computes the norm of each loss's gradient on validation frames and its cosine with that
+of the policy, by part of the network; runs of mode `joint` have the same in the results. `--out` keeps finished runs; a
+call with it continues.
 """
 
 import argparse
@@ -22,22 +26,27 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
-from understudy.batch_keys import MODE
+from understudy.batch_keys import MODE, STATE
 from understudy.cli import main as cli
 from understudy.config.schema import load as load_settings
 from understudy.config.train import TrainConfig
+from understudy.data.dataset import EpisodeDataset
 from understudy.policies.common.settings import FORWARD, INVERSE, MODES, POLICY
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
@@ -45,6 +54,7 @@ from understudy.policies.policy import load
 from understudy.rollout.result import wilson_interval
 from understudy.train.data.run_data import RunData, open_data
 from understudy.train.track import metrics_file
+from understudy.train.validation.imagined import moved, psnr
 from understudy.train.validation.validation_loss import read_validation_data
 
 TOWER = {"depth": 4, "num_heads": 4, "num_kv_heads": 1, "head_dim": 24}
@@ -56,12 +66,14 @@ NETWORK = {
     "dim": 8,
 }
 """Dimensions of `tiny` with images of 32 pixels."""
+CAMERA = "observation.images.front"
 ARMS: dict[str, dict[str, Any]] = {
     "policy": {"mode": "policy"},
     "joint": {"mode": "joint"},
     "images 4": {"mode": "joint", "optim.loss-weights": ("images", 4)},
     "future .1": {"mode": "joint", "optim.loss-weights": ("images", 0.1, "dynamics", 0.1)},
     "shares": {"mode": "joint"},
+    "stored": {"mode": "joint", "data.shuffle": "sequential"},
 }
 """Settings of each arm."""
 OBJECTIVES = (
@@ -123,17 +135,73 @@ def train(args: argparse.Namespace, arm: str, seed: int) -> dict[str, Any]:
     with samples_of_mode_policy_alone() if arm == "shares" else mock.MagicMock():
         understudy("train", *words, "--log.no-report")
     figures = {"seed": seed, "cpu_minutes": (time.process_time() - began) / 60}
+    figures["course"] = course(metrics_file.read(run / "metrics.jsonl", "train"))
     (val,) = metrics_file.read(run / "metrics.jsonl", "val")
     figures["flow"] = val["terms"]["flow"]["loss"]
     figures["open_loop"] = val["open_loop"]
     if val.get("imagined"):
-        figures["psnr"] = val["imagined"]["images"]["psnr"]
-        figures["gradients"] = gradients(run)
+        figures |= {"psnr": psnr_ahead(run), "gradients": gradients(run)}
     if args.rollouts:
-        understudy("rollout", run, "--episodes", args.rollouts, "--seed", seed)
+        understudy("rollout", run, "--tasks", "red", "--episodes", args.rollouts, "--seed", seed)
         figures["success"] = json.loads((run / "rollouts" / f"tabletop-seed{seed}.json").read_text())["success"]
     done.write_text(json.dumps(figures))
     return figures
+
+
+@torch.no_grad()
+def psnr_ahead(run: Path) -> dict[str, dict[str, float | None]]:
+    """PSNR in dB of images at the ends of the chunks inside the validation episodes: pixels -> kind -> figure."""
+    policy, settings = load(run / "policy").eval(), load_settings(TrainConfig, run / "config.yaml")
+    data = open_data(settings)
+    (training,), (validation,) = data.training, data.validation
+    assert validation is not None
+    size = policy.config.image_size
+    recorded = [batch for batch, _ in batches(training)]
+    states = torch.cat([batch[STATE][:, 0] for batch in recorded])
+    images = torch.cat([batch[CAMERA][:, 0] for batch in recorded])
+    parts: dict[str, list[Tensor]] = {}
+    for number, (batch, whole) in enumerate(batches(validation)):
+        draws = make_draws(policy.random_spec("act"), number, torch.arange(len(whole)))
+        imagined = policy.imagine(policy.preprocess(batch), draws)
+        assert imagined.images is not None
+        nearest = torch.cdist(batch[STATE][:, -1], states).argmin(dim=1)
+        kinds = {"model": imagined.images[:, -1, 0], "copy": batch[CAMERA][:, 0], "nearest": images[nearest]}
+        for kind, predicted in {**kinds, "recorded": batch[CAMERA][:, -1]}.items():
+            parts.setdefault(kind, []).append(resize(predicted, size)[whole])
+    joined = {kind: torch.cat(pieces) for kind, pieces in parts.items()}
+    after = joined.pop("recorded")
+    changing = moved(joined["copy"], after)
+    return {
+        "all": {kind: psnr(images, after) for kind, images in joined.items()},
+        "changing": {kind: psnr(images, after, changing) for kind, images in joined.items()},
+        "share": {"changing": changing.double().mean().item()},
+    }
+
+
+def batches(data: EpisodeDataset, size: int = 128) -> Iterator[tuple[dict[str, Any], Tensor]]:
+    """Yield all samples in stored order, and a mark of those whose chunk lies inside the episode."""
+    for first in range(0, len(data), size):
+        batch = data.batch(*data.locate(np.arange(first, min(first + size, len(data)))))
+        yield batch, ~batch[f"{CAMERA}_is_pad"].any(dim=1)
+
+
+def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Average images uint8 [B, 3, H, W] over areas to `size`."""
+    return interpolate(images.float(), size=size, mode="area").round().to(torch.uint8)
+
+
+def course(rows: Sequence[Mapping[str, Any]], parts: int = 10) -> list[dict[str, float]]:
+    """Medians of the gradient norm and of the actions' training loss over each part of the steps."""
+    bounds = [round(i * len(rows) / parts) for i in range(parts + 1)]
+    pieces = [rows[first:stop] for first, stop in pairwise(bounds) if first < stop]
+    return [
+        {
+            "step": piece[-1]["step"],
+            "grad_norm": median(row["grad_norm"] for row in piece),
+            "flow": median(row["terms"]["flow"]["loss"] if "terms" in row else row["loss"] for row in piece),
+        }
+        for piece in pieces
+    ]
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
