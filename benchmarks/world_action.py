@@ -3,7 +3,8 @@
     python benchmarks/world_action.py [--json] [--out runs/world-action] [--arms policy joint ...]
     python benchmarks/world_action.py --gradients RUN
 
-All arms have the same recordings of one task, seeds, steps and batches, from fresh weights:
+All arms have the same recordings of one task, seeds, steps and batches, and start from the same weights: those of
+`--first-steps` steps in mode `policy`, in the place of released ones. With 0 they are fresh.
     policy     mode `policy`: pi0.5
     joint      mode `joint` with the default weights of the losses
     images 4   `joint` with weight 4 for the images
@@ -109,7 +110,43 @@ def train(args: argparse.Namespace, arm: str, seed: int) -> dict[str, Any]:
     if done.exists():
         figures: dict[str, Any] = json.loads(done.read_text())
         return figures
-    settings = {
+    settings = settings_of(args, run, args.steps, seed) | ARMS[arm]
+    if args.first_steps:
+        settings["policy.weights"] = first_weights(args)
+    began = time.process_time()
+    with samples_of_mode_policy_alone() if arm == "shares" else mock.MagicMock():
+        understudy("train", *as_words(settings))
+    figures = {"seed": seed, "cpu_minutes": (time.process_time() - began) / 60}
+    figures["course"] = course(metrics_file.read(run / "metrics.jsonl", "train"))
+    (val,) = metrics_file.read(run / "metrics.jsonl", "val")
+    figures["flow"] = val["terms"]["flow"]["loss"]
+    figures["open_loop"] = val["open_loop"]
+    if val.get("imagined"):
+        figures |= {"psnr": psnr_ahead(run), "gradients": gradients(run)}
+    if args.rollouts:
+        figures["success"] = play(args, run, seed)
+    done.write_text(json.dumps(figures))
+    return figures
+
+
+def first_weights(args: argparse.Namespace) -> Path:
+    """Train the policy that all arms start from, unless it is there, and return its folder."""
+    run = args.out / "first"
+    if not (run / "policy").exists():
+        understudy("train", *as_words(settings_of(args, run, args.first_steps, 0) | ARMS["policy"]))
+    return run / "policy"
+
+
+def play(args: argparse.Namespace, run: Path, seed: int) -> dict[str, Any]:
+    """Play a run's policy in scenes of the recorded task; returns its success."""
+    understudy("rollout", run, "--tasks", "red", "--episodes", args.rollouts, "--seed", seed, "--image-size", 32)
+    success: dict[str, Any] = json.loads((run / "rollouts" / f"tabletop-seed{seed}.json").read_text())["success"]
+    return success
+
+
+def settings_of(args: argparse.Namespace, run: Path, steps: int, seed: int) -> dict[str, Any]:
+    """Settings that all trainings share, by their flags."""
+    return {
         "data.root": args.out / "dataset",
         "data.robot-type": "tabletop",
         "data.control-mode": "ee_delta",
@@ -120,32 +157,21 @@ def train(args: argparse.Namespace, arm: str, seed: int) -> dict[str, Any]:
         "policy.tokenizer": args.out / "tokenizer",
         "policy.prompt-tokens": 48,
         "policy.noise-samples": args.noise_samples,
-        "steps": args.steps,
+        "steps": steps,
         "batch-size": args.batch_size,
         "augment.shift": 0,
         "optim.lr": args.lr,
         "seed": seed,
-        "val.every": args.steps,
-        "checkpoint.every": args.steps,
+        "val.every": steps,
+        "checkpoint.every": steps,
         "loader.num-threads": 1,
-        **ARMS[arm],
+        "log.report": False,
     }
-    words = [str(word) for name, value in settings.items() for word in (f"--{name}", *as_tuple(value))]
-    began = time.process_time()
-    with samples_of_mode_policy_alone() if arm == "shares" else mock.MagicMock():
-        understudy("train", *words, "--log.no-report")
-    figures = {"seed": seed, "cpu_minutes": (time.process_time() - began) / 60}
-    figures["course"] = course(metrics_file.read(run / "metrics.jsonl", "train"))
-    (val,) = metrics_file.read(run / "metrics.jsonl", "val")
-    figures["flow"] = val["terms"]["flow"]["loss"]
-    figures["open_loop"] = val["open_loop"]
-    if val.get("imagined"):
-        figures |= {"psnr": psnr_ahead(run), "gradients": gradients(run)}
-    if args.rollouts:
-        understudy("rollout", run, "--tasks", "red", "--episodes", args.rollouts, "--seed", seed)
-        figures["success"] = json.loads((run / "rollouts" / f"tabletop-seed{seed}.json").read_text())["success"]
-    done.write_text(json.dumps(figures))
-    return figures
+
+
+def as_words(settings: Mapping[str, Any]) -> list[str]:
+    """The words of a command line with these settings."""
+    return [str(word) for name, value in settings.items() for word in (f"--{name}", *as_tuple(value))]
 
 
 @torch.no_grad()
@@ -251,7 +277,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--gradients", type=Path, metavar="RUN", help="a run that trains a future; nothing is trained")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--episodes", type=int, default=250, help="to record")
-    parser.add_argument("--steps", type=int, default=1500, help="of each training")
+    parser.add_argument("--first-steps", type=int, default=3000, help="of the policy that all start from; 0: none")
+    parser.add_argument("--steps", type=int, default=800, help="of each training")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--noise-samples", type=int, default=2)
     parser.add_argument("--lr", type=float, default=1e-3, help="peak learning rate")
@@ -261,6 +288,8 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     with redirect_stdout(sys.stderr):
         result: dict[str, Any] = {"gradients": gradients(args.gradients)} if args.gradients else {"arms": measure(args)}
+        if not args.gradients and args.first_steps and args.rollouts:
+            result["first"] = play(args, first_weights(args).parent, 0)
     result["conditions"] = {key: str(value) for key, value in vars(args).items()}
     result["conditions"] |= {"device": platform.machine(), "threads": 1, "torch": torch.__version__}
     print(json.dumps(result) if args.json else "\n".join(table(result)))
@@ -279,7 +308,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for seed in args.seeds:
         for arm in args.arms:
             runs[arm].append(train(args, arm, seed))
-    result = {}
+    result: dict[str, Any] = {}
     for arm, made in runs.items():
         entry: dict[str, Any] = {"runs": made}
         entry |= {name: sum(own[name] for own in made) / len(made) for name in ("flow", "cpu_minutes")}
@@ -292,6 +321,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def table(result: Mapping[str, Any]) -> Iterator[str]:
     """Format the results for a terminal."""
+    if "first" in result:
+        yield f"at the start: success {result['first']['successes']}/{result['first']['episodes']}"
     for arm, entry in result.get("arms", {}).items():
         played = ""
         if "success" in entry:

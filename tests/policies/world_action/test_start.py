@@ -77,3 +77,16 @@ def test_weights_of_a_world_action_model_are_refused_as_pi05(files: Path, tmp_pa
     )  # fmt: skip
     with pytest.raises(ConfigError, match="future"):
         run.train(replace(config, policy=plain))
+
+
+@pytest.mark.parametrize("mode", ["policy", "joint"])
+def test_run_starts_from_weights_of_a_world_action_model(files: Path, tmp_path: Path, mode: str) -> None:
+    """Its folder states the same chunk and the same towers. A future is read where there is one, else fresh."""
+    assert run.train(started(files, tmp_path / "first", mode=mode)) == run.DONE
+    first = tmp_path / "first/policy"
+    config = started(files, tmp_path / "r", policy={"weights": str(first)}, optim={"lr": 1e-12, "weight_decay": 0.0})
+    assert run.train(config) == run.DONE
+    made, source = load(tmp_path / "r/policy"), dict(load(first).named_parameters())
+    assert any(name.startswith("future.") for name in source) == (mode == "joint")
+    for name, value in source.items():
+        torch.testing.assert_close(made.get_parameter(name), value, rtol=0, atol=1e-9)

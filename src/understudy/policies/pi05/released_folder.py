@@ -235,7 +235,7 @@ def stored_facts(weights: str | Path) -> Values:
     try:
         shapes = open_weights(path).shapes
         kind = "pi05" if is_adaptive(shapes) else "pi0"
-        values = _translate(stored, kind) if stored_type({"type": kind, **stored}) == kind else {}
+        values = _translate(stored, kind) if _towers(stored, kind) == kind else {}
         dimensions = complete_dimensions(shapes, _stated(folder, stored), path)
         Sizes.from_mapping({"chunk": 1} | dimensions)
     except (ValueError, OSError) as error:
@@ -244,6 +244,12 @@ def stored_facts(weights: str | Path) -> Values:
     if isinstance(chunk, bool) or not isinstance(chunk, int | None):
         raise ConfigError(f"policy.weights: {file}: chunk: {chunk!r}: must be a whole number")
     return {"dimensions": {"chunk": chunk or Sizes.BASE.chunk} | dimensions} | ({"chunk": chunk} if chunk else {})
+
+
+def _towers(stored: Mapping[str, Any], kind: str) -> str:
+    """Return the type of a stored config; `kind` where it has none, and for a world-action model, which has either."""
+    name = stored_type({"type": kind, **stored})
+    return kind if name == "world_action" else name
 
 
 def _tool(stored: Mapping[str, Any]) -> str:
@@ -393,7 +399,7 @@ def _compare(stored: Mapping[str, Any], config: Pi05PolicyConfig) -> Iterator[tu
         if mark in stored:
             for field, (setting, ours) in fields.items():
                 if field in stored:
-                    yield field, stored_type(stored) if field == "type" else stored[field], setting, ours
+                    yield field, _towers(stored, kind[1]) if field == "type" else stored[field], setting, ours
     if "chunk_size" in stored and "type" in stored and stored_type(stored) == kind[1]:
         yield f"type {stored['type']}, which means policy.prompt", _lerobot_prompt(stored, kind[1]), *prompt
     if "action_horizon" in stored:
