@@ -276,7 +276,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/world-action"))
     parser.add_argument("--gradients", type=Path, metavar="RUN", help="a run that trains a future; nothing is trained")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--episodes", type=int, default=250, help="to record")
+    parser.add_argument("--episodes", type=int, default=1000, help="to record")
     parser.add_argument("--first-steps", type=int, default=3000, help="of the policy that all start from; 0: none")
     parser.add_argument("--steps", type=int, default=800, help="of each training")
     parser.add_argument("--batch-size", type=int, default=32)
