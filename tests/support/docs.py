@@ -19,7 +19,7 @@ PROGRAMS = ("understudy", "hf", "torchrun", "sbatch")
 
 def blocks(text: str) -> list[tuple[str, str]]:
     """Language and text of the code blocks of a page."""
-    return re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def code(text: str, language: str) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from support.docs import ROOT, run_python
 from support.killed import world_action_settings
 from support.runs import series, tiny_config
 from understudy.config.train import TrainConfig
@@ -89,3 +90,16 @@ def test_imagined_futures_are_compared_with_recorded_ones(done: Path) -> None:
     page = write_report(done).read_text(encoding="utf-8")
     assert 'id="imagined-futures"' in page
     assert page.count(content["columns"][-1]) >= len(content["rows"])
+
+
+def test_policies_page_imagines_futures(
+    done: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/world").symlink_to(done)
+    (tmp_path / "DATA").symlink_to(data)
+    imagined = run_python(ROOT / "docs/policies.md", {}, slice(2, 3))["imagined"]
+    assert imagined.images.shape == (4, 2, 1, 3, 16, 16)
+    assert imagined.states.shape[:2] == (4, 3)
+    assert torch.isfinite(imagined.states).all()

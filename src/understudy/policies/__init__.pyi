@@ -6,6 +6,7 @@ from understudy.batch_keys import TASK as TASK
 from understudy.policies.common.normalizer import Normalizer as Normalizer
 from understudy.policies.draws import Draws as Draws
 from understudy.policies.draws import RandomSpec as RandomSpec
+from understudy.policies.draws import generate_draws as generate_draws
 from understudy.policies.losses import Loss as Loss
 from understudy.policies.losses import masked_squared_error as masked_squared_error
 from understudy.policies.losses import valid_elements as valid_elements

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib.util import find_spec
+from math import log2
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -322,11 +323,27 @@ def test_plan_finds_the_largest_micro_batch(data: Path) -> None:
 @pytest.mark.parametrize("most", [1, 2, 3, 1000, 50_000])
 @pytest.mark.parametrize("limit", [0, 99, 100, 101, 1234, 99_999, 10**12])
 @pytest.mark.parametrize(
-    "curve", [lambda n: 90 + 10 * n, lambda n: 100 + 7 * n + n * n // 50, lambda n: 90 + max(10, 3 * n)]
+    "curve",
+    [
+        lambda n: 90 + 10 * n,
+        lambda n: 100 + 7 * n + n * n // 50,
+        lambda n: 90 + max(10, 3 * n),
+        lambda n: 90 + max(10, 100 * (n - 900)),  # the step of the optimizer is the peak of small batches
+        lambda n: 99 + n + (n > 800) * 10**6,
+    ],
 )
 def test_largest_batch_is_the_last_that_fits(limit: int, curve: Callable[[int], int], most: int) -> None:
+    """It is within the bound of evaluations that the function states, and on a line within five."""
+    evaluated: list[int] = []
+
+    def peak(size: int) -> int:
+        evaluated.append(size)
+        return curve(size)
+
     fits = [n for n in range(1, most + 1) if curve(n) <= limit]
-    assert largest_batch(curve, limit, most) == (fits[-1] if fits else 0)
+    assert largest_batch(peak, limit, most) == (fits[-1] if fits else 0)
+    is_line = curve(1 + most) - curve(1) == most * (curve(2) - curve(1))
+    assert len(evaluated) <= min(2 * log2(most) + 4, 5 if is_line else most)
 
 
 @pytest.fixture

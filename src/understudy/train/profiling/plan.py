@@ -150,7 +150,7 @@ def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", cards: 
     with Progress(total, "plan", "step") as progress, _values_needed(config.policy.type):
 
         @functools.cache
-        def at(size: int, mode: CheckpointMode = config.activation_checkpoint, flops: bool = False) -> Shapes:
+        def at(size: int, mode: CheckpointMode, flops: bool = False) -> Shapes:
             chosen = override(config, activation_checkpoint=mode)
             progress.set_note(f"micro-batch {size}, checkpointing {mode}")
             shapes = trace_step(chosen, data, normalization, sample, world_size, device, size, flops)
@@ -158,14 +158,15 @@ def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", cards: 
             return shapes
 
         single = at(1, "none", flops=True)
-        size = largest_part(config, world_size, single.tokens)
-        shapes = at(size)
+        size, planned = largest_part(config, world_size, single.tokens), config.activation_checkpoint
+        shapes = at(size, planned)
         by_mode = {}
         for mode in MODES:
             with suppress(ConfigError):  # the policy has no blocks
                 by_mode[mode] = at(size, mode).memory
         limits = [floor(card * (1 - RESERVED)) for card in cards]
-        largest = [largest_batch(lambda n: at(n).memory["peak"], limit, max(MOST, size), size) for limit in limits]
+        most = max(MOST, size)
+        largest = [largest_batch(lambda n: at(n, planned).memory["peak"], limit, most, size) for limit in limits]
         progress.update(total - progress.n)
     state = sum(shapes.memory[name] for name in ("parameters", "gradients", "optimizer state"))
     return Plan(
@@ -216,23 +217,23 @@ def largest_batch(peak_of: Callable[[int], int], limit: int, most: int, first_gu
 
     `first_guess` is a number whose peak costs nothing.
 
-    Memory is nearly a line over the samples, so a few evaluations suffice: of the line through two points, and then of
-    the neighbours of its crossing.
+    Memory is usually a line over the samples: three evaluations follow the line through two points. The others double
+    the number of samples, and then halve the interval, so there are at most 2 log2(most) + 4.
     """
-    low, low_peak = 1, peak_of(1)
+    low, low_peak, high = 1, peak_of(1), most + 1
     if low_peak > limit:
         return 0
-    high: int | None = None
-    probe = min(max(2, first_guess), most)
-    while low < most and (high is None or high - low > 1):
+    probe, evaluations = min(max(2, first_guess), most), 1
+    while high - low > 1:
         peak = peak_of(probe)
+        evaluations += 1
         slope = max(1.0, (peak - low_peak) / (probe - low))
         if peak <= limit:
             low, low_peak = probe, peak
         else:
             high = probe
         guess = low + max(1, floor((limit - low_peak) / slope))
-        probe = min(guess, most) if high is None else min(max(guess, low + 1), high - 1)
+        probe = min(guess if evaluations < 4 else min(2 * low, (low + high) // 2), high - 1)
     return low
 
 
