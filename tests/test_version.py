@@ -18,7 +18,7 @@ def test_version_is_the_same_everywhere() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert "version" not in project["dynamic"]
     kit = tomllib.loads((ROOT / "packages/understudy-conformance/pyproject.toml").read_text())["project"]
-    assert f"understudy=={kit['version']}" in kit["dependencies"]
+    assert not any(dependency.startswith("understudy") for dependency in kit["dependencies"])
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     version, date = RELEASES[1].split(" - ")
     assert {project["version"], kit["version"], citation["version"], us.__version__} == {version}

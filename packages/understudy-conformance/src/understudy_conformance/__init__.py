@@ -1,22 +1,52 @@
-"""A conformance kit for any loader of a dataset: torch's DataLoader, a stream, or a loader of another library.
+"""Requirements of code that reads, writes, samples, loads and resumes LeRobot datasets, and their examination.
 
-    from understudy_conformance import check_loader
+    lerobot-conformance loader MODULE:FACTORY
+    pytest --lerobot-conformance loader=MODULE:FACTORY
 
-results         `LoaderCheck`, `LoaderReport`, and the names of all checks
-batch_values    batches as arrays, and the samples that they hold
-make_loader     the caller's factory, state hooks and loaders of several epochs
-foreign_calls   calls of the loader's code that always end
-reading         batches of all ranks in step, up to a limit
-content         rows, windows, padding and images against a slow reference
-sample_order    coverage, equality and shuffle quality of sequences of samples
-resume          resume from a state in the middle of an epoch
-resume_ranks    resume of several ranks, and with another number of them
-workers         work of each worker process
-run             `check_loader`: all checks over one loader
+sets          small datasets with known answers
+requirement   `Requirement`, `Result` and `examine`
+samples       samples and batches against the known answers
+passes        loaders of all ranks, read in step
+reader        R-READ: frames, columns, images, windows, subsets, versions
+writer        R-WRITE: the files that a writer leaves
+sampler       R-SAMPLE: coverage and order of numbers
+loader        R-LOAD: coverage, order and content of batches
+resume        R-RESUME: states
+seeds         R-SEED: seeds
+statistics    R-STAT: statistics of features
+weights       R-WEIGHTS: checkpoints of a model
+worker        a process that examines one requirement after the other
+examination   a worker with a time limit
+report        tables
+command       `lerobot-conformance`
+plugin        the plugin of pytest
 """
 
-from understudy_conformance.make_loader import Consumed
-from understudy_conformance.results import CHECKS, LoaderCheck, LoaderReport
-from understudy_conformance.run import check_loader
+from understudy_conformance import loader, reader, resume, sampler, seeds, statistics, weights, writer
+from understudy_conformance.requirement import (
+    REQUIREMENTS,
+    SUBJECTS,
+    Factory,
+    Requirement,
+    Result,
+    examine,
+    select_requirements,
+)
 
-__all__ = ["CHECKS", "Consumed", "LoaderCheck", "LoaderReport", "check_loader"]
+__all__ = [
+    "REQUIREMENTS",
+    "SUBJECTS",
+    "Factory",
+    "Requirement",
+    "Result",
+    "examine",
+    "loader",
+    "reader",
+    "resume",
+    "sampler",
+    "seeds",
+    "select_requirements",
+    "statistics",
+    "weights",
+    "writer",
+]

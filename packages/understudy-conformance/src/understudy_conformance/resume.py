@@ -1,127 +1,172 @@
-"""Resume of a loader from a state, in the middle of an epoch."""
+"""Requirements of resume: a loader (see `loader`) with `state_dict()` and `load_state_dict(state)`.
 
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
+`load_state_dict` is called on a fresh loader before it is iterated, and may return another loader in its place.
+"""
+
+import pickle
+from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
-from understudy_conformance.make_loader import (
-    Consumed,
-    Epochs,
-    Factory,
-    LoadState,
-    SaveState,
-    close_loader,
-    default_hooks,
+from understudy_conformance.loader import WORKERS, check_equal, describe_coverage, find_base, open_ranks
+from understudy_conformance.passes import Ranks, Step, list_samples
+from understudy_conformance.requirement import Factory, NotApplicable, Violation, describe_error, require
+
+State = Callable[[], list[Any]]
+
+
+def store(states: list[Any]) -> list[Any]:
+    """Return states as a checkpoint brings them back."""
+    return pickle.loads(pickle.dumps(states))
+
+
+def read_with_states(ranks: Ranks, count: int | None) -> tuple[list[Step], list[list[Any]]]:
+    """Read an epoch, or `count` steps of a stream, and return its steps and the states after each."""
+    steps: list[Step] = []
+    states: list[list[Any]] = []
+    for step in islice(ranks.steps(), count):
+        steps.append(step)
+        states.append(store(ranks.save()))
+    return steps, states
+
+
+def probe(factory: Factory, epoch: int, **arguments: Any) -> tuple[list[Step], int | None]:
+    """Return the steps of an epoch, read without saving, and their number if the loader is endless."""
+    with open_ranks(factory, **arguments) as ranks:
+        for loader in ranks.loaders:
+            if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
+                raise Violation(f"{type(loader).__name__} has no state_dict and load_state_dict")
+        steps = ranks.read_epoch()
+        for _ in range(epoch):
+            steps = ranks.read_epoch()
+        return steps, len(steps) if ranks.endless else None
+
+
+def check_positions(factory: Factory, epoch: int, **arguments: Any) -> str:
+    """Resume after each step of an epoch but the last, and compare the rest."""
+    truth, count = probe(factory, epoch, **arguments)
+    with open_ranks(factory, **arguments) as ranks:
+        for _ in range(epoch):
+            list(islice(ranks.steps(), count))
+        ranks.epoch = epoch
+        read, states = read_with_states(ranks, count)
+    check_equal(truth, read, "a loader whose state is saved after each batch")
+    wrong, first = [], ""
+    for position, state in enumerate(states[:-1], 1):
+        with open_ranks(factory, **arguments) as ranks:
+            ranks.load(state)
+            rest = list(islice(ranks.steps(), None if count is None else count - position))
+        try:
+            check_equal(truth[position:], rest, f"resumed after {position} of {len(truth)} batches")
+        except Violation as violation:
+            wrong.append(position)
+            first = first or str(violation)
+    if wrong:
+        raise Violation(f"{len(wrong)} of {len(states) - 1} positions of epoch {epoch} differ; {first}")
+    return f"{len(states) - 1} positions of epoch {epoch}"
+
+
+@require(
+    "R-RESUME-01",
+    "Resumed after any batch of the first epoch, a loader gives the batches that were left.",
+    "A run that was stopped sees frames twice, and others not at all.",
+    "LeRobot #3769",
+    "starVLA #351",
 )
-from understudy_conformance.reading import Reader, Stretch
-from understudy_conformance.results import LoaderCheck
-from understudy_conformance.sample_order import check_equal
+def check_first_epoch(factory: Factory) -> str:
+    """Resume at every position of epoch 0."""
+    return check_positions(factory, 0)
 
 
-def check_resume(
-    factory: Factory,
-    reader: Reader,
-    stretches: list[Stretch],
-    *,
-    num_workers: int,
-    limit: int,
-    max_steps: int | None,
-    hooks: tuple[SaveState, LoadState] | None,
-) -> LoaderCheck:
-    """Interrupt a loader in each epoch, and compare a resumed one with the rest of the first.
+@require(
+    "R-RESUME-02",
+    "So it does in the second epoch.",
+    "A restored sampler that is set back to epoch 0 gives that epoch's order.",
+    "LeRobot #4692",
+)
+def check_second_epoch(factory: Factory) -> str:
+    """Resume at every position of epoch 1."""
+    return check_positions(factory, 1)
 
-    Args:
-        factory: makes the loaders.
-        reader: reads their batches.
-        stretches: the epochs 0, 1, ... as one process reads them.
-        num_workers: worker processes of the loaders.
-        limit: samples of an epoch.
-        max_steps: batches to read in each epoch.
-        hooks: functions that save and load a state; None for those of the loader.
-    """
-    results = []
-    for epoch, whole in enumerate(stretches):
-        if whole.steps < 2:
-            return LoaderCheck("resume", "not checked", f"epoch {epoch} has {whole.steps} batches; it takes 2")
-        before = sum(len(stretch.numbers) for stretch in stretches[:epoch])
-        interrupted = _Interrupted(factory, reader, num_workers, limit, max_steps, hooks)
+
+@require(
+    "R-RESUME-03",
+    "So it does with workers, which have read ahead.",
+    "Batches that wait in a queue are not yet trained on.",
+)
+def check_workers(factory: Factory) -> str:
+    """Resume at every position of epoch 0 with two workers."""
+    factory.need("num_workers")
+    return check_positions(factory, 0, num_workers=WORKERS)
+
+
+@require(
+    "R-RESUME-04",
+    "So do several ranks, each from its own state.",
+    "A last batch that is filled up from the samples left is another one after a resume.",
+    "LeRobot #4692",
+)
+def check_ranks(factory: Factory) -> str:
+    """Resume two ranks at every position of epoch 0."""
+    factory.need("rank", "world_size")
+    return check_positions(factory, 0, world_size=2)
+
+
+@require(
+    "R-RESUME-05",
+    "At the end of an epoch, it continues with the next one.",
+    "A position behind the last batch gives an empty epoch, or the last one again.",
+    "Accelerate #4233",
+)
+def check_end(factory: Factory) -> str:
+    """Save after the last batch of epoch 0, and compare the next batches with those of epoch 1."""
+    second, count = probe(factory, 1)
+    with open_ranks(factory) as ranks:
+        _, states = read_with_states(ranks, count)
+    with open_ranks(factory) as ranks:
+        ranks.load(states[-1])
+        rest = list(islice(ranks.steps(), count)) or list(islice(ranks.steps(), count))
+    return check_equal(second, rest, "resumed after the last batch")
+
+
+@require(
+    "R-RESUME-06",
+    "Resumed with another number of ranks, and again with the first, the epoch still has each frame once; or the "
+    "state is refused.",
+    "A position counted in steps means another place when the global batch changes.",
+    "LeRobot #3769",
+)
+def check_worlds(factory: Factory) -> str:
+    """Read two steps on two ranks, two on one, and the rest on two."""
+    factory.need("rank", "world_size")
+    demo = find_base(factory)
+    places, state = [], None
+    for stage, world_size in enumerate((2, 1, 2)):
+        with open_ranks(factory, world_size=world_size) as ranks:
+            if state is not None:
+                try:
+                    ranks.load([state] * world_size)
+                except Exception as error:  # of foreign code
+                    raise NotApplicable(f"a state of other ranks is refused: {describe_error(error)}") from error
+            elif not hasattr(ranks.loaders[0], "state_dict"):
+                raise Violation(f"{type(ranks.loaders[0]).__name__} has no state_dict and load_state_dict")
+            places += list_samples(list(islice(ranks.steps(), 2 if stage < 2 else len(demo.frames))))
+            state = store(ranks.save())[0]
+    describe_coverage(places[: len(demo.frames)] if len(places) > 2 * len(demo.frames) else places, demo)
+    return f"{len(demo.frames)} frames, each once, on 2, 1 and 2 ranks"
+
+
+@require(
+    "R-RESUME-07",
+    "An empty state is refused.",
+    "A failed load that returns a fresh loader begins again in silence.",
+    "LeRobot #4577",
+)
+def check_empty(factory: Factory) -> str:
+    """Load {}."""
+    with open_ranks(factory) as ranks:
         try:
-            result = interrupted.check(epoch, before, whole.steps // 2, stretches)
-        finally:
-            interrupted.close()
-        if result.status != "passed":
-            return result
-        results.append(result)
-    detail = "; ".join(result.detail for result in results)
-    return LoaderCheck("resume", "passed", detail, {"epochs": [dict(result.measured) for result in results]})
-
-
-class _Interrupted:
-    """A loader that is interrupted, and one that is resumed from its state."""
-
-    def __init__(
-        self,
-        factory: Factory,
-        reader: Reader,
-        num_workers: int,
-        limit: int,
-        max_steps: int | None,
-        hooks: tuple[SaveState, LoadState] | None,
-    ) -> None:
-        self._factory, self._reader, self._hooks = factory, reader, hooks
-        self._workers, self._limit, self._max_steps = num_workers, limit, max_steps
-        self._epochs = Epochs(factory, reader.calls, num_workers=num_workers)
-        self._resumed: Any = None
-
-    def check(self, epoch: int, before: int, count: int, stretches: list[Stretch]) -> LoaderCheck:
-        """Take `count` batches of an epoch, save, resume, and compare the batches that follow."""
-        begun = self._begin(epoch, stretches)
-        head = self._reader.read(lambda: begun.begin(epoch, stretches[0].end == "limit"), max_steps=count)
-        if head.end == "error":
-            return _raised(head.error)
-        loader = begun.loaders[0]
-        hooks = self._hooks or default_hooks(loader)
-        if hooks is None:
-            reason = f"{type(loader).__name__} has no state_dict and load_state_dict: give save_state and load_state"
-            return LoaderCheck("resume", "not checked", reason)
-        save, load = hooks
-        consumed = Consumed(epoch, count, before + len(head.numbers), head.last)
-        try:
-            state = self._reader.calls.call(partial(save, loader, consumed))
-        except Exception as error:  # any error of foreign code is a result
-            return _raised(f"{type(error).__name__} in save_state: {str(error)[:300]}")
-        left = stretches[epoch].steps - count if stretches[epoch].end != "end" or self._max_steps is not None else None
-        rest = self._reader.read(begun.current, limit=self._limit, max_steps=left)
-
-        def resume() -> list[Iterator[Any]]:
-            loader = self._factory.make(num_workers=self._workers, epoch=epoch)
-            changed = load(loader, state)
-            self._resumed = loader if changed is None else changed
-            return [iter(self._resumed)]
-
-        again = self._reader.read(resume, limit=self._limit, max_steps=left)
-        words = f"resumed after {count} batches of epoch {epoch}"
-        result = check_equal("resume", rest, again, words)
-        return replace(result, detail=f"{words}: {result.detail}") if result.status == "passed" else result
-
-    def _begin(self, epoch: int, stretches: list[Stretch]) -> Epochs:
-        """Loaders whose next epoch is `epoch`."""
-        if not self._factory.takes("epoch"):
-            for earlier in range(epoch):
-                self._read_again(earlier, stretches)
-        return self._epochs
-
-    def _read_again(self, epoch: int, stretches: list[Stretch]) -> None:
-        endless = stretches[0].end == "limit"
-        steps = stretches[epoch].steps if endless or self._max_steps is not None else None
-        self._reader.read(lambda: self._epochs.begin(epoch, endless and epoch > 0), max_steps=steps)
-
-    def close(self) -> None:
-        """End both loaders."""
-        self._epochs.close()
-        close_loader(self._resumed, self._reader.calls)
-
-
-def _raised(error: str) -> LoaderCheck:
-    return LoaderCheck("resume", "failed", f"the loader failed: {error}", {"error": error})
+            ranks.load([{}])
+        except Exception as error:  # of foreign code
+            return f"{{}} raises {describe_error(error)}"
+    raise Violation("load_state_dict({}) returns")

@@ -1,0 +1,174 @@
+"""Requirements with their numbers, and the examination of one."""
+
+import inspect
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from understudy_conformance.sets import BASES, DemoSet, root_of
+
+Status = Literal["passed", "failed", "not applicable"]
+
+
+class Violation(Exception):
+    """The measured facts against a requirement."""
+
+
+class NotApplicable(Exception):
+    """Why a requirement does not concern a subject: it takes no such argument, or refuses such data with an error."""
+
+
+class Factory:
+    """The function under test, called by name with those arguments that it takes.
+
+    Args:
+        function: of the user; see the package's README for its arguments.
+        path: MODULE:FACTORY of it, for other processes.
+
+    Attributes:
+        kept: result of an expensive call, for other requirements.
+    """
+
+    def __init__(self, function: Callable[..., Any], path: str | None = None) -> None:
+        parameters = inspect.signature(function).parameters.values()
+        self._function = function
+        self._any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        self._names = {parameter.name for parameter in parameters}
+        self._base: DemoSet | None = None
+        self.path = path
+        self.kept: Any = None
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Call the function."""
+        return self._function(**{name: value for name, value in arguments.items() if self._any or name in self._names})
+
+    def need(self, *names: str) -> None:
+        """Raise NotApplicable unless the function takes these arguments."""
+        for name in names:
+            if not (self._any or name in self._names):
+                raise NotApplicable(f"the factory takes no `{name}`")
+
+    def base(self, read: Callable[[Any], Any], **arguments: Any) -> DemoSet:
+        """Return the first of `BASES` from which `read` gets something without an error.
+
+        Raises:
+            Violation: `read` fails on all of them.
+        """
+        errors = []
+        for demo in BASES if self._base is None else ():
+            try:
+                read(self(root=root_of(demo), **arguments))
+            except Exception as error:  # any error of foreign code
+                errors.append(f"{demo.version}: {describe_error(error)}")
+            else:
+                self._base = demo
+                break
+        if self._base is None:
+            raise Violation("; ".join(errors))
+        return self._base
+
+
+Check = Callable[[Factory], str]
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One requirement.
+
+    Attributes:
+        number: such as R-READ-03.
+        sentence: the rule.
+        reason: why it exists.
+        threads: public threads in which it went wrong.
+        check: returns the measured facts, or raises Violation or NotApplicable.
+    """
+
+    number: str
+    sentence: str
+    reason: str
+    threads: tuple[str, ...]
+    check: Check
+
+    @property
+    def subject(self) -> str:
+        """The key in `SUBJECTS` of this requirement."""
+        return next(name for name, prefix in SUBJECTS.items() if self.number.startswith(f"R-{prefix}-"))
+
+
+SUBJECTS = {
+    "reader": "READ",
+    "writer": "WRITE",
+    "sampler": "SAMPLE",
+    "loader": "LOAD",
+    "resume": "RESUME",
+    "seeds": "SEED",
+    "statistics": "STAT",
+    "weights": "WEIGHTS",
+}
+"""Subject -> the word in its numbers."""
+REQUIREMENTS: dict[str, Requirement] = {}
+"""Number -> requirement."""
+
+
+def require(number: str, sentence: str, reason: str, *threads: str) -> Callable[[Check], Check]:
+    """Register a check under its number."""
+
+    def register(check: Check) -> Check:
+        assert number not in REQUIREMENTS, number
+        REQUIREMENTS[number] = Requirement(number, sentence, reason, threads, check)
+        return check
+
+    return register
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of one requirement.
+
+    Attributes:
+        number: of the requirement.
+        status: "passed", "failed" or "not applicable".
+        facts: as measured, or why it does not apply.
+        seconds: duration.
+    """
+
+    number: str
+    status: Status
+    facts: str
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, with the sentence of the requirement."""
+        return asdict(self) | {"sentence": REQUIREMENTS[self.number].sentence}
+
+
+def select_requirements(subject: str) -> list[Requirement]:
+    """Return the requirements of a subject by number."""
+    numbers = sorted(number for number in REQUIREMENTS if number.startswith(f"R-{SUBJECTS[subject]}-"))
+    return [REQUIREMENTS[number] for number in numbers]
+
+
+def examine(requirement: Requirement, factory: Factory) -> Result:
+    """Examine a factory in this process. Any error of its code is a failure."""
+    begin, status = time.monotonic(), "passed"
+    try:
+        facts = requirement.check(factory)
+    except NotApplicable as reason:
+        status, facts = "not applicable", str(reason)
+    except Violation as violation:
+        status, facts = "failed", str(violation)
+    except Exception as error:  # of foreign code
+        status, facts = "failed", describe_error(error)
+    return Result(requirement.number, status, facts, round(time.monotonic() - begin, 3))  # type: ignore[arg-type]
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")
+
+
+def list_places(places: list[tuple[int, int]]) -> str:
+    """Return the first places (episode, frame) as text."""
+    text = ", ".join(f"episode {episode} frame {frame}" for episode, frame in places[:3])
+    return text + (", ..." if len(places) > 3 else "")

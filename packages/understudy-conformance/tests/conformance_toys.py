@@ -1,0 +1,227 @@
+"""Correct readers, samplers, loaders and models in memory. Faults override methods of them."""
+
+import json
+import logging
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy_conformance.sets import DRIFT, SETS, TASKS, V30, DemoSet, paint, values
+
+KNOWN = ("v2.0", "v2.1", "v3.0")
+
+
+def demo_of(root: Path) -> DemoSet:
+    return next(demo for demo in SETS if demo.name == root.name)
+
+
+class Reader:
+    """A correct reader, whose images are painted instead of decoded."""
+
+    def __init__(
+        self,
+        root: Path,
+        episodes: Sequence[int] | None = None,
+        delta_timestamps: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        self.root, self.demo = root, demo_of(root)
+        self.check_version(json.loads((root / "meta/info.json").read_text())["codebase_version"])
+        self.episodes, self.seconds = episodes, delta_timestamps or {}
+        self.frames = self.choose_frames()
+
+    def check_version(self, version: str) -> None:
+        if version not in KNOWN:
+            raise ValueError(f"version {version} is not known")
+
+    def choose_frames(self) -> list[tuple[int, int]]:
+        return [place for place in self.demo.frames if self.episodes is None or place[0] in self.episodes]
+
+    def row(self, episode: int, frame: int) -> dict[str, Any]:
+        return dict(values(episode, frame))
+
+    def image(self, camera: int, episode: int, frame: int) -> np.ndarray:
+        self.check_video(episode)
+        return paint(camera, *self.shown(camera, episode, frame))
+
+    def check_video(self, episode: int) -> None:
+        """Raise if the last video, that of the last episode, is missing."""
+        last = episode == len(self.demo.lengths) - 1
+        counts = [3, 2] if self.demo is V30 else [1] if self.demo is DRIFT else [3]
+        if last and len(list(self.root.rglob("*.mp4"))) < sum(counts):
+            raise FileNotFoundError("a video is missing")
+
+    def shown(self, camera: int, episode: int, frame: int) -> tuple[int, int]:
+        return episode, frame
+
+    def text(self, episode: int, frame: int) -> str:
+        return TASKS[self.demo.task_index(episode, frame)]
+
+    def steps(self, key: str, frame: int) -> list[int]:
+        return [frame + round(offset * self.demo.fps) for offset in self.seconds[key]]
+
+    def bounds(self, episode: int) -> tuple[int, int]:
+        return 0, self.demo.lengths[episode]
+
+    def pads(self, steps: list[int], episode: int) -> np.ndarray:
+        low, high = self.bounds(episode)
+        return np.array([not low <= step < high for step in steps])
+
+    def clamp(self, step: int, episode: int) -> int:
+        return min(max(step, 0), self.demo.lengths[episode] - 1)
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        episode, frame = self.frames[number]
+        sample = self.row(episode, frame)
+        for camera, key in enumerate(self.demo.cameras):
+            sample[key] = self.image(camera, episode, frame)
+        for key in self.seconds:
+            steps = self.steps(key, frame)
+            inside = [self.clamp(step, episode) for step in steps]
+            if key in self.demo.cameras:
+                camera = self.demo.cameras.index(key)
+                sample[key] = np.stack([self.image(camera, episode, step) for step in inside])
+            else:
+                sample[key] = np.stack([self.row(episode, step)[key] for step in inside])
+            sample[f"{key}_is_pad"] = self.pads(steps, episode)
+        sample["task"] = self.text(episode, frame)
+        first = sum(self.demo.lengths[:episode])
+        return sample | {"episode_index": episode, "frame_index": frame, "index": first + frame}
+
+
+class Loader:
+    """A correct loader: epochs with a short last batch, any ranks, a state."""
+
+    reader: type[Reader] = Reader
+
+    def __init__(
+        self,
+        root: Path,
+        rank: int,
+        world_size: int,
+        num_workers: int,
+        seed: int,
+        batch_size: int,
+        delta_timestamps: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        self.data = self.reader(root, None, delta_timestamps)
+        self.rank, self.world_size, self.num_workers, self.seed = rank, world_size, num_workers, seed
+        self.batch_size, self.epoch, self.taken = batch_size, 0, 0
+
+    def order(self) -> list[int]:
+        return np.random.default_rng([self.seed, self.epoch]).permutation(len(self.data)).tolist()
+
+    def shares(self) -> list[list[int]]:
+        """Numbers of this rank's batches from sample `taken` of the epoch on; each rank has as many batches."""
+        rest, size = self.order()[self.taken :], self.batch_size * self.world_size
+        steps = [rest[i : i + size] for i in range(0, len(rest), size)]
+        return [step[self.rank :: self.world_size] for step in steps]
+
+    def collate(self, samples: list[dict[str, Any]]) -> Any:
+        return {key: [sample[key] for sample in samples] for key in samples[0]}
+
+    def __iter__(self) -> Iterator[Any]:
+        size, total = self.batch_size * self.world_size, len(self.data)
+        for share in self.shares():
+            self.taken = min(self.taken + size, total)
+            if share:
+                yield self.collate([self.data[number] for number in share])
+        self.taken, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, int]:
+        ended = self.taken >= len(self.data)
+        return {"epoch": self.epoch + ended, "taken": 0 if ended else self.taken}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.taken = state["epoch"], state["taken"]
+
+
+class Sampler:
+    """A correct sampler."""
+
+    def __init__(self, lengths: Sequence[int], seed: int, epoch: int, rank: int, world_size: int) -> None:
+        self.total, self.seed, self.epoch, self.rank, self.world_size = sum(lengths), seed, epoch, rank, world_size
+
+    def order(self) -> list[int]:
+        return np.random.default_rng([self.seed, self.epoch]).permutation(self.total).tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order()[self.rank :: self.world_size])
+
+
+class Model:
+    """A model of two tensors in a pickle."""
+
+    def __init__(self) -> None:
+        self.weights = {"a": np.zeros((3, 2), np.float32), "b": np.zeros(4, np.float32)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.weights
+
+    def save(self, folder: Path, state: dict[str, Any]) -> None:
+        (folder / "weights.pickle").write_bytes(pickle.dumps(state))
+
+    def read(self, folder: Path) -> dict[str, Any]:
+        state = pickle.loads((folder / "weights.pickle").read_bytes())
+        if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in self.weights.items()}:
+            raise ValueError("other tensors")
+        return state
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        self.weights = self.read(folder)
+        return self.weights
+
+
+def compute_statistics(root: Path) -> dict[str, Any]:
+    """Correct statistics."""
+    demo = demo_of(root)
+    out = {}
+    for key in values(0, 0):
+        out[key] = moments(np.array([values(*place)[key] for place in demo.frames], np.float64))
+    for camera, key in enumerate(demo.cameras):
+        out[key] = moments(np.array([paint(camera, *place) for place in demo.frames]).reshape(-1, 3) / 255)
+    return out
+
+
+def moments(rows: np.ndarray) -> dict[str, Any]:
+    names = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
+    return names | {f"q{n:02}": np.quantile(rows, n / 100, axis=0) for n in (1, 50, 99)}
+
+
+logger = logging.getLogger("conformance_toys")
+
+
+class Hangs(Loader):
+    def __iter__(self) -> Iterator[Any]:
+        import threading
+
+        yield threading.Event().wait()
+
+
+class Dies(Loader):
+    def __iter__(self) -> Iterator[Any]:
+        import os
+
+        os.abort()
+        yield
+
+
+class Prints(Loader):
+    def __iter__(self) -> Iterator[Any]:
+        print("a line of the loader")
+        return super().__iter__()
+
+
+def first_indices(root: Path, seed: int) -> Iterator[int]:
+    """Seeded indices."""
+    return iter(np.random.default_rng(seed).permutation(100).tolist())
+
+
+def hashed_indices(root: Path, seed: int) -> Iterator[int]:
+    """Indices of a seed that Python's `hash` of a text makes."""
+    return first_indices(root, hash(f"seed {seed}") % 2**32)

@@ -1,0 +1,99 @@
+"""The command, its processes and the plugin of pytest."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy_conformance import REQUIREMENTS, SUBJECTS, select_requirements
+from understudy_conformance.command import main
+from understudy_conformance.report import format_requirements
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parents[2]
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Child processes import the kit and the toys from this checkout."""
+    folders = [str(TESTS.parent / "src"), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = main([*arguments, "--json"])
+    results = json.loads(capsys.readouterr().out)["results"]
+    return code, {result["number"]: result for result in results}
+
+
+def test_command_passes_a_correct_loader_that_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    code, results = run(capsys, "loader", "conformance_toys:Prints")
+    assert code == 0
+    assert list(results) == [requirement.number for requirement in select_requirements("loader")]
+    assert {result["status"] for result in results.values()} == {"passed"}
+    assert results["R-LOAD-01"]["sentence"] == REQUIREMENTS["R-LOAD-01"].sentence
+
+
+def test_command_ends_what_hangs_or_dies(capsys: pytest.CaptureFixture[str]) -> None:
+    only = ("--only", "R-LOAD-01", "R-LOAD-05")
+    code, results = run(capsys, "loader", "conformance_toys:Hangs", *only, "--timeout", "3")
+    assert code == 1
+    assert {result["facts"] for result in results.values()} == {"no answer within 3 s"}
+    code, results = run(capsys, "loader", "conformance_toys:Dies", *only)
+    assert code == 1
+    assert all("SIGABRT" in result["facts"] for result in results.values())
+
+
+def test_command_compares_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    code, results = run(capsys, "seeds", "conformance_toys:first_indices")
+    assert (code, {result["status"] for result in results.values()}) == (0, {"passed"})
+    assert results["R-SEED-03"]["facts"] == "two processes read the same items"
+
+
+def test_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["seeds", "conformance_toys:hashed_indices"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if " R-SEED-" in line] == ["passed", "passed", "failed"]
+    assert lines[-1].startswith("2 passed, 1 failed, 0 not applicable")
+
+
+@pytest.mark.parametrize("path", ["conformance_toys", "conformance_toys:Nothing", "no_such_module:factory"])
+def test_command_refuses_a_factory(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reader", path]) == 2
+    assert path in capsys.readouterr().err
+
+
+def test_command_refuses_arguments() -> None:
+    for arguments in (["reader"], ["pilot", "a:b"], ["reader", "a:b", "--only", "R-READ-99"]):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+
+
+def test_plugin_adds_a_test_per_requirement(tmp_path: Path) -> None:
+    options = ["-q", "-rs", "-p", "understudy_conformance.plugin", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    options += ["--lerobot-conformance", "seeds=conformance_toys:hashed_indices"]
+    options += ["--lerobot-conformance", "sampler=conformance_toys:Sampler"]
+    command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 failed, 7 passed" in done.stdout
+    assert "R-SEED-03" in done.stdout
+    bad = subprocess.run([*command, "--lerobot-conformance", "pilot=a:b"], capture_output=True, text=True, check=False)
+    assert bad.returncode == 4
+
+
+def test_documentation_has_the_requirements() -> None:
+    assert format_requirements().strip() in (ROOT / "docs/conformance.md").read_text()
+
+
+def test_requirements_are_numbered_from_one() -> None:
+    for subject, word in SUBJECTS.items():
+        numbers = [requirement.number for requirement in select_requirements(subject)]
+        assert numbers == [f"R-{word}-{i:02}" for i in range(1, len(numbers) + 1)]
+        assert {REQUIREMENTS[number].subject for number in numbers} == {subject}
+    assert sum(len(select_requirements(subject)) for subject in SUBJECTS) == len(REQUIREMENTS)
