@@ -157,6 +157,9 @@ def test_adapters_and_frozen_parts_are_counted_per_part() -> None:
     assert "rank 2 on 6 linear layers" in lines[0]
     assert f"{state_bytes(state):,} bytes" in lines[0]
     assert state_bytes(state) == 8 * sum(trained.values()) + 4 * len(trained)
+    full = lines.pop()
+    assert full.startswith("lora.also_train: ")
+    assert "out_proj (12)" in full
     rows = rows_of(lines)
     assert list(rows) == list(dict.fromkeys(name.partition(".")[0] for name, _ in state.policy.named_parameters()))
     assert rows["text"][1:] == ["0", "frozen", "-"]

@@ -22,7 +22,8 @@ class LoraConfig:
     float32. `bfloat16` halves the memory of `float32`, and rounds the matrices of a float32 file once. Adapters, biases
     and norms are float32."""
     also_train: tuple[str, ...] = ()
-    """Patterns of parameter names that are trained in full next to the adapters (`action_*`). All others are frozen."""
+    """Patterns of parameter names that are trained in full next to the adapters (`action_*`). So are those that the
+    file of the first weights lacks. All others are frozen."""
 
     @property
     def scale(self) -> float:

@@ -10,7 +10,7 @@ before storage, activation checkpointing, compilation and sharding.
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -56,6 +56,7 @@ def add_adapters(
     freeze: tuple[str, ...],
     seed_of: Callable[[str], int],
     parts: Mapping[str, str] = NO_RENAMES,
+    full: Collection[str] = (),
 ) -> list[str]:
     """Freeze a network and add adapters to its linear layers, in place; a rank of 0 changes nothing.
 
@@ -68,6 +69,7 @@ def add_adapters(
         freeze: patterns of parameters to be frozen; their layers get no adapter, since an adapter would change them.
         seed_of: seed of a layer's A by the layer's name, so that A does not depend on the other layers.
         parts: patterns of parameters -> parts of the policy; patterns may write PART.NAME.
+        full: names of parameters that are trained in full, as those of `config.also_train` are.
 
     Returns:
         Names of the layers with an adapter.
@@ -88,13 +90,15 @@ def add_adapters(
     check_patterns(
         "lora.targets", config.targets, [spelling for spelled in of_layer.values() for spelling in spelled], "layer"
     )
+    whole = {name for name, spelled in names.items() if name in full or matches(config.also_train, spelled)}
     for name, parameter in policy.named_parameters():
-        parameter.requires_grad_(matches(config.also_train, names[name]))
-    whole = (*freeze, *config.also_train)
+        parameter.requires_grad_(name in whole)
     chosen = {
         name: layer
         for name, layer in linear.items()
-        if matches(config.targets, of_layer[name]) and not matches(whole, names.get(f"{name}.weight", []))
+        if matches(config.targets, of_layer[name])
+        and (key := f"{name}.weight") not in whole
+        and not matches(freeze, names.get(key, []))
     }
     if not chosen:
         raise ConfigError(

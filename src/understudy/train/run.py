@@ -162,7 +162,7 @@ def open_checkpoint(
         if validation is None:
             raise ConfigError(f"{root}: there are no validation episodes (data.val_fraction is 0)")
         with mesh.together():
-            dtypes = _weight_dtypes(source)
+            dtypes = _frozen_dtypes(source)
         state = init_train_state(config, data, record["normalisation"], mesh, resumed=dtypes)
         with closing(Saver(run.checkpoints, keep_last=config.checkpoint.keep_last)) as saver:
             _load(state, saver, source)
@@ -314,7 +314,7 @@ def _run(
         if mesh.rank == 0:
             check_rollouts(config, record)
         weights = load_initial_weights(config, data, record) if latest is None else None
-        dtypes = _weight_dtypes(latest) if latest is not None else None
+        dtypes = _frozen_dtypes(latest) if latest is not None else None
     with ExitStack() as stack:
         stack.enter_context(closing(PeakForecast(config, data, record["normalisation"], mesh)))
         state = init_train_state(config, data, record["normalisation"], mesh, weights, dtypes, check_files=True)
@@ -359,10 +359,11 @@ def _export_policy(run: RunDir, state: TrainState, record: Mapping[str, Any]) ->
     state.mesh.first(lambda: state.eval_policy.save(run.policy, weights, facts))
 
 
-def _weight_dtypes(path: Path) -> dict[str, torch.dtype]:
-    """Dtypes of the weights of a checkpoint."""
-    dtypes = checkpoint.tensor_dtypes(path).items()
-    return {name.removeprefix("weights/"): dtype for name, dtype in dtypes if name.startswith("weights/")}
+def _frozen_dtypes(path: Path) -> dict[str, torch.dtype]:
+    """Dtypes of the weights of a checkpoint that are not trained: they have no moments."""
+    dtypes, kind = checkpoint.tensor_dtypes(path), "weights/"
+    names = [name.removeprefix(kind) for name in dtypes if name.startswith(kind)]
+    return {name: dtypes[kind + name] for name in names if f"exp_avg/{name}" not in dtypes}
 
 
 def _load(state: TrainState, saver: Saver, path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from understudy.config.train import TrainConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.load.instructions import split_task
-from understudy.optim.lora import adapted_layers
+from understudy.optim.lora import A, B, adapted_layers
 from understudy.optim.param_groups import part_of
 from understudy.optim.state import local
 from understudy.order import Order
@@ -260,6 +260,13 @@ def describe_trainable(state: TrainState) -> list[str]:
         )
     if trained < total:
         lines += _describe_parts(named, list(layers), policy.config.PARTS)
+    if layers:
+        full = {name: p for name, p in named.items() if p.requires_grad and not name.endswith((f".{A}", f".{B}"))}
+        parts = [f"{part} ({_count(members):,})" for part, members in _parts(full, {}).items()]
+        if parts:
+            lines.append(
+                f"lora.also_train: {', '.join(parts)} are trained in full: named there, or not in the first weights"
+            )
     if narrow := _count(p for p in named.values() if p.dtype == torch.bfloat16 and not p.requires_grad):
         rounded = f"; {state.rounded:,} of them were rounded from float32, once" if state.rounded else ""
         lines.append(f"lora.base: {narrow:,} frozen weights are kept in bfloat16{rounded}")
@@ -273,16 +280,20 @@ def describe_trainable(state: TrainState) -> list[str]:
 
 def _describe_parts(named: Mapping[str, Tensor], layers: list[str], parts: Mapping[str, str]) -> list[str]:
     """Format one line per part of the policy, in the sequence of its parameters."""
-    groups: dict[str, list[Tensor]] = {}
-    for name, parameter in named.items():
-        groups.setdefault(part_of(name, parts), []).append(parameter)
     adapted = [part_of(f"{name}.weight", parts) for name in layers]
     rows = [("part", "parameters", "trained", "share", "adapters")]
-    for part, members in groups.items():
+    for part, members in _parts(named, parts).items():
         total, trained = _count(members), _count(p for p in members if p.requires_grad)
         share = _percent(trained, total) if trained else "frozen"
         rows.append((part, f"{total:,}", f"{trained:,}", share, str(adapted.count(part) or "-")))
     return align(rows)
+
+
+def _parts(named: Mapping[str, Tensor], parts: Mapping[str, str]) -> dict[str, list[Tensor]]:
+    groups: dict[str, list[Tensor]] = {}
+    for name, parameter in named.items():
+        groups.setdefault(part_of(name, parts), []).append(parameter)
+    return groups
 
 
 def _count(parameters: Iterable[Tensor]) -> int:

@@ -238,7 +238,7 @@ def init_train_state(
         mesh: the processes.
         weights: state dict to start from; those of files are read into their place. None: those that the settings of
             the policy name, or fresh ones.
-        resumed: dtypes of the weights in the checkpoint that is loaded next; then no first weights are needed.
+        resumed: dtypes of the frozen weights in the checkpoint that is loaded next; then no first weights are needed.
         check_files: whether the policy must have all files that training needs, before any weight is read.
 
     Raises:
@@ -273,7 +273,9 @@ def init_train_state(
             weights = policy.start_weights()
         if weights is not None:
             policy.load_weights(weights)
-    dtypes = stored_dtypes(weights or {}) if resumed is None else resumed
+    dtypes = resumed
+    if dtypes is None:  # whatever a type of policy calls its tensors, it has filled all parameters
+        dtypes = dict.fromkeys(dict(policy.named_parameters()), torch.float32) | stored_dtypes(weights or {})
     return assemble(config, policy, mesh, heads, dtypes=dtypes, sources=data.names)
 
 
@@ -315,7 +317,8 @@ def assemble(
         mesh: the processes.
         heads: see `TrainState`.
         read: rows of the weights by name, of which each rank reads its own; None: the policy has its weights.
-        dtypes: dtypes of the weights in their file or checkpoint, by name (`lora.base`).
+        dtypes: dtypes of the weights in their file, or of the frozen ones in their checkpoint, by name (`lora.base`).
+            With adapters, parameters that are not among them are trained in full. Empty: there is no file.
         sources: names of the sources.
     """
     base_names = [name for name, _ in policy.named_parameters()]
@@ -323,7 +326,9 @@ def assemble(
     policy.length_multiple = COMPILED_LENGTHS if config.compile else 1
     terms = loss_weights(policy.loss_terms, config.optim.loss_weights)
     parts = policy.config.PARTS
-    add_adapters(policy, config.lora, config.optim.freeze, lambda name: make_key(config.seed, f"lora {name}"), parts)
+    full = [name for name in base_names if dtypes and name not in dtypes]
+    frozen = config.optim.freeze
+    add_adapters(policy, config.lora, frozen, lambda name: make_key(config.seed, f"lora {name}"), parts, full)
     freeze(policy, config.optim, parts)
     rounded = precision.narrow_base(policy, config.lora, dtypes)
     if read is not None:

@@ -439,35 +439,43 @@ def _storage(tensor: Tensor) -> int:
 
 
 def with_known_base(config: TrainConfig, data: RunData, normalization: Mapping[str, Any]) -> TrainConfig:
-    """Replace the setting `lora.base: stored` by the dtype of most weights that the run starts from.
+    """Add the parameters that the file of the first weights lacks to `lora.also_train`, and find its dtype.
 
-    Only names, shapes and dtypes of the file are read, as the policy reads them. Without a file, or where it cannot be
-    read, which is logged, the dtype is float32.
+    The setting `lora.base: stored` is replaced by the dtype of most weights. Only names, shapes and dtypes of the file
+    are read, as the policy reads them. Without a file, or where it cannot be read, which is logged, it is float32.
 
     Args:
         config: settings of the run.
         data: its sources.
         normalization: normalization of the policy.
     """
-    if not config.lora.rank or config.lora.base != "stored":
+    lora = config.lora
+    if not lora.rank:
         return config
-    sizes: dict[torch.dtype, int] = {}
+    sizes: dict[torch.dtype | None, int] = {}
+    fresh: tuple[str, ...] = ()
     try:
-        for size, dtype in _stored(config, data, normalization):
+        stored = _stored(config, data, normalization)
+        for size, dtype in stored.values():
             sizes[dtype] = sizes.get(dtype, 0) + size
+        fresh = tuple(name for name, (_, dtype) in stored.items() if dtype is None)
     except (OSError, ValueError, MissingExtraError) as error:
-        logger.warning("lora.base: stored: taken as float32, since the weights cannot be read: %s", error)
-    narrow = sizes.get(torch.bfloat16, 0) > sum(sizes.values()) / 2
-    return replace(config, lora=replace(config.lora, base="bfloat16" if narrow else "float32"))
+        logger.warning("lora.base: %s: taken as float32, since the weights cannot be read: %s", lora.base, error)
+    base = lora.base
+    if base == "stored":
+        base = "bfloat16" if sizes.get(torch.bfloat16, 0) > sum(sizes.values()) / 2 else "float32"
+    return replace(config, lora=replace(lora, base=base, also_train=(*lora.also_train, *fresh)))
 
 
-def _stored(config: TrainConfig, data: RunData, normalization: Mapping[str, Any]) -> list[tuple[int, torch.dtype]]:
-    """Number of weights and dtype of each stored tensor; empty without a file."""
+def _stored(
+    config: TrainConfig, data: RunData, normalization: Mapping[str, Any]
+) -> dict[str, tuple[int, torch.dtype | None]]:
+    """Number of weights and dtype of each tensor by name, None for one that the file lacks; empty without a file."""
     if config.init_from:
         files = WeightFiles(config.init_from, floats_only=False)
-        return [(prod(shape), files.dtypes[key]) for key, shape in files.shapes.items()]
+        return {key: (prod(shape), files.dtypes[key]) for key, shape in files.shapes.items()}
     policy = build_on_meta(config, data.policy_config(config), normalization)
     if not policy.fills_weights:
-        return []
+        return {}
     dtypes = getattr(policy.first_weights(config.seed), "dtypes", {})
-    return [(p.numel(), dtypes[name]) for name, p in policy.named_parameters() if name in dtypes]
+    return {name: (p.numel(), dtypes.get(name)) for name, p in policy.named_parameters() if dtypes}
