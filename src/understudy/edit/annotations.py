@@ -12,6 +12,7 @@ import numpy as np
 
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.layouts import OF_FORMAT
+from understudy.data.read.returns import END_IS_CUT
 from understudy.data.read.rows import Rows
 from understudy.data.read.texts import Responses
 from understudy.data.selection.keep_ranges import read_object
@@ -165,7 +166,10 @@ def read_metadata(catalog: Catalog, path: str) -> dict[str, dict[int, Any]]:
 def piece_metadata(
     catalogs: Sequence[Catalog], pieces: Sequence[Piece], attached: Mapping[str, Mapping[int, Any]]
 ) -> dict[str, list[Any]]:
-    """Return the metadata of pieces: that of their episodes in the sources, and of the only source's file."""
+    """Return the metadata of pieces: that of their episodes in the sources, and of the only source's file.
+
+    Where a piece lacks the last frame of its episode, `END_IS_CUT` is true; then each piece has this mark.
+    """
     of_source = [catalog.episode_metadata() for catalog in catalogs]
     if attached:
         of_source[0] = of_source[0] | {name: dict(values) for name, values in attached.items()}
@@ -175,6 +179,11 @@ def piece_metadata(
         episode = int(catalogs[piece.source].episodes.ids[piece.row])
         for name in names:
             columns[name].append(of_source[piece.source].get(name, {}).get(episode))
+    lengths = [catalog.episodes.lengths for catalog in catalogs]
+    before = columns.get(END_IS_CUT, [False] * len(pieces))
+    cut = [bool(mark) or piece.stop < lengths[piece.source][piece.row] for piece, mark in zip(pieces, before)]
+    if any(cut):
+        columns[END_IS_CUT] = cut
     return {name: values for name, values in columns.items() if any(value is not None for value in values)}
 
 

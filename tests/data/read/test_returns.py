@@ -1,16 +1,21 @@
 """Returns and advantages, compared with sums over single steps."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import understudy as us
 from support.datasets import rate_episodes
 from support.outcomes import FPS, write_outcomes
 from support.refusals import refused
-from understudy.data.read.returns import ReturnTarget, n_step_advantages
+from understudy.cli.edit import EditConfig, SegmentConfig, edit, segment
+from understudy.data.format.catalog import Catalog
+from understudy.data.read.returns import END_IS_CUT, ReturnTarget, n_step_advantages
 
 LENGTHS = (4, 7, 1, 6, 3)
 SUCCESS = (True, False, True, False, None)
@@ -110,6 +115,42 @@ def test_refuses_what_has_no_returns(outcomes: Path, tmp_path: Path) -> None:
     rate_episodes(tmp_path / "texts", verdict=["good"])
     with refused("'verdict'", "'good'", where="texts"):
         us.EpisodeDataset(tmp_path / "texts", returns=target("success", success="verdict"))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e10])
+def test_rewards_of_cut_episodes_are_finite(outcomes: Path, tmp_path: Path, value: float) -> None:
+    """No range holds for their returns, but advantages are sums of their rewards."""
+    shutil.copytree(outcomes, tmp_path / "data")
+    (file,) = (tmp_path / "data/data").rglob("*.parquet")
+    table = pq.read_table(file)
+    place = sum(LENGTHS[:3])  # of episode 3, which is cut
+    rewards = table["reward"].to_pylist()
+    rewards[place] = [value] if isinstance(rewards[place], list) else value
+    column = pa.array(rewards, table.schema.field("reward").type)
+    pq.write_table(table.set_column(table.schema.get_field_index("reward"), "reward", column), file)
+    with refused("'reward'", 3, where="data", fix="--data.exclude-episodes 3"):
+        us.EpisodeDataset(tmp_path / "data", returns=target("reward"))
+
+
+@pytest.mark.parametrize("kind", ["success", "time", "reward"])
+def test_an_end_that_was_cut_is_not_terminal(tmp_path: Path, kind: str) -> None:
+    """Whatever the outcome of the whole episode: the part ends where nothing ended."""
+    root, parts = tmp_path / "data", tmp_path / "parts"
+    write_outcomes(root, (6, 4), (True, False))
+    (tmp_path / "times.json").write_text('{"0": [2, 4], "1": [[0, 4]]}')
+    segment(SegmentConfig(paths=(str(root), str(parts)), times=str(tmp_path / "times.json"), unit="frames"))
+    data = us.EpisodeDataset(parts, returns=target(kind))
+    assert [bool(data.sample(episode, 0)["return_is_pad"]) for episode in range(4)] == [True, True, False, False]
+    assert data.returns is not None
+    assert [data.returns.rewards(row)[1] for row in range(4)] == [False, False, True, True]
+    assert data.catalog.episode_metadata()["success"] == {0: True, 1: True, 2: True, 3: False}
+    edit(EditConfig(paths=(str(parts), str(tmp_path / "later")), drop_n_first_frames=1))
+    later = us.EpisodeDataset(tmp_path / "later", returns=target(kind))
+    assert [bool(later.sample(episode, 0)["return_is_pad"]) for episode in range(4)] == [True, True, False, False]
+    edit(EditConfig(paths=(str(root), str(tmp_path / "short")), drop_n_last_frames=1))
+    assert not us.EpisodeDataset(tmp_path / "short", returns=target(kind)).returns.known  # type: ignore[union-attr]
+    edit(EditConfig(paths=(str(root), str(tmp_path / "copy")), drop_n_first_frames=1))
+    assert END_IS_CUT not in Catalog.open(tmp_path / "copy").episode_metadata()
 
 
 @pytest.mark.parametrize("terminal", [True, False])

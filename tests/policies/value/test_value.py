@@ -46,6 +46,24 @@ def test_histogram_is_the_gaussian_over_the_bins() -> None:
     assert shares.argmax(dim=1).tolist() == [2, 0, 4]
 
 
+def test_bins_are_as_fine_as_float32_resolves() -> None:
+    """Finer ones are refused; at the limit a histogram is that of float64."""
+    config = policy(returns="reward", value_range=(1000.0, 1000.2)).config
+    centers = bin_centers(config)
+    shares = histogram(centers[3:4], centers, config.smoothing)
+    exact = histogram(torch.linspace(0, 0.2, 11, dtype=torch.float64)[3:4], torch.linspace(0, 0.2, 11).double(), 0.75)
+    torch.testing.assert_close(shares.double(), exact, rtol=0.02, atol=1e-3)
+    for changes in (
+        {"value_range": (1000.0, 1000.1)},
+        {"value_range": (0.0, 1e-35)},
+        {"value_range": (-1e8, -1e8 + 1)},
+    ):
+        with refused("bins: 11", kind=ValueError):
+            policy(returns="reward", **changes)
+    with refused("bins: 11", kind=ValueError):
+        policy(returns="time", horizon=1e-36)
+
+
 def test_losses_and_figures_of_a_sample() -> None:
     model, samples = policy(), batch([0.0, 1.0, 0.3], [False, False, False])
     logits, centers = model.logits(samples).detach(), bin_centers(model.config)

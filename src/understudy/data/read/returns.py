@@ -10,8 +10,9 @@ reward r_k of the step that follows frame k:
     KEY       r is the value of a column, one number per frame
 
 An episode that was cut before its end (a time limit, a stopped recording) has no outcome: `truncated` is true and
-`success` is not, or `success` is missing. Its returns are not known. Returns belong to whole episodes: selected frames
-and windows do not change them.
+`success` is not, or `success` is missing. Its returns are not known. Nor are those of an episode that `edit` or
+`segment` cut from a longer one before its last frame (`END_IS_CUT`), whatever its outcome. Returns belong to whole
+episodes: selected frames and windows do not change them.
 """
 
 import hashlib
@@ -31,8 +32,11 @@ from understudy.errors import DatasetError
 SUCCESS, TIME = "success", "time"
 TRUNCATED = "truncated"
 """Name of the mark of cut episodes that a dataset may lack."""
+END_IS_CUT = "end_is_cut"
+"""Metadata of episodes: true where the episode is a part of a longer one, without its last frame."""
 _CUT, _FAILED, _SUCCEEDED = 0, 1, 2
 _CACHE = 1 << 26  # bytes of loaded columns
+_LARGEST = 1e9  # of a return
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,11 @@ class Returns:
             for frame in reversed(range(len(rewards))):
                 returns[frame] = following = rewards[frame] + target.discount * following
             is_pad = self._outcome[row] == _CUT and target.discount > 0
+            if not (np.abs(returns) < _LARGEST).all():  # also NaN
+                episode = int(catalog.episodes.ids[row])
+                problem = f"{key!r} of episode {episode} has values that are not finite, or of {_LARGEST:g} and more"
+                fix = f"convert the values, or leave the episode out with --data.exclude-episodes {episode}"
+                raise DatasetError(problem, where=catalog.root, fix=fix)
             if not is_pad and not ((returns >= target.low) & (returns <= target.high)).all():
                 low, high = returns.min(), returns.max()
                 problem = f"returns of episode {int(catalog.episodes.ids[row])} are {low:.6g} to {high:.6g}"
@@ -158,10 +167,11 @@ def _read_outcomes(catalog: Catalog, target: ReturnTarget, rows: np.ndarray) -> 
     with_rewards = target.returns not in (SUCCESS, TIME)
     truncated = _read_flags(catalog, target.truncated, rows, required=target.truncated != TRUNCATED)
     success = _read_flags(catalog, target.success, rows, required=not with_rewards)
+    parts = _read_flags(catalog, END_IS_CUT, rows, required=False)
     outcomes = np.empty(len(rows), np.int8)
-    for place, (won, cut) in enumerate(zip(success, truncated)):
+    for place, (won, cut, is_part) in enumerate(zip(success, truncated, parts)):
         unknown = bool(cut) or (won is None and not with_rewards)
-        outcomes[place] = _SUCCEEDED if won else _CUT if unknown else _FAILED
+        outcomes[place] = _CUT if is_part or (unknown and not won) else _SUCCEEDED if won else _FAILED
     return outcomes
 
 

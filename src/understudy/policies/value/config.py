@@ -8,6 +8,8 @@ from understudy.policies.common.settings import EncoderSettings
 from understudy.policies.registry import PolicyConfig, PolicyType
 
 SUCCESS, TIME = "success", "time"
+FINEST = 2.0**-16
+"""Least width of a bin as a share of the largest return: 128 neighbours of float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,11 @@ class ValueSettings(EncoderSettings):
             problems.append(f"horizon: {self.horizon}: must be the longest time to success in seconds")
         if not -1e9 < self.value_range[0] < self.value_range[1] < 1e9:
             problems.append(f"value_range: {self.value_range}: must be two finite numbers, the lower one first")
+        low, high = self.bounds
+        finest = max(FINEST * max(abs(low), abs(high)), FINEST**6)
+        if not problems and (high - low) / (self.bins - 1) < finest:
+            rule = f"float32 resolves {finest:.3g} there; give fewer bins, or a wider value_range"
+            problems.append(f"bins: {self.bins}: bins of {(high - low) / (self.bins - 1):.3g} at {high:g}: {rule}")
         return problems
 
 
