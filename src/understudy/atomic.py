@@ -191,6 +191,23 @@ class BeingWritten(FileExistsError):
     """Another process is creating the folder."""
 
 
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder during the block; where there are no locks, do nothing.
+
+    Raises:
+        BeingWritten: another process holds the lock, or has just removed the folder.
+    """
+    lock = _lock(folder)
+    try:
+        if _is_held(folder) if lock is None else not os.fstat(lock).st_nlink:
+            raise BeingWritten(errno.EEXIST, "another process is writing it", str(folder))
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
 def _work_folder(target: Path, alone: bool = False) -> tuple[Path, int | None]:
     """Make and lock a working folder next to `target`, after a recovery; one process at a time does so.
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -17,14 +20,17 @@ import understudy as us
 from support.outcomes import FPS, write_outcomes
 from support.refusals import refused
 from support.runs import tiny_config
+from understudy.atomic import BeingWritten, hold_folder
 from understudy.cli import main
+from understudy.cli.edit import EditConfig, edit
 from understudy.cli.score import ScoreConfig, score
 from understudy.config.schema import override
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, DatasetError
 from understudy.policies.policy import load
 from understudy.policies.value.config import ValueSettings
 from understudy.train import run
 from understudy.train import score as score_module
+from understudy.train.checkpoint.run_dir import RunDir
 
 LENGTHS = [5, 6, 1, 7, 4, 6]
 SUCCESS = [True, False, True, None, False, True]
@@ -76,7 +82,7 @@ def test_score_writes_values_and_advantages(scene: Path, tmp_path: Path, capsys:
         ranked = np.array(advantages)[tasks == task]
         assert (positive[tasks == task] == (ranked > np.quantile(ranked, 0.6))).all()
     origin = json.loads((out / "meta/edit.json").read_text())
-    assert set(origin["score"]["policy"]) >= {"config.json", "model.safetensors"}
+    assert set(origin["score"]["values"]["policy"]) >= {"config.json", "model.safetensors"}
     assert origin["score"]["num_steps"] == 3
     assert [path.name for path in tmp_path.iterdir()] == ["scored"]
 
@@ -168,11 +174,77 @@ def test_killed_score_continues_to_equal_bytes(scene: Path, tmp_path: Path) -> N
 
 def test_kept_values_are_used_and_those_of_others_are_not(scene: Path, tmp_path: Path) -> None:
     function = score_module.open_value_function(scene / "value", str(scene / "data"), "", "cpu")
+    (tmp_path / "pieces").mkdir()
     values = function.compute(tmp_path / "pieces", "one", 1)
     (piece,) = (tmp_path / "pieces").glob("0*.npy")
     np.save(piece, values + 1)
     np.testing.assert_array_equal(function.compute(tmp_path / "pieces", "one", 1), values + 1)
     np.testing.assert_array_equal(function.compute(tmp_path / "pieces", "another", 1), values)
+
+
+def test_kept_values_belong_to_all_that_they_depend_on(
+    scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second call with another mapping, separator, task or policy computes anew; settings of advantages do not."""
+    identities: list[str] = []
+
+    def compute(function: score_module.ValueFunction, folder: Path, identity: str, threads: int) -> np.ndarray:
+        identities.append(identity)
+        return np.zeros(len(function.dataset), np.float32)
+
+    monkeypatch.setattr(score_module.ValueFunction, "compute", compute)
+
+    def identity(run_root: Path, data: Path = scene / "data", **changes: Any) -> str:
+        score(ScoreConfig(paths=(str(run_root), str(data), str(tmp_path / f"out{len(identities)}")), **changes))
+        return identities[-1]
+
+    def changed(name: str, **changes: Any) -> Path:
+        shutil.copytree(scene / "value", tmp_path / name)
+        run_dir = RunDir(tmp_path / name)
+        run_dir.write_settings(override(run_dir.settings(), output_dir=str(tmp_path / name), **changes))
+        return tmp_path / name
+
+    first = identity(scene / "value")
+    assert identity(scene / "value", num_steps=2, positive=0.5) == first
+    texts = tmp_path / "tasks.json"
+    texts.write_text(json.dumps({"task 0": "another"}))
+    edit(EditConfig(paths=(str(scene / "data"), str(tmp_path / "renamed")), tasks=str(texts)))
+    others = [
+        identity(changed("separated", augment={"task_separator": ";"})),
+        identity(changed("mapped", data={"action": "observation.state"})),
+        identity(changed("robot", data={"robot_type": "arm"})),
+        identity(scene / "value", tmp_path / "renamed"),
+    ]
+    assert len({first, *others}) == 5
+
+
+def test_two_calls_do_not_write_one_output(scene: Path, tmp_path: Path) -> None:
+    paths = (str(scene / "value"), str(scene / "data"), str(tmp_path / "out"))
+    pieces = tmp_path / ".out.values"
+    pieces.mkdir()
+    with hold_folder(pieces), pytest.raises(DatasetError) as caught:
+        score(ScoreConfig(paths=paths))
+    assert isinstance(caught.value.__cause__, BeingWritten)
+    score(ScoreConfig(paths=paths))
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    pieces.mkdir()
+    with pytest.raises(BeingWritten), hold_folder(pieces), hold_folder(pieces):
+        pass
+
+
+def test_a_value_that_is_not_finite_names_the_episode(scene: Path, tmp_path: Path) -> None:
+    shutil.copytree(scene / "data", tmp_path / "data")
+    (file,) = (tmp_path / "data/data").rglob("*.parquet")
+    table = pq.read_table(file)
+    states = np.array(table["observation.state"].to_pylist())
+    states[sum(LENGTHS[:3]) + 2] = np.nan  # frame 2 of episode 3, which was cut
+    column = pa.array(states.tolist(), table.schema.field("observation.state").type)
+    pq.write_table(
+        table.set_column(table.schema.get_field_index("observation.state"), "observation.state", column), file
+    )
+    with refused(2, 3, where="data", fix="--exclude-episodes 3"):
+        score(ScoreConfig(paths=(str(scene / "value"), str(tmp_path / "data"), str(tmp_path / "out"))))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_of_others_in_the_place_of_the_values_is_refused(scene: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`understudy score RUN DATA OUT`: values, advantages and their sign as columns of a new dataset."""
 
+import hashlib
 import json
 import shutil
 import sys
@@ -8,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from understudy.atomic import BeingWritten, hold_folder
 from understudy.cli.edit import EditConfig, make_plans, output_problems
 from understudy.config.declare import Ge, Interval, Positional
 from understudy.cores import available_cores
@@ -84,18 +86,23 @@ def score(config: ScoreConfig) -> None:
     function = open_value_function(run, data, config.source, config.device)
     origin = describe(config, function, plan)
     pieces = out.with_name(f".{out.name}.values")
-    causes = {name: origin[name] for name in ("policy", "data", "torch", "source", "device")}
-    values = function.compute(pieces, json.dumps(causes), workers)
-    columns, summary = score_episodes(config, function, values)
-    scored = replace(
-        plan,
-        features={**plan.features, **_features()},
-        columns={key: _column(columns[key]) for key in DTYPES},
-        origin={"score": origin | {"tasks": summary}},
-    )
-    with Progress(scored.work, "write", "frame") as bar:
-        write_outputs({"": scored}, out, ["understudy", *sys.argv[1:]], workers, bar.update)
-    shutil.rmtree(pieces, ignore_errors=True)
+    pieces.mkdir(parents=True, exist_ok=True)
+    try:
+        with hold_folder(pieces):
+            values = function.compute(pieces, json.dumps(origin["values"], ensure_ascii=False), workers)
+            columns, summary = score_episodes(config, function, values)
+            scored = replace(
+                plan,
+                features={**plan.features, **_features()},
+                columns={key: _column(columns[key]) for key in DTYPES},
+                origin={"score": origin | {"tasks": summary}},
+            )
+            with Progress(scored.work, "write", "frame") as bar:
+                write_outputs({"": scored}, out, ["understudy", *sys.argv[1:]], workers, bar.update)
+            shutil.rmtree(pieces, ignore_errors=True)
+    except BeingWritten as error:
+        fix = "wait for its end, or name another folder"
+        raise DatasetError("another process is writing it", where=out, fix=fix) from error
     if config.json:
         print(json.dumps({"root": str(out), "frames": len(values), "tasks": summary}, ensure_ascii=False))
         return
@@ -106,20 +113,27 @@ def score(config: ScoreConfig) -> None:
 
 
 def describe(config: ScoreConfig, function: "ValueFunction", plan: "Plan") -> dict[str, Any]:
-    """Return everything that the values depend on, and the settings of the advantage, for meta/edit.json."""
+    """Return `values`: everything that the values depend on, and the settings of the advantage, for meta/edit.json."""
+    import av
     import torch
 
+    from understudy._version import __version__
     from understudy.edit.write_set import digest_files
 
-    rows = [piece.row for piece in plan.pieces]
-    settings = {name: getattr(config, name) for name in ("num_steps", "positive", "interventions", "source", "device")}
-    return {
+    catalog, rows = plan.sources[0], [piece.row for piece in plan.pieces]
+    causes = {
         "policy": dict(function.checksums),
+        "data": digest_files(catalog, rows, plan.cameras),
+        "tasks": hashlib.sha256("\0".join(catalog.tasks).encode()).hexdigest(),
+        "source": dict(function.source),
+        "device": config.device,
+        "versions": {"understudy": __version__, "torch": torch.__version__, "av": av.__version__},
+    }
+    return {
+        "values": causes,
         "returns": dict(function.policy.config.return_target),
-        "data": digest_files(plan.sources[0], rows, plan.cameras),
         "outcomes": function.dataset.returns.digest if function.dataset.returns is not None else "",
-        "torch": torch.__version__,
-        **settings,
+        **{name: getattr(config, name) for name in ("num_steps", "positive", "interventions")},
     }
 
 
@@ -151,6 +165,15 @@ def score_episodes(
     for row, length, episode_values in zip(rows, lengths, of_episode, strict=True):
         rewards, is_terminal = returns.rewards(row)
         discount = returns.target.discount
+        if not np.isfinite(episode_values).all():
+            episode = int(catalog.episodes.ids[row])
+            problem = (
+                f"the value of frame {int(np.isfinite(episode_values).argmin())} of episode {episode} is not finite"
+            )
+            fix = (
+                f"look for such states: understudy check; or leave it out: understudy edit --exclude-episodes {episode}"
+            )
+            raise DatasetError(problem, where=catalog.root, fix=fix)
         advantages.append(n_step_advantages(episode_values, rewards, is_terminal, config.num_steps, discount))
         tasks.append(reader.span(row, "task_index", 0, length)[:, 0])
         changed = reader.span(row, config.interventions, 0, length)[:, 0] if config.interventions else np.zeros(length)

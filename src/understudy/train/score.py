@@ -5,7 +5,6 @@ piece in a folder, so that a kill loses the piece in progress alone, and a conti
 """
 
 import re
-import shutil
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -49,8 +48,8 @@ class ValueFunction:
     """Its norm head of the dataset's robot."""
     dataset: EpisodeDataset
     """All frames, with the returns of the policy."""
-    separator: str
-    """Text between several instructions of an episode (`augment.task_separator`)."""
+    source: Mapping[str, Any]
+    """Keys and facts of the run's source that the dataset is read with, and `task_separator`, as JSON has them."""
     checksums: Mapping[str, str]
     """SHA-256 of the policy's files."""
 
@@ -58,7 +57,9 @@ class ValueFunction:
         """Read frames in the form of the network."""
         episodes, frames = self.dataset.locate(np.arange(part.start, part.stop))
         batch, config = self.dataset.batch(episodes, frames), self.policy.config
-        batch[TASK] = draw_instructions(batch[TASK], self.separator, 0, sample_identity(episodes, frames))
+        batch[TASK] = draw_instructions(
+            batch[TASK], self.source["task_separator"], 0, sample_identity(episodes, frames)
+        )
         if config.state_dim:
             batch[STATE] = torch.nn.functional.pad(batch[STATE], (0, config.state_dim - batch[STATE].shape[-1]))
         batch[HEAD] = torch.full((len(frames),), self.head)
@@ -69,7 +70,7 @@ class ValueFunction:
         """Compute the value of each frame, float32 (N,), or read those that an earlier call kept.
 
         Args:
-            folder: place of the pieces, which the caller removes at the end.
+            folder: place of the pieces, which is there; the caller locks it, and removes it at the end.
             identity: text of everything that the values depend on; pieces of another one are removed.
             threads: threads that read; without effect on the values.
 
@@ -81,8 +82,8 @@ class ValueFunction:
             if others := [path.name for path in folder.glob("*") if not _OURS.fullmatch(path.name)]:
                 fix = "move it away, or name another output"
                 raise DatasetError(f"has {others[0]!r}, and is the place of values", where=folder, fix=fix)
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
+            for path in folder.glob("*"):
+                path.unlink()
             write_text(about, identity)
         values = np.empty(count, np.float32)
         pieces = {first: folder / f"{first:012d}.npy" for first in range(0, count, PIECE)}
@@ -153,5 +154,5 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
         path.name: file_sha256(path) for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors")
     }
     number = policy.norm_heads.index(head) if head in policy.norm_heads else 0
-    separator = settings.augment.task_separator
-    return ValueFunction(policy.to(device).eval(), number, dataset, separator, checksums)
+    read_as = {**mapping, "head": head, "task_separator": settings.augment.task_separator}
+    return ValueFunction(policy.to(device).eval(), number, dataset, read_as, checksums)
