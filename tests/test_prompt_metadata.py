@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,17 @@ def test_prompts_have_the_values_of_frames(tmp_path: Path) -> None:
     assert len({data.prompts.digest, us.EpisodeDataset(root, prompt_metadata=["success"]).prompts.digest}) == 2
     with refused("'action'", where="frames", fix="helped"):
         us.EpisodeDataset(root, prompt_metadata=["action"])
+
+
+def test_memory_of_prompts_grows_with_the_changes_of_a_feature(tmp_path: Path) -> None:
+    """Not with the frames: 3,000 of them have three runs of equal text."""
+    write_outcomes(tmp_path / "long", (3000,), (True,))
+    data = us.EpisodeDataset(tmp_path / "long", prompt_metadata=["helped"])
+    assert len(pickle.dumps(data.prompts)) < 3000
+    copied = pickle.loads(pickle.dumps(data.prompts))
+    frames = np.array([0, 1, 2, 2999])
+    texts = copied.read(np.zeros(4, np.int64), frames)["prompt_metadata"]
+    assert texts == [f"helped: {number}" for number in (0, 1, 0, 0)]
 
 
 def test_rollouts_give_the_metadata_of_their_settings() -> None:

@@ -16,6 +16,7 @@ from understudy.data.format.features import INDEX_KEYS
 from understudy.data.read.rows import Rows
 from understudy.errors import DatasetError
 from understudy.prompt_metadata import label, metadata_lines
+from understudy.storage.mapped_tables import SharedState, share_arrays
 
 TASK = "task"
 """Name of the instruction as a response."""
@@ -107,17 +108,20 @@ def prompt_names(catalog: Catalog) -> list[str]:
 
 
 _MOST_TEXTS = 10_000
-_CACHE = 1 << 28  # bytes of loaded columns
+_CACHE = 64 << 20  # bytes of loaded data files
 
 
-class EpisodePrompts:
+class EpisodePrompts(SharedState):
     """Metadata of each episode, or of each frame, as text, one field per line.
+
+    Features are read once, data file by data file. Memory is needed for the runs of frames with one text, and large
+    tables are shared by the processes of a host.
 
     Args:
         catalog: the dataset.
         names: metadata of episodes, or features with one number or text per frame; None delivers nothing, an empty list
             the empty text.
-        episodes: int64 (E,), ids of the episodes in use, of which features are read.
+        episodes: int64 (E,), ids of the episodes in use.
 
     Attributes:
         names: as given.
@@ -143,37 +147,36 @@ class EpisodePrompts:
                 fix = f"did you mean {near[0]!r}?" if near else f"metadata of episodes, and features: {listed}"
                 raise DatasetError(f"prompt_metadata names {name!r}, which no episode has", where=catalog.root, fix=fix)
         columns = [name for name in self.names if name not in metadata]
-        known_texts: dict[str, int] = {}
+        numbers: dict[str, int] = {}
         ids, lengths = catalog.episodes.ids.tolist(), catalog.episodes.lengths
-        self._per_frame = bool(columns)
-        self._first = np.cumsum(lengths) - lengths if columns else np.arange(len(ids))
-        self._number = np.zeros(lengths.sum() if columns else len(ids), np.int32)
+        first, runs = np.cumsum(lengths) - lengths, list[tuple[np.ndarray, np.ndarray]]()
         reader = Rows(catalog, columns, _CACHE)
         try:
             if len(labels := [label(name) for name in self.names]) > len(set(labels)):
                 raise ValueError(f"prompt_metadata has one name twice: {', '.join(labels)}")
-            for row in catalog.episodes.rows_of(episodes).tolist() if columns else range(len(ids)):
+            for row in np.sort(catalog.episodes.rows_of(episodes)).tolist():
                 fixed = {name: metadata[name].get(ids[row]) for name in self.names if name in metadata}
-                frames = np.arange(lengths[row] if columns else 1)
-                taken = reader.take(np.full(len(frames), row), dict.fromkeys(columns, frames)) if columns else {}
-                values = [np.asarray(taken[name]).reshape(-1).tolist() for name in columns]
-                numbers: dict[tuple[Any, ...], int] = {}
-                for frame, of_frame in enumerate(zip(*values) if columns else [()]):
-                    if of_frame not in numbers:
-                        text = metadata_lines(fixed | dict(zip(columns, of_frame)), self.names)
-                        numbers[of_frame] = known_texts.setdefault(text, len(known_texts))
-                    self._number[self._first[row] + frame] = numbers[of_frame]
-                if columns and len(known_texts) > _MOST_TEXTS:
+                starts, values = _runs(reader, row, int(lengths[row]), columns)
+                texts = [metadata_lines(fixed | dict(zip(columns, run)), self.names) for run in values]
+                of_run = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int32)
+                runs.append((first[row] + starts, of_run))
+                if columns and len(numbers) > _MOST_TEXTS:
                     raise ValueError(f"prompt_metadata has more than {_MOST_TEXTS:,} different texts")
         except ValueError as error:
             raise DatasetError(str(error), where=catalog.root, fix="leave this name out") from error
-        self.texts = list(known_texts)
+        self.texts = list(numbers)
+        starts, of_run = map(np.concatenate, zip(*runs))
+        new = np.append(True, of_run[1:] != of_run[:-1])
+        tables = {"first": first, "starts": starts[new], "numbers": of_run[new]}
+        self._tables = share_arrays(tables, catalog.files.cache)
 
     @property
     def digest(self) -> str:
         """Digest of the texts of all episodes."""
-        numbers = self._number.tobytes() if self.names else b""
-        return hashlib.sha256("\0".join(self.texts).encode() + numbers).hexdigest()[:16]
+        digest = hashlib.sha256("\0".join(self.texts).encode())
+        for table in self._tables.values() if self.names else ():
+            digest.update(np.ascontiguousarray(table).data)
+        return digest.hexdigest()[:16]
 
     def read(self, rows: np.ndarray, frames: np.ndarray) -> dict[str, list[str]]:
         """Return {"prompt_metadata": B texts} of frames int64 [B] of table rows int64 [B]; {} without names."""
@@ -181,5 +184,18 @@ class EpisodePrompts:
             return {}
         if not self.names:
             return {PROMPT_METADATA: [""] * len(rows)}
-        numbers = self._number[self._first[rows] + (frames if self._per_frame else 0)]
-        return {PROMPT_METADATA: [self.texts[number] for number in numbers.tolist()]}
+        runs = np.searchsorted(self._tables["starts"], self._tables["first"][rows] + frames, side="right") - 1
+        return {PROMPT_METADATA: [self.texts[number] for number in self._tables["numbers"][runs].tolist()]}
+
+
+def _runs(reader: Rows, row: int, length: int, columns: Sequence[str]) -> tuple[np.ndarray, list[tuple[Any, ...]]]:
+    """First frame of each run of equal values of `columns` in an episode, int64 (R,), and the values."""
+    if not columns or not length:
+        return np.zeros(1, np.int64), [(None,) * len(columns)]
+    frames = np.arange(length)
+    taken = reader.take(np.full(length, row), dict.fromkeys(columns, frames))
+    values = [
+        np.asarray(taken[name], object if isinstance(taken[name], list) else None).reshape(-1) for name in columns
+    ]
+    starts = np.flatnonzero(np.append(True, np.any([column[1:] != column[:-1] for column in values], axis=0)))
+    return starts, list(zip(*(column[starts].tolist() for column in values)))
