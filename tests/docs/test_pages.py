@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -150,6 +152,26 @@ def test_frame_weights_page_example_has_the_counts(tmp_path: Path, monkeypatch: 
     batch = next(names["loader"])
     names["loader"].close()
     assert list(zip(batch["episode_index"].tolist(), batch["frame_index"].tolist())) == list(zip(episode, frame))[:8]
+
+
+def test_frame_weights_page_conditions_select_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = {"shape": (1,), "names": None}
+    features = {"action": {"dtype": "float32", **one}, "advantage": {"dtype": "float32", **one}}
+    with us.EpisodeWriter(
+        "scored", fps=10, features={**features, "is_intervention": {"dtype": "bool", **one}}
+    ) as writer:
+        for advantage, corrected in ((-1.0, False), (0.5, False), (-1.0, True), (2.0, True), (0.0, False)):
+            values = {key: np.array([advantage], np.float32) for key in features}
+            writer.add_frame({**values, "is_intervention": np.array([corrected])}, task="push")
+        writer.save_episode()
+    run_python(ROOT / "docs/frame_weights.md", {"us": us, "pa": pa, "pq": pq}, slice(1, 2))
+    data = us.EpisodeDataset("scored", frame_weights="good.parquet", frame_weights_in="order")
+    assert Counter(data.locate(list(us.EpisodeSampler(data)))[1].tolist()) == {1: 1, 2: 4, 3: 4}
+    corrections = us.EpisodeDataset("scored", frame_weights="is_intervention")
+    assert corrections.segments.tolist() == [[0, 2, 4]]
+    with refused("'advantage'", where="scored", fix="frame_weights"):
+        us.EpisodeDataset("scored", where="advantage > 0")
 
 
 def test_sensors_page_example_prints_its_line(

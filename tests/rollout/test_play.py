@@ -18,9 +18,10 @@ from understudy.config.rollout import RolloutConfig
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.errors import ConfigError
 from understudy.policies.draws import RandomSpec
+from understudy.rollout.adapter import EnvAdapter
 from understudy.rollout.files import write_result
 from understudy.rollout.play import rollout
-from understudy.rollout.result import Episode, RolloutResult, wilson_interval
+from understudy.rollout.result import PROMPT, Episode, RolloutResult, wilson_interval
 from understudy.train.checkpoint.run_dir import RECORDED, RunDir
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
@@ -180,6 +181,14 @@ def test_only_so_many_actions_of_a_chunk_are_executed() -> None:
 
     rollout(Counting(), worlds(1), 1, execute=5, steps=3)
     assert calls == [3] * 14  # 70 steps
+
+
+def test_protocol_has_the_metadata_of_the_prompts() -> None:
+    lanes = worlds(1)
+    names = {key: key for key in lanes[0].features if key != "action"}
+    adapter = EnvAdapter(names, action_dim=4, metadata="quality: 5\nsuccess: true")
+    assert rollout(Zero(), lanes, 1, adapter=adapter).protocol[PROMPT] == "quality: 5, success: true"
+    assert PROMPT not in rollout(Zero(), lanes, 1).protocol
 
 
 def test_what_cannot_be_played_is_told() -> None:

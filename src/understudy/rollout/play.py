@@ -24,7 +24,7 @@ from understudy.policies.observation_history import ObservationHistory, seen_tim
 from understudy.policies.policy import Policy, load
 from understudy.progress import Progress
 from understudy.rollout.adapter import EnvAdapter, check_env, make_adapter
-from understudy.rollout.result import Episode, RolloutResult
+from understudy.rollout.result import PROMPT, Episode, RolloutResult
 
 
 @dataclass
@@ -140,11 +140,11 @@ def rollout(
             lanes = [follower for lane in lanes for follower in (begin([lane.world]) if lane.over else [lane])]
     results = tuple(lane.result() for lane in sorted(finished, key=lambda lane: lane.episode))
     frames = {lane.episode: np.stack(lane.film) for lane in finished if lane.film}
-    protocol = evaluation_protocol(world, execute, steps)
+    protocol = evaluation_protocol(world, execute, steps, adapter.metadata)
     return RolloutResult(world.name, seed, protocol, swap_text, results, frames, world.fps)
 
 
-def evaluation_protocol(world: Env, execute: int, steps: int) -> dict[str, str]:
+def evaluation_protocol(world: Env, execute: int, steps: int, metadata: str) -> dict[str, str]:
     """Return the conditions under which success rates are comparable: name -> value."""
     images = [feature["shape"] for key, feature in world.features.items() if key.startswith(IMAGE)]
     return {
@@ -153,6 +153,7 @@ def evaluation_protocol(world: Env, execute: int, steps: int) -> dict[str, str]:
         "steps per second": str(world.fps),
         "most steps": str(world.max_steps),
         "image size": ", ".join(sorted({f"{height}x{width}" for height, width, _ in images})),
+        **({PROMPT: ", ".join(metadata.splitlines())} if metadata else {}),
         **world.conditions,
     }
 

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 Z95 = 1.959963984540054  # standard normal quantile at 0.975
+PROMPT = "prompt metadata"
+"""Name of the metadata in the prompts, in `RolloutResult.protocol`; left out where there is none."""
 
 
 def wilson_interval(successes: int, count: int, z: float = Z95) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from understudy.report.compare.intervals import loss_interval, paired_difference
 from understudy.report.compare.page import compare_runs
 from understudy.report.compare.results import success_rates
 from understudy.report.compare.runs import read_runs
-from understudy.rollout.result import Z95, wilson_interval
+from understudy.rollout.result import PROMPT, Z95, wilson_interval
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
 from understudy.train.validation.episode_sums import EpisodeSums
@@ -187,6 +187,15 @@ def test_success_under_other_conditions_is_named_and_not_subtracted(roots: list[
     (entry,) = success_rates(read_runs(roots))
     assert entry["not comparable"] == {}, "a seed draws other scenes of the same distribution"
     assert entry["tasks"]["all"]["differences"]["B"]["difference"] == pytest.approx(-0.25)
+
+
+def test_other_metadata_in_prompts_is_named_and_compared(roots: list[Path]) -> None:
+    conditions = {"action steps": "4"}
+    write(roots[0], result(0, lift=(3, 4)) | {"protocol": conditions | {PROMPT: "quality: 5"}})
+    write(roots[1], result(0, lift=(4, 4)) | {"protocol": conditions})
+    (entry,) = success_rates(read_runs(roots))
+    assert entry["notes"] == [f"{PROMPT}: A quality: 5, B none"]
+    assert entry["not comparable"] == {}
 
 
 def test_success_over_other_tasks_is_not_subtracted(roots: list[Path]) -> None:

@@ -166,12 +166,11 @@ def matching_rows(catalog: Catalog, text: str) -> np.ndarray:
     valid_names = ["episode", "length", "seconds", "task", "tasks", *metadata]
     for name in where.names:
         if name not in valid_names:
-            near = get_close_matches(name, valid_names, n=1)
-            hint = (
-                f"did you mean {near[0]!r}?"
-                if near
-                else f"there are {', '.join(valid_names)}; `edit --metadata` adds others"
-            )
+            hint = f"there are {', '.join(valid_names)}; `edit --metadata` adds others"
+            if name in catalog.features:
+                hint = "it is a feature of frames: select them with frame_weights (docs/frame_weights.md)"
+            elif near := get_close_matches(name, valid_names, n=1):
+                hint = f"did you mean {near[0]!r}?"
             raise DatasetError(f"where names {name!r}, which no episode has", where=catalog.root, fix=hint)
     rows = []
     for row, episode in enumerate(table.ids.tolist()):

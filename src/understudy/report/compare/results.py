@@ -8,15 +8,16 @@ import numpy as np
 from understudy.report.compare.differences import comparable_sources, head_of
 from understudy.report.compare.intervals import loss_interval, paired_difference, success_difference
 from understudy.report.compare.runs import Run
-from understudy.rollout.result import wilson_interval
+from understudy.rollout.result import PROMPT, wilson_interval
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.validation.episode_sums import EpisodeSums, read_validated
 
 ALL = "all"
 """Name of the group of all samples."""
 VALIDATIONS = ("last", "lowest")
-SAMPLED = ("seed", "weights of step")
-"""Facts of a rollout that may differ in a comparison: other scenes of one distribution, other weights."""
+SAMPLED = ("seed", "weights of step", PROMPT)
+"""Facts of a rollout that may differ in a comparison: other scenes of one distribution, other weights, or another
+prompt, which is a part of the policy."""
 
 # -- validation losses ------------------------------------------------------------------------------------------------
 
@@ -201,7 +202,7 @@ def _entry(title: str, results: Mapping[str, Mapping[str, Any]], runs: Sequence[
             del everything["differences"][letter]
     notes = []
     for name in dict.fromkeys(name for result in results.values() for name in result["settings"]):
-        values = {letter: result["settings"].get(name, "") for letter, result in results.items()}
+        values = {letter: result["settings"].get(name, "none") for letter, result in results.items()}
         if len(set(values.values())) > 1:
             notes.append(f"{name}: " + ", ".join(f"{letter} {value}" for letter, value in values.items()))
     compared.setdefault("all", everything)
