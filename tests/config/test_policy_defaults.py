@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from understudy.config.schema import dump_yaml, load, validate, validate_new
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.optim.lr_schedule import lr_factor
-from understudy.optional_packages import is_installed
 from understudy.policies.registry import policy_type
 from understudy.train.startup_summary import describe_defaults
 
@@ -123,7 +123,7 @@ def test_eager_attention_and_chosen_blocks_have_their_conditions() -> None:
     assert made.recomputation() == "full, 1 of 2 blocks"
 
 
-@pytest.mark.skipif(is_installed("lerobot"), reason="needs an installation without LeRobot")
+@pytest.mark.skipif(find_spec("lerobot") is not None, reason="needs an installation without LeRobot")
 def test_defaults_of_a_missing_package_are_refused_or_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *ROOT, "--policy.type", "lerobot-act", "--print-config"]) == 2
     assert "understudy[lerobot]" in capsys.readouterr().err
