@@ -157,13 +157,14 @@ def score_episodes(
 
     catalog, returns = function.dataset.catalog, function.dataset.returns
     assert returns is not None
-    reader = Rows(catalog, ["task_index", *([config.interventions] if config.interventions else [])], 1 << 28)
+    interventions = [config.interventions] if config.interventions else []
+    reader = Rows(catalog, ["task_index", *interventions, *returns.columns], 1 << 28)
     rows = [catalog.episodes.row_of(episode) for episode in function.dataset.segments[:, 0].tolist()]
     lengths = [int(catalog.episodes.lengths[row]) for row in rows]
     of_episode = np.split(values, np.cumsum(lengths)[:-1])
     advantages, tasks, helped = [], [], []
     for row, length, episode_values in zip(rows, lengths, of_episode, strict=True):
-        rewards, is_terminal = returns.rewards(row)
+        rewards, is_terminal = returns.rewards(row, reader)
         discount = returns.target.discount
         if not np.isfinite(episode_values).all():
             episode = int(catalog.episodes.ids[row])

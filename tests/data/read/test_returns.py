@@ -1,5 +1,6 @@
 """Returns and advantages, compared with sums over single steps."""
 
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from support.refusals import refused
 from understudy.cli.edit import EditConfig, SegmentConfig, edit, segment
 from understudy.data.format.catalog import Catalog
 from understudy.data.read.returns import END_IS_CUT, ReturnTarget, n_step_advantages
+from understudy.data.read.rows import Rows
 
 LENGTHS = (4, 7, 1, 6, 3)
 SUCCESS = (True, False, True, False, None)
@@ -63,6 +65,14 @@ def test_returns_are_those_of_the_steps(outcomes: Path, kind: str, discount: flo
             sample, expected = data.sample(episode, frame), naive_return(data, kind, episode, frame, discount)
             assert bool(sample["return_is_pad"]) == (expected is None), (episode, frame)
             assert float(sample["return"]) == pytest.approx(expected or 0.0, abs=1e-5), (episode, frame)
+
+
+def test_returns_of_rewards_take_four_bytes_per_frame(tmp_path: Path) -> None:
+    write_outcomes(tmp_path / "long", (2000,), (True,))
+    data = us.EpisodeDataset(tmp_path / "long", returns=target("reward", low=-9000.0, high=9000.0))
+    assert len(pickle.dumps(data.returns)) < 4 * 2000 + 2000
+    copied = pickle.loads(pickle.dumps(data.returns)).read(np.zeros(2, np.int64), np.array([0, 1999]))
+    assert copied["return"].tolist() == [float(data.sample(0, frame)["return"]) for frame in (0, 1999)]
 
 
 def test_discount_of_zero_takes_the_column_itself(outcomes: Path) -> None:
@@ -142,7 +152,8 @@ def test_an_end_that_was_cut_is_not_terminal(tmp_path: Path, kind: str) -> None:
     data = us.EpisodeDataset(parts, returns=target(kind))
     assert [bool(data.sample(episode, 0)["return_is_pad"]) for episode in range(4)] == [True, True, False, False]
     assert data.returns is not None
-    assert [data.returns.rewards(row)[1] for row in range(4)] == [False, False, True, True]
+    reader = Rows(data.catalog, data.returns.columns, 1 << 20)
+    assert [data.returns.rewards(row, reader)[1] for row in range(4)] == [False, False, True, True]
     assert data.catalog.episode_metadata()["success"] == {0: True, 1: True, 2: True, 3: False}
     edit(EditConfig(paths=(str(parts), str(tmp_path / "later")), drop_n_first_frames=1))
     later = us.EpisodeDataset(tmp_path / "later", returns=target(kind))

@@ -16,7 +16,7 @@ episodes: selected frames and windows do not change them.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Real
 from typing import Any
@@ -28,6 +28,7 @@ from understudy.batch_keys import RETURN, RETURN_IS_PAD
 from understudy.data.format.catalog import Catalog
 from understudy.data.read.rows import Rows
 from understudy.errors import DatasetError
+from understudy.storage.mapped_tables import SharedState, share_arrays
 
 SUCCESS, TIME = "success", "time"
 TRUNCATED = "truncated"
@@ -57,8 +58,10 @@ class ReturnTarget:
     """As `success`: true where the episode was cut before its end."""
 
 
-class Returns:
+class Returns(SharedState):
     """Returns of the frames of a dataset.
+
+    Those of rewards take 4 bytes per frame, which the processes of a host share where they are many.
 
     Args:
         catalog: the dataset.
@@ -75,8 +78,7 @@ class Returns:
         self._lengths, self._fps = catalog.episodes.lengths, float(catalog.fps)
         self._outcome = np.full(len(self._lengths), _CUT, np.int8)
         self._outcome[rows] = _read_outcomes(catalog, target, rows)
-        self._rewards: dict[int, np.ndarray] = {}
-        self._returns: dict[int, np.ndarray] = {}
+        self._table: Mapping[str, np.ndarray] = {}
         if target.returns == TIME:
             self._check_horizon(catalog, rows)
         elif target.returns != SUCCESS:
@@ -91,8 +93,8 @@ class Returns:
     def digest(self) -> str:
         """16 hex digits of the definition, the outcomes and the rewards."""
         digest = hashlib.sha256(repr(asdict(self.target)).encode() + self._outcome.tobytes())
-        for rewards in self._rewards.values():
-            digest.update(rewards.tobytes())
+        for table in self._table.values():
+            digest.update(np.ascontiguousarray(table).data)
         return digest.hexdigest()[:16]
 
     def read(self, rows: np.ndarray, frames: np.ndarray) -> dict[str, torch.Tensor]:
@@ -111,16 +113,21 @@ class Returns:
             steps = ahead if target.discount == 1 else (1 - left) / (1 - target.discount)
             values = np.where(outcome == _FAILED, left * target.low, 0.0) - steps / self._fps
         else:
-            values = np.array([self._returns[row][frame] for row, frame in zip(rows.tolist(), frames.tolist())])
+            values = self._table["returns"][self._table["first"][rows] + frames].astype(np.float64)
         is_pad = (outcome == _CUT) & (target.discount > 0)
         values = np.where(is_pad, 0.0, np.clip(values, target.low, target.high)).astype(np.float32)
         return {RETURN: torch.from_numpy(values), RETURN_IS_PAD: torch.from_numpy(is_pad)}
 
-    def rewards(self, row: int) -> tuple[np.ndarray, bool]:
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that `rewards` reads."""
+        return () if self.target.returns in (SUCCESS, TIME) else (self.target.returns,)
+
+    def rewards(self, row: int, reader: Rows) -> tuple[np.ndarray, bool]:
         """Return the reward behind each frame of an episode, float64 (T,), and whether its end is terminal."""
         outcome, target, length = self._outcome[row], self.target, int(self._lengths[row])
-        if row in self._rewards:
-            return self._rewards[row], outcome != _CUT
+        if self.columns:
+            return reader.span(row, self.columns[0], 0, length)[:, 0].astype(np.float64), outcome != _CUT
         rewards = np.full(length, -1 / self._fps if target.returns == TIME else 0.0)
         if outcome != _CUT:
             of_failure, of_success = (target.low, 0.0) if target.returns == TIME else (0.0, 1.0)
@@ -142,9 +149,11 @@ class Returns:
         if feature is None or feature.is_text or feature.is_camera or np.prod(feature.value_shape) != 1:
             problem = f"policy.returns is {key!r}, which is not a feature with one number per frame"
             raise DatasetError(problem, where=catalog.root, fix=f"give {SUCCESS}, {TIME} or the key of such a feature")
-        reader = Rows(catalog, [key], _CACHE)
+        reader, first = Rows(catalog, [key], _CACHE), np.zeros(len(self._lengths), np.int64)
+        first[rows] = np.cumsum(self._lengths[rows]) - self._lengths[rows]
+        table = np.empty(int(self._lengths[rows].sum()), np.float32)
         for row in rows.tolist():
-            rewards = reader.span(row, key, 0, int(self._lengths[row]))[:, 0].astype(np.float64)
+            rewards, _ = self.rewards(row, reader)
             returns, following = np.empty(len(rewards)), 0.0
             for frame in reversed(range(len(rewards))):
                 returns[frame] = following = rewards[frame] + target.discount * following
@@ -159,7 +168,8 @@ class Returns:
                 problem = f"returns of episode {int(catalog.episodes.ids[row])} are {low:.6g} to {high:.6g}"
                 fix = f"set policy.value_range to bounds of all returns; it is {target.low:g} to {target.high:g}"
                 raise DatasetError(problem, where=catalog.root, fix=fix)
-            self._rewards[row], self._returns[row] = rewards, returns
+            table[first[row] : first[row] + len(returns)] = returns
+        self._table = share_arrays({"returns": table, "first": first}, catalog.files.cache)
 
 
 def _read_outcomes(catalog: Catalog, target: ReturnTarget, rows: np.ndarray) -> np.ndarray:
