@@ -3,11 +3,12 @@
 nox -s lerobot    LeRobot and transformers from the package index, and the tests that need them
 nox -s onnx       ONNX and its runtime
 nox -s ray        Ray, and the recipe that trains in its workers
+nox -s exams      tests, doctors and readers of other projects on understudy; writes docs/exams.md
 """
 
 import nox
 
-nox.options.sessions = ["lerobot", "onnx", "ray"]
+nox.options.sessions = ["lerobot", "onnx", "ray", "exams"]
 
 
 @nox.session(python="3.12")
@@ -48,3 +49,29 @@ def ray(session: nox.Session) -> None:
     session.install("ray[default,train]==2.60.0", "-e", ".[train]", "pytest", "pytest-timeout", "hypothesis")
     session.env["OMP_NUM_THREADS"] = "1"
     session.run("pytest", "-rs", "tests/docs/test_recipe_ray.py", *session.posargs)
+
+
+@nox.session(python="3.12")
+def exams(session: nox.Session) -> None:
+    """Run what others wrote on understudy; `nox -s exams -- NAME` runs one exam."""
+    session.install(
+        "lerobot[dataset,training,diffusion,smolvla,async]==0.6.1",
+        "transformers==5.5.4",
+        "lerobot-doctor==0.2.0",
+        "lerobot-lancedb==0.3.1",
+        "daft==0.7.26",
+        "rerun-sdk",
+        "grain==0.2.18",
+        "torchdata==0.11.0",
+        "dm-tree",
+        "expecttest",
+        "parameterized",
+        "portpicker",
+        "pytest<9",  # marks on fixtures, as MosaicML Streaming has them
+        "pytest-timeout",
+        "-e",
+        ".[train,serve]",
+        "-e",
+        "packages/understudy-lerobot-service",
+    )
+    session.run("python", "scripts/exams.py", *session.posargs)

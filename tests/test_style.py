@@ -70,7 +70,7 @@ def _files() -> Iterator[tuple[str, Path]]:
         inner = path.relative_to(ROOT / "tests").parts
         if path != Path(__file__):  # it quotes them
             yield f"tests/{inner[0]}" if len(inner) > 1 else "tests", path
-    for folder in ("benchmarks", "examples", "packages", "scripts"):
+    for folder in ("benchmarks", "examples", "exams", "packages", "scripts"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             yield folder, path
     for path in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]:

@@ -387,6 +387,12 @@ def test_small_hevc_is_encoded_as_h264_where_it_cannot_be_copied(tmp_path: Path)
         assert open_video(next((tmp_path / name / "videos").rglob("*.mp4"))).codec == codec
 
 
+def test_transcoded_cameras_record_the_settings_of_the_encoder(v30: Path, tmp_path: Path) -> None:
+    edit(v30, tmp_path / "out", codec="libx264", gop=50, crf=30)  # episodes have fewer frames than a GOP
+    info = json.loads((tmp_path / "out/meta/info.json").read_text())["features"][CAMERA]["info"]
+    assert (info["video.codec"], info["video.g"], info["video.crf"]) == ("h264", 50, 30)
+
+
 def test_edit_transcodes_to_size_codec_and_key_frames(v30: Path, tmp_path: Path) -> None:
     written = edit(v30, tmp_path / "out", size="32", codec="libx264", gop=3)[""]
     assert len(written.videos[CAMERA].encoded) == 3

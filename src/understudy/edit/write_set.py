@@ -44,7 +44,7 @@ from understudy.data.write.dataset_files import (
     tasks_table,
     video_info,
 )
-from understudy.edit.plan import Plan
+from understudy.edit.plan import Encoding, Plan
 from understudy.edit.rows import EpisodeRows, RowWriter, SourceRows, group_pieces
 from understudy.edit.videos import CameraVideos, write_videos
 from understudy.errors import DatasetError
@@ -280,7 +280,9 @@ def _entries(plan: Plan, features: Mapping[str, Feature], videos: Mapping[str, C
             copied_info = {} if videos[key].encoded else feature.info
             entries[key]["info"] = {**copied_info, **video_info(*facts), **PLAIN_VIDEO}
             if videos[key].encoded:
-                entries[key]["info"]["video.g"] = index.gops.median_length
+                settings = plan.encode.get(key, Encoding())
+                entries[key]["info"]["video.g"] = settings.gop or index.gops.median_length
+                entries[key]["info"] |= {} if settings.crf is None else {"video.crf": settings.crf}
     return entries
 
 
