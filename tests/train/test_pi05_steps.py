@@ -1,4 +1,4 @@
-"""pi0.5 on any mesh and in any precision.
+"""pi0.5 and the world-action model on any mesh, pi0.5 in any precision.
 
 With one `micro_batch_size` it has the same bits on each mesh, without it the same numbers up to rounding. Split weights
 follow float32 weights to the bit, where both show the arithmetic the same weights.
@@ -28,6 +28,10 @@ ADAPTERS = LoraConfig(4, targets=("vlm.*", "expert.*"))
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "flow and text": ({"response_tokens": 8, "max_delay": 2}, {"activation_checkpoint": "full"}),
     "pi0, whole share at once": ({"adaptive": False}, {"micro_batch_size": None}),
+    "world_action": (
+        {"future": True, "future_images": 2, "future_patch": 4},
+        {"mode": "joint", "activation_checkpoint": "full"},
+    ),
     "bf16": ({"compute": "bfloat16"}, {"precision": "bf16"}),
     "adapters": ({}, {"lora": ADAPTERS}),
     "bf16, adapters": ({"compute": "bfloat16"}, {"precision": "bf16", "lora": ADAPTERS}),
@@ -45,7 +49,7 @@ def run_case(tokenizer: Path, name: str, mesh: Mesh, parallel: ParallelConfig) -
     state = assemble(config, made, mesh)
     share = COUNT // mesh.world_size
     own = slice(mesh.rank * share, (mesh.rank + 1) * share)
-    whole = batch(COUNT, response="response_tokens" in changes)
+    whole = batch(COUNT, response="response_tokens" in changes, future=changes.get("future_images", 0))
     whole |= {"position": torch.arange(COUNT), "source": torch.zeros(COUNT, dtype=torch.int64)}
     losses = [float(state.train_step({key: value[own] for key, value in whole.items()}).loss) for _ in range(STEPS)]
     tensors = {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in state.tensors().items()}
@@ -84,7 +88,7 @@ def test_micro_batches_of_one_size_compute_the_same_on_any_mesh(
 ) -> None:
     for found, views in in_ranks(world, run_cases, tokenizer, shards):
         assert views == [], "FSDP2 warns that operations in place would lose its hooks"
-        for name in ("flow and text", "adapters"):
+        for name in ("flow and text", "adapters", "world_action"):
             assert found[name][0] == alone[name][0]
             assert differing(found[name], alone[name]) == []
         for name in ("bf16", "bf16, adapters"):  # the same function: no norm and no table has more bits in one process

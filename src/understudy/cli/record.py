@@ -53,8 +53,8 @@ class RecordConfig:
     (extra `libero`), `gymnasium:ID` (extra `gymnasium`), or that of another package."""
     gymnasium: GymnasiumOptions = field(default_factory=GymnasiumOptions)
     expert: str = ""
-    """Your scripted expert, `FILE.py:FUNCTION`, for an environment without one: (`Env`, observation) -> action. That
-    of `gymnasium:ID` has the simulator as `env.unwrapped`."""
+    """Your scripted expert, `FILE.py:FUNCTION`, for an environment without one: (`Env`, observation) -> action.
+    `gymnasium:ID` and `libero_*` have the simulator as `env.unwrapped`."""
     tasks: tuple[str, ...] = ()
     """Tasks, by short name or sentence; the default is all of the environment's. Episodes cycle through them."""
     episodes: Annotated[int, Interval(ge=1, le=1 << 24)] = 200

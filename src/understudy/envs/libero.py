@@ -106,6 +106,11 @@ class LiberoEnv:
         self._place = -1
         self._steps = 0
 
+    @property
+    def unwrapped(self) -> Any:
+        """The simulator of the current task, for a scripted expert."""
+        return self._env
+
     def reset(self, seed: int, task: str) -> dict[str, np.ndarray]:
         """Start an episode; see `Env.reset`."""
         if task not in self.tasks:
