@@ -15,7 +15,6 @@ from understudy_conformance.sets import FEATURES, SETS, SIDE, TASKS, V20, DemoSe
 
 PACKAGE = Path(__file__).parent / "src/understudy_conformance/datasets"
 INDEX = ("frame_index", "episode_index", "index", "task_index")
-PACKED = (2, 3)  # episodes in a video file of each camera
 DATA_FILE = 3  # episodes in a data file
 
 
@@ -173,9 +172,9 @@ def write_v3(root: Path, demo: DemoSet, info: dict[str, Any]) -> None:
         tables = [episode_table(demo, episode) for episode in ids[begin : begin + DATA_FILE]]
         write_parquet(root / path, pa.concat_tables(tables))
     for camera, key in enumerate(demo.cameras):
-        for file, begin in enumerate(range(0, len(ids), PACKED[camera])):
+        for file, begin in enumerate(range(0, len(ids), demo.packed[camera])):
             images: list[np.ndarray] = []
-            for episode in ids[begin : begin + PACKED[camera]]:
+            for episode in ids[begin : begin + demo.packed[camera]]:
                 start = len(images) / demo.fps
                 images += [paint(camera, episode, frame) for frame in range(demo.lengths[episode])]
                 rows[episode] |= {f"videos/{key}/chunk_index": 0, f"videos/{key}/file_index": file}

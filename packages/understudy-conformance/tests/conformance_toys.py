@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_conformance.sets import DRIFT, SETS, TASKS, V30, DemoSet, paint, values
+from understudy_conformance.sets import DRIFT, ONE_FILE, SETS, TASKS, V30, DemoSet, paint, values
 
 KNOWN = ("v2.0", "v2.1", "v3.0")
 
@@ -49,8 +49,8 @@ class Reader:
     def check_video(self, episode: int) -> None:
         """Raise if the last video, that of the last episode, is missing."""
         last = episode == len(self.demo.lengths) - 1
-        counts = [3, 2] if self.demo is V30 else [1] if self.demo is DRIFT else [3]
-        if last and len(list(self.root.rglob("*.mp4"))) < sum(counts):
+        counts = {V30: 5, ONE_FILE: 2, DRIFT: 1}
+        if last and len(list(self.root.rglob("*.mp4"))) < counts.get(self.demo, 3):
             raise FileNotFoundError("a video is missing")
 
     def shown(self, camera: int, episode: int, frame: int) -> tuple[int, int]:

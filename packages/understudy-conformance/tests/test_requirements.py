@@ -238,6 +238,18 @@ def test_reader_of_one_version_and_other_layouts() -> None:
     assert {status for status, _ in found.values()} == {"passed", "not applicable"}, found
 
 
+def test_reader_of_one_file_alone() -> None:
+    """A reader that fails on several video files fails there, and is examined on one file."""
+
+    class OneFile(Reader):
+        def shown(self, camera: int, episode: int, frame: int) -> tuple[int, int]:
+            if self.demo is V30:
+                raise IndexError("the time lies behind the end of the file")
+            return super().shown(camera, episode, frame)
+
+    expect("reader", OneFile, "06")
+
+
 def test_reader_that_opens_nothing() -> None:
     def fail(root: Path) -> Any:
         raise OSError("the disk is gone")

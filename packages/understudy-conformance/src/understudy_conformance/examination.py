@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from understudy_conformance.requirement import Requirement, Result
 
-START_LIMIT = 300.0
+START_LIMIT = 600.0
 """Seconds in which the module of a factory must be imported."""
 
 

@@ -4,6 +4,15 @@ from collections.abc import Sequence
 
 from understudy_conformance.requirement import REQUIREMENTS, SUBJECTS, Result
 
+REPOSITORIES = {
+    "Accelerate": "huggingface/accelerate",
+    "LeRobot": "huggingface/lerobot",
+    "datasets": "huggingface/datasets",
+    "openpi": "Physical-Intelligence/openpi",
+    "starVLA": "starVLA/starVLA",
+}
+"""Name in a thread -> repository on GitHub."""
+
 
 def format_result(result: Result) -> str:
     """Return the lines of one result."""
@@ -21,6 +30,12 @@ def format_counts(results: Sequence[Result]) -> str:
     return f"{', '.join(counts)} in {sum(r.seconds for r in results):.1f} s"
 
 
+def link_thread(thread: str) -> str:
+    """Return a link of Markdown to a thread such as "LeRobot #4524"."""
+    name, _, number = thread.partition(" #")
+    return f"[{thread}](https://github.com/{REPOSITORIES[name]}/issues/{number})"
+
+
 def format_requirements() -> str:
     """Return all requirements as tables of Markdown, one per subject."""
     lines = []
@@ -28,7 +43,7 @@ def format_requirements() -> str:
         lines += [f"### {subject}", "", "| number | requirement | reason | threads |", "|---|---|---|---|"]
         for number, requirement in sorted(REQUIREMENTS.items()):
             if number.startswith(f"R-{word}-"):
-                threads = ", ".join(requirement.threads)
+                threads = ", ".join(map(link_thread, requirement.threads))
                 lines.append(f"| {number} | {requirement.sentence} | {requirement.reason} | {threads} |")
         lines.append("")
     return "\n".join(lines)

@@ -60,7 +60,7 @@ class Factory:
             try:
                 read(self(root=root_of(demo), **arguments))
             except Exception as error:  # any error of foreign code
-                errors.append(f"{demo.version}: {describe_error(error)}")
+                errors.append(f"{demo.version}: {describe_error(error)[:150]}")
             else:
                 self._base = demo
                 break
@@ -164,8 +164,11 @@ def examine(requirement: Requirement, factory: Factory) -> Result:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")
+    """Return an error in one line; of an error that quotes a worker's traceback, the last line."""
+    text = str(error)
+    if "Traceback (most recent call last)" in text:
+        return text.strip().splitlines()[-1][:300]
+    return f"{type(error).__name__}: {' '.join(text.split())[:300]}".removesuffix(": ")
 
 
 def list_places(places: list[tuple[int, int]]) -> str:

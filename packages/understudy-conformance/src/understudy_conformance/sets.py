@@ -41,6 +41,7 @@ class DemoSet:
         lengths: frames of each episode.
         cameras: keys of the images, camera 0 first.
         images: those cameras whose frames are PNG files in the table, not video.
+        packed: episodes in a video file of each camera.
         drift: frames by which the clock of a row is late at the end of its episode.
         fps: frames per second.
     """
@@ -50,6 +51,7 @@ class DemoSet:
     lengths: tuple[int, ...]
     cameras: tuple[str, ...]
     images: tuple[str, ...] = ()
+    packed: tuple[int, ...] = (1, 1)
     drift: float = 0.0
     fps: int = 30
 
@@ -74,12 +76,13 @@ class DemoSet:
         return root
 
 
-V30 = DemoSet("v30", "v3.0", (6, 1, 9, 4, 7), (FRONT, WRIST))
-DRIFT = DemoSet("v30-drift", "v3.0", (12, 11), (FRONT,), drift=0.4)
+V30 = DemoSet("v30", "v3.0", (6, 1, 9, 4, 7), (FRONT, WRIST), packed=(2, 3))
+ONE_FILE = DemoSet("v30-one-file", "v3.0", (6, 1, 9, 4, 7), (FRONT, WRIST), packed=(5, 5))
+DRIFT = DemoSet("v30-drift", "v3.0", (12, 11), (FRONT,), packed=(2,), drift=0.4)
 V21 = DemoSet("v21", "v2.1", (5, 1, 8), (FRONT, WRIST), images=(WRIST,))
 V20 = DemoSet("v20", "v2.0", (5, 1, 8), (FRONT, WRIST), images=(WRIST,))
-SETS = (V30, V21, V20, DRIFT)
-BASES = (V30, V21, V20)
+SETS = (V30, ONE_FILE, V21, V20, DRIFT)
+BASES = (V30, ONE_FILE, V21, V20)
 """Sets of the usual requirements: a subject is examined on the first that it opens."""
 
 

@@ -1,7 +1,8 @@
 """Requirements of writers: `factory(root, episodes, features, fps)` writes a dataset into a new folder.
 
 `episodes` has a list of frames per episode, each a mapping of the features and of `task`; images are uint8
-(64, 64, 3). The result is read with pyarrow and PyAV (`understudy-conformance[writer]`), not with the code under test.
+(256, 256, 3). The result is read with pyarrow and PyAV (`understudy-conformance[writer]`), not by the code under
+test.
 """
 
 import json
@@ -15,19 +16,24 @@ from understudy_conformance.requirement import Factory, NotApplicable, Violation
 from understudy_conformance.samples import compare_images
 from understudy_conformance.sets import FEATURES, SIDE, TASKS, V30, DemoSet, paint, temporary_folder, values
 
+SCALE = 4
+"""Enlargement of the images: fast AV1 encoders lose whole blocks of 16 pixels."""
 WRITTEN = DemoSet("written", "v3.0", (6, 1, 9, 4, 7), V30.cameras)
 
 
 def make_features() -> dict[str, Any]:
     """Return the features as in info.json."""
     features: dict[str, Any] = {key: {"dtype": d, "shape": s, "names": None} for key, (d, s) in FEATURES.items()}
-    image = {"dtype": "video", "shape": (SIDE, SIDE, 3), "names": ["height", "width", "channels"]}
+    image = {"dtype": "video", "shape": (SCALE * SIDE, SCALE * SIDE, 3), "names": ["height", "width", "channels"]}
     return features | dict.fromkeys(WRITTEN.cameras, image)
 
 
 def make_frame(episode: int, frame: int) -> dict[str, Any]:
     """Return a frame to write."""
-    images = {key: paint(camera, episode, frame) for camera, key in enumerate(WRITTEN.cameras)}
+    images = {
+        key: paint(camera, episode, frame).repeat(SCALE, 0).repeat(SCALE, 1)
+        for camera, key in enumerate(WRITTEN.cameras)
+    }
     return {**values(episode, frame), **images, "task": TASKS[WRITTEN.task_index(episode, frame)]}
 
 
@@ -80,7 +86,7 @@ class Written:
         return {(row := json.loads(line))["task_index"]: row["task"] for line in lines}
 
     def images(self, key: str, episode: int) -> list[Any]:
-        """Return the frames of an episode, uint8 (64, 64, 3), from the start of it in its video."""
+        """Return the frames of an episode, uint8 (256, 256, 3), from the start of it in its video."""
         try:
             import av
         except ImportError as error:
