@@ -116,7 +116,7 @@ class ElasticIterator:
             raise StopIteration
         positions = batch_positions(self._position, self._batch, self._shard.shard_index, self._shard.shard_count)
         self._position += self._batch
-        return np.array([self._data[int(position)] for position in positions])
+        return np.array(self._data._getitems(positions.tolist()))
 
     def get_state(self) -> dict[str, int]:
         return {"position": self._position}

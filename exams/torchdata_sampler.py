@@ -1,5 +1,6 @@
 """Tests of torchdata's `StatefulDataLoader`, with `EpisodeSampler` for its samplers and torch's RandomSampler."""
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,9 @@ from torchdata.stateful_dataloader import sampler as samplers
 import understudy as us
 from shared import explain
 
+MADE: list[str] = []
+"""Samplers that the current test has made."""
+
 
 class Indices(SimpleNamespace):
     """Dataset of some items for a sampler, as one episode."""
@@ -20,6 +24,7 @@ class Indices(SimpleNamespace):
 
 
 def indices(dataset: Any) -> Indices:
+    MADE.append(type(dataset).__name__)
     return Indices(segments=np.array([[0, 0, len(dataset)]]))
 
 
@@ -49,12 +54,33 @@ class StatefulDistributedSampler(us.EpisodeSampler):
         )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Skip a test that passes without any of our samplers: it says nothing about them."""
+    MADE.clear()
+    yield
+    if not MADE:
+        pytest.skip("makes none of the samplers that are replaced")
+
+
 samplers.StatefulDistributedSampler = StatefulDistributedSampler
 torch.utils.data.RandomSampler = RandomSampler
 
-FAILURES: dict[str, str] = {}
-SKIPS: dict[str, str] = {}
+STATE = "the state is a position and an order, and `yielded` is no attribute"
+FAILURES = {
+    **dict.fromkeys(
+        (
+            "test_initialization_StatefulDistributedSampler",
+            "test_sampler_state_dict",
+            "test_sampler_load_state_dict",
+            "test_sampler_next_yielded",
+        ),
+        STATE,
+    ),
+    "test_data_order_with_shuffle": "the next pass is the next epoch, in another order; theirs needs `set_epoch`",
+    "test_drop_last_effect": "a pass ends on a whole batch, filled from the next epoch; nothing is dropped",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    explain(items, FAILURES, SKIPS)
+    explain(items, FAILURES)

@@ -12,6 +12,7 @@ import argparse
 import importlib.metadata
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -58,13 +59,17 @@ EXAMS: tuple[Exam, ...] = (
         *LEROBOT,
     ),
     Exam(
-        "lerobot-data",
-        "`understudy edit` under LeRobot's dataset tools; our statistics, samplers and time windows under theirs.",
+        "lerobot-tools",
+        "LeRobot's tools for datasets, by `understudy edit`.",
         "lerobot_data",
-        tuple(
-            f"tests/datasets/test_{name}.py"
-            for name in ("dataset_tools", "compute_stats", "sampler", "delta_timestamps")
-        ),
+        ("tests/datasets/test_dataset_tools.py",),
+        *LEROBOT,
+    ),
+    Exam(
+        "lerobot-statistics",
+        "LeRobot's statistics, sampler and time windows, by ours.",
+        "lerobot_data",
+        tuple(f"tests/datasets/test_{name}.py" for name in ("compute_stats", "sampler", "delta_timestamps")),
         *LEROBOT,
     ),
     Exam(
@@ -97,9 +102,14 @@ EXAMS: tuple[Exam, ...] = (
         "torchdata",
         "`StatefulDataLoader` with `EpisodeSampler` for its own samplers.",
         "torchdata_sampler",
-        tuple(f"test/stateful_dataloader/test_{name}.py" for name in ("sampler", "state_dict")),
+        (
+            "test/stateful_dataloader/test_sampler.py",
+            "test/stateful_dataloader/test_state_dict.py::TestStatefulDataLoaderMap_shard1",
+            "test/stateful_dataloader/test_state_dict.py::TestNotStatefulSamplerSDL_shard0",
+        ),
         "pytorch/data",
         "v0.11.0",
+        ("test/stateful_dataloader",),
         packages=("torchdata", "parameterized"),
     ),
     Exam(
@@ -137,7 +147,8 @@ EXAMS: tuple[Exam, ...] = (
     ),
     Exam(
         "patients",
-        "The patients of lerobot-doctor's tests, one planted fault each, examined by `understudy check`, too.",
+        "The patients of lerobot-doctor's tests, one planted fault each. Its tests examine lerobot-doctor itself; the "
+        "lines below compare its findings with those of `understudy check`.",
         "doctor_patients",
         tuple(
             f"tests/test_{name}.py"
@@ -272,7 +283,8 @@ def counts(junit: Path) -> dict[str, Any]:
             outcome = "failed"
             bad.append(name)
             report(f"failed: {name}")
-        module = next((part for part in (case.get("classname") or "").split(".")[::-1] if "test" in part.lower()), "")
+        parts = (case.get("classname") or "").split(".")
+        module = next((part for part in parts if re.fullmatch(r"test_\w+|\w+_test", part)), "its own")
         files.setdefault(module, Counter())[outcome] += 1
     total = sum(files.values(), Counter())
     return {
