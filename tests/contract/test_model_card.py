@@ -10,7 +10,7 @@ import yaml
 import understudy as us
 from support.policies import policy
 from support.runs import tiny_config, tiny_dataset
-from understudy.contract.facts import CameraFacts, InputContract, RobotFacts, VectorFacts
+from understudy.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
 from understudy.contract.model_card import is_unchanged, make_card
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
@@ -43,7 +43,7 @@ def test_texts_of_a_dataset_have_no_effect_in_a_card() -> None:
     figures = {name: np.ones(2) for name in ("mean", "std", "min", "max", "q01", "q99")}
     vector, camera = VectorFacts(evil, names, figures), CameraFacts(evil, (4, 4))
     facts = RobotFacts(30, 4, evil, evil, vector, vector, {evil: camera}, (evil, ""), 0, 1)
-    contract = InputContract({evil: facts, "b": facts}, {"run": evil, "datasets": [evil]}).to_json()
+    contract = Contract({evil: facts, "b": facts}, {"run": evil, "datasets": [evil]}).to_json()
     text = make_card({"type": "flow"}, 3, contract)
     plain = re.sub("`[^`\n]*`", "", text.partition("## Data")[2].partition("<!--")[0])
     assert not set("<[\x1b`") & set(plain.replace("[H, W, 3]", "").replace("[2]", ""))

@@ -20,10 +20,11 @@ from support.arm import (
     vector,
 )
 from understudy.contract.camera_print import CameraPrint, shrink
-from understudy.contract.declared import Declaration, compare_declaration
+from understudy.contract.compare import compare_robots
+from understudy.contract.declared import declare
 from understudy.contract.facts import (
     CameraFacts,
-    InputContract,
+    Contract,
     RobotFacts,
     VectorFacts,
     read_contract,
@@ -35,7 +36,7 @@ STEPS = 20
 
 
 @pytest.fixture(scope="module")
-def contract(tmp_path_factory: pytest.TempPathFactory) -> InputContract:
+def contract(tmp_path_factory: pytest.TempPathFactory) -> Contract:
     """Two robots, read back from a file."""
     folder = tmp_path_factory.mktemp("contract")
     write_contract(folder / "contract.json", arm_contract())
@@ -46,7 +47,7 @@ def contract(tmp_path_factory: pytest.TempPathFactory) -> InputContract:
 
 
 def found_in(
-    contract: InputContract, change: Callable[[Observation], Observation], steps: int = STEPS, **numbers: Any
+    contract: Contract, change: Callable[[Observation], Observation], steps: int = STEPS, **numbers: Any
 ) -> set[tuple[str, str]]:
     """Kinds and keys that the checks of changed observations name."""
     seed = numbers.get("seed", 7)
@@ -100,13 +101,13 @@ MISTAKES: dict[str, tuple[Callable[[Observation], Observation], set[tuple[str, s
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_each_mistake_is_named(mistake: str, contract: InputContract) -> None:
+def test_each_mistake_is_named(mistake: str, contract: Contract) -> None:
     change, named = MISTAKES[mistake]
     assert found_in(contract, change) == named
 
 
 @pytest.mark.parametrize("seed", range(20, 26))
-def test_a_sound_robot_has_no_mismatch(seed: int, contract: InputContract) -> None:
+def test_a_sound_robot_has_no_mismatch(seed: int, contract: Contract) -> None:
     """Also under the keys of the policy, with images as [3, H, W]."""
     assert found_in(contract, lambda seen: seen, 40, seed=seed) == set()
     names = {
@@ -121,7 +122,7 @@ def test_a_sound_robot_has_no_mismatch(seed: int, contract: InputContract) -> No
     assert found_in(contract, standard, seed=seed) == set()
 
 
-def test_numbers_are_explained_after_a_few_observations(contract: InputContract) -> None:
+def test_numbers_are_explained_after_a_few_observations(contract: Contract) -> None:
     change, named = MISTAKES["degrees"]
     assert found_in(contract, change, LEAST_SEEN - 1) == set()
     assert found_in(contract, change, LEAST_SEEN) == named
@@ -129,7 +130,7 @@ def test_numbers_are_explained_after_a_few_observations(contract: InputContract)
     assert ("other robot", "joints") not in found_in(contract, raised)
 
 
-def test_a_camera_that_rests_with_the_robot_is_no_frozen_camera(contract: InputContract) -> None:
+def test_a_camera_that_rests_with_the_robot_is_no_frozen_camera(contract: Contract) -> None:
     rest = states(1, 5)[0]
     still = front(lambda x: FIXED)
     assert found_in(contract, lambda seen: still({**seen, "joints": rest})) == set()
@@ -138,7 +139,7 @@ def test_a_camera_that_rests_with_the_robot_is_no_frozen_camera(contract: InputC
 
 
 @pytest.mark.parametrize("value", [1e18, -1e200, 1e308, 2**62])
-def test_an_absurd_number_is_reported_at_once(value: float, contract: InputContract) -> None:
+def test_an_absurd_number_is_reported_at_once(value: float, contract: Contract) -> None:
     """Numbers whose squares overflow once made the search for another order endless."""
     glitch = state(lambda x: np.where(np.arange(7) % 3 == 0, value, x))
     for steps in (1, 2 * LEAST_SEEN):
@@ -153,7 +154,7 @@ def table_check() -> tuple[ObservationCheck, np.random.Generator]:
     figures = {"mean": poses.mean(0), "std": poses.std(0), "min": poses.min(0), "max": poses.max(0)}
     figures |= {"q01": np.quantile(poses, 0.01, 0), "q99": np.quantile(poses, 0.99, 0)}
     facts = VectorFacts("state", ("x", "y", "z"), figures)
-    return ObservationCheck(InputContract({"": RobotFacts(10, 8, "", "", facts, facts, {}, (), 0, 22)}), ""), rng
+    return ObservationCheck(Contract({"": RobotFacts(10, 8, "", "", facts, facts, {}, (), 0, 22)}), ""), rng
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_a_unit_is_named_only_where_its_factor_fits_clearly_better(factor: float
         assert set(found) <= kinds
 
 
-def test_zeros_have_no_unit(contract: InputContract) -> None:
+def test_zeros_have_no_unit(contract: Contract) -> None:
     assert found_in(contract, state(lambda x: 0 * x)) == {("range", "joints")}
 
 
@@ -193,7 +194,7 @@ def kinds_of(trained: list[np.ndarray], seen: np.ndarray) -> set[str]:
     facts = RobotFacts(
         30, 16, "arm", "joint", vector("joints", poses), vector("action", poses), {}, TASKS, episodes=len(trained)
     )
-    check = ObservationCheck(InputContract({"arm": facts}), "arm")
+    check = ObservationCheck(Contract({"arm": facts}), "arm")
     return {found.kind for state in seen for found in check.look({"joints": state, "task": TASKS[0]})}
 
 
@@ -216,16 +217,16 @@ def test_a_planted_order_is_named_after_more_episodes() -> None:
     assert kinds_of(list(near), np.roll(near[0], -1, axis=1)) == {"range"}  # of one dimension alone
 
 
-def test_times_must_not_decrease(contract: InputContract) -> None:
+def test_times_must_not_decrease(contract: Contract) -> None:
     assert found_in(contract, lambda seen: seen, time=lambda step: 1.0) == set()
     assert found_in(contract, lambda seen: seen, time=lambda step: -step) == {("time", "")}
 
 
-def test_declarations_are_compared(contract: InputContract) -> None:
+def test_declarations_are_compared(contract: Contract) -> None:
     facts = contract.robots["arm"]
 
     def kinds(**said: Any) -> list[tuple[str, str]]:
-        return [(mismatch.kind, mismatch.key) for mismatch in compare_declaration(facts, Declaration(**said))]
+        return [(mismatch.kind, mismatch.key) for mismatch in compare_robots(facts, declare(**said))]
 
     assert kinds() == []
     assert kinds(fps=30.5, state_names=NAMES, cameras=["cam_front", "cam_wrist_left"], robot_type="ARM") == []
@@ -236,13 +237,13 @@ def test_declarations_are_compared(contract: InputContract) -> None:
     assert kinds(robot_type="so101") == [("other robot", "")]
 
 
-def test_unknown_figures_stay_unknown(contract: InputContract) -> None:
-    """A null in the file is NaN, and no number is outside an unknown range; unlisted instructions may be any."""
+def test_unknown_figures_stay_unknown(contract: Contract) -> None:
+    """`unknown` in the file is NaN, and no number is outside an unknown range; unlisted instructions may be any."""
     stored = contract.to_json()
     stored["robots"]["arm"]["tasks_left_out"] = 1
     for name in ("min", "max", "q01", "q99", "mean", "std"):
-        stored["robots"]["arm"]["state"][name][3] = None
-    known = InputContract.from_json(json.loads(json.dumps(stored)))
+        stored["robots"]["arm"]["state"]["figures"][name][3] = "unknown"
+    known = Contract.from_json(json.loads(json.dumps(stored)))
     own = known.robots["arm"].state
     assert own is not None
     assert np.isnan(own.figures["mean"][3])
@@ -277,7 +278,7 @@ def test_few_episodes_are_no_reason_for_a_crop() -> None:
         facts = RobotFacts(30, 16, "arm", "joint", vector("joints", poses), vector("action", poses), camera, TASKS)
         kinds = []
         for episode in range(100, 108):
-            check, own = ObservationCheck(InputContract({"arm": facts}), "arm"), set()
+            check, own = ObservationCheck(Contract({"arm": facts}), "arm"), set()
             for step, image in enumerate(scene_images(episode, 15)):
                 seen = {"joints": poses[step], "cam": change(image), "task": TASKS[0]}
                 own |= {mismatch.kind for mismatch in check.look(seen)}
@@ -299,7 +300,7 @@ def test_covered_lens_is_no_crop() -> None:
     look = CameraPrint.of_images([shrink(image) for image in recorded])
     camera = {"observation.images.front": CameraFacts("cam", (48, 64), look)}
     facts = RobotFacts(30, 16, "arm", "joint", vector("joints", poses), vector("action", poses), camera, TASKS)
-    check, kinds = ObservationCheck(InputContract({"arm": facts}), "arm"), set()
+    check, kinds = ObservationCheck(Contract({"arm": facts}), "arm"), set()
     for step in range(15):
         covered = (110 + rng.integers(0, 3, (48, 64, 3))).astype(np.uint8)
         seen = {"joints": poses[step], "cam": covered, "task": TASKS[0]}
@@ -307,7 +308,7 @@ def test_covered_lens_is_no_crop() -> None:
     assert kinds == {"unlike training"}
 
 
-def test_an_absurd_number_is_reported_after_a_smaller_difference(contract: InputContract) -> None:
+def test_an_absurd_number_is_reported_after_a_smaller_difference(contract: Contract) -> None:
     check, found = ObservationCheck(contract, "arm"), []
     for step, seen in enumerate(arm_observations(STEPS)):
         joints = seen["joints"] + 3 * (np.arange(7) == 1)
@@ -318,7 +319,7 @@ def test_an_absurd_number_is_reported_after_a_smaller_difference(contract: Input
     assert found[1][1] == "range"
 
 
-def test_keys_that_are_no_inputs_are_named_in_a_few_short_lines(contract: InputContract) -> None:
+def test_keys_that_are_no_inputs_are_named_in_a_few_short_lines(contract: Contract) -> None:
     """Of a robot that sends others in each observation, too."""
     check, found = ObservationCheck(contract, "arm"), []
     for step, seen in enumerate(arm_observations(STEPS)):

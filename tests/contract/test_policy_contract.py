@@ -13,7 +13,7 @@ import understudy as us
 from support.policies import editable
 from support.refusals import refused, warned
 from support.runs import tiny_config, tiny_dataset
-from understudy.contract.declared import Declaration
+from understudy.contract.declared import declare
 from understudy.contract.facts import read_contract
 from understudy.contract.mismatch import ContractError, ContractWarning
 from understudy.policies.inference import RobotPolicy
@@ -71,7 +71,7 @@ def test_a_recorded_episode_has_no_mismatch(trained: Path, data: Path) -> None:
     policy.reset()
     facts = policy.facts
     assert facts is not None
-    assert policy.declare(Declaration(fps=facts.fps, cameras=[c.key for c in facts.cameras.values()])) == []
+    assert policy.declare(declare(fps=facts.fps, cameras=[c.key for c in facts.cameras.values()])) == []
     for observation in observations(data):
         assert policy.act(observation).shape == (3, policy.action_dim)
 

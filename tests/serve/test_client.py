@@ -19,7 +19,7 @@ from support.arm import NAMES, Observation, write_arm_policy
 from support.refusals import refused, warned
 from support.serving import held_passes, outcomes, plain, reply, served
 from understudy.config.serve import ServeConfig
-from understudy.contract.declared import Declaration
+from understudy.contract.declared import declare
 from understudy.contract.mismatch import ContractError, ContractWarning
 from understudy.policies.acting import predict
 from understudy.policies.draws import make_draws
@@ -28,7 +28,7 @@ from understudy.serve import client
 from understudy.serve.async_chunks import AsyncChunks
 from understudy.serve.client import PastObservations, RemotePolicy
 from understudy.serve.protocol import DeadlineError, MessageError, RemoteError
-from understudy.serve.requests import Request
+from understudy.serve.requests import Request, read_request
 from understudy.serve.server import PolicyServer, running_server
 from understudy.serve.session import Session
 
@@ -91,14 +91,16 @@ def test_errors_have_the_types_of_the_local_policy(server: PolicyServer, seen: l
 
 def test_statements_are_compared_at_the_handshake(folder: Path) -> None:
     with served(folder, contract="strict") as server:
-        RemotePolicy(server.address, declaration=Declaration(fps=30, state_names=NAMES)).close()
+        RemotePolicy(server.address, declaration=declare(fps=30, state_names=NAMES)).close()
         with refused(kind=ContractError) as caught:
-            RemotePolicy(server.address, declaration=Declaration(fps=15, state_names=NAMES[::-1]))
+            RemotePolicy(server.address, declaration=declare(fps=15, state_names=NAMES[::-1]))
         found = [(mismatch.kind, mismatch.key) for mismatch in caught.value.mismatches]
         assert found == [("rate", ""), ("dimension order", "joints")]
         assert outcomes(server) == {"ok": 1, "contract": 1}
-        with refused("fps", kind=MessageError):
-            RemotePolicy(server.address, declaration=Declaration(fps="fast"))  # type: ignore[arg-type]
+    stated = declare(fps=30).to_json()
+    for damaged in ({**stated, "fps": "fast"}, {**stated, "cameras": []}, {"fps": 30}, "arm", 3):
+        with refused("understudy.declaration", kind=MessageError):
+            read_request({"understudy": {"op": "hello", "declaration": damaged}})
 
 
 def test_a_missing_server_is_waited_for_and_then_named(folder: Path, seen: list[Observation]) -> None:

@@ -12,7 +12,7 @@ import understudy as us
 from support.arm import CENTER, DEVIATION, NAMES, Observation, arm_observations, images
 from support.refusals import refused
 from understudy.checksums import ChecksumError
-from understudy.contract.declared import Declaration
+from understudy.contract.declared import declare
 from understudy.contract.mismatch import ContractError, ContractWarning
 
 pytest.importorskip("websockets", reason="needs the extra serve")
@@ -72,7 +72,7 @@ MISTAKES: dict[str, tuple[Callable[[Observation], Observation], dict[str, Any], 
         {},
         {("missing key", "cam_wrist_left")},
     ),
-    "wrong fps": (sound, {"declaration": Declaration(fps=15, state_names=NAMES)}, {("rate", "")}),
+    "wrong fps": (sound, {"declaration": declare(fps=15, state_names=NAMES)}, {("rate", "")}),
     "other robot of the mixture": (joints(lambda x: x[::-1] * 1.7 + 2), {}, {("other robot", "joints")}),
     "stale frames": (front(lambda x: FIXED), {}, {("repeated frame", "cam_front")}),
     "unnormalised state": (joints(lambda x: (x - CENTER) / DEVIATION), {}, {("normalized", "joints")}),
@@ -122,5 +122,5 @@ def test_another_head_is_named(server: PolicyServer) -> None:
 
 
 def test_a_sound_robot_is_neither_refused_nor_warned_of(server: PolicyServer) -> None:
-    stated = Declaration(fps=30, state_names=NAMES, action_names=NAMES, cameras=["cam_front", "cam_wrist_left"])
+    stated = declare(fps=30, state_names=NAMES, action_names=NAMES, cameras=["cam_front", "cam_wrist_left"])
     assert named(server, sound, declaration=stated, head="arm") == set()

@@ -7,7 +7,7 @@ import numpy as np
 
 from support.policies import config
 from understudy.contract.camera_print import CameraPrint, shrink
-from understudy.contract.facts import CameraFacts, InputContract, RobotFacts, VectorFacts
+from understudy.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
 from understudy.policies.flow.model import FlowPolicy
 
 HEIGHT, WIDTH = 96, 128
@@ -45,7 +45,7 @@ def vector(key: str, values: np.ndarray) -> VectorFacts:
     return VectorFacts(key, NAMES, figures | {"q01": np.quantile(values, 0.01, 0), "q99": np.quantile(values, 0.99, 0)})
 
 
-def arm_contract() -> InputContract:
+def arm_contract() -> Contract:
     """Two robots of a mixture, "arm" and "other"."""
     cameras = {
         f"observation.images.{name}": CameraFacts(
@@ -58,7 +58,7 @@ def arm_contract() -> InputContract:
         head: RobotFacts(30, 16, head, "joint", vector("joints", own), vector("action", own), cameras, TASKS)
         for head, own in {"arm": trained, "other": trained[:, ::-1] * 1.7 + 2}.items()
     }
-    return InputContract(robots, {"run": "r"})
+    return Contract(robots, {"run": "r"})
 
 
 def arm_observations(steps: int, seed: int = 7) -> list[Observation]:

@@ -20,6 +20,8 @@ hub          `understudy push` and `understudy pull`
 prepare      `understudy fast fit` and `understudy tokenizer fit`
 serve        `understudy serve`
 replay       `understudy replay`
+contract     `understudy contract`
+why          `understudy why`
 bench        `understudy bench`
 versions     `understudy --version -v`
 """

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from understudy.config.declare import Interval, Period, Positional
 from understudy.envs.gymnasium_options import GymnasiumOptions
@@ -32,6 +32,8 @@ class Play:
     `gymnasium:ID`: its own)."""
     num_envs: Annotated[int, Interval(ge=1, le=2**12)] = 15
     """Environments that run side by side."""
+    contract: Literal["warn", "strict", "off"] = "warn"
+    """Reaction to contradictions between the contracts of policy and environment: a warning, an error, or nothing."""
     device: str = "cpu"
     """Device of the policy."""
     source: str = ""

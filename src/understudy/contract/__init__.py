@@ -1,9 +1,13 @@
-"""The inputs that a robot must send: facts about those of training, and checks of observations against them.
+"""The contract of a policy, dataset, robot or environment (docs/contract.md), and checks of observations against it.
 
-model_card    README.md of a policy folder
-facts         `InputContract`: keys, names, ranges and appearance of each input, per robot; contract.json
+facts         `Contract`: keys, names, units, ranges, cameras, actions, per robot; contract.json, contract.schema.json
+declared      usual statements of a robot, as its contract
+compare       two contracts: each contradiction with its remedy
+numbers       explanations of numbers that do not fit: units, orders, other robots
 camera_print  how the images of a camera looked in training, and how well an image fits
-mismatch      `Mismatch`: one difference between the inputs of training and of a robot
-declared      the robot's declaration (keys, names, rate) against the facts
-observed      observations against the facts, over time, and explanations of numbers that do not fit
+observed      observations against a contract, over time
+in_motion     facts that two contracts leave open, and the power of the checks that decide them
+trace         answered observations on disk, and their diagnosis
+mismatch      `Mismatch`: one contradiction, and the kinds of remedies
+model_card    README.md of a policy folder
 """

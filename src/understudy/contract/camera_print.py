@@ -15,6 +15,7 @@ SIDE = 16
 _LEAST_DEVIATION = 6.0  # gray levels: noise, compression and small changes of light
 _FEW_EPISODES = 3.0  # the largest usual misfit of n episodes counts 1 + 3 / n times
 _MOST = 36.0  # one cell counts no more
+_LEAST_CONTRAST = 2.0  # gray levels between the cells of an image; with less the lens may be covered
 _CROPS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5625, 0.5)  # of a side; 0.75 and 0.5625 make 4:3 and 16:9 square
 
 
@@ -109,15 +110,19 @@ Explanation = tuple[str, str]
 """(kind of mismatch, description of the images that came)."""
 
 
+_FAULTS: Mapping[Explanation, Callable[[np.ndarray], np.ndarray]] = {
+    ("color order", "BGR"): lambda grid: grid[..., ::-1],
+    ("orientation", "images upside down"): lambda grid: grid[::-1],
+    ("orientation", "mirrored images"): lambda grid: grid[:, ::-1],
+    ("orientation", "images turned by 180 degrees"): lambda grid: grid[::-1, ::-1],
+}
+"""Each is its own inverse."""
+
+
 def explanations(camera: str, prints: Mapping[str, CameraPrint]) -> dict[Explanation, Callable[[np.ndarray], float]]:
     """Misfit of a grid under each explanation of why the images of a camera do not fit its print."""
     print_ = prints[camera]
-    misfits: dict[Explanation, Callable[[np.ndarray], float]] = {
-        ("color order", "BGR"): lambda grid: print_.misfit(grid[..., ::-1]),
-        ("orientation", "images upside down"): lambda grid: print_.misfit(grid[::-1]),
-        ("orientation", "mirrored images"): lambda grid: print_.misfit(grid[:, ::-1]),
-        ("orientation", "images turned by 180 degrees"): lambda grid: print_.misfit(grid[::-1, ::-1]),
-    }
+    misfits = {fault: _changed(print_, change) for fault, change in _FAULTS.items()}
     for other, its in prints.items():
         if other != camera:
             misfits["swapped cameras", f"images like those of {other}"] = its.misfit
@@ -128,6 +133,69 @@ def explanations(camera: str, prints: Mapping[str, CameraPrint]) -> dict[Explana
             misfits["crop", middle] = print_.cropped(*side).misfit
             misfits["crop", f"more around the image: training saw {middle}"] = _uncropped(print_, *side)
     return misfits
+
+
+def explain_grids(
+    print_: CameraPrint,
+    misfits: Mapping[Explanation, Callable[[np.ndarray], float]],
+    grids: Sequence[np.ndarray],
+    now: float,
+) -> Explanation | None:
+    """Return the explanation of images that do not fit the print of their camera; None where they fit.
+
+    Args:
+        print_: print of the camera.
+        misfits: see `explanations`.
+        grids: grids of the images (`shrink`).
+        now: their usual misfit.
+    """
+    if now <= 1.25 * print_.most + 0.25:
+        return None
+    fits = {explanation: float(np.median([misfit(grid) for grid in grids])) for explanation, misfit in misfits.items()}
+    best = min(fits, key=lambda explanation: fits[explanation], default=None)
+    flat = np.median([grid.std(axis=(0, 1)).max() for grid in grids]) < _LEAST_CONTRAST
+    if flat:
+        best = None  # it looks like the middle of many images
+    if best is not None and fits[best] < 0.5 * now and fits[best] <= 2 * print_.most + 0.5:
+        return best
+    if now > 3 * print_.most + 1:
+        return "unlike training", "images of one color" if flat else "other images"
+    return None
+
+
+def explain_look(camera: str, prints: Mapping[str, CameraPrint], look: CameraPrint) -> Explanation | None:
+    """Return the explanation of another print of a camera that does not fit; None where it fits, or there is none."""
+    if camera not in prints:
+        return None
+    return explain_grids(prints[camera], explanations(camera, prints), [look.mean], prints[camera].misfit(look.mean))
+
+
+def power(camera: str, prints: Mapping[str, CameraPrint], images: int, trials: int = 10) -> dict[str, float]:
+    """Estimate how often each fault of a camera is named after some observations, on images drawn from its print.
+
+    Args:
+        camera: key of the camera.
+        prints: prints of all cameras by key.
+        images: observations.
+        trials: draws of that many images.
+
+    Returns:
+        Fault -> share of the trials in which its kind is named. A small one: not decidable for this scene.
+    """
+    print_, rng, misfits = prints[camera], np.random.default_rng(0), explanations(camera, prints)
+    shares = {description: 0.0 for _, description in _FAULTS}
+    for _ in range(trials):
+        drawn = print_.mean + print_.deviation * rng.standard_normal((images, SIDE, SIDE, 3))
+        for (kind, description), change in _FAULTS.items():
+            grids = [change(grid).astype(np.float32) for grid in np.clip(drawn, 0, 255)]
+            now = float(np.median([print_.misfit(grid) for grid in grids]))
+            explained = explain_grids(print_, misfits, grids, now)
+            shares[description] += (explained is not None and explained[0] == kind) / trials
+    return shares
+
+
+def _changed(print_: CameraPrint, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], float]:
+    return lambda grid: print_.misfit(change(grid))
 
 
 def _uncropped(print_: CameraPrint, height: float, width: float) -> Callable[[np.ndarray], float]:

@@ -1,41 +1,172 @@
-"""Facts about the observations of training, per robot: the input contract of a policy (contract.json).
+"""The contract of a policy, dataset, robot, environment or server: contract.json (docs/contract.md).
 
-A number that training did not measure is NaN, and null in the file.
+A fact that was neither stated nor measured is `unknown` in the file, and never a guess. In Python an unknown text is
+"", an unknown count 0, an unknown number NaN. `contract.schema.json` is the JSON Schema of the file.
 """
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from understudy.contract.camera_print import CameraPrint
+from understudy.contract.mismatch import Mismatch
 
 FILE = "contract.json"
-VERSION = 1
-_FIGURES = ("mean", "std", "min", "max", "q01", "q99")
+VERSION = 2
+UNKNOWN = "unknown"
+Kind = Literal["policy", "dataset", "robot", "environment"]
+"""Whose contract it is; a server has that of its policy."""
+FIGURES = ("mean", "std", "min", "max", "q01", "q99")
+
+
+class Facts:
+    """Base of the dataclasses of a contract: their plain values, in which an unknown one is `unknown`."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {f.name: _to_plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+        """Read plain values. Raises ValueError, KeyError, TypeError or AttributeError for others."""
+        hints = get_type_hints(cls)
+        return cls(**{f.name: _from_plain(hints[f.name], stored[f.name]) for f in fields(cls)})  # type: ignore[arg-type]
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, Facts | CameraPrint):
+        return value.to_json()
+    if isinstance(value, np.ndarray):
+        return [UNKNOWN if np.isnan(number) else float(number) for number in value]
+    if isinstance(value, Mapping):
+        return {key: _to_plain(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return [_to_plain(part) for part in value] or UNKNOWN
+    return UNKNOWN if value is None or value == "" or value != value or (type(value) is int and not value) else value
+
+
+def _from_plain(kind: Any, stored: Any) -> Any:
+    origin, inner = get_origin(kind), get_args(kind)
+    unknown = isinstance(stored, str) and stored == UNKNOWN
+    if kind is np.ndarray:
+        return np.array([np.nan if number == UNKNOWN else number for number in stored], float)
+    if NoneType in inner:
+        return None if stored is None or unknown else _from_plain(inner[0], stored)
+    if origin is tuple:
+        kinds = (inner[0],) * (len(stored) if inner[1] is Ellipsis else 2)
+        return () if unknown else tuple(_from_plain(*pair) for pair in zip(kinds, stored, strict=True))
+    if origin is not None:
+        return {} if unknown else {str(key): _from_plain(inner[1], part) for key, part in stored.items()}
+    if unknown:
+        return np.nan if kind is float else kind()
+    return kind.from_json(stored) if issubclass(kind, Facts | CameraPrint) else kind(stored)
 
 
 @dataclass(frozen=True)
-class VectorFacts:
+class Normalization(Facts):
+    """How the numbers of a vector reach the network.
+
+    Attributes:
+        source: `external` (figures in a file beside the weights), `baked` (in the weights), `computed` (from a dataset
+            at each start), `none` (numbers as they are), or "".
+        mode: `mean_std`, `quantile`, `min_max`, `identity`, another tool's own name, or "".
+        digest: SHA-256 of the figures (`figures_digest`), or "".
+    """
+
+    source: str = ""
+    mode: str = ""
+    digest: str = ""
+
+
+def figures_digest(figures: Mapping[str, np.ndarray]) -> str:
+    """Return the SHA-256 of figures by name, each as float32 in little-endian order."""
+    content = hashlib.sha256()
+    for name, values in sorted(figures.items()):
+        content.update(name.encode() + np.asarray(values, "<f4").tobytes())
+    return content.hexdigest()
+
+
+@dataclass(frozen=True)
+class VectorFacts(Facts):
     """A vector of numbers. Figures are over the training frames, float64 (D,).
 
     Attributes:
         key: key in the recordings.
-        names: names of the dimensions.
+        names: names of the dimensions, in their order.
         figures: "mean", "std", "min", "max", "q01", "q99".
+        units: unit of each dimension ("rad", "m"), "" where unknown; () where all are.
+        roles: role of each dimension ("joint", "gripper"), as the units.
+        references: of actions, zero of each dimension: `absolute`, `state` (the present state), `previous` (the action
+            before); as the units.
+        learned: of actions, zero of each dimension in the network, as `references`; the policy adds the state again.
+        frame: frame of Cartesian dimensions ("base", "tool"), "" where unknown.
+        gripper: dimension -> (number that closes, number that opens).
+        normalization: how the numbers reach the network.
     """
 
     key: str
     names: tuple[str, ...]
     figures: Mapping[str, np.ndarray]
+    units: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
+    learned: tuple[str, ...] = ()
+    frame: str = ""
+    gripper: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    normalization: Normalization = Normalization()
+
+    def __post_init__(self) -> None:
+        """Number the dimensions without a name; raise ValueError where figures or units and names differ in number."""
+        names = tuple(name or str(number) for number, name in enumerate(self.names))
+        object.__setattr__(self, "names", names)
+        lengths = {len(values) for values in self.figures.values()}
+        lengths |= {len(texts) for texts in (self.units, self.roles, self.references, self.learned) if texts}
+        if lengths - {len(names)}:
+            raise ValueError(f"{self.key}: figures or units and names differ in number")
+
+    @classmethod
+    def from_figures(
+        cls, key: str, figures: Mapping[str, Any], width: int, source: str = "", mode: str = "", **facts: Any
+    ) -> "VectorFacts":
+        """Make a vector of stored figures; those of another width are unknown.
+
+        Args:
+            key: key in the recordings.
+            figures: by name.
+            width: number of dimensions.
+            source: see `Normalization`.
+            mode: see `Normalization`.
+            facts: further fields.
+        """
+        unknown = np.full(width, np.nan)
+        values = {
+            name: np.asarray(figures[name], float).reshape(-1) for name in FIGURES if figures.get(name) is not None
+        }
+        whole = {name: value if len(value := values.get(name, unknown)) == width else unknown for name in FIGURES}
+        measured = {name: whole[name] for name in ("mean", "std") if not np.isnan(whole[name]).any()}
+        norm = Normalization(source, mode, figures_digest(measured) if measured else "")
+        return cls(key, facts.pop("names", ("",) * width), whole, normalization=norm, **facts)
+
+    @classmethod
+    def unmeasured(cls, key: str, names: Sequence[str], **facts: Any) -> "VectorFacts":
+        """Make a vector without figures."""
+        return cls.from_figures(key, {}, len(names), names=tuple(names), **facts)
 
     @property
     def width(self) -> int:
         """Number of dimensions D."""
         return len(self.names)
+
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether the dimensions have only numbers as names."""
+        return self.names == tuple(map(str, range(self.width)))
 
     @property
     def low(self) -> np.ndarray:
@@ -77,61 +208,57 @@ class VectorFacts:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        figures = {name: [None if np.isnan(x) else float(x) for x in self.figures[name]] for name in _FIGURES}
-        return {"key": self.key, "names": list(self.names), **figures}
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> "VectorFacts":
-        """Read plain values. Raises ValueError where figures and names differ in number."""
-        names = tuple(map(str, stored["names"]))
-        figures = {name: np.array([np.nan if x is None else x for x in stored[name]], np.float64) for name in _FIGURES}
-        if any(len(values) != len(names) for values in figures.values()):
-            raise ValueError(f"{stored['key']}: figures and names differ in number")
-        return cls(str(stored["key"]), names, figures)
+        names = {"names": [UNKNOWN] * self.width} if self.is_unnamed and self.names else {}
+        return super().to_json() | names | {"gripper": _to_plain(dict(self.gripper)) or UNKNOWN}
 
 
 @dataclass(frozen=True)
-class CameraFacts:
-    """A camera.
+class CameraFacts(Facts):
+    """A camera. Its images are those that the policy is given: before the network's own resizing.
 
     Attributes:
         key: key in the recordings.
-        size: height and width of the recorded images; zeros where the recordings differ.
+        size: height and width of the recorded images; zeros where the recordings differ or are unknown.
         look: how its images looked; None where no image was read.
+        role: place of the camera ("front", "wrist"), "" where unknown.
+        orientation: `upright`, `rotated 180`, `upside down` (rows reversed), `mirrored`, or "".
+        color: `RGB`, `BGR`, or "".
+        layout: `HWC`, `CHW`, `WHC` (transposed), or "".
+        dtype: `uint8` of 0..255, `float32` of 0..1, or "".
+        resize: how the policy resizes them to `network_size`: `pad`, `stretch`, `crop`, `none`, or "".
+        network_size: height and width in the network; zeros where unknown.
     """
 
     key: str
     size: tuple[int, int]
     look: CameraPrint | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        look = self.look.to_json() if self.look is not None else None
-        return {"key": self.key, "dtype": "uint8", "shape": [*self.size, 3], "color": "RGB", "look": look}
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> "CameraFacts":
-        """Read plain values."""
-        look = CameraPrint.from_json(stored["look"]) if stored.get("look") else None
-        height, width = stored["shape"][:2]
-        return cls(str(stored["key"]), (int(height), int(width)), look)
+    role: str = ""
+    orientation: str = ""
+    color: str = ""
+    layout: str = ""
+    dtype: str = ""
+    resize: str = ""
+    network_size: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
-class RobotFacts:
+class RobotFacts(Facts):
     """Inputs and outputs of one norm head.
 
     Attributes:
-        fps: control steps per second.
-        chunk: actions that the policy predicts.
+        fps: control steps per second; NaN where unknown.
+        chunk: actions that the policy predicts, or that the robot expects at once.
         robot_type: robot type of the recordings, "" if unknown.
-        control_mode: control mode of the source, "" if unknown.
+        control_mode: meaning of the actions ("joint", "ee_delta"), "" if unknown.
         state: the state; None for a policy without one.
         action: the action in the robot's units.
         cameras: cameras of the robot by standard key.
         tasks: instructions of training, at most `MOST_TASKS`.
         tasks_left_out: number of further instructions.
         episodes: training episodes; 0 if unknown.
+        replan: actions that are executed before the next prediction; 0 if unknown.
+        prompt: format of the prompts, "" if unknown.
+        tokenizer: SHA-256 of the tokenizer's file, "" if unknown.
     """
 
     MOST_TASKS = 1000
@@ -146,6 +273,9 @@ class RobotFacts:
     tasks: tuple[str, ...] = ()
     tasks_left_out: int = 0
     episodes: int = 0
+    replan: int = 0
+    prompt: str = ""
+    tokenizer: str = ""
 
     @property
     def input_keys(self) -> set[str]:
@@ -156,47 +286,62 @@ class RobotFacts:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        state = self.state.to_json() if self.state is not None else None
-        cameras = {key: camera.to_json() for key, camera in self.cameras.items()}
-        parts = {"state": state, "action": self.action.to_json(), "cameras": cameras, "tasks": list(self.tasks)}
-        return vars(self) | parts
+        literal = {"tasks": list(self.tasks), "tasks_left_out": self.tasks_left_out}
+        return super().to_json() | literal | ({} if self.state is not None else {"state": None})
 
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> "RobotFacts":
-        """Read plain values."""
-        return cls(
-            fps=float(stored["fps"]),
-            chunk=int(stored["chunk"]),
-            robot_type=str(stored["robot_type"]),
-            control_mode=str(stored["control_mode"]),
-            state=VectorFacts.from_json(stored["state"]) if stored["state"] else None,
-            action=VectorFacts.from_json(stored["action"]),
-            cameras={str(key): CameraFacts.from_json(camera) for key, camera in stored["cameras"].items()},
-            tasks=tuple(map(str, stored["tasks"])),
-            tasks_left_out=int(stored["tasks_left_out"]),
-            episodes=int(stored.get("episodes", 0)),
-        )
+    def completed(self, stated: "RobotFacts") -> "RobotFacts":
+        """Return these facts, with those of `stated` where they are unknown, except of vectors of other names.
+
+        Cameras are those of the same key in the recordings.
+        """
+        recorded = {camera.key: camera for camera in stated.cameras.values()}
+        cameras = {key: recorded.get(camera.key, camera) for key, camera in self.cameras.items()}
+        completed: RobotFacts = _completed(self, replace(stated, cameras=cameras))
+        return completed
+
+
+def _completed(facts: Any, stated: Any) -> Any:
+    if (
+        facts is None
+        or isinstance(facts, np.ndarray)
+        or (isinstance(facts, VectorFacts) and (stated is None or facts.names != stated.names))
+    ):
+        return facts
+    if isinstance(facts, Facts):
+        names = [f.name for f in fields(facts)]  # type: ignore[arg-type]
+        parts = {name: _completed(getattr(facts, name), getattr(stated, name)) for name in names}
+        return replace(facts, **parts)  # type: ignore[type-var]
+    if isinstance(facts, Mapping) and facts:
+        return {key: _completed(part, stated.get(key, part)) for key, part in facts.items()}
+    return stated if _to_plain(facts) in (UNKNOWN, [UNKNOWN] * 2, {}) else facts
 
 
 @dataclass(frozen=True)
-class InputContract:
-    """Facts about all robots of a policy.
+class Contract:
+    """Facts about all robots of a policy, or about one dataset, robot or environment.
 
     Attributes:
-        robots: facts by norm head.
+        robots: facts by norm head; one head "" where there are none.
         provenance: where the policy is from: datasets, run, step, versions. Free of secrets.
+        kind: see `Kind`.
+        weights: SHA-256 of the weights, "" if unknown.
+        faults: contradictions inside the folder that was read.
     """
 
     robots: Mapping[str, RobotFacts]
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    kind: Kind = "policy"
+    weights: str = ""
+    faults: tuple[Mismatch, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         robots = {head: facts.to_json() for head, facts in self.robots.items()}
-        return {"version": VERSION, "robots": robots, "provenance": dict(self.provenance)}
+        about = {"version": VERSION, "kind": self.kind, "weights": self.weights or UNKNOWN}
+        return {**about, "robots": robots, "faults": list(map(vars, self.faults)), "provenance": dict(self.provenance)}
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> "InputContract":
+    def from_json(cls, stored: Mapping[str, Any]) -> "Contract":
         """Read plain values.
 
         Raises:
@@ -205,19 +350,36 @@ class InputContract:
         if stored.get("version") != VERSION:
             raise ValueError(f"version {stored.get('version')!r}: this release reads {VERSION}")
         try:
+            if stored["kind"] not in get_args(Kind):
+                raise ValueError(f"kind {stored['kind']!r}: must be one of {', '.join(get_args(Kind))}")
             robots = {str(head): RobotFacts.from_json(facts) for head, facts in stored["robots"].items()}
-            return cls(robots, dict(stored["provenance"]))
+            faults = tuple(Mismatch(**fault) for fault in stored["faults"])
+            weights = _from_plain(str, stored["weights"])
+            return cls(robots, dict(stored["provenance"]), stored["kind"], weights, faults)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
+    def unknowns(self) -> list[str]:
+        """List the facts that the contract leaves open, as places in the file: `robots.arm.state.units`."""
+        return list(_unknowns(self.to_json()))
 
-def write_contract(path: Path, contract: InputContract | Mapping[str, Any]) -> None:
+
+def _unknowns(value: Any, place: str = "") -> Iterator[str]:
+    """Places of `unknown`; one for a list."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _unknowns(part, f"{place}.{key}" if place else str(key))
+    elif value == UNKNOWN or (isinstance(value, list) and UNKNOWN in value):
+        yield place
+
+
+def write_contract(path: Path, contract: Contract | Mapping[str, Any]) -> None:
     """Write contract.json, a line for each vector of numbers."""
-    plain = contract.to_json() if isinstance(contract, InputContract) else contract
+    plain = contract.to_json() if isinstance(contract, Contract) else contract
     path.write_text(_lines(plain) + "\n", encoding="utf-8")
 
 
-def read_contract(folder: Path) -> InputContract | None:
+def read_contract(folder: Path) -> Contract | None:
     """Read the contract of a policy folder; None where there is none.
 
     Raises:
@@ -230,7 +392,7 @@ def read_contract(folder: Path) -> InputContract | None:
         stored = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(stored, dict):
             raise ValueError(f"a {type(stored).__name__}, expected an object")
-        return InputContract.from_json(stored)
+        return Contract.from_json(stored)
     except (ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
 

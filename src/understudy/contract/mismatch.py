@@ -1,35 +1,53 @@
 """A difference between the inputs of a robot and those of training."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from understudy.errors import UnderstudyError
 
-Kind = Literal[
-    "missing key",
-    "extra key",
-    "shape",
-    "dtype",
-    "dimension names",
-    "dimension order",
-    "degrees",
-    "radians",
-    "scale",
-    "normalized",
-    "range",
-    "other robot",
-    "swapped cameras",
-    "color order",
-    "orientation",
-    "crop",
-    "unlike training",
-    "repeated frame",
-    "time",
-    "rate",
-    "instruction",
-]
-"""Kinds of mismatch. `degrees` and `radians` are units that came; `normalized` numbers came instead of raw ones."""
+REMEDIES: Mapping[str, str] = {
+    "missing key": "rename keys",
+    "extra key": "rename keys",
+    "shape": "send recorded images",
+    "dtype": "send recorded images",
+    "dimension count": "send the dimensions of training",
+    "dimension names": "send the dimensions of training",
+    "dimension order": "reorder dimensions",
+    "units": "convert units",
+    "degrees": "convert units",
+    "radians": "convert units",
+    "scale": "convert units",
+    "normalized": "send raw numbers",
+    "range": "inspect the robot",
+    "frame": "convert actions",
+    "delta": "convert actions",
+    "control mode": "convert actions",
+    "gripper": "invert the gripper",
+    "action horizon": "set the horizon",
+    "replanning": "set the horizon",
+    "rate": "set the rate",
+    "other robot": "choose the head",
+    "camera map": "map cameras",
+    "swapped cameras": "exchange cameras",
+    "color order": "convert colors",
+    "orientation": "turn images",
+    "transposed": "transpose images",
+    "crop": "send recorded images",
+    "resize": "resize as in training",
+    "unlike training": "inspect the robot",
+    "repeated frame": "inspect the robot",
+    "time": "inspect the robot",
+    "instruction": "give an instruction of training",
+    "prompt": "restore the prompt",
+    "tokenizer": "restore the tokenizer",
+    "weights": "restore the weights",
+    "statistics ignored": "rename statistics",
+    "statistics missing": "add statistics",
+    "statistics cut": "restore statistics",
+    "statistics": "compute statistics",
+}
+"""Kind of mismatch -> remedy. `degrees` and `radians` are units that came; `normalized` numbers came instead of raw
+ones. `statistics` are those of other data than the compared ones."""
 
 
 _MOST_LETTERS = 600
@@ -46,18 +64,23 @@ class Mismatch:
     """One difference.
 
     Attributes:
-        kind: see `Kind`.
+        kind: a key of `REMEDIES`.
         key: the input, "" for the whole observation.
         trained: the input of training.
         came: the input of the robot.
         fix: the remedy.
     """
 
-    kind: Kind
+    kind: str
     key: str
     trained: str
     came: str
     fix: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """Kind of the remedy."""
+        return REMEDIES[self.kind]
 
     def __str__(self) -> str:
         """One line, in which long values are cut."""

@@ -50,6 +50,9 @@ class Env(Protocol):
     """Standard deviation of the noise that suits the scripted expert (actions are in [-1, 1])."""
     features: dict[str, dict[str, Any]]
     """Features of a recorded dataset, `action` included: dtype, shape, names as in LeRobot's `info.json`."""
+    meanings: Mapping[str, Mapping[str, Any]]
+    """Key -> facts for the contract: `units`, `roles`, `references`, `frame`, `gripper` of vectors, `role` and
+    `orientation` of cameras (`contract/facts.py`). An environment may leave them out."""
 
     def reset(self, seed: int, task: str) -> dict[str, np.ndarray]:
         """Start the episode of a layout seed (see `layout_seed`).

@@ -102,6 +102,15 @@ class LiberoEnv:
             "observation.state": vector_feature(["x", "y", "z", "rx", "ry", "rz", "finger_0", "finger_1"]),
             "action": vector_feature(["dx", "dy", "dz", "drx", "dry", "drz", "gripper"]),
         }
+        self.meanings = {
+            **{f"observation.images.{camera}": {"orientation": "rotated 180"} for camera in self._cameras},
+            "observation.state": {"units": ("m",) * 3 + ("rad",) * 3 + ("m",) * 2, "frame": "base"},
+            "action": {
+                "roles": ("position",) * 3 + ("rotation",) * 3 + ("gripper",),
+                "references": ("state",) * 6 + ("absolute",),
+                "gripper": {"gripper": (1.0, -1.0)},
+            },
+        }
         self._env: Any = None
         self._place = -1
         self._steps = 0

@@ -8,6 +8,7 @@ see, to read and to move.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -108,6 +109,22 @@ class TabletopEnv:
     episodes = 30
     one_scene = True
     noise = NOISE
+    meanings: ClassVar = {
+        f"observation.images.{CAMERA}": {"role": CAMERA, "orientation": "upright"},
+        "observation.state": {
+            "units": ("m", "m", "m", "1"),
+            "roles": ("position", "position", "position", "gripper"),
+            "frame": "base",
+            "gripper": {"grip": (1.0, 0.0)},
+        },
+        "action": {
+            "units": ("1.5 cm per step",) * 3 + ("1",),
+            "roles": ("position", "position", "position", "gripper"),
+            "references": ("state", "state", "state", "absolute"),
+            "frame": "base",
+            "gripper": {"grip": (1.0, -1.0)},
+        },
+    }
     conditions = package_versions("mujoco")
 
     def __init__(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from understudy.batch_keys import ACTION, HEAD, STATE, TASK
-from understudy.contract.declared import Declaration, compare_declaration
-from understudy.contract.facts import InputContract, RobotFacts, read_contract
+from understudy.contract.compare import compare_robots
+from understudy.contract.facts import Contract, RobotFacts, read_contract
 from understudy.contract.mismatch import Mismatch
 from understudy.contract.observed import ObservationCheck, size_error
 from understudy.policies import policy_folder
@@ -106,7 +106,7 @@ class RobotPolicy:
         metadata: Mapping[str, Any],
         head: str | None = None,
         *,
-        contract: InputContract | None = None,
+        contract: Contract | None = None,
         reaction: Reaction = "warn",
         action_bounds: ActionBounds = "off",
     ) -> None:
@@ -182,8 +182,8 @@ class RobotPolicy:
         for check in self._checks:
             check.reset()
 
-    def declare(self, robot: Declaration) -> list[Mismatch]:
-        """Compare the statements of a robot about itself with training, once before it starts.
+    def declare(self, robot: RobotFacts) -> list[Mismatch]:
+        """Compare the statements of a robot about itself (`declare`) with training, once before it starts.
 
         Returns:
             The differences; each is also a warning, where the policy was loaded so.
@@ -191,7 +191,7 @@ class RobotPolicy:
         Raises:
             ContractError: there are differences, and the policy was loaded with `contract="strict"`.
         """
-        mismatches = compare_declaration(self.facts, robot) if self.facts is not None else []
+        mismatches = compare_robots(self.facts, robot) if self.facts is not None else []
         react(self._reaction, mismatches)
         return mismatches
 

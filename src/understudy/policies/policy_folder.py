@@ -21,13 +21,15 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from understudy import checksums
 from understudy.atomic import recover_folder, replace_folder, sync
-from understudy.contract.facts import FILE, write_contract
+from understudy.batch_keys import ACTION, STATE
+from understudy.contract.facts import FILE, figures_digest, write_contract
 from understudy.contract.model_card import FILE as CARD
 from understudy.contract.model_card import is_unchanged, make_card
 from understudy.errors import ConfigError
@@ -89,13 +91,31 @@ def save(
         # safetensors makes a file that its owner alone may read.
         (fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode & 0o777)
         if contract is not None:
-            write_contract(fresh / FILE, contract)
+            write_contract(fresh / FILE, with_digests(contract, normalization, fresh / WEIGHTS))
         count = sum(weight.numel() for weight in weights.values())
         (fresh / CARD).write_text(make_card({"type": config.type, **content}, count, contract), encoding="utf-8")
         checksums.write_checksums(fresh)
         check_replaceable(target, config.type)  # again: writing took a while
         if (target / CARD).is_file() and not is_unchanged(text := (target / CARD).read_bytes()):
             (fresh / CARD).write_bytes(text)  # a user's own
+
+
+def with_digests(contract: Mapping[str, Any], normalization: Mapping[str, Any], weights: Path) -> dict[str, Any]:
+    """Return the plain values of a contract with the digests of a folder's weights and normalization.
+
+    Args:
+        contract: plain values.
+        normalization: content of normalisation.json.
+        weights: file of the weights.
+    """
+    robots = dict(contract["robots"])
+    for number, head in enumerate(normalization.get("heads", [""])):
+        for name, key in (("action", ACTION), ("state", STATE)):
+            if (vector := robots.get(head, {}).get(name)) and key in normalization:
+                figures = {kind: np.atleast_2d(normalization[key][kind])[number] for kind in ("offset", "spread")}
+                norm = vector["normalization"] | {"source": "external", "digest": figures_digest(figures)}
+                robots[head] = robots[head] | {name: vector | {"normalization": norm}}
+    return {**contract, "robots": robots, "weights": checksums.file_sha256(weights)}
 
 
 def check_replaceable(directory: str | Path, kind: str) -> None:

@@ -15,15 +15,19 @@ import torch
 
 from understudy.config.data import DataConfig
 from understudy.config.rollout import Play
+from understudy.contract.compare import compare_contracts
+from understudy.contract.facts import Contract, read_contract
 from understudy.envs import registry
 from understudy.envs.env import IMAGE, ActionError, Env, layout_seed
 from understudy.errors import ConfigError
+from understudy.policies.acting import react
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import check_acts
 from understudy.policies.observation_history import ObservationHistory, seen_times
 from understudy.policies.policy import Policy, load
 from understudy.progress import Progress
-from understudy.rollout.adapter import EnvAdapter, check_env, make_adapter
+from understudy.rollout.adapter import STATE, EnvAdapter, check_env, make_adapter
+from understudy.rollout.env_contract import env_contract
 from understudy.rollout.result import PROMPT, Episode, RolloutResult
 
 
@@ -207,6 +211,18 @@ def prepare_env(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> tupl
     return adapter, world
 
 
+def compare_env(contract: Contract | None, head: str, adapter: EnvAdapter, world: Env, play: Play) -> None:
+    """Warn of contradictions between a policy's contract and its environment, or refuse them.
+
+    Raises:
+        ContractError: there are some, with `play.contract` "strict".
+    """
+    if contract is not None and head in contract.robots:
+        state = adapter.names.get(STATE, STATE)
+        env = env_contract(world, state, play.action_steps)
+        react(play.contract, compare_contracts(contract, env, head))
+
+
 def _open(play: Play, adapter: EnvAdapter) -> Env:
     return registry.open_env(play.env, play.image_size, adapter.cameras, play.tasks, play.gymnasium)
 
@@ -232,6 +248,7 @@ def rollout_saved_policy(
         check_acts(policy.config, folder)
         frozen = {"policy": asdict(policy.config), "normalisation": policy.normalizer.arrays(), "sources": sources}
         adapter, world = prepare_env(data, frozen, play)
+        compare_env(read_contract(folder), policy.norm_heads[adapter.head or 0], adapter, world, play)
         episodes = play.episodes or world.episodes
         worlds = [_open(play, adapter) for _ in range(min(play.num_envs, episodes) - 1)]
         return rollout(

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from understudy.contract.declared import Declaration
+from understudy.contract.facts import RobotFacts
 from understudy.contract.mismatch import ContractWarning, Mismatch
 from understudy.credentials import redact
 from understudy.optional_packages import optional_imports
@@ -69,7 +69,7 @@ class RemotePolicy:
         url: str,
         *,
         token: str | None = None,
-        declaration: Declaration | None = None,
+        declaration: RobotFacts | None = None,
         head: str | None = None,
         timeout_s: float = 30.0,
         ssl: tls.SSLContext | None = None,
@@ -92,8 +92,7 @@ class RemotePolicy:
         """
         self._url = _check_address(url)
         self._token = token if token is not None else read_token("")
-        stated = asdict(declaration) if declaration is not None else {}
-        self._declaration = {key: value for key, value in stated.items() if value is not None}
+        self._declaration = declaration.to_json() if declaration is not None else None
         self._head, self._ssl, self._max_size = head, ssl, int(max_message_mb * 1e6)
         if not timeout_s > 0:
             raise ValueError(f"timeout_s is {timeout_s}; give positive seconds")

@@ -1,9 +1,9 @@
 """Requests of robots: an observation, and the fields that our own client adds to it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from understudy.contract.declared import Declaration
+from understudy.contract.facts import RobotFacts
 from understudy.optional_packages import optional_imports
 from understudy.serve.protocol import CONTROL, MessageError, Noise
 
@@ -47,7 +47,7 @@ class Request:
         horizon: actions of `previous` that guide the chunk.
         deadline_s: seconds after which the robot has no use for the answer.
         executed: actions that the robot executed while it waited for the last answer.
-        declaration: the robot's statements about itself, of a "hello".
+        declaration: the robot's statements about itself (`RobotFacts`), of a "hello"; None: none.
         head: norm head of the robot, of a "hello".
     """
 
@@ -63,7 +63,7 @@ class Request:
     horizon: Count | None = None
     deadline_s: Annotated[Number, Gt(0)] | None = None
     executed: Count | None = None
-    declaration: Declaration = field(default_factory=Declaration)
+    declaration: Any = None
     head: str | None = None
 
 
@@ -90,8 +90,13 @@ def read_request(message: Any) -> tuple[Request, dict[str, Any]]:
     if control is None:
         return Request(), observation
     try:
-        return _REQUEST.validate_python(control), observation
+        request = _REQUEST.validate_python(control)
+        if (stated := request.declaration) is not None:
+            request = replace(request, declaration=RobotFacts.from_json(stated))
+        return request, observation
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         place = ".".join(map(str, (CONTROL, *fault["loc"])))
         raise MessageError(f"{place} is {str(fault['input'])[:80]!r}: {fault['msg']}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise MessageError(f"{CONTROL}.declaration is not a robot's contract: {error!r}"[:400]) from None

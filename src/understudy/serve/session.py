@@ -1,14 +1,15 @@
 """One robot's connection: its checks, history and noise. The policy's metadata and first passes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from understudy.batch_keys import ACTION, PROMPT_METADATA, STATE, TASK
-from understudy.contract.declared import compare_declaration
+from understudy.batch_keys import PROMPT_METADATA, STATE, TASK
+from understudy.contract.compare import compare_robots
 from understudy.contract.mismatch import ContractError, Mismatch
 from understudy.contract.observed import ObservationCheck
 from understudy.policies.acting import Prepared, Reaction, predict
@@ -51,6 +52,7 @@ class Session:
     Attributes:
         fresh: differences from training that the observations of the latest request add.
         clamped: dimensions that were clamped in this episode.
+        compared: the latest observation.
     """
 
     def __init__(self, robot: RobotPolicy, reaction: Reaction, seed: int | None = None) -> None:
@@ -64,7 +66,7 @@ class Session:
         self._mismatches: list[Mismatch] = []  # in this episode
         self.fresh: list[Mismatch] = []
         self.clamped: set[str] = set()
-        self._compared: Mapping[str, Any] = {}  # the latest observation
+        self.compared: Mapping[str, Any] = {}
         self._declared: list[Mismatch] = []  # for the whole connection
         self._last: float | None = None  # time of the latest observation in the history
         self._generator = torch.Generator()
@@ -108,7 +110,9 @@ class Session:
         self.fresh = []
         if self._check is None or self.robot.facts is None:
             return []
-        self._declared = compare_declaration(self.robot.facts, request.declaration)
+        self._declared = [*self.robot.contract.faults] if self.robot.contract is not None else []
+        if request.declaration is not None:
+            self._declared += compare_robots(self.robot.facts, request.declaration)
         if request.head is not None and request.head != self._head:
             fix = f"serve the policy with --head {request.head}, or connect to the server of {self._head}"
             self._declared.append(Mismatch("other robot", "", self._head, request.head, fix))
@@ -124,7 +128,7 @@ class Session:
         """
         fps = self.robot.metadata.get("fps")
         time = seconds(request.step, request.time, fps)
-        self.fresh, self._compared = [], {}
+        self.fresh, self.compared = [], {}
         if len(request.past) > (most := self.most_past):
             raise MessageError(f"past has {len(request.past)} observations; this policy takes at most {most}")
         if most and time is None:
@@ -165,7 +169,7 @@ class Session:
     def explain(self, error: Exception) -> Exception:
         """Return the error for the latest observation: its own differences from training that make it unusable."""
         contract, facts = self.robot.contract, self.robot.facts
-        if isinstance(error, MessageError | ContractError) or not self._compared:
+        if isinstance(error, MessageError | ContractError) or not self.compared:
             return error
         if self._check is None or contract is None or facts is None:
             return error
@@ -175,7 +179,7 @@ class Session:
         words = {word.strip("'\"[](),:;") for word in str(error).split()}
         certain = [
             mismatch
-            for mismatch in ObservationCheck(contract, self._head).look(self._compared)
+            for mismatch in ObservationCheck(contract, self._head).look(self.compared)
             if mismatch.kind in _CERTAIN and {mismatch.key, names.get(mismatch.key, "")} & words
         ]
         return ContractError(certain) if certain else error
@@ -206,7 +210,7 @@ class Session:
         """Compare an observation with training."""
         inputs = {key: value for key, value in observation.items() if key != PROMPT_METADATA}
         mismatches = self._check.look(inputs, time) if self._check is not None else []
-        self._compared = inputs
+        self.compared = inputs
         self._mismatches += mismatches
         self.fresh += mismatches
 
@@ -235,11 +239,8 @@ def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[s
     """Return the metadata of the handshake: plain values about the policy and its inputs."""
     facts, config, policy = robot.facts, robot.config, robot.policy
     cameras: dict[str, Sequence[int]] = dict.fromkeys(config.cameras, (*config.image_size, 3))
-    names: dict[str, str] = {}
     if facts is not None:
         cameras |= {key: (*camera.size, 3) for key, camera in facts.cameras.items() if camera.size[0]}
-        names = {key: camera.key for key, camera in facts.cameras.items()}
-        names |= {STATE: facts.state.key} if facts.state is not None else {}
     image_times, state_times = seen_times(config, robot.metadata.get("fps"))
     windows = {**dict.fromkeys(config.cameras, image_times), STATE: state_times}
     return {
@@ -252,19 +253,26 @@ def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[s
         "state_dim": policy.normalizer.dims[STATE][robot.head] if config.state_dim else 0,
         "state_names": list(robot.metadata.get("state_names", ())),
         "cameras": {key: list(shape) for key, shape in cameras.items()},
-        "recorded_keys": names,
         "fps": robot.metadata.get("fps"),
         "heads": list(policy.norm_heads),
         "head": policy.norm_heads[robot.head],
         "past_steps": int(getattr(config, "past_steps", 0)),
         "history": {key: list(times) for key, times in windows.items() if times},
-        "contract": reaction if facts is not None else "off",
-        "instructions": list(facts.tasks[:100]) if facts is not None else [],
+        "reaction": reaction if facts is not None else "off",
+        "contract": _handshake(robot),
         "continues_chunks": policy.continues_chunks,
         "action_bounds": robot.action_bounds,
         "max_delay": int(getattr(config, "max_delay", 0) or 0),
-        "output": ACTION,
     }
+
+
+def _handshake(robot: RobotPolicy) -> dict[str, Any] | None:
+    """Plain values of the served robot's contract without the appearance of its cameras; None where there is none."""
+    if robot.contract is None or robot.facts is None:
+        return None
+    cameras = {key: replace(camera, look=None) for key, camera in robot.facts.cameras.items()}
+    facts = replace(robot.facts, cameras=cameras)
+    return replace(robot.contract, robots={robot.policy.norm_heads[robot.head]: facts}).to_json()
 
 
 def warm_up(robot: RobotPolicy, max_batch: int, passes: int) -> None:

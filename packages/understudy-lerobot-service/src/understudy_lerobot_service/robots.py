@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from understudy.batch_keys import STATE, TASK
-from understudy.contract.declared import Declaration
+from understudy.contract.declared import declare
+from understudy.contract.facts import RobotFacts
 from understudy.policies.inference import RobotPolicy
 from understudy.serve.protocol import MessageError
 from understudy.serve.session import Session
@@ -63,9 +64,9 @@ class Inputs:
         vectors = {key: names for key, names in self.vectors.items() if key in used}
         return Inputs(vectors, {key: name for key, name in self.images.items() if key in used})
 
-    def declaration(self) -> Declaration:
+    def declaration(self) -> RobotFacts:
         """Return the robot's statements about itself."""
-        return Declaration(state_names=self.vectors.get(STATE), cameras=tuple(self.images))
+        return declare(state_names=self.vectors.get(STATE, ()), cameras=tuple(self.images))
 
 
 def _policy_keys(robot: RobotPolicy) -> list[set[str]]:

@@ -261,8 +261,11 @@ def _camera_sizes(
     facts: Mapping[str, Any], head: str, network: Any, metadata: Mapping[str, Any]
 ) -> dict[str, tuple[int, int]]:
     """Height and width of the images of a robot: those of its recordings, else those of the network."""
+    from understudy.contract.facts import CameraFacts
+
     robots = facts.get("contract", {}).get("robots", {})
-    recorded = {key: tuple(cameras["shape"][:2]) for key, cameras in robots.get(head, {}).get("cameras", {}).items()}
+    stored = robots.get(head, {}).get("cameras", {})
+    recorded = {key: CameraFacts.from_json(camera).size for key, camera in stored.items()}
     cameras = metadata.get("cameras", network.cameras)
     sizes = {key: recorded.get(key, (0, 0)) for key in network.cameras if key in cameras}
     return {key: size if all(size) else network.image_size for key, size in sizes.items()}

@@ -1,11 +1,13 @@
-"""The input contract of a run: the inputs of its robots, measured on the training frames (`contract/facts.py`).
+"""The contract of a run, measured on its training frames, and the contract of a dataset (`contract/facts.py`).
 
 Ranges come from the statistics that normalize. The appearance of a camera comes from `IMAGES` images that are spread
-evenly over the training frames of its sources: about a second per camera.
+evenly over the training frames of its sources: about a second per camera. A dataset may state facts that no file of
+LeRobot holds (units, zeros of actions, gripper, orientation) in meta/contract.json.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,24 @@ from understudy._version import __version__
 from understudy.batch_keys import ACTION, STATE
 from understudy.config.train import TrainConfig
 from understudy.contract.camera_print import CameraPrint, shrink
-from understudy.contract.facts import CameraFacts, InputContract, RobotFacts, VectorFacts
+from understudy.contract.facts import (
+    FIGURES,
+    FILE,
+    CameraFacts,
+    Contract,
+    RobotFacts,
+    VectorFacts,
+)
 from understudy.credentials import redact
 from understudy.data.dataset import EpisodeDataset
+from understudy.data.format.catalog import Catalog
+from understudy.data.format.meta_files import read_json
 from understudy.data.selection.select import distinct
 from understudy.data.stats.norm_heads import compute_statistics
 from understudy.data.stats.summary import Statistics
 from understudy.errors import DatasetError, SourceError
 from understudy.load.instructions import split_task
+from understudy.policies.policy_folder import digests
 from understudy.progress import Progress
 from understudy.train.data.run_data import RunData, dataset_fingerprint, head_members
 from understudy.train.track import metrics_file
@@ -34,13 +46,12 @@ IMAGES = 48
 MOST_IMAGES, LEAST_IMAGES = 960, 8
 """Images of all cameras and heads together, and of one camera in spite of that."""
 _BATCH = 4  # images in memory at once
-_FIGURES = ("mean", "std", "min", "max", "q01", "q99")
 
 logger = logging.getLogger(__name__)
 
 
 def make_contract(config: TrainConfig, data: RunData, cache: Path | None = None) -> dict[str, Any]:
-    """Measure the input contract, as plain values (`InputContract.to_json`).
+    """Measure the contract of a run, as plain values (`Contract.to_json`).
 
     Args:
         config: settings of the run.
@@ -63,7 +74,7 @@ def make_contract(config: TrainConfig, data: RunData, cache: Path | None = None)
         "fingerprint": dataset_fingerprint(data),
         "versions": {"understudy": __version__, "torch": torch.__version__, "av": av.__version__},
     }
-    return InputContract(robots, provenance).to_json()
+    return Contract(robots, provenance).to_json()
 
 
 def named_heads(metadata: Mapping[str, Any], heads: Sequence[str], normalization: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,32 +137,137 @@ def _robot(
     stored = (text for n in members for text in data.training[n].catalog.tasks)
     tasks = list(dict.fromkeys(task for text in stored for task in split_task(text, separator)))
     tasks += [""] if config.augment.text_dropout and "" not in tasks else []
-    cameras = {}
+    cameras, mode = {}, config.data.normalize or config.policy.NORMALIZE
     for camera, numbers in _cameras_of(data, number).items():
         sizes = {data.training[n].catalog.features[camera].size for n in numbers}
         size = sizes.pop() if len(sizes) == 1 else None
         look = _look(camera, [data.training[n] for n in numbers], images, bar)
         recorded = config.data.mixed()[numbers[0]].cameras.get(camera, camera)
-        cameras[camera] = CameraFacts(recorded, size or (0, 0), look)
-    return RobotFacts(
+        policy = config.policy.fitted(data.image_sizes)
+        cameras[camera] = CameraFacts(
+            recorded,
+            size or (0, 0),
+            look,
+            color="RGB",
+            layout="HWC",
+            dtype="uint8",
+            resize=policy.RESIZED,
+            network_size=policy.network_size,
+        )
+    text = next((field for field in config.policy.FILES if field == "tokenizer"), "")
+    facts = RobotFacts(
         fps=float(first.catalog.fps),
         chunk=config.data.actions_per_chunk,
         robot_type=source.robot_type or first.catalog.robot_type or "",
         control_mode=source.control_mode,
-        state=_vector(first, STATE, source.state, statistics.get(STATE)) if STATE in first.keys else None,
-        action=_vector(first, ACTION, source.action, statistics.get(ACTION)),
+        state=_vector(first, STATE, source.state, statistics.get(STATE), mode) if STATE in first.keys else None,
+        action=_vector(first, ACTION, source.action, statistics.get(ACTION), mode),
         cameras=cameras,
         tasks=tuple(tasks[: RobotFacts.MOST_TASKS]),
         tasks_left_out=max(0, len(tasks) - RobotFacts.MOST_TASKS),
         episodes=sum(len(distinct(data.training[n].segments[:, 0])) for n in members),
+        prompt=getattr(config.policy, "prompt", ""),
+        tokenizer=digests(config.policy).get(text, ""),
     )
+    stated = [_stated(data.training[n].catalog) for n in members]
+    return facts.completed(stated[0]) if stated[0] is not None and all(s == stated[0] for s in stated) else facts
 
 
-def _vector(part: EpisodeDataset, key: str, recorded: str, statistics: Statistics | None) -> VectorFacts:
+def dataset_contract(root: str | Catalog, images: int = 0) -> Contract:
+    """Make the contract of a dataset from its metadata, its recorded statistics and the statements in its meta/.
+
+    Args:
+        root: folder or URL of the dataset.
+        images: images of each camera whose appearance is measured; 0: none.
+
+    Raises:
+        DatasetError: the dataset, its statistics or its statements cannot be read.
+    """
+    catalog = Catalog.open(root)
+    part = EpisodeDataset(catalog)
+    keys = {"state": (STATE, "state"), "action": (ACTION, "actions")}
+    vectors = {}
+    for name, candidates in keys.items():
+        key = next((key for key in candidates if key in catalog.features), None)
+        vectors[name] = (
+            VectorFacts.from_figures(
+                key,
+                catalog.stats.get(key, {}),
+                len(catalog.features[key].dimension_names),
+                "computed",
+                names=tuple(catalog.features[key].dimension_names),
+            )
+            if key is not None
+            else None
+        )
+    with Progress(images * len(catalog.camera_keys), "appearance of cameras", "image") as bar:
+        cameras = {key: _camera(catalog, key, _look(key, [part], images, bar) if images else None)
+                   for key in catalog.camera_keys}  # fmt: skip
+    facts = RobotFacts(
+        fps=float(catalog.fps),
+        chunk=0,
+        robot_type=catalog.robot_type or "",
+        control_mode="",
+        state=vectors["state"],
+        action=vectors["action"] or VectorFacts.unmeasured("", ()),
+        cameras=cameras,
+        tasks=tuple(catalog.tasks[: RobotFacts.MOST_TASKS]),
+        tasks_left_out=max(0, len(catalog.tasks) - RobotFacts.MOST_TASKS),
+        episodes=catalog.num_episodes,
+    )
+    facts = _with_groups(catalog, facts)
+    stated = _stated(catalog)
+    facts = facts.completed(stated) if stated is not None else facts
+    return Contract({"": facts}, {"datasets": {catalog.name: redact(catalog.root)}}, "dataset")
+
+
+def _with_groups(catalog: Catalog, facts: RobotFacts) -> RobotFacts:
+    """Return the facts with the groups of GR00T's meta/modality.json as roles of dimensions and cameras."""
+    path = "meta/modality.json"
+    if not catalog.files.exists(path):
+        return facts
+    groups = read_json(catalog.files, path)
+    vectors: dict[str, Any] = {}
+    try:
+        for name in ("state", "action"):
+            vector: VectorFacts | None = getattr(facts, name)
+            roles = np.full(vector.width if vector is not None else 0, "", object)
+            for group, entry in groups.get(name, {}).items():
+                roles[entry["start"] : entry["end"]] = group
+            vectors[name] = vector and replace(vector, roles=tuple(roles.tolist()))
+        roles_of = {entry["original_key"]: group for group, entry in groups.get("video", {}).items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        where, fix = catalog.files.where(path), "write start and end of each group, and original_key of each camera"
+        raise DatasetError(f"it is not as GR00T reads it: {error!r}", where=where, fix=fix) from error
+    cameras = {key: replace(camera, role=roles_of.get(key, "")) for key, camera in facts.cameras.items()}
+    return replace(facts, **vectors, cameras=cameras)
+
+
+def _stated(catalog: Catalog) -> RobotFacts | None:
+    """Return the statements of a dataset about its robot; None without meta/contract.json.
+
+    Raises:
+        DatasetError: the file is damaged.
+    """
+    path = f"meta/{FILE}"
+    if not catalog.files.exists(path):
+        return None
+    try:
+        robots = Contract.from_json(read_json(catalog.files, path)).robots
+        return next(iter(robots.values()))
+    except (ValueError, StopIteration) as error:
+        fix = "write it with `understudy contract DATASET --output FILE`"
+        raise DatasetError(f"it is not a contract: {error}", where=catalog.files.where(path), fix=fix) from error
+
+
+def _camera(catalog: Catalog, key: str, look: CameraPrint | None) -> CameraFacts:
+    return CameraFacts(key, catalog.features[key].size or (0, 0), look, color="RGB", layout="HWC", dtype="uint8")
+
+
+def _vector(part: EpisodeDataset, key: str, recorded: str, statistics: Statistics | None, mode: str) -> VectorFacts:
     names = tuple(part.catalog.features[key].dimension_names)
-    unknown = np.full(len(names), np.nan)
-    figures = {name: unknown if statistics is None else np.asarray(getattr(statistics, name)) for name in _FIGURES}
-    return VectorFacts(recorded or key, names, figures)
+    figures = {name: getattr(statistics, name) for name in FIGURES} if statistics is not None else {}
+    return VectorFacts.from_figures(recorded or key, figures, len(names), mode=mode, names=names)
 
 
 def _look(camera: str, parts: Sequence[EpisodeDataset], count: int, bar: Progress) -> CameraPrint | None:

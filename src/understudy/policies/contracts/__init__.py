@@ -1,0 +1,7 @@
+"""Contracts of policy folders of other tools, with the contradictions inside them. No torch.
+
+lerobot   config.json, policy_preprocessor.json, policy_postprocessor.json, train_config.json
+openpi    assets/ID/norm_stats.json, config.json or metadata.json
+groot     experiment_cfg/metadata.json, config.json
+tensors   names, shapes and digest of weights
+"""

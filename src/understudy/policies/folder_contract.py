@@ -1,0 +1,40 @@
+"""The contract of a policy folder of any tool."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from understudy.contract.facts import Contract, read_contract
+from understudy.policies.common.lerobot_processors import read_object
+from understudy.policies.contracts.groot import METADATA, read_groot_contract
+from understudy.policies.contracts.lerobot import read_lerobot_contract
+from understudy.policies.contracts.openpi import read_openpi_contract
+from understudy.policies.contracts.tensors import unfit, weights_digest
+from understudy.policies.pi05.normalization import openpi_files
+
+
+def read_policy_contract(folder: Path) -> Contract | None:
+    """Read the contract of a policy of ours, of LeRobot (0.6), openpi or GR00T (N1.5); None: it is none of them.
+
+    Args:
+        folder: the folder, or a run directory that holds one.
+
+    Raises:
+        ValueError, ConfigError: a file is damaged.
+    """
+    if not (folder / "config.json").is_file() and (folder / "policy" / "config.json").is_file():
+        folder = folder / "policy"
+    if (contract := read_contract(folder)) is not None:
+        actual = weights_digest(folder)
+        if contract.weights and actual and actual != contract.weights:
+            contract = replace(
+                contract, faults=(*contract.faults, unfit(f"weights {contract.weights[:12]}", f"weights {actual[:12]}"))
+            )
+        return contract
+    config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    if (folder / METADATA).is_file():
+        return read_groot_contract(folder)
+    if "input_features" in config:
+        return read_lerobot_contract(folder)
+    if openpi_files(folder) or (folder / "params").is_dir() or "action_horizon" in config:
+        return read_openpi_contract(folder)
+    return None
