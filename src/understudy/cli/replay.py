@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from understudy.batch_keys import PROMPT_METADATA, STATE, TASK
+from understudy.batch_keys import ACTION, PROMPT_METADATA, STATE, TASK
 from understudy.config.declare import Ge, Positional
 from understudy.config.serve import ServeConfig
 from understudy.errors import ConfigError
@@ -39,6 +39,8 @@ class ReplayConfig:
     """Checkpoint of the open-loop side; the default is the one from which policy/ was exported."""
     contract: Literal["warn", "strict", "off"] = "warn"
     """Reaction of the server to observations that differ from those of training."""
+    trace: str = ""
+    """File to write, replaced where it exists: observations, chunks and recorded actions, for `understudy why`."""
     json: bool = False
     """Print one JSON object."""
 
@@ -111,6 +113,7 @@ def replay_episode(
     from understudy.contract.mismatch import ContractWarning
     from understudy.data.dataset import EpisodeDataset
     from understudy.serve.client import RemotePolicy
+    from understudy.serve.engine import open_trace
     from understudy.serve.protocol import Noise, RemoteError
     from understudy.serve.server import running_server
     from understudy.train.validation.open_loop import STEPS
@@ -123,6 +126,9 @@ def replay_episode(
     # A robot also sees the frames that a selection leaves out.
     keys = [key for key in dataset.keys if key not in dataset.missing_cameras]
     recorded = EpisodeDataset(dataset.catalog, episodes=[episode], keys=keys, prompt_metadata=dataset.prompts.names)
+    actions_of = EpisodeDataset(dataset.catalog, episodes=[episode], keys=[ACTION])
+    executed = actions_of.batch(np.full(length, episode), np.arange(length))[ACTION].numpy()
+    trace = open_trace(config.trace, robot)
     names = validation.action_names(source)
     largest, dimension, parts_at, chunks = 0.0, "", None, 0
     options = ServeConfig(policy=config.run, port=0, contract=config.contract, warm_up=0)
@@ -143,6 +149,15 @@ def replay_episode(
                 text = f"episode {episode}, step {frame}: the server refuses the observation: {error}"
                 raise RemoteError(text, "refused") from error
             chunks += 1
+            if trace is not None:
+                trace.add(
+                    f"episode {episode}",
+                    frame,
+                    observation,
+                    served[: length - frame],
+                    0.0,
+                    executed[frame : frame + len(served)],
+                )
             steps = min(len(actions), length - frame)
             apart = np.abs(served[:steps].astype(np.float64) - actions[:steps, : served.shape[1]])
             if not np.array_equal(served[:steps], actions[:steps, : served.shape[1]]) and parts_at is None:
@@ -150,6 +165,8 @@ def replay_episode(
             if apart.max() > largest:
                 largest, dimension = float(apart.max()), names[int(apart.max(0).argmax())]
         mismatches = tuple(map(str, policy.mismatches))
+    if trace is not None:
+        trace.close()
     return Replay(episode, length, chunks, parts_at is None, parts_at, (largest, dimension), mismatches)
 
 

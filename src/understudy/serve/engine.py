@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from understudy.contract.mismatch import ContractError, Mismatch, printable
+from understudy.contract.trace import TraceWriter
+from understudy.errors import ConfigError
 from understudy.policies.acting import predict
 from understudy.policies.inference import RobotPolicy
 from understudy.serve.metrics import ACTIONS, Metrics
@@ -32,6 +34,18 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("understudy.serve")
 GRACE_S = 5.0
 """Seconds in which answers may be finished after SIGTERM."""
+
+
+def open_trace(path: str, robot: RobotPolicy) -> TraceWriter | None:
+    """Open the trace of a policy's robot; None for an empty path.
+
+    Raises:
+        ConfigError: the policy has no contract.
+    """
+    if path and robot.contract is None:
+        raise ConfigError("trace: the policy has no contract.json to compare with; export it from its run")
+    head = robot.policy.norm_heads[robot.head]
+    return TraceWriter(path, robot.contract, head) if path and robot.contract is not None else None
 
 
 class RobotGoneError(Exception):
@@ -99,6 +113,8 @@ class Engine:
         self.closing = False
         self.busy = self.connected = 0
         self._sessions = 0
+        self._begin = time.monotonic()
+        self._trace = open_trace(options.trace, robot)
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()  # None ends the thread
         self._thread = threading.Thread(target=self._run, name="understudy-serve", daemon=True)
 
@@ -120,6 +136,8 @@ class Engine:
                     job.fail(RemoteError("the server ends; connect again later", "closing"))
         self._queue.put(None)
         self._thread.join(GRACE_S)
+        if self._trace is not None:
+            self._trace.close()
 
     def open_session(self) -> tuple[int, Session]:
         """Return the number of the next robot and its session. The n-th one has the n-th stream of noise."""
@@ -216,6 +234,11 @@ class Engine:
             self.metrics.observe("understudy_request_seconds", seconds, f'stage="{stage}"')
         if request.executed is not None:
             self.metrics.observe("understudy_delay_actions", request.executed, bounds=ACTIONS)
+        if self._trace is not None and answer.actions is not None:
+            fps = self.robot.metadata.get("fps") or 1.0
+            step = round((time.monotonic() - self._begin) * fps) if request.step is None else request.step
+            age_s = max(wall, (request.executed or 0) / fps)
+            self._trace.add(robot, step, session.compared, answer.actions, age_s)
 
     # -- the thread of the passes ---------------------------------------------------------------------------------
 

@@ -1,0 +1,207 @@
+"""A trace: the answered observations of robots, a line of JSON each, and their diagnosis: why does it not grasp?
+
+The first line has the contract of the policy, the others a prediction each (`TraceWriter.add`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.contract.camera_print import shrink
+from understudy.contract.facts import Contract, RobotFacts, VectorFacts
+from understudy.contract.numbers import log_likelihood
+
+PHASES = ("approach", "closing", "closed", "opening", "after")
+_NEAR_S = 0.5  # seconds around a transition of the gripper that belong to it
+
+
+class TraceWriter:
+    """Writes a trace, one line per prediction.
+
+    Args:
+        path: file, replaced where it exists.
+        contract: contract of the policy.
+        head: norm head of the robots.
+    """
+
+    def __init__(self, path: str | Path, contract: Contract, head: str) -> None:
+        self._facts = contract.robots[head]
+        self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115
+        self._write(replace(contract, robots={head: self._facts}).to_json())
+
+    def add(
+        self,
+        robot: str,
+        step: int,
+        observation: Mapping[str, Any],
+        actions: np.ndarray,
+        age_s: float = 0.0,
+        recorded: np.ndarray | None = None,
+    ) -> None:
+        """Add a prediction.
+
+        Args:
+            robot: name of the robot or episode.
+            step: control step of the observation.
+            observation: state and images uint8 [H, W, 3] or [3, H, W], by key of the policy or of the recordings.
+            actions: the chunk [T, A].
+            age_s: age of the observation when its chunk is executed, in seconds.
+            recorded: recorded actions of the same steps [T, A]; None: unknown.
+        """
+        state = self._facts.state
+        seen = observation.get("observation.state", observation.get(state.key)) if state is not None else None
+        misfits = {}
+        for key, camera in self._facts.cameras.items():
+            image = observation.get(key, observation.get(camera.key))
+            if image is not None and camera.look is not None:
+                pixels = np.asarray(image)
+                misfits[key] = camera.look.misfit(
+                    shrink(pixels if pixels.shape[-1] == 3 else pixels.transpose(1, 2, 0))
+                )
+        numbers = {"state": seen, "actions": actions, "recorded": recorded}
+        plain = {name: None if value is None else np.asarray(value, float).tolist() for name, value in numbers.items()}
+        self._write({"robot": robot, "step": step, "age_s": age_s, "misfits": misfits, **plain})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """Transitions of a gripper. `recorded` ones that were predicted within half a second are `matched`."""
+
+    predicted: int
+    recorded: int
+    matched: int
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Figures of a trace.
+
+    Attributes:
+        facts: the policy's robot.
+        errors: phase -> mean absolute error of each action dimension against the recording, float64 (A,).
+        transitions: by gripper; none where the contract names no gripper; `recorded` is 0 where no action was recorded.
+        steps: control step of each prediction, of all robots one after the other.
+        likelihood: mean log-likelihood per number of each state, less that of usual states of training; 0 is usual.
+        outside: share of the states outside the range of training, by dimension.
+        misfits: camera -> misfit of each image, divided by that of one training image in twenty; above 1 is unusual.
+        ages_s: age of each observation in seconds.
+    """
+
+    facts: RobotFacts
+    errors: Mapping[str, np.ndarray]
+    transitions: Mapping[str, Transitions]
+    steps: np.ndarray
+    likelihood: np.ndarray
+    outside: Mapping[str, float]
+    misfits: Mapping[str, np.ndarray]
+    ages_s: np.ndarray
+
+
+def diagnose(path: str | Path) -> Diagnosis:
+    """Read a trace.
+
+    Raises:
+        ValueError: the file is no trace, or has no prediction.
+    """
+    try:
+        head, *rows = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
+        ((_, facts),) = Contract.from_json(head).robots.items()
+        if not rows:
+            raise ValueError("it has no prediction")
+        played = list(map(_executed, _episodes(rows)))
+        states = [np.array(row["state"], float) for row in rows if row["state"] is not None]
+        looks = {key: camera.look for key, camera in facts.cameras.items() if camera.look is not None}
+        misfits = {key: np.array([row["misfits"].get(key, np.nan) for row in rows]) for key in looks}
+        ages = np.array([row["age_s"] for row in rows], float)
+        steps = np.array([row["step"] for row in rows])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no trace: {error!r}") from error
+    usual = {key: values / max(looks[key].most, 1e-9) for key, values in misfits.items()}
+    likelihood, outside = _states(states, facts.state)
+    errors, transitions = _actions(played, facts)
+    return Diagnosis(facts, errors, transitions, steps, likelihood, outside, usual, ages)
+
+
+def _episodes(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Predictions of each episode: of one robot, with rising steps."""
+    episodes: list[list[Mapping[str, Any]]] = []
+    latest: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["robot"] not in latest or row["step"] <= latest[row["robot"]][-1]["step"]:
+            episodes.append([])
+            latest[row["robot"]] = episodes[-1]
+        latest[row["robot"]].append(row)
+    return episodes
+
+
+def _executed(rows: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray | None]:
+    """Predicted and recorded actions of each step, (steps, A): those of the newest chunk; of the last one all."""
+    parts = {"actions": list[np.ndarray](), "recorded": list[np.ndarray]()}
+    for row, following in zip(rows, [*rows[1:], None], strict=True):
+        count = len(row["actions"]) if following is None else following["step"] - row["step"]
+        for name, values in parts.items():
+            if row[name] is not None:
+                values.append(np.array(row[name], float)[:count])
+    recorded = parts["recorded"]
+    return np.concatenate(parts["actions"]), np.concatenate(recorded) if len(recorded) == len(rows) else None
+
+
+def _states(states: Sequence[np.ndarray], facts: VectorFacts | None) -> tuple[np.ndarray, dict[str, float]]:
+    if facts is None or not states or np.isnan(facts.center).any():
+        return np.zeros(0), {}
+    values = np.stack(states)[:, : facts.width]
+    drawn = facts.center + facts.spread * np.random.default_rng(0).standard_normal((1000, facts.width))
+    usual = log_likelihood(drawn, facts).mean()
+    beyond = (values > facts.high + facts.margin) | (values < facts.low - facts.margin)
+    shares = dict(zip(facts.names, beyond.mean(0).tolist(), strict=True))
+    return log_likelihood(values, facts).mean(1) - usual, shares
+
+
+def _grippers(action: VectorFacts) -> dict[str, tuple[int, float, float]]:
+    """Gripper -> (dimension, number in the middle, sign of closing), as far as the contract states them."""
+    stated = {name: (sum(ends) / 2, float(np.sign(ends[0] - ends[1]))) for name, ends in action.gripper.items()}
+    return {name: (i, *stated[name]) for i, name in enumerate(action.names) if name in stated}
+
+
+def _actions(
+    played: Sequence[tuple[np.ndarray, np.ndarray | None]], facts: RobotFacts
+) -> tuple[dict[str, np.ndarray], dict[str, Transitions]]:
+    near = max(1, round(_NEAR_S * facts.fps)) if facts.fps > 0 else 1
+    grippers = _grippers(facts.action)
+    counts: dict[str, np.ndarray] = {}
+    errors: dict[str, list[np.ndarray]] = {phase: [] for phase in PHASES}
+    for predicted, recorded in played:
+        turns, phases = [], np.full(len(predicted), PHASES[0], object)
+        for name, (dim, middle, sign) in grippers.items():
+            mine, theirs = (_turns(sign * (values[:, dim] - middle)) if values is not None else [] for values in
+                            (predicted, recorded))  # fmt: skip
+            matched = sum(any(abs(at - step) <= near and up == rise for at, up in mine) for step, rise in theirs)
+            counts[name] = counts.get(name, np.zeros(3, int)) + np.array([len(mine), len(theirs), matched])
+            turns += theirs
+        for step, closes in sorted(turns):
+            phases[max(0, step - near) : step + near] = PHASES[1] if closes else PHASES[3]
+            phases[step + near :] = PHASES[2] if closes else PHASES[4]
+        if recorded is not None:
+            for phase in PHASES:
+                errors[phase] += list(np.abs(predicted - recorded)[phases == phase])
+    return {phase: np.mean(rows, 0) for phase, rows in errors.items() if rows}, {
+        name: Transitions(*map(int, count)) for name, count in counts.items()
+    }
+
+
+def _turns(closing: np.ndarray) -> list[tuple[int, bool]]:
+    """Steps at which a gripper closes (True) or opens; `closing` is positive where it is closed."""
+    changes = np.flatnonzero(np.diff(closing > 0))
+    return [(int(step) + 1, bool(closing[step + 1] > 0)) for step in changes]
