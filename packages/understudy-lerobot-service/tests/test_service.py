@@ -467,7 +467,7 @@ def test_cameras_and_joints_that_the_policy_lacks_are_left_out(folder: Path, see
         arm.start(lerobot_features=more)
         arm.send(TimedObservation(0, 0, observation, True))
         assert len(arm.actions()) == 16
-        with failing("FAILED_PRECONDITION", "missing key", "cam_front"):
+        with failing("FAILED_PRECONDITION", "camera map", "cam_front"):
             arm.start(lerobot_features={key: own for key, own in more.items() if not key.endswith("front")})
 
 
