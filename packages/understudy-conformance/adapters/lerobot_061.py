@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from accelerate.data_loader import prepare_data_loader
-from lerobot.configs import RGBEncoderConfig
 from lerobot.datasets.factory import make_dataset
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from lerobot.datasets.sampler import EpisodeAwareSampler, compute_sampler_state
@@ -34,8 +33,7 @@ def streaming_reader(root: Path, episodes: Sequence[int] | None = None, delta_ti
 
 
 def writer(root: Path, episodes: list[list[dict[str, Any]]], features: dict[str, Any], fps: int) -> None:
-    encoder = RGBEncoderConfig(vcodec="h264")  # AV1 at its fast preset loses blocks of the kit's images
-    recording = LeRobotDataset.create("local/set", fps, features, root=root, rgb_encoder=encoder)
+    recording = LeRobotDataset.create("local/set", fps, features, root=root)
     for episode in episodes:
         for frame in episode:
             recording.add_frame(dict(frame))
