@@ -198,7 +198,10 @@ def hold_folder(folder: Path) -> Iterator[None]:
     Raises:
         BeingWritten: another process holds the lock, or has just removed the folder.
     """
-    lock = _lock(folder)
+    try:
+        lock = _lock(folder)
+    except FileNotFoundError:
+        raise BeingWritten(errno.EEXIST, "another process has just finished it", str(folder)) from None
     try:
         if _is_held(folder) if lock is None else not os.fstat(lock).st_nlink:
             raise BeingWritten(errno.EEXIST, "another process is writing it", str(folder))

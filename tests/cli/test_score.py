@@ -228,6 +228,8 @@ def test_two_calls_do_not_write_one_output(scene: Path, tmp_path: Path) -> None:
     score(ScoreConfig(paths=paths))
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     pieces.mkdir()
+    with pytest.raises(BeingWritten), hold_folder(pieces.with_name("removed")):
+        pass
     with pytest.raises(BeingWritten), hold_folder(pieces), hold_folder(pieces):
         pass
 

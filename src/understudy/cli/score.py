@@ -68,7 +68,7 @@ def score(config: ScoreConfig) -> None:
     import torch
 
     from understudy.data.format.catalog import Catalog
-    from understudy.edit.write_set import write_outputs
+    from understudy.edit.write_set import check_output, write_outputs
     from understudy.train.score import open_value_function
 
     torch.set_num_threads(1)  # the rounding of sums may depend on their number
@@ -89,6 +89,7 @@ def score(config: ScoreConfig) -> None:
     pieces.mkdir(parents=True, exist_ok=True)
     try:
         with hold_folder(pieces):
+            check_output(out, [catalog])  # another command may have written it since
             values = function.compute(pieces, json.dumps(origin["values"], ensure_ascii=False), workers)
             columns, summary = score_episodes(config, function, values)
             scored = replace(

@@ -168,7 +168,8 @@ def piece_metadata(
 ) -> dict[str, list[Any]]:
     """Return the metadata of pieces: that of their episodes in the sources, and of the only source's file.
 
-    Where a piece lacks the last frame of its episode, `END_IS_CUT` is true; then each piece has this mark.
+    Where a piece lacks the last frame of its episode, `END_IS_CUT` is true; then each piece has this mark. An earlier
+    mark ends where the file says how the episode ended: `attached` has its "success" or "truncated".
     """
     of_source = [catalog.episode_metadata() for catalog in catalogs]
     if attached:
@@ -179,6 +180,8 @@ def piece_metadata(
         episode = int(catalogs[piece.source].episodes.ids[piece.row])
         for name in names:
             columns[name].append(of_source[piece.source].get(name, {}).get(episode))
+        if any(attached.get(name, {}).get(episode) is not None for name in ("success", "truncated")):
+            columns.get(END_IS_CUT, [None])[-1] = None
     lengths = [catalog.episodes.lengths for catalog in catalogs]
     before = columns.get(END_IS_CUT, [False] * len(pieces))
     cut = [bool(mark) or piece.stop < lengths[piece.source][piece.row] for piece, mark in zip(pieces, before)]

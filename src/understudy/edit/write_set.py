@@ -343,7 +343,7 @@ def describe_source(catalog: Catalog, rows: Sequence[int], cameras: Sequence[str
 
 
 def digest_files(catalog: Catalog, rows: Sequence[int], cameras: Sequence[str]) -> str:
-    """Return a digest of info.json and of the files of table rows: path, size, first and last 64 KiB of each.
+    """Return a digest of info.json, of table rows, and of their files: path, size, first and last 64 KiB of each.
 
     Args:
         catalog: the source.
@@ -354,6 +354,9 @@ def digest_files(catalog: Catalog, rows: Sequence[int], cameras: Sequence[str]) 
     tables = [(episodes.data, episodes.data_file)] + [(v.files, v.file) for v in map(catalog.videos, cameras)]
     paths = [table.find(catalog.files, file) for table, of in tables for file in np.unique(of[list(rows)]).tolist()]
     digest = hashlib.sha256(json.dumps(read_json(catalog.files, INFO), sort_keys=True).encode())
+    chosen = list(rows)
+    for column in (episodes.ids, episodes.lengths, *(catalog.videos(camera).first for camera in cameras)):
+        digest.update(column[chosen].tobytes())
     for path in sorted(paths):
         source = catalog.files.source(path)
         try:

@@ -1,5 +1,6 @@
 """Returns and advantages, compared with sums over single steps."""
 
+import json
 import pickle
 import shutil
 from pathlib import Path
@@ -158,6 +159,10 @@ def test_an_end_that_was_cut_is_not_terminal(tmp_path: Path, kind: str) -> None:
     edit(EditConfig(paths=(str(parts), str(tmp_path / "later")), drop_n_first_frames=1))
     later = us.EpisodeDataset(tmp_path / "later", returns=target(kind))
     assert [bool(later.sample(episode, 0)["return_is_pad"]) for episode in range(4)] == [True, True, False, False]
+    ends = {episode: {"success": False if episode == 1 else None} for episode in range(4)}
+    (tmp_path / "ends.json").write_text(json.dumps(ends))  # one is known of the part itself
+    edit(EditConfig(paths=(str(parts), str(tmp_path / "rated")), metadata=str(tmp_path / "ends.json")))
+    assert Catalog.open(tmp_path / "rated").episode_metadata()[END_IS_CUT] == {0: True, 1: False, 2: False, 3: False}
     edit(EditConfig(paths=(str(root), str(tmp_path / "short")), drop_n_last_frames=1))
     assert not us.EpisodeDataset(tmp_path / "short", returns=target(kind)).returns.known  # type: ignore[union-attr]
     edit(EditConfig(paths=(str(root), str(tmp_path / "copy")), drop_n_first_frames=1))

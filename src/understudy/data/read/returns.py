@@ -78,6 +78,8 @@ class Returns(SharedState):
         self._lengths, self._fps = catalog.episodes.lengths, float(catalog.fps)
         self._outcome = np.full(len(self._lengths), _CUT, np.int8)
         self._outcome[rows] = _read_outcomes(catalog, target, rows)
+        self.unknown = int((self._outcome[rows] == _CUT).sum())
+        """Number of episodes whose end was cut, or is not known: they train no outcome."""
         self._table: Mapping[str, np.ndarray] = {}
         if target.returns == TIME:
             self._check_horizon(catalog, rows)

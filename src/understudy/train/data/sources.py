@@ -208,7 +208,14 @@ def split_source(
         validation = EpisodeDataset(catalog, select=replace(selection, episodes=validated), **options)
     depth = [key for key in catalog.camera_keys if catalog.features[key].is_depth]
     left_out = [f"{catalog.root}: {key} is depth, which policies do not take: left out" for key in depth]
-    return SourceSplit(training, validation, (*usable.notes, *left_out, *notes), skipped)
+    return SourceSplit(training, validation, (*usable.notes, *left_out, *notes, *_outcomes(training)), skipped)
+
+
+def _outcomes(training: EpisodeDataset) -> list[str]:
+    """Return a note on the episodes that train no return, if there are any."""
+    unknown = training.returns.unknown if training.returns is not None else 0
+    episodes = len(distinct(training.segments[:, 0]))
+    return [f"{unknown:,} of {episodes:,} training episodes have no known outcome"] if unknown else []
 
 
 def _select(settings: SourceConfig) -> Selection:

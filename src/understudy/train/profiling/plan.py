@@ -459,8 +459,9 @@ def with_known_base(config: TrainConfig, data: RunData, normalization: Mapping[s
         for size, dtype in stored.values():
             sizes[dtype] = sizes.get(dtype, 0) + size
         fresh = tuple(name for name, (_, dtype) in stored.items() if dtype is None)
-    except (OSError, ValueError, MissingExtraError) as error:
-        logger.warning("lora.base: %s: taken as float32, since the weights cannot be read: %s", lora.base, error)
+    except (OSError, ValueError, RuntimeError, MissingExtraError) as error:  # RuntimeError: no policy without memory
+        taken = ", and their dtype is taken as float32" if lora.base == "stored" else ""
+        logger.warning("lora: the first weights cannot be read: layers they lack are not counted%s: %s", taken, error)
     base = lora.base
     if base == "stored":
         base = "bfloat16" if sizes.get(torch.bfloat16, 0) > sum(sizes.values()) / 2 else "float32"
