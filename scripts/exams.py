@@ -2,10 +2,11 @@
 
     python scripts/exams.py [NAME ...] [--pytest "ARGUMENTS"]
 
-Foreign files come from public snapshots, at the revisions listed here, into .exams/ (ignored by git). A shim in exams/,
-a pytest plugin, connects them to understudy; `exams/shared.py` has the rules for the tests that fail. Snapshots are
-fetched from github.com, or read from git repositories in a folder: UNDERSTUDY_EXAM_SOURCES=DIR with DIR/OWNER+NAME. An
-exam whose packages are not installed is left out.
+Foreign files come from public snapshots, at the commits listed here, into .exams/ (ignored by git). Their code runs
+with your rights; it gets few environment variables, none of your keys, and .exams/ as its home. A shim in exams/, a
+pytest plugin, connects them to understudy; `exams/shared.py` has the rules for the tests that fail. Snapshots are
+fetched from github.com, or read from git repositories in a folder: UNDERSTUDY_EXAM_SOURCES=DIR with DIR/OWNER+NAME.
+An exam whose packages are not installed is left out. A run of some exams by name leaves the page as it is.
 """
 
 import argparse
@@ -41,15 +42,16 @@ class Exam:
     """Test files: of the snapshot, or of exams/ where `repository` is empty or the file exists there."""
     repository: str = ""
     """OWNER/NAME."""
-    revision: str = ""
-    """Tag or commit."""
+    commit: str = ""
+    release: str = ""
+    """Tag of the commit, if it has one."""
     paths: tuple[str, ...] = ()
     """Files and folders of the snapshot that the tests need."""
     packages: tuple[str, ...] = ()
     """Installed packages that it needs; their versions are published."""
 
 
-LEROBOT = ("huggingface/lerobot", "v0.6.1", ("tests",), ("lerobot",))
+LEROBOT = ("huggingface/lerobot", "7e241bd630a3719a56157a497ce5d08f244784f1", "v0.6.1", ("tests",), ("lerobot",))
 EXAMS: tuple[Exam, ...] = (
     Exam(
         "lerobot-folders",
@@ -78,6 +80,7 @@ EXAMS: tuple[Exam, ...] = (
         "mosaic",
         tuple(f"tests/test_{name}.py" for name in ("partition", "shuffle", "mixing", "sampling")),
         "mosaicml/streaming",
+        "adeeeebe8f5d42cb429c05bd4e62df2176ef20ab",
         "v0.13.0",
         (
             *(f"tests/test_{name}.py" for name in ("partition", "shuffle", "mixing", "sampling")),
@@ -95,6 +98,7 @@ EXAMS: tuple[Exam, ...] = (
             "grain/_src/python/dataset/elastic_iterator_test.py",
         ),
         "google/grain",
+        "d2568262e43ef1e43a7400e59caba2b2f3e1c35f",
         "v0.2.18",
         packages=("grain",),
     ),
@@ -108,6 +112,7 @@ EXAMS: tuple[Exam, ...] = (
             "test/stateful_dataloader/test_state_dict.py::TestNotStatefulSamplerSDL_shard0",
         ),
         "pytorch/data",
+        "377e64c1be69a9be6649d14c9e3664070323e464",
         "v0.11.0",
         ("test/stateful_dataloader",),
         packages=("torchdata", "parameterized"),
@@ -136,6 +141,7 @@ EXAMS: tuple[Exam, ...] = (
             for name in ("delta_action_stats", "norm_key_aggregation", "dataset_mixture")
         ),
         "TensorAuto/OpenTau",
+        "4fe86d1348bfb3ece68e4e6e8f96ce1e6523238f",
         "v0.13.0",
     ),
     Exam(
@@ -167,6 +173,7 @@ EXAMS: tuple[Exam, ...] = (
         ),
         "jashshah999/lerobot-doctor",
         "c5ec8b280921a2e69e6cfdf3ef5319fca2e06008",
+        "",
         ("tests",),
         packages=("lerobot-doctor",),
     ),
@@ -189,6 +196,7 @@ def main() -> int:
         if missing:
             report(f"{exam.name}: left out: needs {', '.join(missing)}")
             continue
+        (PLACE / f"{exam.name}.json").unlink(missing_ok=True)
         try:
             row = run_exam(exam, shlex.split(args.pytest))
             (PLACE / f"{exam.name}.json").write_text(json.dumps(row, indent=1) + "\n")
@@ -196,7 +204,8 @@ def main() -> int:
         except (Failed, subprocess.CalledProcessError) as error:
             failures += 1
             report(f"{exam.name}: {error}")
-    write_page()
+    if not args.names:
+        write_page()
     return min(1, failures)
 
 
@@ -230,14 +239,15 @@ def run_exam(exam: Exam, arguments: list[str]) -> dict[str, Any]:
     report(f"{exam.name}: pytest {' '.join(exam.files)}")
     sources = [str(ROOT / "exams"), str(folder), str(ROOT / "src")]
     environment = {"PYTHONPATH": os.pathsep.join(sources), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    environment |= {"EXAM_FACTS": str(PLACE / f"{exam.name}.facts.json"), "MKL_NUM_THREADS": "1"}
+    environment |= {"EXAM_FACTS": str(PLACE / f"{exam.name}.facts.json"), "MKL_NUM_THREADS": "1", "HOME": str(PLACE)}
+    environment |= {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "VIRTUAL_ENV") if name in os.environ}
     Path(environment["EXAM_FACTS"]).unlink(missing_ok=True)
-    status = subprocess.run(command, cwd=folder, env=os.environ | environment).returncode
+    status = subprocess.run(command, cwd=folder, env=environment).returncode
     if status not in (0, 1) or not junit.exists():
         raise Failed(f"pytest ended with {status}")
     facts = Path(environment["EXAM_FACTS"])
     return {
-        "source": f"{exam.repository} {exam.revision[:12]}".strip(),
+        "source": f"{exam.repository} {exam.release or exam.commit[:12]}".strip(),
         "about": exam.about,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "versions": {package: version(package) for package in exam.packages},
@@ -251,7 +261,7 @@ def extract(exam: Exam, folder: Path) -> None:
     owner_name = exam.repository.replace("/", "+")
     local = os.environ.get("UNDERSTUDY_EXAM_SOURCES")
     repository = Path(local, owner_name) if local else PLACE / "snapshots" / owner_name
-    revision = exam.revision
+    revision = exam.commit
     if not local:
         repository.mkdir(parents=True, exist_ok=True)
         subprocess.run(["git", "init", "--quiet"], cwd=repository, check=True)

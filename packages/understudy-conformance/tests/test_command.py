@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,12 @@ def test_command_passes_a_correct_loader_that_prints(capsys: pytest.CaptureFixtu
     assert results["R-LOAD-01"]["sentence"] == REQUIREMENTS["R-LOAD-01"].sentence
 
 
-def test_command_ends_what_hangs_or_dies(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_ends_what_hangs_or_dies(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It leaves no file, though its processes are killed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     only = ("--only", "R-LOAD-01", "R-LOAD-05")
     code, results = run(capsys, "loader", "conformance_toys:Hangs", *only, "--timeout", "3")
     assert code == 1
@@ -46,6 +52,7 @@ def test_command_ends_what_hangs_or_dies(capsys: pytest.CaptureFixture[str]) -> 
     code, results = run(capsys, "loader", "conformance_toys:Dies", *only)
     assert code == 1
     assert all("SIGABRT" in result["facts"] for result in results.values())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_command_compares_processes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,7 @@ class Examination:
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 -- closed with the examination
+        self._folder = tempfile.TemporaryDirectory(prefix="conformance-")  # of all processes, which may be killed
 
     def __enter__(self) -> Self:
         return self
@@ -42,9 +43,10 @@ class Examination:
         self.close()
 
     def close(self) -> None:
-        """End the process."""
+        """End the process and remove its files."""
         self._kill()
         self._errors.close()
+        self._folder.cleanup()
 
     def examine(self, requirement: Requirement) -> Result:
         """Examine one requirement.
@@ -79,7 +81,7 @@ class Examination:
             stderr=self._errors,
             text=True,
             start_new_session=True,  # a group, which is killed with its workers
-            env=os.environ | {"PYTHONPATH": path},
+            env=os.environ | {"PYTHONPATH": path, "TMPDIR": self._folder.name},
         )
         self._answers = queue.SimpleQueue()
         threading.Thread(target=_forward, args=(self._process.stdout, self._answers), daemon=True).start()

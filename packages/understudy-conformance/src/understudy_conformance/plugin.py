@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from understudy_conformance import select_requirements
 from understudy_conformance.examination import Examination
 from understudy_conformance.requirement import SUBJECTS, Requirement
 
@@ -30,8 +31,6 @@ def pytest_collection(session: pytest.Session) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> Iterator[None]:
     """Add the tests behind all others."""
-    from understudy_conformance import select_requirements  # numpy only where the option is given
-
     for text in session.config.getoption(OPTION):
         subject, _, path = text.partition("=")
         examination = Examination(path, session.config.getoption(f"{OPTION}-timeout"))
