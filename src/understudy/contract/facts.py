@@ -348,7 +348,9 @@ class Contract:
             ValueError: another version, or a value that is missing or has another type.
         """
         if stored.get("version") != VERSION:
-            raise ValueError(f"version {stored.get('version')!r}: this release reads {VERSION}")
+            raise ValueError(
+                f"version {stored.get('version')!r}: this release reads {VERSION}, of policies that it trained"
+            )
         try:
             if stored["kind"] not in get_args(Kind):
                 raise ValueError(f"kind {stored['kind']!r}: must be one of {', '.join(get_args(Kind))}")

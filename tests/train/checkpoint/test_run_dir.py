@@ -15,7 +15,7 @@ from support.refusals import refused
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.errors import ConfigError, RunInUseError
 from understudy.train.checkpoint import checkpoint
-from understudy.train.checkpoint.run_dir import RECORDED, RunDir, resumed_settings
+from understudy.train.checkpoint.run_dir import FORMAT, RECORDED, RunDir, resumed_settings
 from understudy.train.track import metrics_file
 
 RECORDS = [{"kind": "train", "step": step, "loss": math.pi / (step + 1)} for step in range(1, 6)]
@@ -147,7 +147,7 @@ def test_run_dir_begins_once(tmp_path: Path) -> None:
     assert resumed_settings(str(moved)).output_dir == str(moved)
 
 
-@pytest.mark.parametrize("version", [None, 1, 3, "2"])
+@pytest.mark.parametrize("version", [None, 1, FORMAT + 1, str(FORMAT)])
 def test_run_dir_refuses_another_version_before_its_settings(tmp_path: Path, version: object) -> None:
     run = RunDir(tmp_path)
     run.begin(TrainConfig(data=DataConfig(root="d")), {name: {} for name in RECORDED - {"format"}})

@@ -36,8 +36,9 @@ from understudy.policies.registry import CODE, code_of, pin_missing
 from understudy.train.checkpoint import checksums
 from understudy.train.paths import find_moved
 
-FORMAT = 2
-"""Version of a run directory; another one is refused. Format 1 had no version, and a single process."""
+FORMAT = 3
+"""Version of a run directory; another one is refused. Format 1 had no version, and a single process; format 2 had a
+contract without normalization, and other digests of returns and metadata."""
 
 LOCK = ".lock"
 """Name of the file that a training process keeps locked."""
