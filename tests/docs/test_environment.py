@@ -10,18 +10,29 @@ from understudy.distributed.mesh import ACCELERATE
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/commands.md").read_text()
 NO_VARIABLES = {
+    "BGR",
     "CERTIFICATE_VERIFY_FAILED",
     "ERROR",
+    "EXAM_FACTS",
+    "FETCH_HEAD",
     "FOLDER",
     "GET",
+    "HF_HUB_OFFLINE",
+    "HOME",
+    "HWC",
     "JPEG",
+    "LANG",
     "PATH",
     "PNG",
     "POLICY",
+    "RGB",
     "SHELL",
     "TENSORS",
+    "TMPDIR",
+    "TRACE",
+    "WHC",
 }
-"""Texts in capitals beside reads of variables: words of messages and of help, and the PATH of a test environment."""
+"""Texts in capitals in such modules: words of messages and of help, and the environments of child processes."""
 OF_SHELL = {"PWD", "OLDPWD", "SECONDS"}
 
 

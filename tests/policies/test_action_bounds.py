@@ -73,7 +73,7 @@ def test_a_batch_is_bounded_as_a_whole() -> None:
 def test_bounds_need_a_recorded_minimum_and_maximum(folder: Path, tmp_path: Path) -> None:
     unknown = write_arm_policy(tmp_path / "policy")
     contract = json.loads((unknown / "contract.json").read_text())
-    contract["robots"]["arm"]["action"]["max"][2] = None
+    contract["robots"]["arm"]["action"]["figures"]["max"][2] = "unknown"
     (unknown / "contract.json").write_text(json.dumps(contract))
     (unknown / "understudy.sha256").unlink()
     with refused(NAMES[2], kind=ValueError):

@@ -50,7 +50,7 @@ CALLABLES: dict[str, list[tuple[str, Any]]] = {
 
 
 def test_names_of_the_interface_remain() -> None:
-    promised = {name.partition(".")[0] for name in CALLABLES} | {"ACTION", "STATE", "TASK", "Draws"}
+    promised = {name.partition(".")[0] for name in CALLABLES} | {"ACTION", "STATE", "TASK", "Draws", "generate_draws"}
     assert promised == set(us.policies.__all__)
     assert (us.policies.ACTION, us.policies.STATE, us.policies.TASK) == ("action", "observation.state", "task")
     assert isinstance(inspect.getattr_static(us.policies.Policy, "loss_terms"), property)

@@ -114,6 +114,7 @@ def test_export_replaces_only_an_export(
     assert main([*again, "--overwrite"]) == 0
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)} == {
+        tmp_path / "policy/contract.json",  # has the digest of the weights
         tmp_path / "policy/model.safetensors",
         tmp_path / "policy/understudy.sha256",
     }

@@ -278,7 +278,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Datase
 def test_an_unreadable_image_leaves_the_appearance_unknown(measure: Callable[[DatasetError], dict]) -> None:
     robots = measure(DatasetError("damaged", where=WHERE, fix="record it again"))["robots"]
     looks = [camera["look"] for facts in robots.values() for camera in facts["cameras"].values()]
-    assert looks == [None]
+    assert looks == ["unknown"]
 
 
 def test_an_outage_ends_the_start(measure: Callable[[DatasetError], dict]) -> None:
