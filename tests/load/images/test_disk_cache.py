@@ -254,6 +254,27 @@ def test_files_damaged_under_a_running_loader(root: Path, folder: Path, damage: 
     assert all_same(taken, expected)
 
 
+@pytest.mark.parametrize("damage", [_cut, _fold])
+def test_a_file_damaged_during_a_read_is_not_trusted(
+    root: Path, folder: Path, damage: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = opened(root)
+    files = DiskCache(str(folder), 10**9).open(data)
+    images = files.images(data, TOP, 0, 0, (32, 32))
+    out = np.zeros(images.shape, images.dtype)
+    images.write(0, out)
+    assert images.read(0, out)
+    preadv = os.preadv
+
+    def late(*arguments: Any) -> int:
+        for path in image_files(folder):
+            damage(path)
+        return preadv(*arguments)
+
+    monkeypatch.setattr(os, "preadv", late)
+    assert not images.read(0, out)
+
+
 def test_a_changed_video_is_decoded_again(root: Path, tmp_path: Path, folder: Path) -> None:
     changing = tmp_path / "dataset"
     shutil.copytree(root, changing)

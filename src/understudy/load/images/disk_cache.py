@@ -10,9 +10,9 @@ the names give the space that is taken. Sets without a lock are removed where sp
 A file is sparse: all images, then 32 bytes that identify them, then a byte per frame that is 1 once its image is there.
 An image is written before its byte, so after a kill at any instant each image with its byte is complete. The identity
 comes from the version of the video, the place of the episode in it, the form of the images and the versions of the
-code. Each read opens the file and checks identity and byte, so a file that was removed, replaced, cut or belongs to
-another video counts as not decoded. Bytes and images may reach the disk in another sequence than they were written in,
-so after a restart of the host nothing is trusted: sets of another boot are removed.
+code. Each read opens the file and checks identity and byte before and after, so a file that was removed, replaced, cut
+or belongs to another video counts as not decoded. Bytes and images may reach the disk in another sequence than they
+were written in, so after a restart of the host nothing is trusted: sets of another boot are removed.
 
 Files are read by `preadv` into the batch. A mapped page of a file that is cut would end the process.
 """
@@ -266,7 +266,9 @@ class StoredImages:
             with _open(self._path, os.O_RDONLY) as file:  # the mark and the image of the same file
                 if self._marks(file, frame + 1)[frame] != _DECODED:
                     return False
-                return os.preadv(file, [out.data.cast("B")], frame * self._bytes) == self._bytes
+                size = os.preadv(file, [out.data.cast("B")], frame * self._bytes)
+                # again: a file that was cut or written anew in the meantime has lost its identity
+                return size == self._bytes and self._marks(file, frame + 1)[frame] == _DECODED
         except OSError:
             return False
 
