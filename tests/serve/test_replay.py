@@ -14,6 +14,7 @@ from support.refusals import refused
 from support.runs import trained_run
 from understudy.cli.main import main
 from understudy.cli.replay import ReplayConfig, replay
+from understudy.contract.trace import diagnose
 from understudy.errors import ConfigError
 
 
@@ -34,6 +35,17 @@ def test_a_replayed_episode_is_that_of_validation_to_the_bit(trained: Path, caps
     found = result(capsys, trained, "--contract", "strict")
     assert (found["equal"], found["parts_at"], found["mismatches"]) == (True, None, [])
     assert found["chunks"] == -(-int(str(found["frames"])) // 3)  # one at each third frame
+
+
+def test_a_replayed_trace_has_the_recorded_actions(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chunks = result(capsys, trained, "--trace", str(tmp_path / "trace.jsonl"))["chunks"]
+    diagnosis = diagnose(tmp_path / "trace.jsonl")
+    assert len(diagnosis.steps) == chunks
+    errors = np.concatenate(list(diagnosis.errors.values()))
+    assert np.isfinite(errors).all()
+    assert errors.size
 
 
 def test_a_difference_is_placed(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

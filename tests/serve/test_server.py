@@ -1,5 +1,6 @@
 """The server gives the actions of the local policy, and outlives broken, slow, greedy and vanished robots."""
 
+import errno
 import http.client
 import socket
 import ssl
@@ -29,6 +30,7 @@ from support.serving import held_passes, outcomes, plain, reply, served
 from understudy.cli.main import main
 from understudy.cli.serve import serve
 from understudy.config.serve import ServeConfig
+from understudy.contract.trace import TraceWriter, diagnose
 from understudy.errors import ConfigError
 from understudy.policies.draws import make_draws
 from understudy.serve.client import RemotePolicy
@@ -418,3 +420,27 @@ def test_warm_up_leaves_noise_and_numbers_as_they_are(folder: Path, seen: list[O
         for policy in found:
             policy.close()
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_trace_has_the_answers_and_replaces_no_file(
+    folder: Path, seen: list[Observation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    with served(folder, trace=str(trace)) as server, RemotePolicy(server.address) as policy:
+        policy.act(seen[0])
+        policy.act(seen[1])
+        with trace.open("a") as file:
+            file.write('{"robot": "torn by a kill')
+        assert len(diagnose(trace).steps) == 2
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(TraceWriter, "_write", full)
+        chunks = [policy.act(seen[2]), policy.act(seen[3])]
+        assert [chunk.shape for chunk in chunks] == [(16, 7)] * 2
+    before = trace.read_bytes()
+    for path in (trace, tmp_path / "absent" / "trace.jsonl"):
+        with refused("trace", kind=ConfigError), served(folder, trace=str(path)):
+            pass
+    assert trace.read_bytes() == before

@@ -40,7 +40,7 @@ class ReplayConfig:
     contract: Literal["warn", "strict", "off"] = "warn"
     """Reaction of the server to observations that differ from those of training."""
     trace: str = ""
-    """File to write, replaced where it exists: observations, chunks and recorded actions, for `understudy why`."""
+    """New file to write: observations, chunks and recorded actions, for `understudy why`."""
     json: bool = False
     """Print one JSON object."""
 

@@ -31,7 +31,7 @@ def why(config: WhyConfig) -> None:
     refuse_foreign(page)
     try:
         diagnosis = diagnose(config.trace)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         raise ConfigError(f"trace: {error}") from error
     write_page(page, why_page(diagnosis, Path(config.trace).stem))
     print("\n".join([*findings(diagnosis), str(page)]))

@@ -27,7 +27,7 @@ class ServeConfig:
     """Reaction to actions outside the recorded ones by more than a tenth of their range: they are moved to the bound,
     and the reply names them; an error; or nothing."""
     trace: str = ""
-    """File to write, replaced where it exists: each answered observation and its chunk, for `understudy why`."""
+    """New file to write: each answered observation and its chunk, for `understudy why`."""
     device: str = "cpu"
     """Device of the policy."""
     compute: Literal["", "float32", "bfloat16"] = ""

@@ -23,14 +23,14 @@ class TraceWriter:
     """Writes a trace, one line per prediction.
 
     Args:
-        path: file, replaced where it exists.
+        path: file, a new one.
         contract: contract of the policy.
         head: norm head of the robots.
     """
 
     def __init__(self, path: str | Path, contract: Contract, head: str) -> None:
         self._facts = contract.robots[head]
-        self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115
+        self._file = Path(path).open("x", encoding="utf-8")  # noqa: SIM115
         self._write(replace(contract, robots={head: self._facts}).to_json())
 
     def add(
@@ -116,7 +116,8 @@ def diagnose(path: str | Path) -> Diagnosis:
         ValueError: the file is no trace, or has no prediction.
     """
     try:
-        head, *rows = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
+        *lines, _ = Path(path).read_text(encoding="utf-8").split("\n")  # a killed server tears its last line
+        head, *rows = map(json.loads, lines)
         ((_, facts),) = Contract.from_json(head).robots.items()
         if not rows:
             raise ValueError("it has no prediction")

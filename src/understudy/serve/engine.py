@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from understudy.atomic import refuse_existing
 from understudy.contract.mismatch import ContractError, Mismatch, printable
 from understudy.contract.trace import TraceWriter
 from understudy.errors import ConfigError
@@ -40,12 +41,17 @@ def open_trace(path: str, robot: RobotPolicy) -> TraceWriter | None:
     """Open the trace of a policy's robot; None for an empty path.
 
     Raises:
-        ConfigError: the policy has no contract.
+        ConfigError: the policy has no contract, or the file exists or cannot be written.
     """
-    if path and robot.contract is None:
+    if not path:
+        return None
+    refuse_existing(path, "trace", None)
+    if robot.contract is None:
         raise ConfigError("trace: the policy has no contract.json to compare with; export it from its run")
-    head = robot.policy.norm_heads[robot.head]
-    return TraceWriter(path, robot.contract, head) if path and robot.contract is not None else None
+    try:
+        return TraceWriter(path, robot.contract, robot.policy.norm_heads[robot.head])
+    except OSError as error:
+        raise ConfigError(f"trace: {error}") from error
 
 
 class RobotGoneError(Exception):
@@ -238,7 +244,11 @@ class Engine:
             fps = self.robot.metadata.get("fps") or 1.0
             step = round((time.monotonic() - self._begin) * fps) if request.step is None else request.step
             age_s = max(wall, (request.executed or 0) / fps)
-            self._trace.add(robot, step, session.compared, answer.actions, age_s)
+            try:
+                self._trace.add(robot, step, session.compared, answer.actions, age_s)
+            except OSError as error:  # a full disk stops no robot
+                LOG.error("the trace ends here: %s", error)
+                self._trace = None
 
     # -- the thread of the passes ---------------------------------------------------------------------------------
 
