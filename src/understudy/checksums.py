@@ -48,12 +48,12 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_checksums(folder: Path) -> None:
-    """Write the checksums of all files below a folder."""
+def write_checksums(folder: Path, sha256: Callable[[Path], str] = file_sha256) -> None:
+    """Write the checksums of all files below a folder; `sha256` as in `check_checksums`."""
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     for name in (FILE, FOR_PEOPLE):
         files.pop(name, None)
-    lines = [f"{file_sha256(path)}  {name}\n" for name, path in sorted(files.items())]
+    lines = [f"{sha256(path)}  {name}\n" for name, path in sorted(files.items())]
     (folder / FILE).write_text("".join(lines), encoding="utf-8")
 
 

@@ -11,6 +11,7 @@ are needed: a folder of a hub holds gigabytes of others. In the folder of a poli
 `<field>/`, and config.json has their names there.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -90,23 +91,24 @@ def save(
             raise OSError(f"{target / WEIGHTS} cannot be written: {error}") from error
         # safetensors makes a file that its owner alone may read.
         (fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode & 0o777)
+        sha256 = functools.cache(checksums.file_sha256)  # the weights are read once
         if contract is not None:
-            write_contract(fresh / FILE, with_digests(contract, normalization, fresh / WEIGHTS))
+            write_contract(fresh / FILE, with_digests(contract, normalization, sha256(fresh / WEIGHTS)))
         count = sum(weight.numel() for weight in weights.values())
         (fresh / CARD).write_text(make_card({"type": config.type, **content}, count, contract), encoding="utf-8")
-        checksums.write_checksums(fresh)
+        checksums.write_checksums(fresh, sha256)
         check_replaceable(target, config.type)  # again: writing took a while
         if (target / CARD).is_file() and not is_unchanged(text := (target / CARD).read_bytes()):
             (fresh / CARD).write_bytes(text)  # a user's own
 
 
-def with_digests(contract: Mapping[str, Any], normalization: Mapping[str, Any], weights: Path) -> dict[str, Any]:
+def with_digests(contract: Mapping[str, Any], normalization: Mapping[str, Any], weights: str) -> dict[str, Any]:
     """Return the plain values of a contract with the digests of a folder's weights and normalization.
 
     Args:
         contract: plain values.
         normalization: content of normalisation.json.
-        weights: file of the weights.
+        weights: SHA-256 of the weights.
     """
     robots = dict(contract["robots"])
     for number, head in enumerate(normalization.get("heads", [""])):
@@ -115,7 +117,7 @@ def with_digests(contract: Mapping[str, Any], normalization: Mapping[str, Any], 
                 figures = {kind: np.atleast_2d(normalization[key][kind])[number] for kind in ("offset", "spread")}
                 norm = vector["normalization"] | {"source": "external", "digest": figures_digest(figures)}
                 robots[head] = robots[head] | {name: vector | {"normalization": norm}}
-    return {**contract, "robots": robots, "weights": checksums.file_sha256(weights)}
+    return {**contract, "robots": robots, "weights": weights}
 
 
 def check_replaceable(directory: str | Path, kind: str) -> None:

@@ -14,15 +14,16 @@ from support.datasets import Spec, write_dataset
 from support.edited import edit
 from support.refusals import refused
 from support.runs import series, tiny_config, tiny_dataset
+from understudy.config.data import SourceConfig
 from understudy.config.schema import override
 from understudy.config.train import LoaderConfig, TrainConfig
-from understudy.contract.facts import read_contract
+from understudy.contract.facts import read_contract, write_contract
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import ConfigError, DatasetError, SourceError
 from understudy.load.validation_data import ValidationData
 from understudy.policies.registry import PolicySettings
 from understudy.train import run
-from understudy.train.data.input_contract import make_contract
+from understudy.train.data.input_contract import dataset_contract, make_contract
 from understudy.train.data.run_data import (
     RunData,
     choose_normalization,
@@ -284,3 +285,27 @@ def test_an_unreadable_image_leaves_the_appearance_unknown(measure: Callable[[Da
 def test_an_outage_ends_the_start(measure: Callable[[DatasetError], dict]) -> None:
     with refused(where=WHERE, fix="later", kind=SourceError):
         measure(SourceError("no answer", where=WHERE, fix="try later", transient=True))
+
+
+def test_sources_of_one_robot_state_facts_that_agree(tmp_path: Path) -> None:
+    """Two files with the same statements give them to the contract of a run; with other ones they give none."""
+    for name in ("one", "two"):
+        root = tiny_dataset(tmp_path / name)
+        contract = dataset_contract(str(root))
+        (robot,) = contract.robots.values()
+        units = replace(robot.action, units=("rad",) * robot.action.width)
+        write_contract(root / "meta/contract.json", replace(contract, robots={"": replace(robot, action=units)}))
+    config = tiny_config(tmp_path / "one", tmp_path / "out", val={"every": 0})
+    arm = SourceConfig(robot_type="arm", control_mode="joint")
+    sources = tuple(replace(arm, root=str(tmp_path / name)) for name in ("one", "two"))
+    config = replace(config, data=replace(config.data, root="", sources=sources))
+
+    def stated() -> set[object]:
+        robots = make_contract(config, open_data(config))["robots"]
+        units = [robot["action"]["units"] for robot in robots.values()]
+        return {unit for row in units if row != "unknown" for unit in row}
+
+    assert stated() == {"rad"}
+    path = tmp_path / "two/meta/contract.json"
+    path.write_text(path.read_text().replace('"rad"', '"deg"'))
+    assert stated() == set()

@@ -170,7 +170,8 @@ def _robot(
         tokenizer=digests(config.policy).get(text, ""),
     )
     stated = [_stated(data.training[n].catalog) for n in members]
-    return facts.completed(stated[0]) if stated[0] is not None and all(s == stated[0] for s in stated) else facts
+    texts = {str(robot and robot.to_json()) for robot in stated}  # sources that differ state nothing of their head
+    return facts.completed(stated[0]) if stated[0] is not None and len(texts) == 1 else facts
 
 
 def dataset_contract(root: str | Catalog, images: int = 0) -> Contract:
