@@ -6,8 +6,8 @@ Three cameras of 224x224, 200 tokens of text, 50 actions. The most important row
 process of its own and written at once, to `gpu-pi05.json` and `gpu-pi05.md` in the folder `--out`. Rows for which the
 time does not suffice are listed as skipped. A row that fails is a result, too: "OOM", or its error.
 
-    train        samples/s, tokens/s, MFU and memory of a training run's own step; also with six frames per camera, and
-                 with samples of one to three cameras, padded and packed
+    train        samples/s, tokens/s, MFU and memory of a training run's own step; also with low-rank adapters, with six
+                 frames per camera, and with samples of one to three cameras, padded and packed
     sampling     latency at batch 1: prefix, Euler step, ten steps; with and without compiled blocks and a CUDA graph
     attention    back-end and time of each kind of attention
     memory       memory that `understudy plan` predicts for rows of `train`
@@ -52,6 +52,7 @@ NOTES = {
     "history": "6 frames",
     "mixture": "1, 2, 3 cameras, short and long text",
     "packed": "packed",
+    "lora": "LoRA",
 }
 """Field of a row of `train` -> note in its table."""
 SMALL = {"tiny": {32: 4, 64: 6, 16: 2}, "base": {}}
@@ -81,6 +82,7 @@ def rows(size: str, device: str) -> list[Row]:
         {"kind": "sampling", **common, "stored": "bfloat16", "compile": True},
         {"kind": "attention", **common, "batch": batch(16)},
         train("bf16-split", "selective", True, 32),
+        train("bf16", "full", False, 32, lora=16),
         train("bf16-split", "full", True, 64),
         train("bf16-split", "full", False, 32, masked=True),
         train("bf16", "full", False, 32),
@@ -143,7 +145,7 @@ def with_rates(row: Row, device: str) -> Row:
     if not row.get("history") and not row.get("mixture"):
         rates |= {"tokens_per_s": round(rate * sum(tokens.values()), 1), "tflops_per_s": round(rate * flops / 1e12, 2)}
         rates["peak_tflops_per_s"] = peak and peak / 1e12
-        rates["mfu"] = round(rate * flops / peak, 4) if peak and not row.get("masked") else None
+        rates["mfu"] = round(rate * flops / peak, 4) if peak and not (row.get("masked") or row.get("lora")) else None
     return row | rates
 
 

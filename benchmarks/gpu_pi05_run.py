@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from understudy.config.lora import LoraConfig
 from understudy.config.train import OptimConfig, ScheduleConfig, TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.order.random import make_key
@@ -41,6 +42,7 @@ def train_config(row: Row) -> TrainConfig:
         batch_size=row["batch"],
         policy=Pi05Settings(size=row["size"], prompt_tokens=TEXT[row["size"]], history=ages(row)),
         optim=OptimConfig(lr=2.5e-5),
+        lora=LoraConfig(rank=row.get("lora", 0), base="bfloat16"),
         schedule=ScheduleConfig(kind="constant", warmup_steps=0),
         device=row["device"],
         precision=row["precision"],
