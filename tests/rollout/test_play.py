@@ -1,7 +1,7 @@
 """Closed-loop evaluation: scenes, credit for success, and results that only the seed decides."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from support.refusals import refused
+from support.refusals import refused, warned
+from support.runs import tiny_config
+from understudy.cli.record import RecordConfig, record
 from understudy.cli.runs import rollout as rollout_run
-from understudy.config.rollout import RolloutConfig
+from understudy.config.rollout import Play, RolloutConfig, RolloutEvery
 from understudy.config.train import DataConfig, TrainConfig
+from understudy.contract.mismatch import ContractWarning
 from understudy.errors import ConfigError
 from understudy.policies.draws import RandomSpec
 from understudy.rollout.adapter import EnvAdapter
 from understudy.rollout.files import write_result
-from understudy.rollout.play import rollout
+from understudy.rollout.play import rollout, rollout_saved_policy
 from understudy.rollout.result import PROMPT, Episode, RolloutResult, wilson_interval
+from understudy.train import run
+from understudy.train.background_rollouts import check_rollouts
 from understudy.train.checkpoint.run_dir import RECORDED, RunDir
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
@@ -322,3 +327,19 @@ def test_a_policy_that_never_learnt_to_act_is_not_played(tmp_path: Path) -> None
     (tmp_path / "policy").mkdir()
     with refused(tmp_path, "forward_dynamics", kind=ConfigError):
         rollout_run(RolloutConfig(run=str(tmp_path)))
+
+
+def test_a_rollout_renders_the_size_of_the_recordings(tmp_path: Path) -> None:
+    record(RecordConfig(output_dir=str(tmp_path / "data"), episodes=2, image_size=16, tasks=("red",)))
+    out, val = tmp_path / "run", {"every": 0}
+    config = tiny_config(tmp_path / "data", out, steps=1, val=val, policy={"image_size": (8, 8)})
+    assert run.train(config) == run.DONE
+    asked = Play(tasks=("red",), episodes=1, num_envs=1, action_steps=3, contract="strict")
+    assert rollout_saved_policy(out / "policy", config.data, None, asked).protocol["image size"] == "16x16"
+    larger = replace(asked, image_size=32)
+    with refused("observation.images.front", "16x16", "32x32", kind=ConfigError):
+        rollout_saved_policy(out / "policy", config.data, None, larger)
+    with warned("observation.images.front", "16x16", "32x32", kind=ContractWarning):
+        result = rollout_saved_policy(out / "policy", config.data, None, replace(larger, contract="warn"))
+    assert result.protocol["image size"] == "32x32"
+    check_rollouts(replace(config, rollout=RolloutEvery(action_steps=3, every=1)), RunDir(out).read_record())

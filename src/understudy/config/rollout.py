@@ -28,8 +28,8 @@ class Play:
     sampling_steps: Annotated[int, Interval(ge=1, le=10**4)] = 10
     """Euler steps per prediction."""
     image_size: Annotated[int, Interval(ge=8, le=2**12)] | None = None
-    """Height and width of the images, as recorded; the default is the environment's (64; LIBERO: 256;
-    `gymnasium:ID`: its own)."""
+    """Height and width of the images; the default is that of the run's data, or else the environment's (64; LIBERO:
+    256; `gymnasium:ID`: its own)."""
     num_envs: Annotated[int, Interval(ge=1, le=2**12)] = 15
     """Environments that run side by side."""
     contract: Literal["warn", "strict", "off"] = "warn"

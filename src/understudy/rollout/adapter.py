@@ -40,6 +40,8 @@ class EnvAdapter:
     """Width of this robot's actions, at most that of the policy's."""
     head: int | None = None
     """Norm head that acts; None: the policy has one."""
+    env_size: int | None = None
+    """Height and width of the environment's images; None is its default."""
     metadata: str = ""
     """Metadata in the prompts, one field per line (`prompt_metadata.py`)."""
 

@@ -5,8 +5,8 @@ noise follow from (seed, episode, step) alone.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ import torch
 from understudy.config.data import DataConfig
 from understudy.config.rollout import Play
 from understudy.contract.compare import compare_contracts
-from understudy.contract.facts import Contract, read_contract
+from understudy.contract.facts import Contract, RobotFacts, read_contract
+from understudy.contract.mismatch import Mismatch
+from understudy.contract.observed import compare_size
 from understudy.envs import registry
 from understudy.envs.env import IMAGE, ActionError, Env, layout_seed
 from understudy.errors import ConfigError
@@ -187,13 +189,16 @@ def _begin(
     return lane
 
 
-def prepare_env(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> tuple[EnvAdapter, Env]:
+def prepare_env(
+    data: DataConfig, frozen: Mapping[str, Any], play: Play, contract: Contract | None
+) -> tuple[EnvAdapter, Env]:
     """Make the adapter and the environment of a rollout, and check that keys and widths fit.
 
     Args:
         data: data settings of the run.
         frozen: `policy` and `normalisation`, and `sources` where it is a run's order.json.
         play: settings of the rollout.
+        contract: the policy's; None: unknown.
 
     Raises:
         ConfigError: settings, policy, world and machine do not go together; the message says how.
@@ -203,6 +208,8 @@ def prepare_env(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> tupl
     except (RuntimeError, AssertionError) as error:  # unknown, not built in, not there: each has its own
         raise ConfigError(f"device: {play.device!r} cannot be used here: {str(error).splitlines()[0]}") from error
     adapter = make_adapter(data, frozen, play)
+    head = frozen["normalisation"].get("heads", [""])[adapter.head or 0]
+    adapter = replace(adapter, env_size=play.image_size or _recorded_size(contract, head, adapter, play))
     try:
         world = _open(play, adapter)
     except (ValueError, ImportError) as error:
@@ -220,11 +227,31 @@ def compare_env(contract: Contract | None, head: str, adapter: EnvAdapter, world
     if contract is not None and head in contract.robots:
         state = adapter.names.get(STATE, STATE)
         env = env_contract(world, state, play.action_steps)
-        react(play.contract, compare_contracts(contract, env, head))
+        react(
+            play.contract, [*compare_contracts(contract, env, head), *_resized(contract.robots[head], adapter, world)]
+        )
+
+
+def _resized(trained: RobotFacts, adapter: EnvAdapter, world: Env) -> Iterator[Mismatch]:
+    """Cameras whose images have the shape of training, and another size: the policy resizes them, and sees others."""
+    for key, camera in trained.cameras.items():
+        height, width, _ = world.features.get(adapter.names.get(key, ""), {"shape": (*camera.size, 3)})["shape"]
+        if camera.size not in ((height, width), (0, 0)) and compare_size(camera, (height, width)) is None:
+            recorded = "images of {1}x{0}".format(*camera.size)
+            yield Mismatch("shape", camera.key, recorded, f"{width}x{height}", "render the size of the recordings")
+
+
+def _recorded_size(contract: Contract | None, head: str, adapter: EnvAdapter, play: Play) -> int | None:
+    """Return the side of the square images of training; None: unknown, or no environment of this kind renders it."""
+    robot = contract.robots.get(head) if contract is not None else None
+    if robot is None or play.env.startswith(registry.GYMNASIUM):
+        return None
+    sides = {side for key, camera in robot.cameras.items() if key in adapter.names for side in camera.size}
+    return sides.pop() or None if len(sides) == 1 else None
 
 
 def _open(play: Play, adapter: EnvAdapter) -> Env:
-    return registry.open_env(play.env, play.image_size, adapter.cameras, play.tasks, play.gymnasium)
+    return registry.open_env(play.env, adapter.env_size, adapter.cameras, play.tasks, play.gymnasium)
 
 
 def rollout_saved_policy(
@@ -247,8 +274,9 @@ def rollout_saved_policy(
         policy = load(folder)
         check_acts(policy.config, folder)
         frozen = {"policy": asdict(policy.config), "normalisation": policy.normalizer.arrays(), "sources": sources}
-        adapter, world = prepare_env(data, frozen, play)
-        compare_env(read_contract(folder), policy.norm_heads[adapter.head or 0], adapter, world, play)
+        contract = read_contract(folder)
+        adapter, world = prepare_env(data, frozen, play, contract)
+        compare_env(contract, policy.norm_heads[adapter.head or 0], adapter, world, play)
         episodes = play.episodes or world.episodes
         worlds = [_open(play, adapter) for _ in range(min(play.num_envs, episodes) - 1)]
         return rollout(

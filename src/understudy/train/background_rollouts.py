@@ -34,6 +34,7 @@ from safetensors import SafetensorError
 from understudy.atomic import write_text
 from understudy.config.schema import plain
 from understudy.config.train import TrainConfig
+from understudy.contract.facts import Contract
 from understudy.distributed.mesh import Mesh
 from understudy.distributed.signals import Stop
 from understudy.errors import ConfigError
@@ -75,7 +76,8 @@ def check_rollouts(config: TrainConfig, record: Mapping[str, Any]) -> None:
     from understudy.rollout.play import prepare_env
 
     try:
-        prepare_env(config.data, record, config.rollout)
+        contract = Contract.from_json(record["metadata"][policy_folder.CONTRACT])
+        prepare_env(config.data, record, config.rollout, contract)
     except ConfigError as error:
         text = str(error).replace("--state ", "--rollout.state ")
         is_setting = text.partition(":")[0] in {setting.name for setting in fields(config.rollout)}
