@@ -75,6 +75,13 @@ EXAMS: tuple[Exam, ...] = (
         *LEROBOT,
     ),
     Exam(
+        "lerobot-service",
+        "LeRobot's asynchronous inference, by the service of `packages/understudy-lerobot-service`.",
+        "lerobot_service",
+        tuple(f"tests/async_inference/test_{name}.py" for name in ("e2e", "helpers", "policy_server", "robot_client")),
+        *LEROBOT,
+    ),
+    Exam(
         "mosaic",
         "Partitions, shuffles, mixtures and samplings of MosaicML Streaming, by `Order` and `batch_positions`.",
         "mosaic",
