@@ -33,7 +33,21 @@ WRITERS = (
 )
 """Test files of LeRobot that write datasets."""
 VERDICTS: Counter[str] = Counter()
-FAILURES: dict[str, str] = {}
+COLORS = "8-bit colours without a range, marked as depth: delivered as they are stored; LeRobot makes them float32"
+FAILURES = {
+    f"test_items_are_equal[{name}]": reason
+    for reason, names in {
+        COLORS: (
+            *(f"test_aggregate_datasets0/test_{part}" for part in ("0", "1", "aggr")),
+            *(f"test_aggregate_with_low_thresh0/small_{part}" for part in ("0", "1", "aggr")),
+            *(f"test_video_timestamps_regressi0/regression_{part}" for part in ("0", "1", "2", "aggr")),
+        ),
+        "images of mode RGB, marked as depth: refused, and the error says how to read them": tuple(
+            f"test_aggregate_image_datasets0/image_{part}" for part in ("0", "1", "aggr")
+        ),
+    }.items()
+    for name in names
+}
 
 
 def folders() -> list[Path]:
@@ -68,13 +82,16 @@ def open_theirs(root: Path) -> LeRobotDataset | None:
 
 
 def open_ours(root: Path) -> us.EpisodeDataset:
-    """Open a folder with depth in LeRobot's unit, or as stored where no unit is recorded."""
+    """Open a folder with depth in LeRobot's unit, or as stored where it is none; the first item is read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return us.EpisodeDataset(root, depth_unit="mm")
+            dataset = us.EpisodeDataset(root, depth_unit="mm")
+            dataset[0]
         except UnderstudyError:
-            return us.EpisodeDataset(root)
+            dataset = us.EpisodeDataset(root)
+            dataset[0]
+    return dataset
 
 
 def test_items_are_equal(folder: Path) -> None:

@@ -99,7 +99,7 @@ class Server:
 
 
 def serve(servicer: Any, server: Server) -> None:
-    """Tell the test which timesteps the service computed."""
+    """Note for the test the timesteps of which the service computed a chunk."""
 
     class Watched(Robot):
         async def take(self, seconds: float) -> Any:

@@ -82,6 +82,41 @@ EXAMS: tuple[Exam, ...] = (
         *LEROBOT,
     ),
     Exam(
+        "lerobot-policies",
+        "LeRobot's real-time chunking and normalization, on the arithmetic of understudy.",
+        "lerobot_policies",
+        (
+            *(
+                f"tests/policies/rtc/test_{name}.py"
+                for name in (
+                    "action_interpolator",
+                    "action_queue",
+                    "configuration_rtc",
+                    "debug_tracker",
+                    "latency_tracker",
+                    "modeling_rtc",
+                    "rtc_relative_actions",
+                )
+            ),
+            "tests/processor/test_normalize_processor.py",
+        ),
+        *LEROBOT[:3],
+        ("tests", "src/lerobot/policies/rtc"),
+        ("lerobot",),
+    ),
+    Exam(
+        "lerobot-main",
+        "Memory, training with given actions and moving averages of LeRobot's main branch, likewise.",
+        "lerobot_policies",
+        (
+            *(f"tests/policies/pi0_pi05/test_pi05_{name}.py" for name in ("memory", "training_time_rtc")),
+            "tests/training/test_ema.py",
+        ),
+        "huggingface/lerobot",
+        "7427f31801f944f5ec9ce53cda02862ce7d1638b",
+        packages=("lerobot", "transformers", "diffusers"),
+    ),
+    Exam(
         "mosaic",
         "Partitions, shuffles, mixtures and samplings of MosaicML Streaming, by `Order` and `batch_positions`.",
         "mosaic",
