@@ -37,7 +37,7 @@ from understudy import MasterWeights
 from understudy.cli.bench.measure import conditions
 from understudy.distributed.compile import missing_compiler
 from understudy.optim.adamw import Float32AdamW
-from understudy.optim.bf16_split import adamw_pointwise, join, split
+from understudy.optim.bf16_split import adamw_pointwise, as_tensor, join, split
 
 OBSERVED, ACTION, WIDTH = 16, 8, 256
 FINE_TUNE_LR = 2.5e-5
@@ -270,7 +270,8 @@ def master_mismatches(compiled: bool, device: torch.device, steps: int = 1000) -
     theirs = torch.optim.AdamW([truth], lr=1e-3, fused=True)
     pointwise = torch.compile(adamw_pointwise, fullgraph=True, dynamic=True)
     m, v = torch.zeros_like(start), torch.zeros_like(start)
-    one, lr = torch.ones((), device=device), torch.tensor(1e-3, dtype=torch.float64, device=device)
+    one = torch.ones((), device=device)
+    numbers = as_tensor(1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=1e-2, device=device)
     weight = start.clone()
     for step in range(steps):
         size = 10 ** (step % 7 - 4)
@@ -278,8 +279,7 @@ def master_mismatches(compiled: bool, device: torch.device, steps: int = 1000) -
         ours.step()
         if compiled:
             count = torch.full((), step + 1.0, device=device)
-            rest = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 1e-2}
-            weight, m, v = pointwise(weight, live.grad, m, v, count, lr, one, **rest)
+            weight, m, v = pointwise(weight, live.grad, m, v, count, one, numbers)
         else:
             truth.grad = live.grad.float()
             theirs.step()

@@ -1,18 +1,24 @@
 """The split storage: a bijection on all float32 words, and two forms of one AdamW step over it."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from understudy.distributed.compile import missing_compiler
+from understudy.optim import bf16_split
 from understudy.optim.bf16_split import (
     adamw_pointwise,
     adamw_split_,
     adamw_split_pointwise_,
-    compiled_step,
+    as_tensor,
+    compiled_step_,
     join,
     split,
 )
@@ -98,15 +104,19 @@ def one_weight() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 HYPER = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
 
 
+def hyper(lr: float, device: str = "cpu", **changed: float) -> Tensor:
+    return as_tensor(lr, **{**HYPER, **changed}, device=torch.device(device))
+
+
 def test_the_pointwise_step_is_the_same_adamw_to_rounding() -> None:
     hi, lo, grad, m, v = one_weight()
     theirs = [t.clone() for t in (hi, lo, m, v)]
     ours = [t.clone() for t in (hi, lo, m, v)]
     rest = (torch.tensor(0.5), torch.tensor(0.0))
     for step in range(1, 51):
-        t, lr = torch.tensor(float(step)), torch.tensor(1e-3 / step, dtype=torch.float64)
-        adamw_split_(theirs[0], theirs[1], grad, theirs[2], theirs[3], t, float(lr), *rest, **HYPER)
-        adamw_split_pointwise_(ours[0], ours[1], grad, ours[2], ours[3], t, lr, *rest, **HYPER)
+        t, lr = torch.tensor(float(step)), 1e-3 / step
+        adamw_split_(theirs[0], theirs[1], grad, theirs[2], theirs[3], t, lr, *rest, **HYPER)
+        adamw_split_pointwise_(ours[0], ours[1], grad, ours[2], ours[3], t, *rest, hyper(lr))
     torch.testing.assert_close(join(ours[0], ours[1]), join(theirs[0], theirs[1]), rtol=1e-5, atol=1e-8)
     torch.testing.assert_close(ours[2], theirs[2], rtol=1e-5, atol=1e-8)
     torch.testing.assert_close(ours[3], theirs[3], rtol=1e-5, atol=1e-8)
@@ -119,10 +129,9 @@ def check_pointwise(step_: Callable[..., None], arithmetic: Callable[..., Any], 
     generator = torch.Generator().manual_seed(4)
     for k in range(1, 1001):
         grad = (torch.randn(4096, generator=generator) * 10 ** (k % 7 - 4)).bfloat16().to(device)
-        scalars = (torch.tensor(float(k)), torch.tensor(1e-3 / k, dtype=torch.float64), torch.tensor(0.7))
-        scalars = tuple(t.to(device) for t in scalars)
-        step_(hi, lo, grad, m, v, *scalars, torch.zeros((), device=device), **HYPER)
-        weight, *moments = arithmetic(whole[0], grad, *whole[1:], *scalars, **HYPER)
+        scalars = tuple(torch.tensor(number, device=device) for number in (float(k), 0.7))
+        step_(hi, lo, grad, m, v, *scalars, torch.zeros((), device=device), hyper(1e-3 / k, device))
+        weight, *moments = arithmetic(whole[0], grad, *whole[1:], *scalars, hyper(1e-3 / k, device))
         whole = (weight, *moments)
     for mine, theirs in zip((join(hi, lo), m, v), whole):
         assert torch.equal(bits(mine), bits(theirs))
@@ -134,11 +143,10 @@ def test_the_pointwise_step_keeps_every_bit_of_its_own_arithmetic() -> None:
 
 @pytest.mark.gpu
 def test_the_compiled_step_keeps_every_bit_of_its_own_arithmetic() -> None:
-    check_pointwise(compiled_step(), torch.compile(adamw_pointwise, fullgraph=True, dynamic=True), "cuda")
+    check_pointwise(compiled_step_, torch.compile(adamw_pointwise, fullgraph=True, dynamic=True), "cuda")
 
 
-@pytest.mark.long
-def test_the_pointwise_step_is_one_graph_for_all_sizes_and_rates() -> None:
+def test_the_compiled_step_is_one_graph_for_all_shapes_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced whole, without running a compiler; a second graph would be a compilation in the middle of a run."""
     graphs = []
 
@@ -146,31 +154,57 @@ def test_the_pointwise_step_is_one_graph_for_all_sizes_and_rates() -> None:
         graphs.append(graph)
         return graph.forward
 
-    step_ = torch.compile(adamw_split_pointwise_, backend=keep, fullgraph=True, dynamic=True)
-    for size in (64, 300, 4096):
-        traced, plain = ([t[:size].clone() for t in one_weight()] for _ in range(2))
+    traced_step = torch.compile(adamw_split_pointwise_, backend=keep, fullgraph=True, dynamic=True)
+    monkeypatch.setattr(bf16_split, "compiled_pointwise", lambda: traced_step)
+    for shape, beta2 in (((64,), 0.95), ((30, 10), 0.999), ((4, 3, 5), 0.9), ((2, 3, 4, 5), 0.95), ((4096,), 0.0)):
+        size = torch.Size(shape).numel()
+        traced, plain = ([t[:size].clone().view(shape) for t in one_weight()] for _ in range(2))
         for k in (1, 2):
-            scalars = (
-                torch.tensor(float(k)),
-                torch.tensor(1e-3 / k, dtype=torch.float64),
-                torch.tensor(0.7),
-                torch.tensor(0.0),
-            )
-            step_(*traced, *scalars, **HYPER)
-            adamw_split_pointwise_(*plain, *scalars, **HYPER)
+            scalars = (torch.tensor(float(k)), torch.tensor(0.7), torch.tensor(0.0))
+            numbers = hyper(1e-3 / k, beta2=beta2, weight_decay=beta2 / 10)
+            compiled_step_(*traced, *scalars, numbers)
+            adamw_split_pointwise_(*plain, *scalars, numbers)
         assert all(torch.equal(a, b) for a, b in zip(traced, plain))
     assert len(graphs) == 1
+
+
+ONE_RUN = """
+import sys, torch
+from torch import nn
+from understudy.optim.adamw import Float32AdamW
+
+start = torch.randn(64, 9, generator=torch.Generator().manual_seed(0)) * 0.02
+weights = [nn.Parameter(start.bfloat16()) for _ in range(2)]
+betas = (0.9, float(sys.argv[1]))
+steps = [
+    Float32AdamW([("w", weight)], betas=betas, masters={"w": start}, compiled=compiled)
+    for weight, compiled in zip(weights, (False, True))
+]
+for k in range(5):
+    grad = (torch.randn(64, 9, generator=torch.Generator().manual_seed(k)) * 10.0 ** (k % 3 - 3)).bfloat16()
+    for weight, optimizer in zip(weights, steps):
+        weight.grad = grad.clone()
+        optimizer.step()
+first, second = (optimizer.master(weight) for weight, optimizer in zip(weights, steps))
+torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-7)
+"""
+
+
+@pytest.mark.long
+def test_a_run_never_steps_with_the_numbers_of_the_run_before(tmp_path: Path) -> None:
+    """Torch keeps compiled code on disk, and takes it for the next run even if a number that it was given differs."""
+    if problem := missing_compiler(torch.device("cpu")):
+        pytest.skip(problem)
+    for beta2 in ("0.95", "0.999"):
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+        subprocess.run([sys.executable, "-c", ONE_RUN, beta2], check=True, env=environment)
+    assert list(tmp_path.iterdir())  # the control: there is such a cache
 
 
 def test_the_pointwise_step_skips_bit_for_bit() -> None:
     hi, lo, _, m, v = one_weight()
     before = [t.clone() for t in (hi, lo, m, v)]
     grad = torch.full((4096,), float("inf")).bfloat16()
-    scalars = (
-        torch.tensor(0.0),
-        torch.tensor(1e-3, dtype=torch.float64),
-        torch.tensor(float("nan")),
-        torch.tensor(1.0),
-    )
-    adamw_split_pointwise_(hi, lo, grad, m, v, *scalars, **HYPER)
+    scalars = (torch.tensor(0.0), torch.tensor(float("nan")), torch.tensor(1.0))
+    adamw_split_pointwise_(hi, lo, grad, m, v, *scalars, hyper(1e-3))
     assert all(torch.equal(a, b) for a, b in zip((hi, lo, m, v), before))

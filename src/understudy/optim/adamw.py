@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from understudy.optim.bf16_split import adamw_split_, adamw_whole_, compiled_step, join, split_
+from understudy.optim.bf16_split import adamw_split_, adamw_whole_, as_tensor, compiled_step_, join, split_
 from understudy.optim.state import check_master, given_masters, in_order_of, local, named_parameters, refuse_foreign
 
 
@@ -178,17 +178,15 @@ class Float32AdamW(Optimizer):
         """Update bfloat16 parameters one by one, so that the temporary memory is one float32 parameter."""
         if not params:
             return
-        # For compiled code a tensor: a number would be compiled in, and the schedule changes it every step.
-        lr = torch.as_tensor(group["lr"], dtype=torch.float64).to(params[0].device, non_blocking=True)
+        hyper = as_tensor(group["lr"], **_hyper(group), device=params[0].device)
         for p in params:
             assert p.grad is not None
             state = self.state[p]
-            # A detached alias: compiled code must not touch the version of a leaf that requires grad.
             hi, lo, grad = local(p).detach(), local(state["lo"]), local(p.grad)
             m, v, count = local(state["exp_avg"]), local(state["exp_avg_sq"]), state["step"]
             if self._compiled:
-                flat = [t.view(-1) for t in (hi, lo, grad.contiguous(), m, v)]
-                compiled_step()(*flat, count, lr, scale, skip, **_hyper(group))
+                compiled_step_(hi, lo, grad.contiguous(), m, v, count, scale, skip, hyper)
+                torch.autograd.graph.increment_version(p)
             else:
                 adamw_split_(hi, lo, grad, m, v, count, group["lr"], scale, skip, **_hyper(group))
             self._versions[p] = local(p)._version

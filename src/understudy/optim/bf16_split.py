@@ -163,20 +163,16 @@ def adamw_pointwise(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     step: Tensor,
-    lr: Tensor,
     scale: Tensor,
-    *,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
+    hyper: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the float32 weight and moments after a step; pointwise arithmetic only.
 
-    Arguments as of `adamw_split_`, but lr is a 0-d float64 tensor. AdamW as in Loshchilov & Hutter 2019, algorithm 2,
-    with the bias corrections in float64. It rounds elsewhere than torch's kernel, so the two agree to rounding and not
-    to the bit.
+    Arguments as of `adamw_split_`, but `hyper` of `as_tensor`. AdamW as in Loshchilov & Hutter 2019, algorithm 2, with
+    the bias corrections in float64. It rounds elsewhere than torch's kernel, so the two agree to rounding and not to
+    the bit.
     """
+    lr, beta1, beta2, eps, weight_decay = hyper.unbind()
     g = grad.float() * scale
     m = exp_avg + (g - exp_avg) * (1 - beta1)
     v = exp_avg_sq * beta2 + g * g * (1 - beta2)
@@ -194,24 +190,42 @@ def adamw_split_pointwise_(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     step: Tensor,
-    lr: Tensor,
     scale: Tensor,
     skip: Tensor,
-    **hyper: float,
+    hyper: Tensor,
 ) -> None:
     """The step of `adamw_split_` as one pointwise expression, for `torch.compile`: join, `adamw_pointwise`, split.
 
     The split is exact: the same arithmetic on a float32 weight gives the same bits.
     """
     weight = join(hi, lo)
-    stepped, m, v = adamw_pointwise(weight, grad, exp_avg, exp_avg_sq, step, lr, scale, **hyper)
+    stepped, m, v = adamw_pointwise(weight, grad, exp_avg, exp_avg_sq, step, scale, hyper)
     stay = skip != 0
     exp_avg.copy_(torch.where(stay, exp_avg, m))
     exp_avg_sq.copy_(torch.where(stay, exp_avg_sq, v))
     split_(torch.where(stay, weight, stepped), hi, lo)
 
 
+def as_tensor(
+    lr: float, *, beta1: float, beta2: float, eps: float, weight_decay: float, device: torch.device
+) -> Tensor:
+    """The numbers of a step as one float64 tensor [5], in the order of these arguments.
+
+    Compiled code must not take them as numbers: torch's cache on disk serves code of one process to the next, with the
+    numbers of the first (torch 2.11 and 2.13).
+    """
+    values = (lr, beta1, beta2, eps, weight_decay)
+    # Written by the device: a copy from the host may wait for it.
+    return torch.stack([torch.full((), value, dtype=torch.float64, device=device) for value in values])
+
+
+def compiled_step_(*tensors: Tensor) -> None:
+    """`adamw_split_pointwise_`, compiled once for weights of any size and shape: the first five are contiguous."""
+    # One-dimensional tensors that are no views: a view is compiled again for each shape of its base.
+    flat = [tensor.view(-1).data for tensor in tensors[:5]]
+    compiled_pointwise()(*flat, *tensors[5:])
+
+
 @functools.cache
-def compiled_step() -> Callable[..., None]:
-    """`adamw_split_pointwise_`, compiled once for weights of any size: give it one-dimensional tensors."""
+def compiled_pointwise() -> Callable[..., None]:
     return torch.compile(adamw_split_pointwise_, fullgraph=True, dynamic=True)

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from understudy.policies.batch import to_device
 from understudy.policies.common.layers import Conv1d, Conv2d, Linear, group_norm, layer_norm
 
 FREQUENCY = 4.0  # deviation of a fresh phase in radians: from 4 on, sentences that differ in a word are unrelated
@@ -69,8 +70,8 @@ class TextEncoder(nn.Module):
             return self._encode(texts.to(device), dtype)
         distinct = sorted(set(texts))
         where = {text: row for row, text in enumerate(distinct)}
-        encoded = self._encode(byte_tokens(distinct, self.length).to(device), dtype)
-        return encoded[torch.tensor([where[text] for text in texts], device=device)]
+        encoded = self._encode(to_device(byte_tokens(distinct, self.length), device), dtype)
+        return encoded[to_device(torch.tensor([where[text] for text in texts]), device)]
 
     def _encode(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """Encode tokens [U, L] as [U, out]."""
