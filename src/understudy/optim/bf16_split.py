@@ -220,7 +220,7 @@ def as_tensor(
 
 
 def compiled_step_(*tensors: Tensor) -> None:
-    """`adamw_split_pointwise_`, compiled once for weights of any size and shape: the first five are contiguous."""
+    """Run `adamw_split_pointwise_`, compiled once for weights of any shape; the first five tensors are contiguous."""
     # One-dimensional tensors that are no views: a view is compiled again for each shape of its base.
     flat = [tensor.view(-1).data for tensor in tensors[:5]]
     compiled_pointwise()(*flat, *tensors[5:])
@@ -228,4 +228,5 @@ def compiled_step_(*tensors: Tensor) -> None:
 
 @functools.cache
 def compiled_pointwise() -> Callable[..., None]:
+    """`adamw_split_pointwise_`, compiled."""
     return torch.compile(adamw_split_pointwise_, fullgraph=True, dynamic=True)
