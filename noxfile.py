@@ -67,10 +67,11 @@ def exams(session: nox.Session) -> None:
         "expecttest",
         "parameterized",
         "portpicker",
+        "pyserial",  # LeRobot's robot client
         "pytest<9",  # marks on fixtures, as MosaicML Streaming has them
         "pytest-timeout",
         "-e",
-        ".[train,serve]",
+        ".[train,serve,demo]",
         "-e",
         "packages/understudy-lerobot-service",
     )

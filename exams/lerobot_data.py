@@ -13,7 +13,7 @@ from lerobot.datasets import compute_stats
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 import understudy as us
-from shared import accept_our_refusals, explain
+from shared import RowStatistics, accept_our_refusals, explain
 from understudy.cli.edit import EditConfig, make_plans
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.recorded_stats import aggregate
@@ -142,24 +142,8 @@ def reencode_dataset(dataset: LeRobotDataset, rgb_encoder: Any = None, num_worke
     return dataset
 
 
-class RunningQuantileStats:
-    """Their interface over `RunningStatistics`: rows of the last axis, and at least two of them."""
-
-    def __init__(self, quantile_list: Sequence[float] | None = None, num_quantile_bins: int = 5000) -> None:
-        self._statistics: RunningStatistics | None = None
-
-    def update(self, batch: np.ndarray) -> None:
-        rows = batch.reshape(-1, batch.shape[-1])
-        self._statistics = self._statistics or RunningStatistics(rows.shape[1:])
-        try:
-            self._statistics.add(rows)
-        except ValueError as error:
-            raise DatasetError(str(error)) from error
-
-    def get_statistics(self) -> dict[str, np.ndarray]:
-        if self._statistics is None or self._statistics.rows < 2:
-            raise DatasetError("fewer than two rows")
-        return self._statistics.result()
+class RunningQuantileStats(RowStatistics):
+    """Their name."""
 
 
 def get_feature_stats(array: np.ndarray, axis: Any, keepdims: bool) -> dict[str, np.ndarray]:

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from understudy.errors import UnderstudyError
+from understudy.data.stats.running import RunningStatistics
+from understudy.errors import DatasetError, UnderstudyError
 
 
 def explain(items: Iterable[pytest.Item], failures: Mapping[str, str], skips: Mapping[str, str] | None = None) -> None:
@@ -65,6 +67,26 @@ def accept_our_refusals() -> None:
 
 def _types(expected: Any) -> tuple[type[BaseException], ...]:
     return expected if isinstance(expected, tuple) else (expected,)
+
+
+class RowStatistics:
+    """`RunningStatistics` of rows of the last axis, at least two, with the interface of LeRobot's and OpenTau's."""
+
+    def __init__(self, *settings: Any, **named: Any) -> None:
+        self._statistics: RunningStatistics | None = None
+
+    def update(self, batch: np.ndarray) -> None:
+        rows = batch.reshape(-1, batch.shape[-1])
+        self._statistics = self._statistics or RunningStatistics(rows.shape[1:], keep=1 << 20)
+        try:
+            self._statistics.add(rows)
+        except ValueError as error:
+            raise DatasetError(str(error)) from error
+
+    def get_statistics(self) -> dict[str, np.ndarray]:
+        if self._statistics is None or self._statistics.rows < 2:
+            raise DatasetError("fewer than two rows")
+        return self._statistics.result()
 
 
 def publish(lines: list[str]) -> None:

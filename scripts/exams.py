@@ -176,11 +176,14 @@ EXAMS: tuple[Exam, ...] = (
     ),
     Exam(
         "opentau",
-        "Statistics of differences, norm heads and mixtures of OpenTau.",
+        "Statistics of differences, norm heads, mixtures, segments and past observations of OpenTau.",
         "opentau_names",
-        tuple(
-            f"tests/datasets/test_{name}.py"
-            for name in ("delta_action_stats", "norm_key_aggregation", "dataset_mixture")
+        (
+            *(
+                f"tests/datasets/test_{name}.py"
+                for name in ("delta_action_stats", "norm_key_aggregation", "dataset_mixture", "segment_lerobot_dataset")
+            ),
+            "tests/policies/test_pi05_mem.py",
         ),
         "TensorAuto/OpenTau",
         "4fe86d1348bfb3ece68e4e6e8f96ce1e6523238f",
@@ -191,7 +194,7 @@ EXAMS: tuple[Exam, ...] = (
         "Doctors and readers of others on datasets that `record`, `edit` and `segment` write.",
         "outputs",
         ("exams/doctors_test.py", "exams/readers_test.py"),
-        packages=("lerobot-doctor",),
+        packages=("lerobot-doctor", "lerobot", "lerobot-lancedb", "daft", "rerun-sdk"),
     ),
     Exam(
         "patients",
@@ -282,6 +285,8 @@ def run_exam(exam: Exam, arguments: list[str]) -> dict[str, Any]:
     sources = [str(ROOT / "exams"), str(folder), str(ROOT / "src")]
     environment = {"PYTHONPATH": os.pathsep.join(sources), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     environment |= {"EXAM_FACTS": str(PLACE / f"{exam.name}.facts.json"), "MKL_NUM_THREADS": "1", "HOME": str(PLACE)}
+    if "lerobot-lancedb" in exam.packages:
+        environment["LD_LIBRARY_PATH"] = str(link_ffmpeg(folder / "ffmpeg"))
     environment |= {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "VIRTUAL_ENV") if name in os.environ}
     Path(environment["EXAM_FACTS"]).unlink(missing_ok=True)
     status = subprocess.run(command, cwd=folder, env=environment).returncode
@@ -316,6 +321,16 @@ def extract(exam: Exam, folder: Path) -> None:
     with tarfile.open(archive) as opened:
         opened.extractall(folder, filter="data")
     archive.unlink()
+
+
+def link_ffmpeg(folder: Path) -> Path:
+    """Link the libraries of PyAV by the names under which torchcodec looks for an FFmpeg of the system."""
+    folder.mkdir()
+    for library in Path(str(importlib.metadata.distribution("av").locate_file("av.libs"))).iterdir():
+        folder.joinpath(library.name).symlink_to(library)
+        if plain := re.fullmatch(r"(\w+)-\w+(\.so\.\d+)\.[\d.]+", library.name):
+            folder.joinpath("".join(plain.groups())).symlink_to(library)
+    return folder
 
 
 def counts(junit: Path) -> dict[str, Any]:
