@@ -440,13 +440,13 @@ FAULTS: dict[str, Fault] = {
         ("statistics", ACTION),
     ),
     "degrees against radians": fault(
-        "-",
+        "leisaac #136",
         lambda sets: (lerobot(sets.folder()), sets.dataset(stats={STATE: IN_RADIANS, ACTION: IN_RADIANS})),
         ("radians", STATE),
         ("radians", ACTION),
     ),
     "dimensions in another order": fault(
-        "-",
+        "lerobot #4416, #4452",
         lambda sets: (ours(sets.folder()), sets.dataset("reversed", names=JOINTS[::-1])),
         ("dimension order", STATE),
         ("dimension order", ACTION),
@@ -458,7 +458,7 @@ FAULTS: dict[str, Fault] = {
         ("dimension order", ACTION),
     ),
     "transposed images": fault(
-        "-",
+        "lerobot #839",
         lambda sets: (lerobot(sets.folder()), edit(sets.dataset(), "meta/info.json", transpose)),
         ("transposed", FRONT),
     ),
@@ -474,13 +474,13 @@ FAULTS: dict[str, Fault] = {
         ("orientation", WRIST),
     ),
     "BGR": fault(
-        "-",
+        "openpi #293",
         policy_and(lambda path: robot(path, cameras=each_camera(facts(), color="BGR"))),
         ("color order", FRONT),
         ("color order", WRIST),
     ),
     "cameras exchanged": fault(
-        "-",
+        "strands-labs #517, genie_sim #146",
         policy_and(lambda path: robot(path, cameras=cameras_as(front="wrist", wrist="front"))),
         ("swapped cameras", FRONT),
         ("swapped cameras", WRIST),
@@ -501,12 +501,12 @@ FAULTS: dict[str, Fault] = {
         ("delta", ACTION),
     ),
     "centimetres against degrees": fault(
-        "-",
+        "robot-control-stack #60",
         policy_and(lambda path: robot(path, state=joined(STATE_FACTS, units=("cm",) * 5 + ("1",)))),
         ("units", STATE),
     ),
     "frame of the tool": fault(
-        "-",
+        "robosuite #819",
         policy_and(lambda path: robot(path, action=joined(ACTION_FACTS, frame="tool"))),
         ("frame", ACTION),
     ),
@@ -521,13 +521,13 @@ FAULTS: dict[str, Fault] = {
         ("instruction", "task"),
     ),
     "prompt and tokenizer of another policy": fault(
-        "-",
+        "openvla #104",
         lambda sets: (ours(sets.folder()), ours(sets.folder(), facts(prompt="plain", tokenizer="b" * 64))),
         ("prompt", "task"),
         ("tokenizer", "task"),
     ),
     "server of other weights": fault(
-        "-", lambda sets: (ours(sets.folder()), ours(sets.folder(), seed=1)), ("weights", "")
+        "moveit_pro_example_ws #979", lambda sets: (ours(sets.folder()), ours(sets.folder(), seed=1)), ("weights", "")
     ),
 }
 

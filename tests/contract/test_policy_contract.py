@@ -16,6 +16,7 @@ from support.runs import tiny_config, tiny_dataset
 from understudy.contract.declared import declare
 from understudy.contract.facts import read_contract
 from understudy.contract.mismatch import ContractError, ContractWarning
+from understudy.errors import ConfigError
 from understudy.policies.inference import RobotPolicy
 from understudy.train import run
 
@@ -160,5 +161,5 @@ def test_a_damaged_contract_is_an_error(trained: Path, tmp_path: Path) -> None:
     stored = json.loads((folder / "contract.json").read_text())
     for damage in ({**stored, "version": 9}, {**stored, "robots": {"a": {}}}, []):
         (folder / "contract.json").write_text(json.dumps(damage))
-        with refused("contract.json", kind=ValueError):
+        with refused("contract.json", kind=ConfigError):
             us.load_policy(folder)

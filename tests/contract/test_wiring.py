@@ -49,6 +49,7 @@ def test_the_faults_of_the_threads_are_all_planted() -> None:
     threads = " ".join(planted.thread for planted in wiring.FAULTS.values())
     named = ("#4415", "#4647", "#4577", "#4578", "#4846", "#1025", "#6069", "#1046", "#414", "#912", "#1012")
     assert [thread for thread in named if thread not in threads] == []
+    assert all("#" in planted.thread for planted in wiring.FAULTS.values())
     assert len(wiring.FAULTS) >= 24
     assert len(wiring.RIGHT) >= 12
 

@@ -16,12 +16,15 @@ from support.refusals import refused, warned
 from support.runs import tiny_config
 from understudy.cli.record import RecordConfig, record
 from understudy.cli.runs import rollout as rollout_run
+from understudy.cli.why import WhyConfig, why
 from understudy.config.rollout import Play, RolloutConfig, RolloutEvery
 from understudy.config.train import DataConfig, TrainConfig
+from understudy.contract.facts import write_contract
 from understudy.contract.mismatch import ContractWarning
 from understudy.errors import ConfigError
 from understudy.policies.draws import RandomSpec
 from understudy.rollout.adapter import EnvAdapter
+from understudy.rollout.env_contract import env_contract
 from understudy.rollout.files import write_result
 from understudy.rollout.play import rollout, rollout_saved_policy
 from understudy.rollout.result import PROMPT, Episode, RolloutResult, wilson_interval
@@ -313,6 +316,20 @@ def test_the_verb_plays_the_policy_of_a_run(tmp_path: Path, capsys: pytest.Captu
     ):
         with refused(told, kind=ConfigError):
             rollout_run(RolloutConfig(**{**vars(asked), **wrong}))
+    with refused("rollouts", kind=ConfigError):
+        why(WhyConfig(paths=(str(tmp_path),)))  # the policy has no contract, so its rollouts have no trace
+    stated = env_contract(TabletopEnv(16))
+    slow = {"": replace(stated.robots[""], fps=3.0)}
+    write_contract(tmp_path / "policy" / "contract.json", replace(stated, robots=slow, kind="policy"))
+    with warned("rate", kind=ContractWarning):
+        rollout_run(asked)
+    assert (tmp_path / "rollouts" / "tabletop-seed0.json").read_text() == content
+    for path in (tmp_path, tmp_path / "rollouts" / "tabletop-seed0.json"):
+        capsys.readouterr()
+        why(WhyConfig(paths=(str(path),)))
+        assert capsys.readouterr().out.startswith("rate")
+    rows = (tmp_path / "rollouts" / "tabletop-seed0.jsonl").read_text().splitlines()[1:]
+    assert {json.loads(row)["robot"] for row in rows} == {f"environment {number}" for number in range(3)}
 
 
 def test_a_run_without_a_policy_is_named(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def contract(config: ContractConfig) -> int:
         if config.json:
             print(json.dumps({"contract": first.to_json(), "faults": list(map(_plain, faults)), "open": open_facts}))
         else:
-            print("\n".join([*_describe(first), *_list(faults), *_open(open_facts)]))
+            _print([*_describe(first), *_list(faults), *_open(open_facts)])
         return FOUND if faults else 0
     try:
         faults = compare_contracts(first, second, config.head)
@@ -79,7 +79,7 @@ def contract(config: ContractConfig) -> int:
         motion = [{**asdict(fact), "power": None if isnan(fact.power) else fact.power} for fact in undecided]
         print(json.dumps({"mismatches": list(map(_plain, faults)), "in_motion": motion}))
     else:
-        print("\n".join([*(_list(faults) or ["no contradiction"]), *map(str, undecided)]))
+        _print([*(_list(faults) or ["no contradiction"]), *map(str, undecided)])
     return FOUND if faults else 0
 
 
@@ -89,7 +89,7 @@ def read_any(path: str, config: ContractConfig) -> "Contract":
     Raises:
         ConfigError: it is nothing that has one, or a file is damaged.
     """
-    from understudy.contract.facts import Contract
+    from understudy.contract.facts import read_file
     from understudy.policies.folder_contract import read_policy_contract
     from understudy.policies.policy_folder import find
 
@@ -102,13 +102,15 @@ def read_any(path: str, config: ContractConfig) -> "Contract":
 
             return env_contract(open_env(path), replan=config.replan)
         if Path(path).is_file():
-            return Contract.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+            return read_file(Path(path))
         if (Path(path) / "meta" / "info.json").is_file() or path.startswith("hf://datasets/"):
             from understudy.train.data.input_contract import dataset_contract
 
             return dataset_contract(path, config.images if len(config.paths) > 1 else 0)
         if (read := read_policy_contract(find(path))) is not None:
             return read
+    except ConfigError:
+        raise
     except (ValueError, ImportError, FileNotFoundError) as error:
         raise ConfigError(f"{path}: {error}") from error
     raise ConfigError(f"{path}: no policy, dataset, environment, server or file with a contract; name one of them")
@@ -131,6 +133,12 @@ def _of_server(url: str) -> "Contract":
             "the server sends no contract: its policy has none, or it is another one than `understudy serve`"
         )
     return Contract.from_json(stored)
+
+
+def _print(lines: Sequence[str]) -> None:
+    from understudy.contract.mismatch import printable
+
+    print("\n".join(printable(line, 100_000) for line in lines))
 
 
 def _plain(fault: "Mismatch") -> dict[str, str]:

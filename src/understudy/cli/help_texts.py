@@ -117,7 +117,7 @@ EXAMPLES = {
         "understudy serve runs/table --lerobot-port 8080",
     ),
     "contract": ("understudy contract runs/table data/other", "understudy contract policies/act robot.json --json"),
-    "why": ("understudy why trace.jsonl",),
+    "why": ("understudy why runs/table", "understudy why policies/act trace.jsonl"),
     "replay": ("understudy replay runs/table", "understudy replay runs/table --episode 12 --contract strict --json"),
     "edit": (
         "understudy edit data/table data/red --where '\"red\" in task'",

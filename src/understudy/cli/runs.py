@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
 
 from understudy.atomic import refuse_existing
@@ -103,7 +105,7 @@ def validate(config: ValidateConfig) -> None:
 
 
 def rollout(config: RolloutConfig) -> int:
-    """Run a policy in an environment; print success per task, write results and images to the run's rollouts/."""
+    """Run a policy in an environment; print success per task, write results, images and a trace to rollouts/."""
     import torch
 
     from understudy.rollout.files import write_result
@@ -120,8 +122,12 @@ def rollout(config: RolloutConfig) -> int:
         if not settings.mode_weights()["policy"]:
             raise ConfigError(f"{run.root}: the run trained no policy to act: its mode is {settings.mode}")
         data, sources = settings.data, run.read_record().get("sources")
-    result = rollout_saved_policy(run.policy, data, sources, config, config.swap_text, config.films)
-    where = write_result(result, run.root / "rollouts")
+    with TemporaryDirectory() as folder:
+        trace = Path(folder, "trace.jsonl")
+        result = rollout_saved_policy(run.policy, data, sources, config, config.swap_text, config.films, trace)
+        where = write_result(result, run.root / "rollouts")
+        if trace.exists():
+            shutil.move(trace, where.with_suffix(".jsonl"))
     print(f"results and images: {where}")
     print(result.table())
     return 0

@@ -1,6 +1,6 @@
-"""`understudy why TRACE`: why a policy does not grasp, of the trace of a server or a replay."""
+"""`understudy why [POLICY] TRACE`: why a policy does not grasp, of the trace of a rollout, a server or a replay."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from understudy.config.declare import Positional
@@ -9,29 +9,56 @@ from understudy.errors import ConfigError
 
 @dataclass(frozen=True)
 class WhyConfig:
-    """Errors per phase and joint, gripper transitions, likelihood of states and images, and ages of observations."""
+    """Contradictions, errors per phase and joint, transitions of the gripper, likelihood of states and images, ages."""
 
-    trace: Positional[str] = ""
-    """File of `understudy serve --trace` or `replay --trace`."""
+    paths: Positional[tuple[str, ...]] = ()
+    """A trace: the file of `serve --trace` or `replay --trace`, a result in a run's rollouts/, or a run, whose latest
+    rollout it is. Before it a policy of any tool, with whose contract the states are compared in place of that of the
+    trace."""
+    head: str = ""
+    """Norm head of that policy, where it has several."""
     page: str = ""
     """HTML page to write; the default is the file with the suffix .html."""
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        return [] if self.trace else ["trace: required, the file of a trace: understudy why TRACE"]
+        return [] if 1 <= len(self.paths) <= 2 else ["paths: required, a trace: understudy why [POLICY] TRACE"]
+
+
+def find_trace(path: Path) -> Path:
+    """Return the file of a trace: of a rollout's result, or of the latest rollout of a run.
+
+    Raises:
+        ConfigError: the run has none.
+    """
+    if not path.is_dir():
+        return path.with_suffix(".jsonl") if path.suffix == ".json" else path
+    traces = sorted(path.glob("rollouts/*.jsonl"), key=lambda file: file.stat().st_mtime)
+    if not traces:
+        raise ConfigError(f"trace: {path}/rollouts has none; record one: understudy rollout {path}")
+    return traces[-1]
 
 
 def why(config: WhyConfig) -> None:
     """Write the page, and print its findings."""
+    from understudy.cli.contract import ContractConfig, read_any
     from understudy.contract.trace import diagnose
     from understudy.report.page import refuse_foreign, write_page
     from understudy.report.why import findings, why_page
 
-    page = Path(config.page or Path(config.trace).with_suffix(".html"))
+    trace = find_trace(Path(config.paths[-1]))
+    page = Path(config.page or trace.with_suffix(".html"))
     refuse_foreign(page)
+    policy = None
+    if len(config.paths) > 1:
+        policy = read_any(config.paths[0], ContractConfig(paths=config.paths[:1]))
+        robots = {name: robot for name, robot in policy.robots.items() if config.head in ("", name)}
+        if len(robots) != 1:
+            raise ConfigError(f"head: {config.head!r}: {config.paths[0]} has {', '.join(policy.robots)}; name one")
+        policy = replace(policy, robots=robots)
     try:
-        diagnosis = diagnose(config.trace)
+        diagnosis = diagnose(trace, policy)
     except (ValueError, OSError) as error:
         raise ConfigError(f"trace: {error}") from error
-    write_page(page, why_page(diagnosis, Path(config.trace).stem))
+    write_page(page, why_page(diagnosis, trace.stem))
     print("\n".join([*findings(diagnosis), str(page)]))

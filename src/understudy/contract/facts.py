@@ -6,7 +6,10 @@ A fact that was neither stated nor measured is `unknown` in the file, and never 
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
@@ -16,6 +19,7 @@ import numpy as np
 
 from understudy.contract.camera_print import CameraPrint
 from understudy.contract.mismatch import Mismatch
+from understudy.errors import ConfigError
 
 FILE = "contract.json"
 VERSION = 2
@@ -23,6 +27,43 @@ UNKNOWN = "unknown"
 Kind = Literal["policy", "dataset", "robot", "environment"]
 """Whose contract it is; a server has that of its policy."""
 FIGURES = ("mean", "std", "min", "max", "q01", "q99")
+SCHEMA: Mapping[str, Any] = json.loads(Path(__file__).with_name("contract.schema.json").read_text(encoding="utf-8"))
+_TYPES = {"object": dict, "array": list, "string": str, "integer": int, "number": int | float, "null": NoneType}
+_RULES: Mapping[str, Callable[[Any, Any], object]] = {
+    "type": lambda value, name: isinstance(value, _TYPES[name]) and not isinstance(value, bool),
+    "const": operator.eq,
+    "enum": lambda value, values: value in values,
+    "pattern": lambda value, pattern: re.search(pattern, value),
+    "minimum": operator.ge,
+    "maximum": operator.le,
+    "exclusiveMinimum": operator.gt,
+    "minLength": lambda value, least: len(value) >= least,
+    "minItems": lambda value, least: len(value) >= least,
+    "maxItems": lambda value, most: len(value) <= most,
+    "required": lambda value, names: set(names) <= set(value),
+}
+"""Keyword of contract.schema.json -> whether a value obeys it."""
+
+
+def check_plain(value: Any, rule: Mapping[str, Any] = SCHEMA, place: str = "the contract") -> None:
+    """Raise ValueError where plain values break a rule of contract.schema.json, for the first of them."""
+    rule = SCHEMA["$defs"][rule["$ref"].rpartition("/")[2]] if "$ref" in rule else rule
+    if "anyOf" in rule:
+        stated, unknown = rule["anyOf"]
+        with suppress(ValueError):
+            return check_plain(value, unknown, place)
+        return check_plain(value, stated, place)
+    for keyword, obeys in _RULES.items():
+        if keyword in rule and not obeys(value, rule[keyword]):
+            raise ValueError(f"{place} is {value!r:.60}; the rule is {keyword}: {rule[keyword]!s:.200}")
+    if "properties" in rule or "additionalProperties" in rule:
+        for key, part in value.items():
+            inner = rule.get("properties", {}).get(key, rule.get("additionalProperties", {}))
+            if inner is False:
+                raise ValueError(f"{place} has the key {key!r:.60}; it has {', '.join(rule['properties'])}")
+            check_plain(part, inner, f"{place}.{key}".removeprefix("the contract."))
+    for number, part in enumerate(value if "items" in rule else ()):
+        check_plain(part, rule["items"], f"{place}[{number}]")
 
 
 class Facts:
@@ -34,7 +75,7 @@ class Facts:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """Read plain values. Raises ValueError, KeyError, TypeError or AttributeError for others."""
+        """Read plain values that obey the schema. Raises ValueError for others."""
         hints = get_type_hints(cls)
         return cls(**{f.name: _from_plain(hints[f.name], stored[f.name]) for f in fields(cls)})  # type: ignore[arg-type]
 
@@ -59,8 +100,7 @@ def _from_plain(kind: Any, stored: Any) -> Any:
     if NoneType in inner:
         return None if stored is None or unknown else _from_plain(inner[0], stored)
     if origin is tuple:
-        kinds = (inner[0],) * (len(stored) if inner[1] is Ellipsis else 2)
-        return () if unknown else tuple(_from_plain(*pair) for pair in zip(kinds, stored, strict=True))
+        return () if unknown else tuple(_from_plain(inner[0], part) for part in stored)
     if origin is not None:
         return {} if unknown else {str(key): _from_plain(inner[1], part) for key, part in stored.items()}
     if unknown:
@@ -347,19 +387,12 @@ class Contract:
         Raises:
             ValueError: another version, or a value that is missing or has another type.
         """
-        if stored.get("version") != VERSION:
-            raise ValueError(
-                f"version {stored.get('version')!r}: this release reads {VERSION}, of policies that it trained"
-            )
-        try:
-            if stored["kind"] not in get_args(Kind):
-                raise ValueError(f"kind {stored['kind']!r}: must be one of {', '.join(get_args(Kind))}")
-            robots = {str(head): RobotFacts.from_json(facts) for head, facts in stored["robots"].items()}
-            faults = tuple(Mismatch(**fault) for fault in stored["faults"])
-            weights = _from_plain(str, stored["weights"])
-            return cls(robots, dict(stored["provenance"]), stored["kind"], weights, faults)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from error
+        if isinstance(stored, dict):
+            check_plain(stored.get("version"), SCHEMA["properties"]["version"], "version")
+        check_plain(stored)
+        robots = {head: RobotFacts.from_json(facts) for head, facts in stored["robots"].items()}
+        faults = tuple(Mismatch(**fault) for fault in stored["faults"])
+        return cls(robots, stored["provenance"], stored["kind"], _from_plain(str, stored["weights"]), faults)
 
     def unknowns(self) -> list[str]:
         """List the facts that the contract leaves open, as places in the file: `robots.arm.state.units`."""
@@ -382,21 +415,17 @@ def write_contract(path: Path, contract: Contract | Mapping[str, Any]) -> None:
 
 
 def read_contract(folder: Path) -> Contract | None:
-    """Read the contract of a policy folder; None where there is none.
+    """Read the contract of a policy folder; None where there is none. Raises ConfigError for a damaged file."""
+    return read_file(folder / FILE) if (folder / FILE).is_file() else None
 
-    Raises:
-        ValueError: the file is damaged.
-    """
-    path = folder / FILE
-    if not path.is_file():
-        return None
+
+def read_file(path: Path) -> Contract:
+    """Read a file with a contract. Raises ConfigError for a damaged one."""
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(stored, dict):
-            raise ValueError(f"a {type(stored).__name__}, expected an object")
-        return Contract.from_json(stored)
-    except (ValueError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        return Contract.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, RecursionError) as error:
+        fix = "repair it, or write it again with `understudy export` or `understudy contract PATH --output FILE`"
+        raise ConfigError(f"{path}: {error}; {fix}") from error
 
 
 def _lines(value: Any, indent: int = 0) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from understudy.batch_keys import PROMPT_METADATA
-from understudy.contract.camera_print import Explanation, explain_grids, explanations, shrink
+from understudy.contract.camera_print import CameraPrint, Explanation, explain_grids, explanations, shrink
 from understudy.contract.facts import CameraFacts, Contract
 from understudy.contract.mismatch import REMEDIES, Mismatch, printable
 from understudy.contract.numbers import NUMBER_KINDS, explain_numbers, outside
@@ -58,7 +58,8 @@ class ObservationCheck:
         cameras = self._facts.cameras.items()
         states = {name: robot.state for name, robot in contract.robots.items() if name != head}
         self._others = {name: state for name, state in states.items() if state is not None}
-        self._prints = {key: camera.look for key, camera in cameras if camera.look is not None}
+        prints = {key: camera.look for key, camera in cameras if camera.look is not None}
+        self._prints = {key: (print_, explanations(key, prints)) for key, print_ in prints.items()}
         self.reset()
 
     def reset(self) -> None:
@@ -66,7 +67,7 @@ class ObservationCheck:
         self._reported: set[tuple[str, str]] = set()
         self._is_absurd = False
         self._states: deque[np.ndarray] = deque(maxlen=_MOST_SEEN)
-        self._looks = {key: _Look(key, self._prints) for key in self._prints}
+        self._looks = {key: _Look(*parts) for key, parts in self._prints.items()}
         self._images: dict[str, tuple[bytes, int, np.ndarray | None]] = {}  # digest, how often in a row, state then
         self._times: deque[float] = deque(maxlen=1)
 
@@ -210,9 +211,8 @@ class ObservationCheck:
 class _Look:
     """Misfits of one camera's images under each explanation."""
 
-    def __init__(self, key: str, prints: Mapping[str, Any]) -> None:
-        self._print = prints[key]
-        self._explanations: Mapping[Explanation, Callable[[np.ndarray], float]] = explanations(key, prints)
+    def __init__(self, print_: CameraPrint, misfits: Mapping[Explanation, Callable[[np.ndarray], float]]) -> None:
+        self._print, self._explanations = print_, misfits
         self._grids: deque[np.ndarray] = deque(maxlen=LEAST_SEEN)
         self._misfits: deque[float] = deque(maxlen=_MOST_SEEN)
         self._seen = 0

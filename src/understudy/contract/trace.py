@@ -4,8 +4,9 @@ The first line has the contract of the policy, the others a prediction each (`Tr
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import numpy as np
 
 from understudy.contract.camera_print import shrink
 from understudy.contract.facts import Contract, RobotFacts, VectorFacts
+from understudy.contract.mismatch import Mismatch
 from understudy.contract.numbers import log_likelihood
+from understudy.contract.observed import ObservationCheck
 
 PHASES = ("approach", "closing", "closed", "opening", "after")
 _NEAR_S = 0.5  # seconds around a transition of the gripper that belong to it
@@ -30,6 +33,8 @@ class TraceWriter:
 
     def __init__(self, path: str | Path, contract: Contract, head: str) -> None:
         self._facts = contract.robots[head]
+        self._new_check = partial(ObservationCheck, contract, head)
+        self._robots: dict[str, tuple[int, ObservationCheck]] = {}
         self._file = Path(path).open("x", encoding="utf-8")  # noqa: SIM115
         self._write(replace(contract, robots={head: self._facts}).to_json())
 
@@ -42,7 +47,7 @@ class TraceWriter:
         age_s: float = 0.0,
         recorded: np.ndarray | None = None,
     ) -> None:
-        """Add a prediction.
+        """Add a prediction, with the differences of its observation from training; step 0 begins an episode.
 
         Args:
             robot: name of the robot or episode.
@@ -62,9 +67,15 @@ class TraceWriter:
                 misfits[key] = camera.look.misfit(
                     shrink(pixels if pixels.shape[-1] == 3 else pixels.transpose(1, 2, 0))
                 )
+        last, check = self._robots.get(robot) or (step, self._new_check())
+        if step < last:
+            check.reset()
+        self._robots[robot] = step, check
+        inputs = {key: value for key, value in observation.items() if key in self._facts.input_keys}
+        about = {"misfits": misfits, "mismatches": list(map(vars, check.look(inputs))), "task": observation.get("task")}
         numbers = {"state": seen, "actions": actions, "recorded": recorded}
         plain = {name: None if value is None else np.asarray(value, float).tolist() for name, value in numbers.items()}
-        self._write({"robot": robot, "step": step, "age_s": age_s, "misfits": misfits, **plain})
+        self._write({"robot": robot, "step": step, "age_s": age_s, **about, **plain})
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line) + "\n")
@@ -90,6 +101,7 @@ class Diagnosis:
 
     Attributes:
         facts: the policy's robot.
+        mismatches: contradictions in files, then of observations, each kind and key once, with the place of the first.
         errors: phase -> mean absolute error of each action dimension against the recording, float64 (A,).
         transitions: by gripper; none where the contract names no gripper; `recorded` is 0 where no action was recorded.
         steps: control step of each prediction, of all robots one after the other.
@@ -100,6 +112,7 @@ class Diagnosis:
     """
 
     facts: RobotFacts
+    mismatches: Sequence[tuple[str, Mismatch]]
     errors: Mapping[str, np.ndarray]
     transitions: Mapping[str, Transitions]
     steps: np.ndarray
@@ -109,30 +122,58 @@ class Diagnosis:
     ages_s: np.ndarray
 
 
-def diagnose(path: str | Path) -> Diagnosis:
+def diagnose(path: str | Path, policy: Contract | None = None) -> Diagnosis:
     """Read a trace.
 
+    Args:
+        path: the file.
+        policy: contract of one robot to compare with, except for its images; None: that of the trace.
+
     Raises:
-        ValueError: the file is no trace, or has no prediction.
+        ValueError: the file is no trace, or has no prediction; or its numbers are not as many as those of the contract.
     """
     try:
         *lines, _ = Path(path).read_text(encoding="utf-8").split("\n")  # a killed server tears its last line
         head, *rows = map(json.loads, lines)
-        ((_, facts),) = Contract.from_json(head).robots.items()
+        contract = policy or Contract.from_json(head)
+        ((_, facts),) = contract.robots.items()
         if not rows:
             raise ValueError("it has no prediction")
-        played = list(map(_executed, _episodes(rows)))
+        episodes = _episodes(rows)
+        mismatches = list(_mismatches(episodes, None if policy is None else replace(facts, cameras={})))
+        played = list(map(_executed, episodes))
         states = [np.array(row["state"], float) for row in rows if row["state"] is not None]
+        for vector, values in ((facts.state, states), (facts.action, [actions for actions, _ in played])):
+            if vector is not None and vector.width and any(vector.width != part.shape[-1] for part in values):
+                raise ValueError(f"{vector.key} of the contract has {vector.width} numbers, and the trace others")
         looks = {key: camera.look for key, camera in facts.cameras.items() if camera.look is not None}
-        misfits = {key: np.array([row["misfits"].get(key, np.nan) for row in rows]) for key in looks}
+        misfits = {key: np.array([row["misfits"].get(key, np.nan) for row in rows], float) for key in looks}
         ages = np.array([row["age_s"] for row in rows], float)
-        steps = np.array([row["step"] for row in rows])
-    except (KeyError, TypeError, AttributeError) as error:
+        steps = np.array([row["step"] for row in rows], int)
+        likelihood, outside = _states(states, facts.state)
+        errors, transitions = _actions(played, facts)
+    except (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} is no trace: {error!r}") from error
     usual = {key: values / max(looks[key].most, 1e-9) for key, values in misfits.items()}
-    likelihood, outside = _states(states, facts.state)
-    errors, transitions = _actions(played, facts)
-    return Diagnosis(facts, errors, transitions, steps, likelihood, outside, usual, ages)
+    first: dict[tuple[str, str], tuple[str, Mismatch]] = {}
+    for place, mismatch in (*(("", fault) for fault in contract.faults), *mismatches):
+        first.setdefault((mismatch.kind, mismatch.key), (place, mismatch))
+    return Diagnosis(facts, list(first.values()), errors, transitions, steps, likelihood, outside, usual, ages)
+
+
+def _mismatches(
+    episodes: Sequence[Sequence[Mapping[str, Any]]], facts: RobotFacts | None
+) -> Iterator[tuple[str, Mismatch]]:
+    """Differences of observations from training, with their places: as they were written, or from other `facts`."""
+    check = ObservationCheck(Contract({"": facts}), "") if facts is not None else None
+    for rows in episodes:
+        if check is not None:
+            check.reset()
+        for row in rows:
+            seen = {"observation.state": row["state"], "task": row["task"]}
+            seen = {key: value for key, value in seen.items() if value is not None}
+            for mismatch in check.look(seen) if check is not None else (Mismatch(**m) for m in row["mismatches"]):
+                yield f"{row['robot']}, step {row['step']}: ", mismatch
 
 
 def _episodes(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:

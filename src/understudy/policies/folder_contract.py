@@ -3,7 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from understudy.contract.facts import Contract, read_contract
+from understudy.contract.facts import Contract, check_plain, read_contract
+from understudy.errors import ConfigError
 from understudy.policies.common.lerobot_processors import read_object
 from understudy.policies.contracts.groot import METADATA, read_groot_contract
 from understudy.policies.contracts.lerobot import read_lerobot_contract
@@ -19,7 +20,7 @@ def read_policy_contract(folder: Path) -> Contract | None:
         folder: the folder, or a run directory that holds one.
 
     Raises:
-        ValueError, ConfigError: a file is damaged.
+        ValueError: a file is damaged.
     """
     if not (folder / "config.json").is_file() and (folder / "policy" / "config.json").is_file():
         folder = folder / "policy"
@@ -31,10 +32,17 @@ def read_policy_contract(folder: Path) -> Contract | None:
             )
         return contract
     config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
-    if (folder / METADATA).is_file():
-        return read_groot_contract(folder)
-    if "input_features" in config:
-        return read_lerobot_contract(folder)
-    if openpi_files(folder) or (folder / "params").is_dir() or "action_horizon" in config:
-        return read_openpi_contract(folder)
-    return None
+    try:
+        if (folder / METADATA).is_file():
+            contract = read_groot_contract(folder)
+        elif "input_features" in config:
+            contract = read_lerobot_contract(folder)
+        elif openpi_files(folder) or (folder / "params").is_dir() or "action_horizon" in config:
+            contract = read_openpi_contract(folder)
+        else:
+            return None
+        check_plain(contract.to_json())
+        return contract
+    except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
+        fix = "download or export the policy again"
+        raise ConfigError(f"{folder}: a file is not as its tool writes it: {error!r}; {fix}") from error

@@ -11,8 +11,8 @@ _OUTSIDE = 0.05  # share of the states
 
 
 def findings(diagnosis: Diagnosis) -> list[str]:
-    """List the conspicuous figures of a trace, the most telling first, in one line each."""
-    lines = []
+    """List the contradictions of a trace, then its conspicuous figures, in one line each."""
+    lines = [f"{place}{mismatch}" for place, mismatch in diagnosis.mismatches]
     for name, turns in diagnosis.transitions.items():
         if turns.matched < turns.recorded:
             lines.append(

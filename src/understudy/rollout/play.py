@@ -19,6 +19,7 @@ from understudy.contract.compare import compare_contracts
 from understudy.contract.facts import Contract, RobotFacts, read_contract
 from understudy.contract.mismatch import Mismatch
 from understudy.contract.observed import compare_size
+from understudy.contract.trace import TraceWriter
 from understudy.envs import registry
 from understudy.envs.env import IMAGE, ActionError, Env, layout_seed
 from understudy.errors import ConfigError
@@ -28,7 +29,7 @@ from understudy.policies.inference import check_acts
 from understudy.policies.observation_history import ObservationHistory, seen_times
 from understudy.policies.policy import Policy, load
 from understudy.progress import Progress
-from understudy.rollout.adapter import STATE, EnvAdapter, check_env, make_adapter
+from understudy.rollout.adapter import STATE, TASK, EnvAdapter, check_env, make_adapter
 from understudy.rollout.env_contract import env_contract
 from understudy.rollout.result import PROMPT, Episode, RolloutResult
 
@@ -66,6 +67,12 @@ class _Lane:
         """Return the present observation, with windows of the past."""
         return self.observation if self.history is None else {**self.observation, **self.history.windows()}
 
+    def record(self, trace: TraceWriter | None, robot: str, names: Mapping[str, str], chunk: np.ndarray) -> None:
+        """Add a prediction for the present observation to a trace; `names` has keys of the environment."""
+        if trace is not None:
+            inputs = {key: self.observation[name] for key, name in names.items()}
+            trace.add(robot, self.step, inputs | {TASK: self.instruction}, chunk)
+
     def execute(self, chunk: np.ndarray, count: int) -> None:
         """Execute `count` actions of a chunk [T, A] until the episode is over."""
         if not np.isfinite(chunk).all():  # a robot's policy refuses it, so the episode fails
@@ -100,13 +107,13 @@ def rollout(
     films: int = 0,
     device: str = "cpu",
     adapter: EnvAdapter | None = None,
+    trace: TraceWriter | None = None,
 ) -> RolloutResult:
     """Play `episodes` episodes, through the tasks of the environment in turn.
 
     Args:
         policy: it computes on `device`.
-        worlds: equal worlds (`open_env`), played side by side. Their number decides the speed, and changes results only
-            where the size of a batch changes the rounding of the policy's arithmetic.
+        worlds: equal worlds (`open_env`), side by side. Their number changes results only by the rounding of batches.
         episodes: number of episodes.
         seed: seed in [0, 2**32): layouts are `layout_seed(seed, episode, evaluation=True)`.
         execute: actions of each chunk to execute before predicting anew, at most the policy's chunk.
@@ -115,19 +122,18 @@ def rollout(
         films: number of first episodes whose frames are kept.
         device: device of the policy.
         adapter: keys of the environment for those of the policy; None: the same keys, and the only head.
+        trace: it gets each prediction.
 
     Raises:
         ValueError: settings that cannot be played.
     """
-    world, spec = worlds[0], policy.random_spec("act")
-    width = policy.config.action_dim if adapter is None else adapter.action_dim
+    world, spec, width = worlds[0], policy.random_spec("act"), (adapter or policy.config).action_dim
     _check_settings(policy, world, width, execute, swap_text)
     adapter = adapter or EnvAdapter(names={key: key for key in world.features if key != "action"})
     image_times, state_times = seen_times(policy.config, world.fps)
     windows, waiting, finished = adapter.windows(image_times, state_times), deque(range(episodes)), list[_Lane]()
 
     def begin(free: Sequence[Env]) -> list[_Lane]:
-        """Start the next waiting episodes."""
         begun = [(world, waiting.popleft()) for world in free if waiting]
         return [_begin(world, episode, seed, swap_text, episode < films, windows) for world, episode in begun]
 
@@ -140,6 +146,7 @@ def rollout(
             batch = policy.preprocess(adapter.batch(inputs, instructions, device, len(image_times)))
             chunks = policy.act(batch, draws, steps).cpu().numpy()[..., :width]
             for lane, chunk in zip(lanes, chunks):
+                lane.record(trace, f"environment {worlds.index(lane.world)}", adapter.names, chunk)
                 lane.execute(chunk, execute)
             finished += [lane for lane in lanes if lane.over]
             progress.update(sum(lane.over for lane in lanes))
@@ -218,18 +225,23 @@ def prepare_env(
     return adapter, world
 
 
-def compare_env(contract: Contract | None, head: str, adapter: EnvAdapter, world: Env, play: Play) -> None:
+def compare_env(
+    contract: Contract | None, head: str, adapter: EnvAdapter, world: Env, play: Play, trace: Path | None = None
+) -> TraceWriter | None:
     """Warn of contradictions between a policy's contract and its environment, or refuse them.
 
+    Returns:
+        Writer of the new file `trace`; None without a file or a contract.
+
     Raises:
-        ContractError: there are some, with `play.contract` "strict".
+        ContractError: there are contradictions, with `play.contract` "strict".
     """
-    if contract is not None and head in contract.robots:
-        state = adapter.names.get(STATE, STATE)
-        env = env_contract(world, state, play.action_steps)
-        react(
-            play.contract, [*compare_contracts(contract, env, head), *_resized(contract.robots[head], adapter, world)]
-        )
+    if contract is None or head not in contract.robots:
+        return None
+    env = env_contract(world, adapter.names.get(STATE, STATE), play.action_steps)
+    faults = [*compare_contracts(contract, env, head), *_resized(contract.robots[head], adapter, world)]
+    react(play.contract, faults)
+    return TraceWriter(trace, replace(contract, faults=tuple(faults)), head) if trace is not None else None
 
 
 def _resized(trained: RobotFacts, adapter: EnvAdapter, world: Env) -> Iterator[Mismatch]:
@@ -255,7 +267,13 @@ def _open(play: Play, adapter: EnvAdapter) -> Env:
 
 
 def rollout_saved_policy(
-    folder: Path, data: DataConfig, sources: Any, play: Play, swap_text: bool = False, films: int = 0
+    folder: Path,
+    data: DataConfig,
+    sources: Any,
+    play: Play,
+    swap_text: bool = False,
+    films: int = 0,
+    trace: Path | None = None,
 ) -> RolloutResult:
     """`rollout` of the policy in `folder`, as settings ask for it.
 
@@ -266,6 +284,7 @@ def rollout_saved_policy(
         play: settings of the rollout.
         swap_text: see `rollout`.
         films: see `rollout`.
+        trace: new file for the predictions (`contract/trace.py`), of a policy with a contract.
 
     Raises:
         ConfigError: as `prepare_env` does, or the policy cannot be read or played so.
@@ -276,10 +295,10 @@ def rollout_saved_policy(
         frozen = {"policy": asdict(policy.config), "normalisation": policy.normalizer.arrays(), "sources": sources}
         contract = read_contract(folder)
         adapter, world = prepare_env(data, frozen, play, contract)
-        compare_env(contract, policy.norm_heads[adapter.head or 0], adapter, world, play)
+        writer = compare_env(contract, policy.norm_heads[adapter.head or 0], adapter, world, play, trace)
         episodes = play.episodes or world.episodes
         worlds = [_open(play, adapter) for _ in range(min(play.num_envs, episodes) - 1)]
-        return rollout(
+        result = rollout(
             policy.to(play.device).eval(),
             [world, *worlds],
             episodes,
@@ -290,6 +309,10 @@ def rollout_saved_policy(
             films=films,
             device=play.device,
             adapter=adapter,
+            trace=writer,
         )
+        if writer is not None:
+            writer.close()
+        return result
     except (ValueError, ImportError) as error:  # settings, policy and world do not go together
         raise ConfigError(str(error)) from error

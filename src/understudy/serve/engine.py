@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,9 @@ from understudy.contract.mismatch import ContractError, Mismatch, printable
 from understudy.contract.trace import TraceWriter
 from understudy.errors import ConfigError
 from understudy.policies.acting import predict
+from understudy.policies.folder_contract import read_policy_contract
 from understudy.policies.inference import RobotPolicy
+from understudy.policies.policy_folder import find
 from understudy.serve.metrics import ACTIONS, Metrics
 from understudy.serve.protocol import DeadlineError, RemoteError, describe_error
 from understudy.serve.requests import Request
@@ -37,8 +39,13 @@ GRACE_S = 5.0
 """Seconds in which answers may be finished after SIGTERM."""
 
 
-def open_trace(path: str, robot: RobotPolicy) -> TraceWriter | None:
+def open_trace(path: str, robot: RobotPolicy, folder: str = "") -> TraceWriter | None:
     """Open the trace of a policy's robot; None for an empty path.
+
+    Args:
+        path: a new file.
+        robot: the policy.
+        folder: its folder, of any tool.
 
     Raises:
         ConfigError: the policy has no contract, or the file exists or cannot be written.
@@ -46,10 +53,14 @@ def open_trace(path: str, robot: RobotPolicy) -> TraceWriter | None:
     if not path:
         return None
     refuse_existing(path, "trace", None)
-    if robot.contract is None:
-        raise ConfigError("trace: the policy has no contract.json to compare with; export it from its run")
+    contract, head = robot.contract, robot.policy.norm_heads[robot.head]
+    if contract is None and folder and (contract := read_policy_contract(find(folder))) is not None:
+        robots = contract.robots
+        contract = replace(contract, robots={head: next(iter(robots.values()))} if len(robots) == 1 else robots)
+    if contract is None or head not in contract.robots:
+        raise ConfigError("trace: the policy has no contract of this robot to compare with; export it from its run")
     try:
-        return TraceWriter(path, robot.contract, robot.policy.norm_heads[robot.head])
+        return TraceWriter(path, contract, head)
     except OSError as error:
         raise ConfigError(f"trace: {error}") from error
 
@@ -120,7 +131,7 @@ class Engine:
         self.busy = self.connected = 0
         self._sessions = 0
         self._begin = time.monotonic()
-        self._trace = open_trace(options.trace, robot)
+        self._trace = open_trace(options.trace, robot, options.policy)
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()  # None ends the thread
         self._thread = threading.Thread(target=self._run, name="understudy-serve", daemon=True)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from understudy.contract.facts import RobotFacts
+from understudy.contract.facts import SCHEMA, RobotFacts, check_plain
 from understudy.optional_packages import optional_imports
 from understudy.serve.protocol import CONTROL, MessageError, Noise
 
@@ -92,11 +92,12 @@ def read_request(message: Any) -> tuple[Request, dict[str, Any]]:
     try:
         request = _REQUEST.validate_python(control)
         if (stated := request.declaration) is not None:
+            check_plain(stated, SCHEMA["$defs"]["robot"], f"{CONTROL}.declaration")
             request = replace(request, declaration=RobotFacts.from_json(stated))
         return request, observation
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         place = ".".join(map(str, (CONTROL, *fault["loc"])))
         raise MessageError(f"{place} is {str(fault['input'])[:80]!r}: {fault['msg']}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise MessageError(f"{CONTROL}.declaration is not a robot's contract: {error!r}"[:400]) from None
+    except ValueError as error:
+        raise MessageError(f"it is not a robot's contract: {error}"[:400]) from None

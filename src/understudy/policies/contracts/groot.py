@@ -33,28 +33,23 @@ def read_groot_contract(folder: Path) -> Contract:
             faults.append(unfit("weights", "no model.safetensors"))
     except ValueError as error:
         faults.append(unfit("whole weights", str(error)))
-    try:
-        for tag, entry in read_object(folder / METADATA).items():
-            parts = entry["modalities"], entry["statistics"]
-            vectors = {}
-            for key in ("state", "action"):
-                vectors[key], lacking = _vector(*(part.get(key) or {} for part in parts))
-                fix = "compute the statistics of the training data again"
-                groups = [f"{key}.{name}" for name in lacking]
-                faults += [Mismatch("statistics missing", group, "statistics", "none", fix) for group in groups]
-            robots[tag] = RobotFacts(
-                fps=_fps(entry["modalities"].get("video") or {}),
-                chunk=int(stored.get("action_horizon") or 0),
-                robot_type="",
-                control_mode="",
-                state=vectors["state"] if vectors["state"].width else None,
-                action=vectors["action"],
-                cameras={
-                    name: _camera(name, video) for name, video in (entry["modalities"].get("video") or {}).items()
-                },
-            )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{folder / METADATA} is not as GR00T writes it: {error!r}") from error
+    for tag, entry in read_object(folder / METADATA).items():
+        parts = entry["modalities"], entry["statistics"]
+        vectors = {}
+        for key in ("state", "action"):
+            vectors[key], lacking = _vector(*(part.get(key) or {} for part in parts))
+            fix = "compute the statistics of the training data again"
+            groups = [f"{key}.{name}" for name in lacking]
+            faults += [Mismatch("statistics missing", group, "statistics", "none", fix) for group in groups]
+        robots[tag] = RobotFacts(
+            fps=_fps(entry["modalities"].get("video") or {}),
+            chunk=int(stored.get("action_horizon") or 0),
+            robot_type="",
+            control_mode="",
+            state=vectors["state"] if vectors["state"].width else None,
+            action=vectors["action"],
+            cameras={name: _camera(name, video) for name, video in (entry["modalities"].get("video") or {}).items()},
+        )
     return Contract(robots, {"tool": "gr00t"}, "policy", weights_digest(folder), tuple(faults))
 
 

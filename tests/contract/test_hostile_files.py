@@ -1,0 +1,71 @@
+"""Damaged files of contracts are refused with the value, the rule and the remedy, and never with another error."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import wiring
+from support.arm import arm_contract
+from support.hostile import damaged, refusal, samples
+from support.refusals import refused
+from understudy.cli.contract import ContractConfig, contract
+from understudy.contract.facts import FILE, SCHEMA, Contract, check_plain, read_contract, write_contract
+from understudy.contract.mismatch import REMEDIES, Mismatch
+from understudy.errors import ConfigError
+
+PLAIN = json.loads(
+    json.dumps(Contract(arm_contract().robots, faults=(Mismatch("weights", "", "a", "b", "c"),)).to_json())
+)
+
+
+def test_kinds_of_faults_in_the_schema_are_those_with_a_remedy() -> None:
+    assert SCHEMA["$defs"]["mismatch"]["enum"] == list(REMEDIES)
+
+
+def test_a_file_is_judged_as_by_its_json_schema() -> None:
+    """Numbers that JSON does not have are refused, too."""
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    check_plain(PLAIN)
+    for place, hostile in samples(PLAIN, 300):
+        changed = damaged(PLAIN, place, hostile)
+        if hostile != hostile:
+            continue
+        try:
+            check_plain(changed)
+        except ValueError:
+            assert not validator.is_valid(changed), (place, hostile)
+        else:
+            assert validator.is_valid(changed), (place, hostile)
+
+
+def test_a_damaged_contract_names_its_place(tmp_path: Path) -> None:
+    for place, hostile in samples(PLAIN, 200):
+        (tmp_path / FILE).write_text(json.dumps(damaged(PLAIN, place, hostile)))
+        message = refusal(lambda: read_contract(tmp_path))
+        assert not message or (str(tmp_path / FILE) in message and "understudy export" in message)
+    unknown = damaged(PLAIN, ("faults", 0, "kind"), "gremlin")
+    (tmp_path / FILE).write_text(json.dumps(unknown))
+    with refused("faults[0].kind", "gremlin", kind=ConfigError):
+        read_contract(tmp_path)
+    (tmp_path / FILE).write_text("[" * 10**5)
+    with pytest.raises(ConfigError):
+        read_contract(tmp_path)
+
+
+@pytest.mark.parametrize("make", [wiring.lerobot, wiring.openpi, wiring.groot])
+def test_damaged_folders_of_other_tools_are_compared_or_refused(
+    make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, robot = make(tmp_path / "policy"), tmp_path / "robot.json"
+    write_contract(robot, Contract({"": wiring.facts()}, kind="robot"))
+    for file in sorted(folder.rglob("*.json")):
+        plain = json.loads(file.read_text())
+        for place, hostile in samples(plain, 40):
+            file.write_text(json.dumps(damaged(plain, place, hostile)))
+            message = refusal(lambda: contract(ContractConfig(paths=(str(folder), str(robot)))))
+            assert not message or str(folder) in message
+        file.write_text(json.dumps(plain))
+    capsys.readouterr()
