@@ -56,7 +56,7 @@ EXAMS: tuple[Exam, ...] = (
     Exam(
         "lerobot-folders",
         "Every dataset that LeRobot's own tests write: each item, read by LeRobot and by understudy.",
-        "shared",
+        "lerobot_folders",
         ("exams/lerobot_folders_test.py",),
         *LEROBOT,
     ),
