@@ -18,6 +18,7 @@ from understudy.plural import plural
 from understudy.progress import Progress
 
 if TYPE_CHECKING:
+    from understudy.contract.facts import RobotFacts
     from understudy.data.format.catalog import Catalog
     from understudy.data.format.features import Feature
     from understudy.edit.plan import Encoding, Piece, Plan, TextColumn
@@ -411,6 +412,7 @@ def write_and_print(plans: "Mapping[str, Plan]", out: Path, num_workers: int | N
     from understudy.edit.write_set import write_outputs
 
     workers = num_workers or available_cores()
+    plans = {name: replace(plan, files=state_contract(plan)) for name, plan in plans.items()}
     with Progress(sum(plan.work for plan in plans.values()), "edit", "frame") as bar:
         written = write_outputs(plans, out, ["understudy", *sys.argv[1:]], workers, bar.update)
     facts = {name: describe(plans[name], output, out / name if name else out) for name, output in written.items()}
@@ -419,6 +421,56 @@ def write_and_print(plans: "Mapping[str, Plan]", out: Path, num_workers: int | N
         return
     for output_facts in facts.values():
         print("\n".join(format_summary(output_facts)))
+
+
+def state_contract(plan: "Plan") -> dict[str, Any]:
+    """Return meta/contract.json of an output by its path: statements of the sources that hold for it, too.
+
+    Returns:
+        {} where sources state different facts, or one states none.
+    """
+    from understudy.contract.facts import FILE, Contract, read_stated
+    from understudy.data.format.meta_files import read_json
+
+    path, contracts = f"meta/{FILE}", []
+    for source in plan.sources:
+        if not source.files.exists(path):
+            return {}
+        robot = _hold(read_stated(read_json(source.files, path), source.files.where(path)), plan, source.stored_names)
+        contracts.append(Contract({"": robot}, kind="dataset").to_json())
+    return {path: contracts[0]} if all(contract == contracts[0] for contract in contracts) else {}
+
+
+def _hold(robot: "RobotFacts", plan: "Plan", stored_names: Mapping[str, str]) -> "RobotFacts":
+    """Return the statements about a robot that hold for the output: its keys, names, sizes and rate; no figures."""
+    from understudy.contract.facts import VectorFacts
+
+    outputs = {stored_names.get(key, key): feature for key, feature in plan.features.items()}
+    vectors: dict[str, VectorFacts | None] = {}
+    for name in ("state", "action"):
+        vector: VectorFacts | None = getattr(robot, name)
+        feature = outputs.get(vector.key) if vector is not None else None
+        vectors[name] = None
+        if vector is not None and feature is not None and tuple(feature.dimension_names) == vector.names:
+            unknown = VectorFacts.unmeasured(feature.key, vector.names)
+            vectors[name] = replace(
+                vector, key=feature.key, figures=unknown.figures, normalization=unknown.normalization
+            )
+    cameras = {}
+    for camera in robot.cameras.values():
+        if (feature := outputs.get(camera.key)) is not None:
+            cameras[feature.key] = replace(camera, key=feature.key, size=feature.size or (0, 0))
+    return replace(
+        robot,
+        fps=float(plan.fps),
+        robot_type=plan.robot_type or "",
+        state=vectors["state"],
+        action=vectors["action"] or VectorFacts.unmeasured("", ()),
+        cameras=cameras,
+        tasks=(),
+        tasks_left_out=0,
+        episodes=0,
+    )
 
 
 def measure_and_print(catalog: "Catalog", pixels: int, as_json: bool) -> None:

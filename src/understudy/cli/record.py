@@ -8,7 +8,7 @@ import json
 import runpy
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -94,8 +94,10 @@ def record(config: RecordConfig) -> int:
     Raises:
         ConfigError: Unusable settings, or others than those of a recording that is there.
     """
+    from understudy.contract.facts import FILE, write_contract
     from understudy.data.write.writer import EpisodeWriter, check_features
     from understudy.envs.registry import open_env
+    from understudy.rollout.env_contract import env_contract
 
     _compare_settings(config)
     try:
@@ -103,6 +105,9 @@ def record(config: RecordConfig) -> int:
         check_features(env.features, config.codec)
     except (ValueError, ImportError) as error:  # an unknown task or camera, a missing package
         raise ConfigError(str(error)) from error
+    whole = env_contract(env)
+    robots = {"": replace(whole.robots[""], robot_type=env.name, tasks=())}  # a dataset lists its own tasks
+    stated, statements = replace(whole, robots=robots, kind="dataset"), Path(config.output_dir) / "meta" / FILE
     with EpisodeWriter(
         config.output_dir, fps=env.fps, features=env.features, robot_type=env.name, codec=config.codec, resume=True
     ) as writer:
@@ -120,6 +125,8 @@ def record(config: RecordConfig) -> int:
                 if not writer.episodes:
                     _write_note(config)  # not before the first success: until then the settings may still change
                 writer.save_episode()
+                if not statements.exists():
+                    write_contract(statements, stated)
                 bar.update()
         print(
             f"{config.output_dir}: {plural(writer.episodes, 'episode')}, {plural(writer.frames, 'frame')}, "

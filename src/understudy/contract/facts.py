@@ -17,9 +17,10 @@ from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from understudy.atomic import write_text
 from understudy.contract.camera_print import CameraPrint
 from understudy.contract.mismatch import Mismatch
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, DatasetError
 
 FILE = "contract.json"
 VERSION = 2
@@ -411,7 +412,16 @@ def _unknowns(value: Any, place: str = "") -> Iterator[str]:
 def write_contract(path: Path, contract: Contract | Mapping[str, Any]) -> None:
     """Write contract.json, a line for each vector of numbers."""
     plain = contract.to_json() if isinstance(contract, Contract) else contract
-    path.write_text(_lines(plain) + "\n", encoding="utf-8")
+    write_text(path, _lines(plain) + "\n")
+
+
+def read_stated(stored: Mapping[str, Any], where: str) -> RobotFacts:
+    """Return the robot of the content of a dataset's meta/contract.json. Raises DatasetError for a damaged one."""
+    try:
+        return next(iter(Contract.from_json(stored).robots.values()))
+    except (ValueError, StopIteration) as error:
+        fix = "write it with `understudy contract DATASET --output FILE`"
+        raise DatasetError(f"it is not a contract: {error}", where=where, fix=fix) from error
 
 
 def read_contract(folder: Path) -> Contract | None:

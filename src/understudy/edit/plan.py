@@ -89,6 +89,7 @@ class Plan:
         origin: further entries of meta/edit.json, by name.
         metadata: values of the pieces by name, None where a piece has none.
         encode: cameras to encode completely.
+        files: contents of further JSON files of the output by path.
     """
 
     sources: tuple[Catalog, ...]
@@ -101,6 +102,7 @@ class Plan:
     origin: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     encode: Mapping[str, Encoding] = field(default_factory=dict)
+    files: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def cameras(self) -> list[str]:

@@ -119,6 +119,8 @@ def write_set(
         video_file_mb=VIDEO_MB,
     )
     replace_json(root / "meta/info.json", info)
+    for path, content in plan.files.items():
+        replace_json(root / path, content)
     return Written(len(plan.pieces), plan.frames, len(tasks), len(rows.clocks), rows.undeclared, videos)
 
 

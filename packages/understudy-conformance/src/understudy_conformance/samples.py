@@ -48,14 +48,19 @@ def find_place(sample: Mapping[str, Any], demo: DemoSet) -> Place:
 def split_batch(batch: Any) -> list[Mapping[str, Any]]:
     """Return the samples of a batch: a mapping of columns, or a list of samples."""
     if isinstance(batch, Mapping):
-        size = min(len(value) for value in batch.values() if hasattr(value, "__len__") and not isinstance(value, str))
+        size = min(len(value) for value in batch.values() if has_rows(value))
         return [{key: take(value, row) for key, value in batch.items()} for row in range(size)]
     return list(batch)
 
 
 def take(value: Any, row: int) -> Any:
     """Return a row of a column; a value without rows is that of each."""
-    return value[row] if hasattr(value, "__len__") and not isinstance(value, str) else value
+    return value[row] if has_rows(value) else value
+
+
+def has_rows(value: Any) -> bool:
+    """Return whether a value is a column; a text, a number or an array without dimensions is that of each row."""
+    return hasattr(value, "__len__") and not isinstance(value, str) and getattr(value, "ndim", 1) > 0
 
 
 def checksum(sample: Mapping[str, Any]) -> int:

@@ -26,6 +26,7 @@ from understudy.contract.facts import (
     Contract,
     RobotFacts,
     VectorFacts,
+    read_stated,
 )
 from understudy.credentials import redact
 from understudy.data.dataset import EpisodeDataset
@@ -245,20 +246,9 @@ def _with_groups(catalog: Catalog, facts: RobotFacts) -> RobotFacts:
 
 
 def _stated(catalog: Catalog) -> RobotFacts | None:
-    """Return the statements of a dataset about its robot; None without meta/contract.json.
-
-    Raises:
-        DatasetError: the file is damaged.
-    """
-    path = f"meta/{FILE}"
-    if not catalog.files.exists(path):
-        return None
-    try:
-        robots = Contract.from_json(read_json(catalog.files, path)).robots
-        return next(iter(robots.values()))
-    except (ValueError, StopIteration) as error:
-        fix = "write it with `understudy contract DATASET --output FILE`"
-        raise DatasetError(f"it is not a contract: {error}", where=catalog.files.where(path), fix=fix) from error
+    """Return the statements of a dataset about its robot; None without meta/contract.json. Raises DatasetError."""
+    files, path = catalog.files, f"meta/{FILE}"
+    return read_stated(read_json(files, path), files.where(path)) if files.exists(path) else None
 
 
 def _camera(catalog: Catalog, key: str, look: CameraPrint | None) -> CameraFacts:
