@@ -38,8 +38,8 @@ class ScoreConfig:
     """
 
     paths: Positional[tuple[str, ...]] = ()
-    """Run directory of a value function (`policy.type value`), dataset to read (a folder or URL), and folder to write:
-    a new or an empty one."""
+    """Run directory of a value function (`policy.type` `value` or `value_pi05`), dataset to read (a folder or URL), and
+    folder to write: a new or an empty one."""
     num_steps: Annotated[int, Ge(1)] = 50
     """Steps of the advantage: their rewards, and the value of the frame that follows them, minus the frame's own."""
     positive: Annotated[float, Interval(gt=0, lt=1)] = 0.3

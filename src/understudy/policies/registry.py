@@ -201,6 +201,7 @@ BUILT_IN = {
     "lerobot-diffusion": "understudy.policies.lerobot.settings:LEROBOT_DIFFUSION",
     "lerobot-smolvla": "understudy.policies.lerobot.settings:LEROBOT_SMOLVLA",
     "value": "understudy.policies.value.config:VALUE",
+    "value_pi05": "understudy.policies.value.config:VALUE_PI05",
     "world_action": "understudy.policies.world_action.config:WORLD_ACTION",
 }
 """Types of this package, in the form of entry points."""

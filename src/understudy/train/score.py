@@ -132,7 +132,9 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
         raise ConfigError(str(error)) from error
     if not policy.config.return_target:
         kind = policy.config.type
-        raise ConfigError(f"{root}: its policy is of type {kind}; train a value function: --policy.type value")
+        raise ConfigError(
+            f"{root}: its policy is of type {kind}; train a value function: --policy.type value or value_pi05"
+        )
     sources = dict(zip(settings.data.names(), settings.data.mixed()))
     if (source and source not in sources) or (not source and len(sources) > 1):
         raise ConfigError(f"source: {source!r}: name the one of the run whose robot recorded: {', '.join(sources)}")

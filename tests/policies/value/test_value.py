@@ -23,7 +23,7 @@ def policy(**changes: Any) -> ValuePolicy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = ValuePolicy(ValueConfig(**(small | changes)), NORMALIZATION)
-        torch.nn.init.normal_(model.head.weight)  # fresh ones are 0
+        torch.nn.init.normal_(model.value_head.out.weight)  # fresh ones are 0
     return model
 
 
@@ -89,11 +89,11 @@ def test_unknown_returns_count_nothing() -> None:
     assert model.counts(masked, {})["value"].tolist() == [1, 0]
     assert all(loss.sum[1] == 0 for loss in losses.values())
     scalar(model.losses(masked, {})).backward()
-    masked_gradient = model.head.weight.grad
+    masked_gradient = model.value_head.out.weight.grad
     model.zero_grad()
     scalar(model.losses({k: v[:1] for k, v in known.items()}, {})).backward()
     assert masked_gradient is not None
-    torch.testing.assert_close(masked_gradient, model.head.weight.grad)
+    torch.testing.assert_close(masked_gradient, model.value_head.out.weight.grad)
 
 
 def test_saved_value_function_is_equal_and_does_not_act(tmp_path: Any) -> None:

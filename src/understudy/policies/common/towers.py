@@ -559,11 +559,12 @@ class TowerLayer(nn.Module):
 class PairLayer(nn.Module):
     """One layer of both towers. The expert's queries also see the keys and values of the language tower."""
 
-    def __init__(self, vlm: TowerSizes, expert: TowerSizes, adaptive: bool) -> None:
-        """Build the layers of both towers; the expert's norms are `adaptive` in pi0.5."""
+    def __init__(self, vlm: TowerSizes, expert: TowerSizes | None, adaptive: bool) -> None:
+        """Build the layers of both towers, or without `expert` of one; the expert's norms are `adaptive` in pi0.5."""
         super().__init__()
         self.vlm = TowerLayer(vlm, adaptive=False)
-        self.expert = TowerLayer(expert, adaptive)
+        if expert is not None:
+            self.expert = TowerLayer(expert, adaptive)
 
     def forward(
         self,
@@ -573,6 +574,7 @@ class PairLayer(nn.Module):
         condition: Tensor | None = None,
         cache: Cache | None = None,
         keys_only: bool = False,
+        keep_cache: bool = True,
     ) -> tuple[Tensor | None, Tensor | None, Cache | None]:
         """Compute the layer.
 
@@ -583,10 +585,11 @@ class PairLayer(nn.Module):
             condition: condition of the expert's adaptive norms, as these take it.
             cache: cache of an earlier call with `tokens`; with `tokens` these continue it.
             keys_only: leave out all results of the tower but keys and values. (Nothing reads its last layer's.)
+            keep_cache: whether to return the cache of a call without `actions`. (FSDP2 wants no views among the results
+                of a sharded module.)
 
         Returns:
-            `tokens` and `actions` behind the layer (None where not computed), and without `actions` the cache. (With
-            them nothing reads it, and FSDP2 wants no views among the results of a sharded module.)
+            `tokens` and `actions` behind the layer (None where not computed), and without `actions` the cache.
         """
         if tokens is not None:
             assert plan.tower is not None
@@ -599,7 +602,7 @@ class PairLayer(nn.Module):
                 # add them in another sequence in a sharded layer, which rounds differently.
                 condition = condition.view_as(condition)
             actions = self._expert(actions, plan.suffix, plan, condition, cache)
-        return tokens, actions, cache if actions is None else None
+        return tokens, actions, cache if actions is None and keep_cache else None
 
     def _tower(
         self, x: Tensor, rotation: Rotary, plan: Plan, keys_only: bool, past: Cache | None

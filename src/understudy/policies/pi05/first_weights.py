@@ -8,6 +8,8 @@ which keeps the size of activations; biases, gains stored minus 1 and the projec
 fresh expert is the identity in each of its residuals, as in openpi's JAX code.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -20,6 +22,8 @@ from understudy.policies.pi05.jax_tree import open_weights
 from understudy.policies.pi05.released_keys import NEW, Match, Shapes, match
 from understudy.policies.weight_files import stored_dtypes, stored_shapes
 
+logger = logging.getLogger(__name__)
+
 ZEROS = (
     ".bias",
     ".dense.weight",
@@ -29,6 +33,7 @@ ZEROS = (
     "expert_norm.weight",
     "out_proj.dynamics.weight",
     "out_proj.images.weight",
+    "value_head.out.weight",
 )
 """Last parts of the names of parameters that start at 0."""
 ONES = ("layer_norm1.weight", "layer_norm2.weight", "vision.norm.weight")
@@ -44,7 +49,14 @@ class FirstWeights:
         dtypes: by parameter, those of the file.
     """
 
-    def __init__(self, needed: Shapes, path: str | Path = "", fresh: Collection[str] = (), seed: int = 0) -> None:
+    def __init__(
+        self,
+        needed: Shapes,
+        path: str | Path = "",
+        fresh: Collection[str] = (),
+        seed: int = 0,
+        unread: Collection[str] = (),
+    ) -> None:
         """Match the parameters of a network with a file.
 
         Args:
@@ -52,6 +64,7 @@ class FirstWeights:
             path: released weights, safetensors or a JAX tree (`open_weights`); "": all weights are fresh.
             fresh: patterns of parameters that start from fresh weights, whatever the file has.
             seed: seed of the fresh weights.
+            unread: see `match`; a line of the log has the numbers of these tensors.
 
         Raises:
             WeightsError: the file is not one of this network; names each missing, unexpected and misshapen tensor.
@@ -64,7 +77,11 @@ class FirstWeights:
         self.match: Match | None = None
         self.dtypes: dict[str, torch.dtype] = {}
         if self.files is not None:
-            self.match = match(self.files.shapes, needed, path, fresh, NEW)
+            self.match = match(self.files.shapes, needed, path, fresh, NEW, unread)
+            if unread:
+                counts = Counter(pattern for pattern in self.match.ignored.values() if pattern in unread)
+                names = ", ".join(f"{pattern} ({count})" for pattern, count in counts.items())
+                logger.info("%s: tensors of the action expert are not read: %s", path, names or "there are none")
             self.dtypes = {name: self.files.dtypes[key] for name, key in self.match.keys.items()}
 
     def __call__(self, name: str, start: int, stop: int) -> Tensor:

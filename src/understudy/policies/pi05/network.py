@@ -28,7 +28,7 @@ its only key has the weight 1. A batch of fewer images rounds matrix products di
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -301,6 +301,9 @@ class Pi0Network(nn.Module):
     actions and the expert compute in float32. It may be built under `torch.device("meta")`.
     """
 
+    has_expert: ClassVar[bool] = True
+    """Whether there is an action expert, with the layers of actions, state and flow time."""
+
     def __init__(self, sizes: Sizes, dtype: torch.dtype = torch.float32, state_history: bool = False) -> None:
         """Build the network of these dimensions, with a projection of past states if `state_history`."""
         super().__init__()
@@ -310,8 +313,20 @@ class Pi0Network(nn.Module):
         self.projector = Linear(sizes.vision.width, vlm.width)
         self.embedding = Embedding(sizes.vocab, vlm.width)
         nn.init.normal_(self.embedding.weight, std=vlm.width**-0.5)
-        self.layers = nn.ModuleList(PairLayer(vlm, expert, sizes.adaptive) for _ in range(vlm.depth))
+        expert_sizes = expert if self.has_expert else None
+        self.layers = nn.ModuleList(PairLayer(vlm, expert_sizes, sizes.adaptive) for _ in range(vlm.depth))
         self.vlm_norm = RMSNorm(vlm.width)
+        if self.has_expert:
+            self._build_expert(sizes)
+        if state_history:
+            self.proprio_history_proj = Linear(sizes.dim, vlm.width)
+        for module in self.modules():
+            if isinstance(module, AdaRMSNorm):  # a fresh expert is the identity in all its layers, as in the paper
+                zero_init(module.dense)
+
+    def _build_expert(self, sizes: Sizes) -> None:
+        """Build the layers of the expert outside of `layers`."""
+        expert = sizes.expert
         self.expert_norm = AdaRMSNorm(expert.width) if sizes.adaptive else RMSNorm(expert.width)
         self.action_in_proj = Linear(sizes.dim, expert.width)
         self.action_out_proj = Linear(expert.width, sizes.dim)
@@ -322,11 +337,6 @@ class Pi0Network(nn.Module):
             self.state_proj = Linear(sizes.dim, expert.width)
             self.action_time_mlp_in = Linear(2 * expert.width, expert.width)
             self.action_time_mlp_out = Linear(expert.width, expert.width)
-        if state_history:
-            self.proprio_history_proj = Linear(sizes.dim, vlm.width)
-        for module in self.modules():
-            if isinstance(module, AdaRMSNorm):  # a fresh expert is the identity in all its layers, as in the paper
-                zero_init(module.dense)
 
     # -- interface ------------------------------------------------------------------------------------------------
 
@@ -484,7 +494,8 @@ class Pi0Network(nn.Module):
         actions, condition = (None, None) if suffix is None else suffix[:2]
         for number, layer in enumerate(self.layers):
             last = number == len(self.layers) - 1
-            tokens, actions, _ = layer(tokens, actions, plan, condition, keys_only=last and not hidden)
+            keys_only = last and not hidden
+            tokens, actions, _ = layer(tokens, actions, plan, condition, keys_only=keys_only, keep_cache=False)
         read = None if actions is None or suffix is None else self._read(actions, suffix)
         if tokens is None or not hidden:
             return read, None

@@ -37,6 +37,7 @@ from understudy.policies.losses import Loss, valid_elements
 from understudy.policies.pi05.config import Pi05PolicyConfig
 from understudy.policies.pi05.first_weights import FirstWeights, stored_keys
 from understudy.policies.pi05.network import Observation, Pi0Network, States, Suffix
+from understudy.policies.pi05.released_keys import EXPERT_TENSORS
 from understudy.policies.pi05.targets import (
     EXTENTS,
     FAST,
@@ -307,7 +308,8 @@ class Pi05Policy(Policy, Pi0Network):
 
     def first_weights(self, seed: int) -> FirstWeights:
         """Rows of the weights of a fresh run: those of `config.weights`, or fresh ones."""
-        return FirstWeights({name: p.shape for name, p in self.named_parameters()}, self.config.weights, seed=seed)
+        needed = {name: p.shape for name, p in self.named_parameters()}
+        return FirstWeights(needed, self.config.weights, seed=seed, unread=() if self.has_expert else EXPERT_TENSORS)
 
     def _split(self, batch: dict[str, Any]) -> dict[str, Any]:
         times = self.config.state_times

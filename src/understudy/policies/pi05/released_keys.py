@@ -39,7 +39,9 @@ PREFIXES = (
 """First parts of names: the network's and the released ones."""
 TOWERS = (("vlm", f"{LANGUAGE}layers."), ("expert", f"{EXPERT}model.layers."))
 """Tower of a layer of the network -> first part of the released names of its layers."""
-NEW = ("proprio_history_proj.", "future.")
+EXPERT_TENSORS = (f"{EXPERT}*", "action_*_proj.*", "time_mlp_*")
+"""Patterns of canonical names of pi0.5's action expert, which a policy without one does not read."""
+NEW = ("proprio_history_proj.", "future.", "value_head.")
 """First parts of names that a released file may lack: fresh weights take their place."""
 SAME = ("action_in_proj.", "action_out_proj.", "time_mlp_in.", "time_mlp_out.", "state_proj.", "action_time_mlp_", *NEW)
 """First parts of names that are equal on both sides."""
@@ -54,6 +56,7 @@ REFUSED = (
     ("discrete_action_embedding.*", "an embedding of action tokens next to the vocabulary, as OpenTau trains it"),
     ("da_head.*", "a head of action tokens next to the vocabulary, as OpenTau trains it"),
     ("proprio_history_proj.*", "a projection of past states: set policy.state_history and policy.history"),
+    ("value_head.*", "the head of a value function: set policy.type to value_pi05"),
     ("future.*", "a layer of a world-action model's future: set policy.type to world_action, and mode to joint"),
     (
         "*normalize_*",
@@ -186,6 +189,7 @@ def match(
     where: object = "weights",
     fresh: Collection[str] = (),
     optional: tuple[str, ...] = (),
+    unread: Collection[str] = (),
 ) -> Match:
     """Find the key of each parameter.
 
@@ -195,6 +199,7 @@ def match(
         where: the file, for errors.
         fresh: patterns of parameters that are not read, though the file may have them in any shape.
         optional: first parts of the names of parameters that are fresh where the file lacks them.
+        unread: patterns of canonical names that may have no parameter; the reason in `ignored` is the pattern.
 
     Raises:
         WeightsError: a missing key, one without a parameter, one of another shape, two keys of one parameter.
@@ -203,7 +208,7 @@ def match(
     for pattern in fresh:
         if not any(fnmatchcase(name, pattern) for name in needed):
             raise ValueError(f"fresh: {pattern!r} fits no parameter, such as {next(iter(needed), 'none')}")
-    unread = tuple(name for name in needed if any(fnmatchcase(name, pattern) for pattern in fresh))
+    drawn = tuple(name for name in needed if any(fnmatchcase(name, pattern) for pattern in fresh))
     keys: dict[str, str] = {}
     ignored: dict[str, str] = {}
     extra: dict[str, str] = {}
@@ -212,26 +217,26 @@ def match(
         plain, name = canonical(key), own_name(key)
         if plain == HEAD and has_embedding:
             ignored[key] = "the embedding is there itself; a head next to it may be stale"
-        elif name in unread:
+        elif name in drawn:
             ignored[key] = f"{name} starts from fresh weights"
         elif name is not None and name in needed:
             if name in keys:
                 extra[key] = f"a second tensor of {name}, next to {keys[name]}"
             keys.setdefault(name, key)
-        elif why := _reason(plain, IGNORED):
+        elif why := _reason(plain, (*IGNORED, *((pattern, pattern) for pattern in unread))):
             ignored[key] = why
         else:
             extra[key] = _reason(plain, REFUSED)
-    unread += tuple(name for name in needed if name.startswith(optional) and name not in keys and name not in unread)
+    drawn += tuple(name for name in needed if name.startswith(optional) and name not in keys and name not in drawn)
     shapes = {
         key: (tuple(stored[key]), tuple(needed[name]))
         for name, key in keys.items()
         if tuple(stored[key]) != tuple(needed[name])
     }
-    missing = [released_key(name) for name in needed if name not in keys and name not in unread]
+    missing = [released_key(name) for name in needed if name not in keys and name not in drawn]
     if missing or extra or shapes:
         raise WeightsError(where, missing, extra, shapes, _family(stored, needed))
-    return Match(keys, unread, ignored)
+    return Match(keys, drawn, ignored)
 
 
 def _reason(key: str, table: Sequence[tuple[str, str]]) -> str:
@@ -244,6 +249,6 @@ def _family(stored: Shapes, needed: Shapes) -> str:
         theirs = is_adaptive(stored)
     except ValueError:
         return "it holds no weights of pi0.5 or pi0"
-    if theirs == ("time_mlp_in.weight" in needed):
+    if theirs == ("state_proj.weight" not in needed):
         return ""
     return f"it holds weights of {'pi0.5: set policy.type to pi05' if theirs else 'pi0: set policy.type to pi0'}"

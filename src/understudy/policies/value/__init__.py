@@ -1,5 +1,5 @@
 """A value function: the distribution of the return of an observation, over bins.
 
-config  settings and config
-model   `ValuePolicy`
+config  settings and configs
+model   `ValuePolicy`, and `Pi05ValuePolicy` on the towers of pi0.5
 """

@@ -1,10 +1,11 @@
-"""Settings and config of the value function. No torch."""
+"""Settings and configs of the value function. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from understudy.policies.common.settings import EncoderSettings
+from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
 from understudy.policies.registry import PolicyConfig, PolicyType
 
 SUCCESS, TIME = "success", "time"
@@ -13,20 +14,11 @@ FINEST = 2.0**-16
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValueSettings(EncoderSettings):
-    """The value function: it predicts the return of an observation, and no actions.
+class ReturnSettings:
+    """Settings of a policy that predicts the return of an observation, beside those of its encoder."""
 
-    `understudy score` writes its values and advantages into a dataset.
-    """
-
-    LIMITS: ClassVar[Mapping[str, int]] = {**EncoderSettings.LIMITS, "width": 2**20, "bins": 2**16}
-    TORCH_ATTENTION: ClassVar[bool] = False
     ACTS: ClassVar[bool] = False
 
-    type: Literal["value"] = "value"
-    """Type of the policy."""
-    width: int = 192
-    """Width of the network (a multiple of 8)."""
     bins: int = 101
     """Bins of the return, evenly spaced from the lowest to the highest."""
     smoothing: float = 0.75
@@ -58,13 +50,11 @@ class ValueSettings(EncoderSettings):
         marks = {"success": self.success, "truncated": self.truncated}
         return {"returns": self.returns, "discount": self.discount, "low": low, "high": high, **marks}
 
-    def problems(self) -> list[str]:
+    def return_problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
-        problems, with_outcome = super().problems(), self.returns in (SUCCESS, TIME)
-        if self.width % 8:
-            problems.append(f"width: {self.width}: must be a multiple of 8")
-        if self.bins < 2:
-            problems.append(f"bins: {self.bins}: must be 2 or more")
+        problems, with_outcome = list[str](), self.returns in (SUCCESS, TIME)
+        if not 2 <= self.bins <= 2**16:
+            problems.append(f"bins: {self.bins}: must be from 2 to {2**16}")
         if not 0.1 <= self.smoothing <= 100:
             problems.append(f"smoothing: {self.smoothing}: must be from 0.1 to 100")
         if not 0 <= self.discount <= 1 or (with_outcome and not self.discount):
@@ -82,16 +72,89 @@ class ValueSettings(EncoderSettings):
         return problems
 
 
+@dataclass(frozen=True, kw_only=True)
+class ValueSettings(ReturnSettings, EncoderSettings):
+    """The value function: it predicts the return of an observation, and no actions.
+
+    `understudy score` writes its values and advantages into a dataset.
+    """
+
+    LIMITS: ClassVar[Mapping[str, int]] = {**EncoderSettings.LIMITS, "width": 2**20}
+    TORCH_ATTENTION: ClassVar[bool] = False
+
+    type: Literal["value"] = "value"
+    """Type of the policy."""
+    width: int = 192
+    """Width of the network (a multiple of 8)."""
+
+    def problems(self) -> list[str]:
+        """List the rules that the values break, one line each."""
+        odd = [f"width: {self.width}: must be a multiple of 8"] if self.width % 8 else []
+        return [*super().problems(), *odd, *self.return_problems()]
+
+
 @dataclass(frozen=True)
 class ValueConfig(ValueSettings, PolicyConfig):
     """Config of a `ValuePolicy`: the run's settings and the facts of its data."""
 
     def __post_init__(self) -> None:
-        problems = [*self.fact_problems(), *self.problems()]
-        if self.future:
-            problems.append("future: True: a value function predicts no states; set mode to policy")
-        if problems:
+        if problems := [*self.fact_problems(), *self.problems(), *future_problems(self)]:
             raise ValueError("; ".join(problems))
 
 
+def future_problems(config: PolicyConfig) -> list[str]:
+    """List the line about a future, where a run has one."""
+    return ["future: True: a value function predicts no states; set mode to policy"] * config.future
+
+
+EXPERT_SETTINGS = (
+    "response_tokens",
+    "fast",
+    "action_tokens",
+    "noise_samples",
+    "flow_time",
+    "max_delay",
+    "insulation",
+)
+"""Settings of pi0.5 that a value function has at their defaults alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pi05ValueSettings(ReturnSettings, Pi05Settings):
+    """The value function on the vision encoder and the language tower of pi0.5, without its action expert."""
+
+    FOLDER: ClassVar[str] = ""
+    FORMATS: ClassVar[Mapping[str, str]] = {}
+    PARTS: ClassVar[Mapping[str, str]] = {"value_head.*": "value_head", **Pi05Settings.PARTS}
+    LORA_TARGETS: ClassVar[tuple[str, ...]] = ("layers.*_proj", "value_head.*")
+
+    type: Literal["value_pi05"] = "value_pi05"  # type: ignore[assignment]  # another constant
+    """Type of the policy."""
+
+    @property
+    def lora_targets(self) -> tuple[str, ...]:
+        """Default of `lora.targets`: the head reads every layer of the language tower."""
+        return self.LORA_TARGETS
+
+    def problems(self) -> list[str]:
+        """List the rules that the values break, one line each."""
+        unused = [
+            f"{name}: {getattr(self, name)}: a value function predicts no actions and no texts; leave it out"
+            for name in EXPERT_SETTINGS
+            if getattr(self, name) != getattr(Pi05Settings, name)
+        ]
+        return [*super().problems(), *unused, *self.return_problems()]
+
+
+@dataclass(frozen=True)
+class Pi05ValueConfig(Pi05ValueSettings, Pi05PolicyConfig):
+    """Config of a `Pi05ValuePolicy`: the run's settings and the facts of its data."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if problems := future_problems(self):
+            raise ValueError(problems[0])
+
+
 VALUE = PolicyType(ValueSettings, ValueConfig, "understudy.policies.value.model:ValuePolicy")
+VALUE_PI05 = PolicyType(Pi05ValueSettings, Pi05ValueConfig, "understudy.policies.value.model:Pi05ValuePolicy")

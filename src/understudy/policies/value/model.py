@@ -1,4 +1,4 @@
-"""ValuePolicy: images, state and text in, the distribution of the return out.
+"""Value functions: images, state and text in, the distribution of the return out.
 
 The return is a histogram over bins, trained by cross-entropy (Bellemare et al. 2017, "A Distributional Perspective on
 Reinforcement Learning"). Its target is a Gaussian around the return: HL-Gauss of Farebrother et al. 2024, "Stop
@@ -17,9 +17,12 @@ from understudy.policies.batch import check_shape, value_of
 from understudy.policies.common.layers import Linear, layer_norm, zero_init
 from understudy.policies.common.observing import ObservingPolicy
 from understudy.policies.common.settings import POLICY
-from understudy.policies.draws import Draws
+from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss
-from understudy.policies.value.config import SUCCESS, TIME, ValueConfig
+from understudy.policies.pi05.policy import Pi05Policy
+from understudy.policies.pi05.targets import packing_of
+from understudy.policies.policy import Policy
+from understudy.policies.value.config import SUCCESS, TIME, Pi05ValueConfig, ValueConfig
 
 VALUE, ERROR, ACCURACY = "value", "l1", "accuracy"
 
@@ -45,18 +48,34 @@ def histogram(returns: Tensor, centers: Tensor, smoothing: float) -> Tensor:
     return below.diff(dim=1) / (below[:, -1:] - below[:, :1])
 
 
-class ValuePolicy(ObservingPolicy):
-    """Distributional value function. For training, a batch has `return` float32 [B] and `return_is_pad` bool [B]."""
+class ReturnHead(nn.Module):
+    """Map a vector of an observation to the logits of the bins; fresh ones are 0."""
+
+    def __init__(self, width: int, bins: int) -> None:
+        """Build the layers."""
+        super().__init__()
+        self.hidden = Linear(width, width)
+        self.out = zero_init(Linear(width, bins))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, width] to float32 [B, bins]."""
+        logits: Tensor = self.out(layer_norm(F.gelu(self.hidden(x))))
+        return logits.float()
+
+
+class ReturnPolicy(Policy):
+    """Base class of value functions. For training, a batch has `return` float32 [B] and `return_is_pad` bool [B]."""
 
     forward_methods: ClassVar[tuple[str, ...]] = ("losses", "values")
     validation_draws = 1
-    config: ValueConfig
 
-    def __init__(self, config: ValueConfig, normalization: Mapping[str, Any]) -> None:
-        """Build the network; for the arguments and errors see `FlowPolicy`."""
-        super().__init__(config, normalization)
-        self.hidden = Linear(config.width, config.width)
-        self.head = zero_init(Linear(config.width, config.bins))
+    def logits(self, batch: Mapping[str, Any]) -> Tensor:
+        """Predict the distribution of the return, float32 [B, bins]."""
+        raise NotImplementedError
+
+    def random_spec(self, use: Use) -> dict[str, RandomSpec]:
+        """No random numbers."""
+        return {}
 
     @property
     def loss_terms(self) -> tuple[str, ...]:
@@ -71,10 +90,6 @@ class ValuePolicy(ObservingPolicy):
         likely bin is the lowest one, that of failures, where the return's is, and another one elsewhere.
         """
         return (ERROR, ACCURACY) if self.config.returns in (SUCCESS, TIME) else (ERROR,)
-
-    def blocks(self) -> list[nn.Module]:
-        """Modules to recompute, compile and shard one by one."""
-        return [*self.vision.blocks] if self.vision is not None else []
 
     def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
         """1 for each sample with a known return, int64 [B]."""
@@ -105,11 +120,62 @@ class ValuePolicy(ObservingPolicy):
         logits = self.logits(batch)
         return logits.softmax(dim=1) @ bin_centers(self.config).to(logits.device)
 
-    def logits(self, batch: Mapping[str, Any]) -> Tensor:
-        """Predict the distribution of the return, float32 [B, bins]."""
-        logits: Tensor = self.head(layer_norm(F.gelu(self.hidden(self.observe(batch)))))
-        return logits.float()
-
     def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
         """Refuse: raises ValueError, as the policy predicts no actions."""
-        raise ValueError("a policy of type value predicts returns, not actions; see `understudy score`")
+        raise ValueError(f"a policy of type {self.config.type} predicts returns, not actions; see `understudy score`")
+
+
+class ValuePolicy(ReturnPolicy, ObservingPolicy):
+    """Value function on the encoders of the flow policy."""
+
+    config: ValueConfig
+
+    def __init__(self, config: ValueConfig, normalization: Mapping[str, Any]) -> None:
+        """Build the network; for the arguments and errors see `FlowPolicy`."""
+        super().__init__(config, normalization)
+        self.value_head = ReturnHead(config.width, config.bins)
+
+    def blocks(self) -> list[nn.Module]:
+        """Modules to recompute, compile and shard one by one."""
+        return [*self.vision.blocks] if self.vision is not None else []
+
+    def logits(self, batch: Mapping[str, Any]) -> Tensor:
+        """Predict the distribution of the return, float32 [B, bins]."""
+        logits: Tensor = self.value_head(self.observe(batch))
+        return logits
+
+
+class Pi05ValuePolicy(ReturnPolicy, Pi05Policy):
+    """Value function on the vision encoder and the language tower of pi0.5: it reads the mean of the last tokens."""
+
+    has_expert = False
+    config: Pi05ValueConfig
+
+    def __init__(self, config: Pi05ValueConfig, normalization: Mapping[str, Any]) -> None:
+        """Build the network; see `Pi05Policy`."""
+        super().__init__(config, normalization)
+        self.value_head = ReturnHead(self.sizes.vlm.width, config.bins)
+
+    @property
+    def suffix_tokens(self) -> int:
+        """No tokens: there is no expert."""
+        return 0
+
+    def float32_modules(self) -> list[nn.Module]:
+        """Those of pi0.5, and the head."""
+        return [*super().float32_modules(), self.value_head]
+
+    def describe_losses(self, terms: Collection[str]) -> list[str]:
+        """Describe the history; the loss reaches every part."""
+        return self.config.describe_history()
+
+    def logits(self, batch: Mapping[str, Any]) -> Tensor:
+        """Predict the distribution of the return, float32 [B, bins]."""
+        observed, sizes = self._observed(batch)
+        packing = packing_of(sizes, self.sizes.vision.tokens, False) if self.packs else None
+        _, tokens = self.run(observed, None, hidden=True, packing=packing)
+        assert tokens is not None
+        counted = observed.valid[..., None]
+        mean = torch.where(counted, tokens.float(), 0.0).sum(dim=1) / counted.sum(dim=1)
+        logits: Tensor = self.value_head(mean)
+        return logits
