@@ -278,6 +278,23 @@ def test_live_bytes_count_the_copy_that_a_sum_takes(sums_copies: bool) -> None:
     assert (live.now, live.peak) == (600, 1000 if sums_copies else 600)
 
 
+def test_sharded_plan_measures_gathered_weights_alone(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each operation measures the weights that are gathered then, and not all that ever were."""
+    calls = {"_measure": 0, "__torch_dispatch__": 0}
+
+    def counted(name: str, call: Any) -> Any:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            calls[name] += 1
+            return call(*args, **kwargs)
+
+        return method
+
+    for name in calls:
+        monkeypatch.setattr(LiveBytes, name, counted(name, getattr(LiveBytes, name)))
+    traced(settings(data, SHALLOW, batch_size=2, parallel=HALVES), 2)
+    assert 0 < calls["_measure"] < 20 * calls["__torch_dispatch__"]  # 9, and 112 of all that ever were
+
+
 @pytest.mark.long
 def test_plan_of_shards_on_gpus_has_all_of_their_state(data: Path) -> None:
     """The kernels of a GPU update the weights without memory of their own, and its moments are there anyway.

@@ -75,10 +75,14 @@ class LiveBytes(_PhaseBytes, TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for storage in list(self._gathered.values()):  # FSDP2 frees a gathered weight by resizing its storage
             self._measure(storage)
+            if not storage.nbytes():  # the next operation of FSDP2 that fills it finds it again
+                self._gathered.pop(storage._cdata, None)
         self.watch(tree_iter(out))
         if func.namespace == "fsdp":
-            gathered = [t.untyped_storage() for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
-            self._gathered.update({storage._cdata: storage for storage in gathered})
+            for tensor in tree_iter((kwargs or {}).get("out", ())):
+                storage = tensor.untyped_storage()
+                self._gathered[storage._cdata] = storage
+                self._measure(storage)
         if self._sums_copies and func.namespace == "c10d" and "reduce_scatter" in func.__name__:
             copies = sum(tensor.nbytes for tensor in tree_iter(args[1]) if isinstance(tensor, Tensor))
             self.peak = max(self.peak, self.now + copies)
