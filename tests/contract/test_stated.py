@@ -1,4 +1,4 @@
-"""meta/contract.json of recorded and edited datasets: what is known for certain, and still so."""
+"""meta/contract.json of recorded and edited datasets: the facts that are known for certain, and still so."""
 
 import json
 from dataclasses import replace
