@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from understudy_conformance import REQUIREMENTS, SUBJECTS, select_requirements
+from understudy_conformance.catalog import REQUIREMENTS, SUBJECTS, select_requirements
 from understudy_conformance.command import main
 from understudy_conformance.report import format_requirements
 
@@ -79,6 +79,11 @@ def test_command_refuses_arguments() -> None:
         with pytest.raises(SystemExit) as stop:
             main(arguments)
         assert stop.value.code == 2
+
+
+def test_plugin_imports_no_numpy_without_its_option() -> None:
+    code = "import sys, understudy_conformance.plugin as p; sys.exit('numpy' in sys.modules or not p.OPTION)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_plugin_adds_a_test_per_requirement(tmp_path: Path) -> None:

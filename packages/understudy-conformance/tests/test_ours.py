@@ -7,7 +7,7 @@ import ours
 import pytest
 
 import understudy as us
-from understudy_conformance import Factory, examine, select_requirements
+from understudy_conformance.catalog import Factory, examine, select_requirements
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from conformance_toys import (
     moments,
 )
 
-from understudy_conformance import Factory, examine, select_requirements
+from understudy_conformance.catalog import Factory, examine, select_requirements
 from understudy_conformance.sets import DARK, DRIFT, V30
 
 

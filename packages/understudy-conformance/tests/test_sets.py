@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from understudy_conformance.samples import split_batch
 from understudy_conformance.sets import BRIGHT, SETS, V30, DemoSet, paint, read_image, values
 
 GENERATE = runpy.run_path(str(Path(__file__).parents[1] / "generate.py"))
@@ -83,3 +84,9 @@ def test_images_of_other_sizes_and_damaged_ones() -> None:
     assert read_image(image)[0] is None
     with pytest.raises(ValueError):
         read_image(np.zeros((64, 64)))
+
+
+def test_a_batch_may_have_values_without_rows() -> None:
+    batch = {"index": np.arange(2), "task": ["a", "b"], "fps": np.array(30), "rate": 30.0, "robot": "arm"}
+    assert [sample["index"] for sample in split_batch(batch)] == [0, 1]
+    assert [sample["fps"] for sample in split_batch(batch)] == [30, 30]

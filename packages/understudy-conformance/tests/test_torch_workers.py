@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conformance_toys import Reader
 
-from understudy_conformance import REQUIREMENTS, Factory, examine
+from understudy_conformance.catalog import REQUIREMENTS, Factory, examine
 
 torch_data = pytest.importorskip("torch.utils.data")
 

@@ -5,6 +5,7 @@
 
 sets          small datasets with known answers
 requirement   `Requirement`, `Result` and `examine`
+catalog       all requirements
 samples       samples and batches against the known answers
 passes        loaders of all ranks, read in step
 reader        R-READ: frames, columns, images, windows, subsets, versions
@@ -19,34 +20,5 @@ worker        a process that examines one requirement after the other
 examination   a worker with a time limit
 report        tables
 command       `lerobot-conformance`
-plugin        the plugin of pytest
+plugin        the plugin of pytest; imports the others where its option is used
 """
-
-from understudy_conformance import loader, reader, resume, sampler, seeds, statistics, weights, writer
-from understudy_conformance.requirement import (
-    REQUIREMENTS,
-    SUBJECTS,
-    Factory,
-    Requirement,
-    Result,
-    examine,
-    select_requirements,
-)
-
-__all__ = [
-    "REQUIREMENTS",
-    "SUBJECTS",
-    "Factory",
-    "Requirement",
-    "Result",
-    "examine",
-    "loader",
-    "reader",
-    "resume",
-    "sampler",
-    "seeds",
-    "select_requirements",
-    "statistics",
-    "weights",
-    "writer",
-]

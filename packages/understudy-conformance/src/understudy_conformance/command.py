@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from understudy_conformance import REQUIREMENTS, SUBJECTS, select_requirements
+from understudy_conformance.catalog import REQUIREMENTS, SUBJECTS, select_requirements
 from understudy_conformance.examination import Examination, FactoryError
 from understudy_conformance.report import format_counts, format_requirements, format_result
 

@@ -1,13 +1,16 @@
-"""Plugin of pytest: `pytest --lerobot-conformance loader=MODULE:FACTORY` adds one test per requirement."""
+"""Plugin of pytest: `pytest --lerobot-conformance loader=MODULE:FACTORY` adds one test per requirement.
+
+Every session of pytest imports this module, so numpy and the requirements are imported where the option is used.
+"""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from understudy_conformance import select_requirements
-from understudy_conformance.examination import Examination
-from understudy_conformance.requirement import SUBJECTS, Requirement
+if TYPE_CHECKING:
+    from understudy_conformance.examination import Examination
+    from understudy_conformance.requirement import Requirement
 
 OPTION = "--lerobot-conformance"
 
@@ -23,6 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection(session: pytest.Session) -> None:
     """Refuse subjects that do not exist, before anything is collected."""
     for text in session.config.getoption(OPTION):
+        from understudy_conformance.requirement import SUBJECTS
+
         subject, _, path = text.partition("=")
         if subject not in SUBJECTS or not path:
             raise pytest.UsageError(f"{OPTION} {text}: give SUBJECT=MODULE:FACTORY, of {', '.join(SUBJECTS)}")
@@ -32,6 +37,9 @@ def pytest_collection(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> Iterator[None]:
     """Add the tests behind all others."""
     for text in session.config.getoption(OPTION):
+        from understudy_conformance.catalog import select_requirements
+        from understudy_conformance.examination import Examination
+
         subject, _, path = text.partition("=")
         examination = Examination(path, session.config.getoption(f"{OPTION}-timeout"))
         session.config.add_cleanup(examination.close)
@@ -52,7 +60,7 @@ class _Subject(pytest.Collector):
 class _Item(pytest.Item):
     """The test of one requirement."""
 
-    def __init__(self, *, requirement: Requirement, examination: Examination, **options: Any) -> None:
+    def __init__(self, *, requirement: "Requirement", examination: "Examination", **options: Any) -> None:
         super().__init__(**options)
         self._requirement, self._examination = requirement, examination
 

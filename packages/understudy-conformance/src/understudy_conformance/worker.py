@@ -9,7 +9,7 @@ import json
 import os
 import sys
 
-from understudy_conformance import REQUIREMENTS, Factory, examine
+from understudy_conformance.catalog import REQUIREMENTS, Factory, examine
 from understudy_conformance.requirement import describe_error
 
 
