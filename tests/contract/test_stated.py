@@ -79,5 +79,5 @@ def test_sources_that_differ_or_are_silent_state_nothing(recorded: Path, tmp_pat
     (other / "meta" / "contract.json").unlink()
     assert not (edited(tmp_path / "silent", recorded, other) / "meta" / "contract.json").exists()
     (other / "meta" / "contract.json").write_text(json.dumps({"version": 2}))
-    with refused("required", where="meta/contract.json", fix="understudy contract"):
+    with refused("required", where="meta/contract.json"):
         edited(tmp_path / "damaged", other)
