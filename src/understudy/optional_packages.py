@@ -23,6 +23,7 @@ EXTRAS = {
     "pi05": ("sentencepiece", "tokenizers"),
     "jax-weights": ("tensorstore",),
     "serve": ("websockets", "msgpack"),
+    "ray": ("ray",),
     "rerun": ("rerun",),
     "lerobot": ("lerobot", "diffusers", "transformers", "num2words"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),

@@ -22,6 +22,7 @@ from understudy.cli import main
 from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
 from understudy.data.format.catalog import Catalog
+from understudy.data.format.episode_table import EpisodeTable
 from understudy.errors import DatasetError, SourceError
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy
 from understudy.train.data.sources import open_source, split_source
@@ -149,7 +150,10 @@ def test_column_summary_equals_plain_loops() -> None:
     starts = np.array([2, 3, 12, 14, 60])
     values = rng.integers(0, 4, (70, 3)).astype(np.float32)
     values[20, 1] = np.nan
-    catalog: Any = SimpleNamespace(episodes=range(6), num_frames=53)
+    of_row = np.array([7, 40, 2, 0, 1, 3])
+    files: Any = None
+    table = EpisodeTable(*np.stack([np.arange(6), of_row, np.cumsum(of_row)]), files, of_row, of_row)
+    catalog: Any = SimpleNamespace(episodes=table, num_frames=53)
     column = Column("x", ["a", "b", "c"], catalog)
     column.add(np.array([4, 0, 2, 1, 5]), values, starts, lengths)
     for row, start, length in zip([4, 0, 2, 1, 5], starts, lengths, strict=True):

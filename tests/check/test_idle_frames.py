@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.datasets import Spec, edit_json, write_dataset
+from support.datasets import Spec, edit_column, edit_json, write_dataset
 from understudy.check.examine import check_dataset
-from understudy.check.row_facts import IdleCounter
+from understudy.check.row_facts import IdleCounter, read_rows
 from understudy.cli.main import main
+from understudy.data.format.catalog import Catalog
 from understudy.data.write.writer import EpisodeWriter
 
 
@@ -38,13 +39,18 @@ def test_idle_frames_do_not_depend_on_units(unit: float) -> None:
     assert idle(episodes(unit)) == [10, 10, 10, 10, 0, 0]
 
 
-def test_idle_frames_of_a_large_dataset_are_measured_on_its_first_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.check.row_facts.KNOWN", 60)
+def test_idle_frames_of_a_large_dataset_are_measured_on_its_first_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_dataset(tmp_path / "set", Spec("v2.1", lengths=(60,) * 4, cameras=()))
     fast = episodes()
     fast[2] = fast[2] * 100  # faster than the speed that is known by then
-    assert idle(fast) == [10, 10, 0, 10, 0, 0]
-    monkeypatch.undo()
-    assert idle(fast)[2] == 10
+    for values, path in zip(fast, sorted((tmp_path / "set/data").rglob("episode_*.parquet"))):
+        edit_column(path, "action", lambda old, values=values: values.astype(np.float32).tolist())
+        edit_column(path, "observation.state", lambda old: [[0.0] * 3] * len(old))
+    assert read_rows(Catalog.open(tmp_path / "set")).idle[2] == 10
+    monkeypatch.setattr("understudy.check.row_facts.KNOWN", 60)
+    assert read_rows(Catalog.open(tmp_path / "set")).idle.tolist() == [10, 10, 0, 10]
 
 
 def test_a_robot_that_never_moves_is_idle() -> None:

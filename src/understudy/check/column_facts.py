@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,32 @@ SAMPLE = 1 << 16
 _BLOCK = 1 << 21  # numbers that are converted to float64 at a time
 
 
+class FrameStride:
+    """Frames of a dataset that are sampled: every N-th by its number in the whole dataset, about `SAMPLE` of them.
+
+    Args:
+        catalog: the dataset.
+        rows: int64 (n,), table rows of the episodes that have the numbers 0 to n - 1 here.
+    """
+
+    def __init__(self, catalog: Catalog, rows: np.ndarray) -> None:
+        lengths = catalog.episodes.lengths
+        self._firsts = (np.cumsum(lengths) - lengths)[rows]
+        self._stride = max(1, catalog.num_frames // SAMPLE)
+
+    def sampled(self, episodes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return the places of sampled frames in all frames of `episodes`, int64."""
+        number = np.arange(lengths.sum()) + np.repeat(self._firsts[episodes] - (np.cumsum(lengths) - lengths), lengths)
+        return np.flatnonzero(number % self._stride == 0)
+
+
+def copy_rows(whole: object, part: object, rows: np.ndarray) -> None:
+    """Copy each array of an object, with an entry for each episode, to the table rows `rows` of those of `whole`."""
+    for name, values in vars(part).items():
+        if isinstance(values, np.ndarray):
+            getattr(whole, name)[rows] = values
+
+
 class Column:
     """Summary of one column of N episodes with D numbers per frame, from their rows in any order.
 
@@ -22,6 +49,7 @@ class Column:
         key: key of the column.
         names: names of its dimensions.
         catalog: the dataset.
+        stride: frames to sample; by default those of all episodes of the catalog.
 
     Attributes:
         lengths: int64 (N,), frames of the episodes; 0 where they were not added.
@@ -41,7 +69,7 @@ class Column:
         bad: int64 (N,), frames with a value that is not finite; `bad_frame` int64 (N,) is the first.
     """
 
-    def __init__(self, key: str, names: list[str], catalog: Catalog) -> None:
+    def __init__(self, key: str, names: list[str], catalog: Catalog, stride: FrameStride | None = None) -> None:
         self.key, self.names, self._catalog = key, names, catalog
         episodes = len(catalog.episodes)
         self.low, self.high, self.mean, self.m2, self.first, self.last = self._tables(6, episodes)
@@ -49,8 +77,7 @@ class Column:
         self.at_low, self.at_high, self.visits, self.entry, self.zero_edge = self._tables(5, episodes)
         self.step_frame = np.zeros((episodes, len(names)), np.int64)
         self.lengths, self.bad, self.bad_frame, self.zeros, self.zero_frame = np.zeros((5, episodes), np.int64)
-        self._stride = max(1, catalog.num_frames // SAMPLE)
-        self._seen = 0
+        self._stride = stride or FrameStride(catalog, np.arange(episodes))
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []
 
     def _tables(self, count: int, episodes: int) -> np.ndarray:
@@ -95,6 +122,14 @@ class Column:
     def spread(self) -> np.ndarray:
         """Distance of the `bounds`, float64 (D,)."""
         return np.asarray(self.bounds[1] - self.bounds[0])
+
+    def merge(self, part: "Column", rows: np.ndarray) -> None:
+        """Add the episodes of a part of the dataset, which have the table rows `rows`."""
+        copy_rows(self, part, rows)
+        self._parts += part._parts
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_catalog": None, "_stride": None}  # those of the whole dataset remain
 
     def place(self, rows: Sequence[int] | np.ndarray, dimension: int | None = None, frame: int | None = None) -> Place:
         """Place of table rows in this column, or in one of its dimensions."""
@@ -167,8 +202,7 @@ class Column:
         self.beside[rows] = np.minimum(
             np.take_along_axis(around, frame - 1, axis=0), np.take_along_axis(around, frame + 1, axis=0)
         )
-        sampled = np.arange(-self._seen % self._stride, len(block), self._stride)
-        self._seen += len(block)
+        sampled = self._stride.sampled(rows, lengths)
         self._parts.append((block[sampled], change[sampled]))
 
     def _without_gaps(self, rows: np.ndarray, block: np.ndarray, begins: np.ndarray) -> np.ndarray:

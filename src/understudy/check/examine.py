@@ -38,6 +38,7 @@ from understudy.data.format.catalog import INFO, Catalog
 from understudy.data.format.standard_keys import rename_keys
 from understudy.data.selection.motion import named_motion
 from understudy.errors import DatasetError, SourceError
+from understudy.parts import Workers
 from understudy.progress import Progress
 from understudy.storage.remote_options import RemoteOptions
 
@@ -77,17 +78,19 @@ class Facts:
         return counts
 
 
-def examine(catalog: Catalog, depth: Depth = "sample", show_progress: bool = False) -> Facts:
-    """Read a dataset to a depth.
+def examine(
+    catalog: Catalog, depth: Depth = "sample", show_progress: bool = False, workers: Workers | None = None
+) -> Facts:
+    """Read a dataset to a depth, in this process or in `workers`.
 
     Raises:
         SourceError: the source of the dataset gives no answer. Unreadable files are facts.
     """
-    facts = Facts(catalog)
+    facts, workers = Facts(catalog), workers or Workers()
     if depth == "metadata":
         return facts
     with Progress(catalog.num_frames, "rows", "row", shown=show_progress) as progress:
-        facts.rows = read_rows(catalog, progress.update)
+        facts.rows = read_rows(catalog, workers, progress.update)
     facts.sensors = [read_sensor_facts(catalog, sensor) for sensor in catalog.sensors.values()]
     if depth == "rows":
         return facts
@@ -95,10 +98,10 @@ def examine(catalog: Catalog, depth: Depth = "sample", show_progress: bool = Fal
     tables = catalog.episodes.videos.values()
     files = sum(min(len(videos.files), most_files or len(videos.files)) for videos in tables)
     with Progress(files, "videos", "file", shown=show_progress) as progress:
-        facts.videos = read_videos(catalog, most_files, progress.update)
+        facts.videos = read_videos(catalog, most_files, workers, progress.update)
     episodes = min(catalog.num_episodes, most_episodes or catalog.num_episodes)
     with Progress(episodes * len(catalog.camera_keys), "images", "episode", shown=show_progress) as progress:
-        facts.images = read_images(catalog, facts.rows, facts.videos, most_episodes, progress.update)
+        facts.images = read_images(catalog, facts.rows, facts.videos, most_episodes, workers, progress.update)
     return facts
 
 
@@ -132,6 +135,7 @@ def check_dataset(
     state: str = "",
     remote: RemoteOptions | None = None,
     show_progress: bool = False,
+    workers: Workers | None = None,
     **layout: Any,
 ) -> Report:
     """Check a dataset by all rules of `findings.RULES`.
@@ -143,6 +147,7 @@ def check_dataset(
         state: key of the state; by default `observation.state`, else the first of `ROLES`.
         remote: options for a dataset on another machine.
         show_progress: whether to show progress on stderr.
+        workers: processes that read the files; None reads them in this one.
         layout: `video_path`, `data_path` and `version` of `Catalog.open`.
 
     Raises:
@@ -160,7 +165,7 @@ def check_dataset(
         # Metadata is checked under its own keys, all else under the standard ones.
         findings = [*check_metadata(stored), *check_files(stored)]
         catalog, names = _with_roles(stored, action, state)
-        facts = examine(catalog, depth, show_progress)
+        facts = examine(catalog, depth, show_progress, workers)
         findings += apply_rules(facts)
         metadata = _read_metadata(stored, findings)
         contents = describe_contents(stored, metadata, facts.rows, facts.videos, names)

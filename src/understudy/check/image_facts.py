@@ -1,25 +1,30 @@
 """Facts about images: thumbnails of some frames of some episodes, and the frames around the cuts of packed videos."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.data.check_files import rows_without_files
-from understudy.data.format.catalog import Catalog
+from understudy.data.format.catalog import Catalog, catalog_mark, marks
 from understudy.data.format.episode_table import spread_evenly
 from understudy.data.read.image_column import ImageColumns
 from understudy.data.read.rows import Rows
 from understudy.data.read.video_frames import VideoFrames
 from understudy.errors import DatasetError, SourceError
+from understudy.parts import Lost, Part, Workers, cut_parts
 from understudy.video.reader import open_video
 
 SAMPLED_EPISODES = 24
 """Most episodes per camera of which images are decoded for a sample."""
+PART_FILES, PART_IMAGES = 32, 4096
+"""Files and images of a part of the work."""
 WINDOW = 256
 """Frames in a row that are decoded of a sampled episode."""
 CUT = 3
@@ -29,7 +34,7 @@ GRAY = (96, 128)
 _HEIGHT, _WIDTH = 24, 32
 _CENTER = 512  # pixels of a side
 _COARSE = 8  # pixels
-_PART = 32  # frames decoded at a time
+_BATCH = 32  # frames decoded at a time
 
 
 SAMPLED_FILES = 500
@@ -89,18 +94,20 @@ class VideoFacts:
         return sound
 
 
-def read_videos(
-    catalog: Catalog, limit: int | None, progress: Callable[[int], None] = lambda files: None
-) -> VideoFacts:
-    """Open the videos of all cameras, at most `limit` per camera, spread evenly."""
-    facts = VideoFacts()
-    absent = rows_without_files(catalog)
-    for camera in catalog.episodes.videos:
-        facts.files[camera] = []
-        for file in files_to_open(catalog, camera, absent[camera], limit):
-            path = catalog.videos(camera).files.find(catalog.files, file)
+@dataclass(frozen=True)
+class ReadVideos:
+    """Facts about videos, as a function of (camera, place in its list, number of the file) (`parts.Work`)."""
+
+    catalog: Catalog
+
+    def __call__(self, part: Part) -> VideoFacts:
+        """Open videos."""
+        facts = VideoFacts()
+        for item in part:
+            camera, place, file = item
+            path = self.path(item)
             try:
-                reader = open_video(catalog.files.source(path))
+                reader = open_video(self.catalog.files.source(path))
             except SourceError:
                 raise
             except DatasetError as error:
@@ -108,11 +115,46 @@ def read_videos(
             else:
                 size = reader.count, reader.width, reader.height
                 index = (file, path, *size, float(reader.fps), reader.codec, int(reader.gop))
-                details = _probe(catalog.files.where(path), len(facts.files[camera])) if catalog.files.is_local else {}
-                facts.files[camera].append(VideoFile(*index, **details))
+                is_local = self.catalog.files.is_local
+                details = _probe(self.catalog.files.where(path), place) if is_local else {}
+                facts.files.setdefault(camera, []).append(VideoFile(*index, **details))
                 reader.close()
-            progress(1)
+        return facts
+
+    def path(self, item: tuple[str, int, int]) -> str:
+        """Path of a video under the root."""
+        camera, _, file = item
+        return self.catalog.videos(camera).files.find(self.catalog.files, file)
+
+    def depends_on(self, part: Part) -> Any:
+        """Return the versions of the videos."""
+        return self.catalog.root, marks(self.catalog, map(self.path, part))
+
+
+def read_videos(
+    catalog: Catalog, limit: int | None, workers: Workers, progress: Callable[[int], None] = lambda files: None
+) -> VideoFacts:
+    """Open the videos of all cameras, at most `limit` per camera, spread evenly."""
+    facts, absent, work = VideoFacts(), rows_without_files(catalog), ReadVideos(catalog)
+    items = [
+        (camera, place, file)
+        for camera in catalog.episodes.videos
+        for place, file in enumerate(files_to_open(catalog, camera, absent[camera], limit))
+    ]
+    facts.files = {camera: [] for camera in catalog.episodes.videos}
+    for part, result in workers.run(work, cut_parts(items, [1] * len(items), PART_FILES), lambda p: progress(len(p))):
+        if isinstance(result, Lost):
+            camera, _, file = part[0]
+            facts.unreadable.append((camera, file, work.path(part[0]), _as_error(result)))
+            continue
+        facts.unreadable += result.unreadable
+        for camera, files in result.files.items():
+            facts.files[camera] += files
     return facts
+
+
+def _as_error(lost: Lost) -> DatasetError:
+    return DatasetError(f"reading it is not possible: {lost.reason}", fix="record it again, or leave it out")
 
 
 def _probe(path: str, number: int) -> dict[str, Any]:
@@ -226,14 +268,80 @@ class ImageFacts:
         depth: depth camera -> the values of sampled episodes.
         cuts: camera -> its cuts.
         broken: (camera, table row, error) of images that cannot be decoded.
-        images: number of images that were decoded, each counted once.
+        taken: (camera, table row) -> the images that were decoded, one bit each.
     """
 
     clips: dict[str, list[Clip]] = field(default_factory=dict)
     depth: dict[str, list[DepthRange]] = field(default_factory=dict)
     cuts: dict[str, list[Cut]] = field(default_factory=dict)
     broken: list[tuple[str, int, DatasetError]] = field(default_factory=list)
-    images: int = 0
+    taken: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    @property
+    def images(self) -> int:
+        """Number of images that were decoded, each counted once."""
+        return sum(bits.bit_count() for bits in self.taken.values())
+
+    def merge(self, part: "ImageFacts") -> None:
+        """Add the facts of further episodes."""
+        for name in ("clips", "depth", "cuts"):
+            for camera, facts in getattr(part, name).items():
+                getattr(self, name).setdefault(camera, []).extend(facts)
+        self.broken += part.broken
+        for place, bits in part.taken.items():
+            self.taken[place] = self.taken.get(place, 0) | bits
+
+
+@dataclass(frozen=True)
+class ReadImages:
+    """Facts about images, as a function of (camera, table row) (`parts.Work`).
+
+    Attributes:
+        catalog: the dataset.
+        keys: columns to read beside the images.
+        whole: whether to decode all images of an episode.
+    """
+
+    catalog: Catalog
+    keys: tuple[str, ...]
+    whole: bool
+
+    def __call__(self, part: Part) -> ImageFacts:
+        """Decode images."""
+        facts, frames = ImageFacts(), VideoFrames(self.catalog, cache_bytes=0, backend="pyav")
+        numbers = Rows(self.catalog, self.keys, cache_bytes=64 << 20)
+        for camera, items in groupby(part, lambda item: item[0]):
+            images = _Images(self.catalog, camera, frames, numbers, self.keys)
+            for _, row in items:
+                try:
+                    if self.catalog.features[camera].is_depth:
+                        facts.depth.setdefault(camera, []).append(images.depth_range(row))
+                    else:
+                        facts.clips.setdefault(camera, []).append(images.clip(row, self.whole))
+                        if (before := images.row_before(row)) is not None:
+                            facts.cuts.setdefault(camera, []).append(images.cut(before, row))
+                except SourceError:
+                    raise
+                except DatasetError as error:
+                    facts.broken.append((camera, row, error))
+            facts.taken |= {(camera, row): _bits(taken) for row, taken in images.taken.items()}
+            frames.close()
+        return facts
+
+    def depends_on(self, part: Part) -> Any:
+        """Return the metadata, the settings, and the versions of the files."""
+        rows = sorted({row for _, row in part})
+        paths = {self.catalog.data_path(row) for row in rows}
+        paths |= {self.catalog.video_path(c, row) for c, row in part if self.catalog.features[c].is_video}
+        return self._mark, self.keys, self.whole, marks(self.catalog, sorted(paths))
+
+    @cached_property
+    def _mark(self) -> str:
+        return catalog_mark(self.catalog)
+
+
+def _bits(flags: np.ndarray) -> int:
+    return int.from_bytes(np.packbits(flags).tobytes(), "big")
 
 
 def read_images(
@@ -241,35 +349,24 @@ def read_images(
     rows: RowFacts,
     videos: VideoFacts,
     limit: int | None,
+    workers: Workers,
     progress: Callable[[int], None] = lambda episodes: None,
 ) -> ImageFacts:
     """Decode images of at most `limit` episodes per camera, spread evenly; None decodes all images.
 
     Episodes in videos that `videos` shows to be broken are left out.
     """
-    facts = ImageFacts()
-    frames = VideoFrames(catalog, cache_bytes=0, backend="pyav")
-    keys = [key for key in (ACTION, STATE) if key in rows.columns]
-    numbers = Rows(catalog, keys, cache_bytes=64 << 20)
-    for camera in catalog.camera_keys:
-        images = _Images(catalog, camera, frames, numbers, keys)
-        clips, cuts = facts.clips.setdefault(camera, []), facts.cuts.setdefault(camera, [])
-        for row in _chosen(catalog, camera, rows, videos, limit):
-            try:
-                if catalog.features[camera].is_depth:
-                    facts.depth.setdefault(camera, []).append(images.depth_range(row))
-                else:
-                    clips.append(images.clip(row, whole=limit is None))
-                    if (before := images.row_before(row)) is not None:
-                        cuts.append(images.cut(before, row))
-            except SourceError:
-                raise
-            except DatasetError as error:
-                facts.broken.append((camera, row, error))
-            finally:
-                progress(1)
-        facts.images += sum(int(taken.sum()) for taken in images.taken.values())
-        frames.close()
+    facts = ImageFacts({camera: [] for camera in catalog.camera_keys}, {}, {c: [] for c in catalog.camera_keys})
+    chosen = {camera: _chosen(catalog, camera, rows, videos, limit) for camera in catalog.camera_keys}
+    items = [(camera, row) for camera, its_rows in chosen.items() for row in its_rows]
+    lengths = [int(catalog.episodes.lengths[row]) for _, row in items]
+    costs = [length if limit is None else min(length, WINDOW) for length in lengths]
+    work = ReadImages(catalog, tuple(key for key in (ACTION, STATE) if key in rows.columns), limit is None)
+    for part, result in workers.run(work, cut_parts(items, costs, PART_IMAGES), lambda p: progress(len(p))):
+        if isinstance(result, Lost):
+            facts.broken.append((*part[0], _as_error(result)))
+        else:
+            facts.merge(result)
     return facts
 
 
@@ -291,7 +388,7 @@ class _Images:
         taken: table row -> bool (length,), the images that were decoded.
     """
 
-    def __init__(self, catalog: Catalog, camera: str, frames: VideoFrames, numbers: Rows, keys: list[str]) -> None:
+    def __init__(self, catalog: Catalog, camera: str, frames: VideoFrames, numbers: Rows, keys: Sequence[str]) -> None:
         self._catalog, self._camera, self._frames, self._numbers, self._keys = catalog, camera, frames, numbers, keys
         self._lengths = catalog.episodes.lengths
         is_video = catalog.features[camera].is_video
@@ -322,8 +419,8 @@ class _Images:
         first, last = (0, length) if whole else (begin, begin + size)
         window, changes = np.zeros((size, _HEIGHT, _WIDTH, 3), np.float32), []
         previous = np.zeros((0, _HEIGHT, _WIDTH, 3), np.float32)
-        for start in range(first, last, _PART):
-            stop = min(start + _PART, last)
+        for start in range(first, last, _BATCH):
+            stop = min(start + _BATCH, last)
             part = shrink(self._take(row, np.arange(start, stop)))
             changes.append(np.abs(np.diff(np.concatenate([previous, part]), axis=0)).mean(axis=(1, 2, 3)))
             previous = part[-1:]

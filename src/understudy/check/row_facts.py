@@ -6,19 +6,24 @@ A file that cannot be read, or a column of it, becomes an entry of `unreadable`;
 import hashlib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from understudy.check.column_facts import Column, PairFacts
+from understudy.check.column_facts import Column, FrameStride, PairFacts, copy_rows
 from understudy.data.check_files import rows_without_files
-from understudy.data.format.catalog import Catalog
+from understudy.data.format.catalog import Catalog, catalog_mark, marks
+from understudy.data.format.episode_table import EpisodeTable
 from understudy.data.format.features import INDEX_KEYS, Feature
 from understudy.data.read.rows import is_numeric, to_numpy
 from understudy.data.selection import motion
 from understudy.data.selection.motion import Speeds, moves, named_motion, rate_dims
 from understudy.errors import DatasetError, SourceError
+from understudy.parts import Lost, Part, Workers, cut_parts
 
 ACTION, STATE = "action", "observation.state"
 WIDEST = 1024
@@ -27,6 +32,8 @@ WIDEST = 1024
 _UNKNOWN = -(1 << 62)
 
 
+PART_ROWS = 250_000
+"""Rows of a part of the work."""
 KNOWN = 100_000
 """Frames from which the speed of the dimensions is known; those of larger datasets are measured on the first files."""
 
@@ -36,44 +43,39 @@ class IdleCounter:
 
     Args:
         is_rate: which dimensions are differences or velocities (D,) (`motion.rate_dims`).
+        thresholds: `threshold` and `rates` of `moves`; None measures them on the episodes that are added.
+
+    Attributes:
+        thresholds: the same; after `result` not None.
     """
 
-    def __init__(self, is_rate: np.ndarray) -> None:
+    def __init__(self, is_rate: np.ndarray, thresholds: tuple[np.ndarray, np.ndarray] | None = None) -> None:
         self._speeds = Speeds(is_rate)
         self._is_rate = is_rate
         self._waiting: list[tuple[int, np.ndarray, np.ndarray]] = []
-        self._frames = 0
-        self._known: tuple[np.ndarray, np.ndarray] | None = None
+        self.thresholds = thresholds
         self._counts: dict[int, tuple[int, int]] = {}
 
     def add(self, row: int, values: np.ndarray) -> None:
         """Add the actions and states (L, D) of the episode of a table row."""
         with np.errstate(invalid="ignore"):  # inf - inf is NaN, not rest
             steps = np.diff(values.astype(np.float64), axis=0)
-        if self._known is not None:
-            self._count(row, steps, values[1:], *self._known)
+        if self.thresholds is not None:
+            self._count(row, steps, values[1:], *self.thresholds)
             return
         self._speeds.add(steps, values)
         rates = values[1:] if self._is_rate.any() else values[:0]
         self._waiting.append((row, steps.astype(np.float32), rates.astype(np.float32)))
-        self._frames += len(values)
-        if self._frames >= KNOWN:
-            self._decide()
 
     def result(self, episodes: int) -> np.ndarray:
         """Return the idle frames of each table row, and those at its end, int64 (2, episodes)."""
-        if self._known is None:
-            self._decide()
+        self.thresholds = self.thresholds or self._speeds.thresholds()
+        for waiting in self._waiting:
+            self._count(*waiting, *self.thresholds)
         counts = np.zeros((2, episodes), np.int64)
         for row, both in self._counts.items():
             counts[:, row] = both
         return counts
-
-    def _decide(self) -> None:
-        self._known = self._speeds.thresholds()
-        for waiting in self._waiting:
-            self._count(*waiting, *self._known)
-        self._waiting = []
 
     def _count(self, row: int, steps: np.ndarray, values: np.ndarray, threshold: np.ndarray, rates: np.ndarray) -> None:
         if len(steps):
@@ -107,6 +109,7 @@ class RowFacts:
         schemas: columns with their types -> files, as far as they are read.
         lacking: column -> files without it.
         undeclared: columns that info.json does not declare.
+        thresholds: speeds from which on a dimension moves (`IdleCounter.thresholds`), of the first files.
         columns: key -> summary.
         pairs: action against state; None unless both have the same width.
         rows, files: number of rows and files that were read.
@@ -126,9 +129,35 @@ class RowFacts:
         self.schemas: dict[tuple[tuple[str, str], ...], list[int]] = {}
         self.lacking: dict[str, list[int]] = {}
         self.undeclared: dict[str, str] = {}
+        self.thresholds: tuple[np.ndarray, np.ndarray] | None = None
         self.columns: dict[str, Column] = {}
         self.pairs: PairFacts | None = None
         self.rows = self.files = 0
+
+    def merge(self, part: "RowFacts", rows: np.ndarray, catalog: Catalog) -> None:
+        """Add the facts about the table rows `rows` of a dataset, whose files follow those that were added."""
+        part.position[part.is_read] += self.rows
+        copy_rows(self, part, rows)
+        for row, digest in zip(rows.tolist(), part.digest):
+            self.digest[row] = digest
+        self.used_tasks |= {int(rows[row]): tasks for row, tasks in part.used_tasks.items()}
+        self.orphans.update(part.orphans)
+        self.orphan_file = self.orphan_file or part.orphan_file
+        self.unreadable += part.unreadable
+        self.undeclared |= part.undeclared
+        files_of: list[tuple[dict[Any, list[int]], dict[Any, list[int]]]]
+        files_of = [(self.schemas, part.schemas), (self.lacking, part.lacking)]
+        for whole, added in files_of:
+            for name, files in added.items():
+                whole.setdefault(name, []).extend(files)
+        for key, column in part.columns.items():
+            self.columns.setdefault(key, Column(key, column.names, catalog)).merge(column, rows)
+        if part.pairs is not None:
+            self.pairs = self.pairs or PairFacts(len(self.digest), part.pairs.correlation.shape[1])
+            copy_rows(self.pairs, part.pairs, rows)
+        self.thresholds = self.thresholds or part.thresholds
+        self.rows += part.rows
+        self.files += part.files
 
     @staticmethod
     def is_known(values: np.ndarray) -> np.ndarray:
@@ -145,30 +174,91 @@ class RowFacts:
         return self.columns.get({ACTION: STATE, STATE: ACTION}.get(column.key, ""))
 
 
-def read_rows(catalog: Catalog, progress: Callable[[int], None] = lambda rows: None) -> RowFacts:
+@dataclass(frozen=True)
+class ReadRows:
+    """Facts about the rows of data files, as a function of their numbers (`parts.Work`).
+
+    Attributes:
+        catalog: the dataset.
+        thresholds: those of the first files (`RowFacts.thresholds`); None for these themselves.
+    """
+
+    catalog: Catalog
+    thresholds: tuple[np.ndarray, np.ndarray] | None = None
+
+    def __call__(self, part: Part) -> RowFacts:
+        """Read files; the facts are those of the rows `rows_of`."""
+        table = self.catalog.episodes
+        rows = self.rows_of(part)
+        places = {
+            name: getattr(table, name)[rows] for name in ("ids", "lengths", "index_from", "data_file", "data_row")
+        }
+        some = replace(self.catalog, episodes=EpisodeTable(data=table.data, own_files=table.own_files, **places))
+        facts = RowFacts(len(rows))
+        idle = IdleCounter(rate_dims(some, named_motion(numeric_keys(some))), self.thresholds)
+        if {ACTION, STATE} <= some.features.keys():
+            widths = [int(np.prod(some.features[key].shape)) for key in (ACTION, STATE)]
+            if widths[0] == widths[1] <= WIDEST:
+                facts.pairs = PairFacts(len(rows), widths[0])
+        firsts = FrameStride(self.catalog, rows)
+        for file in part:
+            count = _read_file(some, file, np.flatnonzero(places["data_file"] == file), facts, idle, firsts)
+            facts.rows += count
+            facts.files += count > 0
+        facts.idle, facts.idle_end = idle.result(len(rows))
+        facts.thresholds = idle.thresholds
+        return facts
+
+    def rows_of(self, part: Part) -> np.ndarray:
+        """Table rows of the episodes of files, ascending, int64."""
+        order, files = self._by_file
+        left, right = (np.searchsorted(files, np.array(part), side) for side in ("left", "right"))
+        return np.sort(np.concatenate([order[a:b] for a, b in zip(left, right)]))
+
+    @cached_property
+    def _by_file(self) -> tuple[np.ndarray, np.ndarray]:
+        order = np.argsort(self.catalog.episodes.data_file, kind="stable")
+        return order, self.catalog.episodes.data_file[order]
+
+    def depends_on(self, part: Part) -> Any:
+        """Return the metadata, the thresholds, and the versions of the files."""
+        return self._mark, marks(self.catalog, map(self._path, part))
+
+    @cached_property
+    def _mark(self) -> str:
+        return f"{catalog_mark(self.catalog)} {self.thresholds}"
+
+    def _path(self, file: int) -> str:
+        return self.catalog.episodes.data.find(self.catalog.files, file)
+
+
+def read_rows(
+    catalog: Catalog, workers: Workers | None = None, progress: Callable[[int], None] = lambda rows: None
+) -> RowFacts:
     """Read all data files of a dataset.
 
     Args:
         catalog: the dataset.
-        progress: receives the number of rows of each file.
+        workers: processes that read; None reads in this one.
+        progress: receives numbers of rows.
     """
-    table = catalog.episodes
+    table, workers = catalog.episodes, workers or Workers()
     facts = RowFacts(len(table))
-    absent = rows_without_files(catalog)["data"]
-    idle = IdleCounter(rate_dims(catalog, named_motion(numeric_keys(catalog))))
-    if {ACTION, STATE} <= catalog.features.keys():
-        widths = [int(np.prod(catalog.features[key].shape)) for key in (ACTION, STATE)]
-        if widths[0] == widths[1] <= WIDEST:
-            facts.pairs = PairFacts(len(table), widths[0])
-    by_file = np.argsort(table.data_file, kind="stable")
-    cuts = np.flatnonzero(np.diff(table.data_file[by_file])) + 1
-    for rows in np.split(by_file, cuts):
-        if table.lengths[rows].any() and not absent[rows].any():
-            count = _read_file(catalog, int(table.data_file[rows[0]]), np.sort(rows), facts, idle)
-            facts.rows += count
-            facts.files += count > 0
-        progress(int(table.lengths[rows].sum()))
-    facts.idle, facts.idle_end = idle.result(len(table))
+    rows_of_files = np.bincount(table.data_file, table.lengths, len(table.data)).astype(np.int64)
+    present = table.data_file[(table.lengths > 0) & ~rows_without_files(catalog)["data"]]
+    files, frames = np.unique(present), rows_of_files[np.unique(present)]
+    progress(int(rows_of_files.sum() - frames.sum()))
+    first = int(np.searchsorted(np.cumsum(frames), KNOWN)) + 1
+    later = cut_parts(files[first:].tolist(), frames[first:].tolist(), PART_ROWS)
+    for parts in ([tuple(files[:first].tolist())] if len(files) else [], later):
+        work = ReadRows(catalog, facts.thresholds)
+        done = lambda part: progress(int(rows_of_files[list(part)].sum()))  # noqa: E731
+        for part, result in workers.run(work, parts, done):
+            if isinstance(result, Lost):
+                error = DatasetError(f"reading it is not possible: {result.reason}", fix="repair the file")
+                facts.unreadable.append((part[0], "", error))
+            else:
+                facts.merge(result, work.rows_of(part), catalog)
     return facts
 
 
@@ -177,7 +267,9 @@ def numeric_keys(catalog: Catalog) -> list[str]:
     return [key for key in motion.numeric_keys(catalog) if 0 < np.prod(catalog.features[key].shape) <= WIDEST]
 
 
-def _read_file(catalog: Catalog, file: int, rows: np.ndarray, facts: RowFacts, idle: IdleCounter) -> int:
+def _read_file(
+    catalog: Catalog, file: int, rows: np.ndarray, facts: RowFacts, idle: IdleCounter, stride: FrameStride
+) -> int:
     """Read one file. Returns its rows; 0 where it cannot be read."""
     path = catalog.data_path(int(rows[0]))
     keys = numeric_keys(catalog)
@@ -218,7 +310,7 @@ def _read_file(catalog: Catalog, file: int, rows: np.ndarray, facts: RowFacts, i
                 values = columns[key].reshape(total, -1)
                 if key not in facts.columns:
                     names = _names(catalog, key, values.shape[1])
-                    facts.columns[key] = Column(key, names, catalog)
+                    facts.columns[key] = Column(key, names, catalog, stride)
                 facts.columns[key].add(placed, values, begins, lengths)
         _digest(columns, keys, placed, begins, lengths, facts, idle)
     return total

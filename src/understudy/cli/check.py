@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from understudy.atomic import refuse_existing, write_text
 from understudy.config.declare import Ge, Interval, Positional
+from understudy.config.workers import WorkersConfig
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ FOUND = 1
 
 
 @dataclass(frozen=True)
-class CheckConfig:
+class CheckConfig(WorkersConfig):
     """Examine a dataset: exit code 0 without errors, 1 with errors, 2 where there is no dataset to check."""
 
     path: Positional[str] = ""
@@ -61,7 +62,7 @@ class CheckConfig:
         problems = [] if self.path else ["path: required, the folder or URL of a dataset: understudy check PATH"]
         if not self.keep_ranges and (self.chunk_size, self.keep_rule) != (1, "start"):
             problems.append("keep_ranges: --chunk-size and --keep-rule need the file of ranges: --keep-ranges FILE")
-        return problems
+        return problems + self.worker_problems()
 
 
 def check(config: CheckConfig) -> int:
@@ -87,7 +88,8 @@ def check(config: CheckConfig) -> int:
         selection = Selection(keep_ranges=config.keep_ranges, keep_rule=config.keep_rule)
         keep_report = selection.apply(root, reach).keep_report
     options = layout | {"action": config.action, "state": config.state, "show_progress": not config.json}
-    report = check_dataset(root, config.depth, **options)
+    with config.open_workers() as workers:
+        report = check_dataset(root, config.depth, workers=workers, **options)
     if keep_report is not None:
         report.contents["keep_ranges"] = asdict(keep_report) | {"lines": keep_report.lines()}
     if config.skip_bad:

@@ -11,5 +11,6 @@ data         settings of its data
 lora         settings of low-rank adapters
 rollout      settings of rollouts
 serve        settings of the policy server
+workers      processes of commands whose work is cut into parts
 limits       largest values that one machine may be asked for
 """

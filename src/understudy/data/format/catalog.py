@@ -3,6 +3,8 @@
 Small, read-only and cheap to pickle: numpy columns with a few integers per episode.
 """
 
+import hashlib
+import json
 import logging
 import os
 import re
@@ -27,7 +29,7 @@ from understudy.data.format.features import INDEX_KEYS, Feature, join_stats, par
 from understudy.data.format.meta_files import check_template, read_json
 from understudy.data.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy.data.format.sensors import Sensor, read_sensors
-from understudy.errors import DatasetError
+from understudy.errors import DatasetError, SourceError
 from understudy.hub.ids import model_id, near_path
 from understudy.plural import plural
 from understudy.storage.dataset_root import Files
@@ -292,6 +294,30 @@ class Catalog:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+
+
+def catalog_mark(catalog: Catalog) -> str:
+    """Return a hash of a dataset's address and metadata, without its statistics."""
+    table = catalog.episodes
+    digest = hashlib.sha256(repr((catalog.root, catalog.version, catalog.features, catalog.stored_names)).encode())
+    arrays = [table.ids, table.lengths, table.data_file, table.data_row, table.task_offsets, table.task_indices]
+    for array in arrays + [array for videos in table.videos.values() for array in (videos.file, videos.first)]:
+        digest.update(np.ascontiguousarray(array).data)
+    digest.update(json.dumps([catalog.info, catalog.tasks], sort_keys=True, default=str).encode())
+    return digest.hexdigest()
+
+
+def marks(catalog: Catalog, paths: Iterable[str]) -> list[tuple[str, str]]:
+    """Return (path, version) of files under the root; a missing one has the version ""."""
+    versions = []
+    for path in paths:
+        try:
+            versions.append((path, catalog.files.version(path)))
+        except SourceError:
+            raise
+        except DatasetError:
+            versions.append((path, ""))
+    return versions
 
 
 def _read_info(root: str | os.PathLike[str], remote: RemoteOptions | None) -> tuple[Files, dict[str, Any]]:

@@ -1,0 +1,29 @@
+"""Settings of commands whose work is cut into parts."""
+
+from dataclasses import dataclass
+
+from understudy.config.declare import Processes
+from understudy.parts import Workers
+
+
+@dataclass(frozen=True)
+class WorkersConfig:
+    """Processes that share the work of a command; the result is the same for any number of them."""
+
+    workers: Processes | None = None
+    """Processes on this machine; the default is 1 for `check`, else one per core. Above 1 a killed process is replaced
+    and its part of the work done again."""
+    ray: str = ""
+    """Address of a Ray cluster (`auto`, HOST:PORT or ray://HOST:PORT) that does the work, instead of `--workers`. All
+    nodes see the same paths and have the same version."""
+    work: str = ""
+    """Folder for finished parts of the work: the same command continues there after a kill. A part is computed again
+    when its files or settings have changed. Nothing removes the folder."""
+
+    def open_workers(self, default: int = 1) -> Workers:
+        """Return the processes; `default` is their number without the setting."""
+        return Workers(self.workers or default, self.ray, self.work)
+
+    def worker_problems(self) -> list[str]:
+        """List errors in these settings."""
+        return ["ray: give either --ray, or --workers"] if self.ray and self.workers else []

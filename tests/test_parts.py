@@ -1,0 +1,117 @@
+"""Work cut into parts: equal for any number of processes, after kills, and with results of an earlier call."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from support.part_work import Squares
+from understudy.parts import TRIES, Lost, Part, Workers, cut_parts
+
+PARTS: list[Part] = [(1, 2), (3,), (4, 5, 6), (7,), (8, 9)]
+RESULTS = [(part, [number**2 for number in part]) for part in PARTS]
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Path:
+    (tmp_path / "calls").mkdir()
+    return tmp_path / "calls"
+
+
+def children() -> list[str]:
+    listed = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True).stdout
+    return [line for line in listed.splitlines() if "multiprocessing" in line and "tracker" not in line]
+
+
+def test_cut_parts_have_equal_cost_and_keep_the_order() -> None:
+    assert cut_parts("abcde", [1, 1, 3, 1, 1], 2) == [("a", "b"), ("c",), ("d", "e")]
+    assert cut_parts("", [], 2) == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_run_gives_results_in_order(calls: Path, count: int) -> None:
+    finished: list[Part] = []
+    with Workers(count) as workers:
+        assert list(workers.run(Squares(calls), PARTS, finished.append)) == RESULTS
+        assert list(workers.run(Squares(calls, setting=1), PARTS[:1])) == RESULTS[:1]
+    assert sorted(finished) == PARTS
+    assert children() == []
+
+
+def test_run_repeats_the_part_of_a_killed_process(calls: Path) -> None:
+    work = Squares(calls, once=(3, 5))
+    with Workers(2) as workers:
+        assert list(workers.run(work, PARTS)) == RESULTS
+    assert work.calls() == len(PARTS) + 2
+
+
+def test_run_names_the_item_that_ends_its_processes(calls: Path) -> None:
+    work = Squares(calls, deadly=(5,))
+    with Workers(2) as workers:
+        results = list(workers.run(work, PARTS))
+    lost = [part for part, result in results if isinstance(result, Lost)]
+    assert lost == [(5,)]
+    assert [pair for pair in results if pair[0] != (5,)] == [*RESULTS[:2], ((4,), [16]), ((6,), [36]), *RESULTS[3:]]
+    assert len(list(calls.glob("5.*"))) == TRIES
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_run_raises_the_error_of_a_part_and_ends_the_others(calls: Path, count: int) -> None:
+    with pytest.raises(ValueError), Workers(count) as workers:
+        list(workers.run(Squares(calls, wrong=(7,)), PARTS))
+    assert children() == []
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_run_continues_with_the_results_of_a_folder(calls: Path, tmp_path: Path, count: int) -> None:
+    folder = tmp_path / "work"
+    with pytest.raises(ValueError), Workers(1, folder=folder) as workers:
+        list(workers.run(Squares(calls, wrong=(7,)), PARTS))
+    before = len(list(calls.iterdir()))
+    finished: list[Part] = []
+    with Workers(count, folder=folder) as workers:
+        assert list(workers.run(Squares(calls), PARTS, finished.append)) == RESULTS
+    assert len(list(calls.iterdir())) - before == 2  # (7,) and (8, 9)
+    assert sorted(finished) == PARTS
+    with Workers(count, folder=folder) as workers:
+        list(workers.run(Squares(calls, setting=1), PARTS))  # another setting reuses nothing
+    assert len(list(calls.iterdir())) - before == 2 + len(PARTS)
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from support.part_work import Squares
+from understudy.parts import Workers
+if __name__ == "__main__":
+    calls, folder = map(Path, sys.argv[1:])
+    with Workers(2, folder=folder) as workers:
+        print(list(workers.run(Squares(calls, slow=0.3), [(n,) for n in range(8)])))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_driver_leaves_no_process_and_continues(calls: Path, tmp_path: Path, number: int) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    command = [sys.executable, str(script), str(calls), str(tmp_path / "work")]
+    driver = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    while not list(tmp_path.glob("work/*.part")):
+        assert driver.poll() is None
+        time.sleep(0.02)
+    workers = {int(path.name.split(".")[1]) for path in calls.iterdir()}
+    driver.send_signal(number)
+    assert driver.wait(60) != 0
+    deadline = time.monotonic() + 60
+    while alive := [worker for worker in workers if Path(f"/proc/{worker}/exe").exists()]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.02)
+    done = len(list(tmp_path.glob("work/*.part")))
+    before = len(list(calls.iterdir()))
+    answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert answer.strip() == str([((n,), [n**2]) for n in range(8)])
+    assert len(list(calls.iterdir())) - before == 8 - done
