@@ -33,6 +33,7 @@ ROOMS: dict[str, set[str]] = {
     "policies": {"hub", "order", "contract"},
     "envs": set(),
     "config": {"policies", "envs"},
+    "imports": {"data", "config"} | CELLAR,
     "optim": {"config"},
     "distributed": {"config"},
     "load": {"order", "data"} | CELLAR,
@@ -45,7 +46,7 @@ ROOMS: dict[str, set[str]] = {
     "cli": {"hub"}
     | GROUND
     | CELLAR
-    | {"edit", "optim", "distributed", "load", "check", "rollout", "serve", "train", "report"},
+    | {"edit", "imports", "optim", "distributed", "load", "check", "rollout", "serve", "train", "report"},
 }
 NEVER = {
     "order": {"torch", "pyarrow", "av", "scipy"},
@@ -54,6 +55,7 @@ NEVER = {
     "video": {"torch", "pyarrow"},
     "data": {"torch.nn", "torch.optim", "mujoco"},
     "edit": {"torch", "mujoco"},
+    "imports": {"torch", "mujoco"},
     "contract": {"torch", "pyarrow", "av", "scipy"},
     "policies": {"pyarrow", "av", "mujoco", "torch.distributed"},
     "optim": {"pyarrow", "av", "mujoco"},

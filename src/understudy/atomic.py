@@ -241,7 +241,8 @@ def recover_folder(target: Path) -> bool:
         if "-" in unique or work.is_symlink() or not work.is_dir():
             continue  # belongs to a longer name, or is not a working folder
         try:
-            is_ours = {path.name for path in work.iterdir()} <= {"new", "old"}
+            names = {path.name for path in work.iterdir() if not path.name.endswith(DRAFT_SUFFIX)}
+            is_ours = names <= {"new", "old"}
             lock = _lock(work) if is_ours else None
         except FileNotFoundError:
             continue  # its process has just ended

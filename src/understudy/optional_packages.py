@@ -25,6 +25,7 @@ EXTRAS = {
     "serve": ("websockets", "msgpack"),
     "ray": ("ray",),
     "rerun": ("rerun",),
+    "import": ("rosbags", "h5py", "zarr"),
     "lerobot": ("lerobot", "diffusers", "transformers", "num2words"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
 }
@@ -35,6 +36,7 @@ INCLUDES = {
     "sim": ("demo",),
     "gymnasium": ("train",),
     "libero": ("train",),
+    "import": ("train",),
     "hub": ("remote",),
     "s3": ("remote",),
 }

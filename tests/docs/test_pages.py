@@ -58,7 +58,18 @@ def execute(page: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "page", ["datasets", "frame_weights", "launching", "precision", "validation", "checkpoints", "planning", "viewing"]
+    "page",
+    [
+        "datasets",
+        "frame_weights",
+        "launching",
+        "precision",
+        "validation",
+        "checkpoints",
+        "planning",
+        "viewing",
+        "importing",
+    ],
 )
 def test_commands_of_a_page_are_read(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = TrainConfig(data=DataConfig(root="d"))

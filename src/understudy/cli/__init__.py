@@ -13,6 +13,7 @@ profile      `understudy profile`
 score        `understudy score`
 check        `understudy check`
 view         `understudy view`
+importing    `understudy import`
 edit         `understudy edit` and `understudy segment`
 ranges       `understudy ranges`
 order        `understudy order explain`

@@ -56,6 +56,9 @@ COMMANDS = {
     "why": Command("why:why", "why a policy does not grasp, of a trace", "[POLICY] TRACE", extra="report"),
     "report": Command("runs:report", "a run's report.html again, or several runs side by side", "RUN [RUN ...]"),
     "score": Command("score:score", "values and advantages of a dataset's frames", "RUN DATA OUT"),
+    "import": Command(
+        "importing:import_", "bags, HDF5 and Zarr files as a LeRobot dataset", "[PATH ...]", extra="import"
+    ),
     "check": Command("check:check", "contents and faults of a dataset", "PATH"),
     "view": Command("view:view", "look through episodes in a browser", "PATH"),
     "edit": Command("edit:edit", "select, merge, change or transcode datasets", "[PATH ...]"),

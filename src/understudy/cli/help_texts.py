@@ -45,6 +45,11 @@ EXAMPLES = {
         "understudy record --output-dir data/table --episodes 200",
         "understudy record --output-dir data/push --env metaworld --tasks push-v3 --image-size 128",
     ),
+    "import": (
+        "understudy import demo.hdf5 data/lift --task 'lift the cube'",
+        "understudy import bags/0001.mcap --propose > cups.yaml",
+        "understudy import bags data/cups --mapping cups.yaml --skip-bad",
+    ),
     "train": (
         "understudy train --data.root data/table --output-dir runs/table",
         "understudy train settings.yaml --steps 5000 --optim.lr 3e-4",

@@ -1,0 +1,94 @@
+"""Features of the dataset, from the first sample of each stream of the first recording."""
+
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from understudy.imports.recording import Recording, RecordingError
+from understudy.imports.settings import TASK, ImportConfig, ImportMapping, Part
+from understudy.imports.values import is_image, joint_names, to_image, to_numbers, value_names
+
+TIME, AGE = "source.time_ns", "source.age_ns"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Features, and the kind of each part.
+
+    Attributes:
+        mapping: the mapping, with the joints of messages that it does not name.
+        fps: frames per second.
+        features: as `EpisodeWriter` takes them.
+        kinds: stream -> type.
+        samples: part -> its first sample, an image or numbers.
+        images: parts that are images.
+        linear: parts that are interpolated.
+        names: part -> names of its values, None where they are unknown.
+    """
+
+    mapping: ImportMapping
+    fps: int
+    features: dict[str, dict[str, Any]]
+    kinds: dict[str, str]
+    samples: dict[str, np.ndarray]
+    images: frozenset[str]
+    linear: frozenset[str]
+    names: dict[str, list[str] | None]
+
+
+def read_layout(recording: Recording, mapping: ImportMapping, config: ImportConfig) -> Layout:
+    """Return the layout of an opened recording.
+
+    Raises:
+        RecordingError: a stream is missing, its first sample is not as its feature needs it, or no rate is stated.
+    """
+    firsts = recording.firsts(mapping.streams)
+    rate = config.fps or mapping.fps or recording.rate or 0
+    if not rate or rate != int(rate):
+        raise RecordingError(
+            "rate", f"states {rate:g} frames per second", fix="--fps N; --propose prints a bag's rates"
+        )
+    samples, names, images = dict[str, np.ndarray](), dict[str, list[str] | None](), set[str]()
+    resolved: dict[str, list[Part]] = {key: [] for key in mapping.features}
+    features: dict[str, dict[str, Any]] = {}
+    for key, parts in mapping.features.items():
+        for name, part in zip(mapping.names(key), parts):
+            try:
+                if is_image(name, firsts[part.stream]):
+                    images.add(name)
+                    samples[name], names[name] = to_image(firsts[part.stream], part.color), None
+                else:
+                    part = replace(part, joints=joint_names(part, firsts[part.stream]))
+                    samples[name] = to_numbers(part, firsts[part.stream])
+                    names[name] = value_names(part, len(samples[name]))
+            except RecordingError as error:
+                raise error.replaced(stream=part.stream) from error
+            resolved[key].append(part)
+        if key in images:
+            features[key] = {"dtype": config.storage, "shape": samples[key].shape}
+            continue
+        values = np.concatenate([samples[name] for name in mapping.names(key)])
+        dtype = "float32" if values.dtype.kind == "f" else "int64" if values.dtype == np.uint64 else str(values.dtype)
+        features[key] = {"dtype": dtype, "shape": values.shape, "names": None}
+        if any(names[name] for name in mapping.names(key)):
+            labeled = [
+                names[name] or [f"{name}[{i}]" for i in range(len(samples[name]))] for name in mapping.names(key)
+            ]
+            labels = features[key]["names"] = list(chain(*labeled))
+            if len(labels) != len(values) or len(set(labels)) < len(labels):
+                fix = "give a different name for each with `names`"
+                raise RecordingError("names", f"{len(values)} values of {key} have the names {labels}", fix=fix)
+    mapping = replace(mapping, features={key: tuple(parts) for key, parts in resolved.items()})
+    linear = {
+        name
+        for name, part in mapping.parts.items()
+        if name != TASK
+        and samples[name].dtype.kind == "f"
+        and (part.resample or "linear" * bool(part.joints)) == "linear"
+    }
+    features[TIME] = {"dtype": "int64", "shape": (1,)}
+    features[AGE] = {"dtype": "int64", "shape": (len(mapping.parts),), "names": list(mapping.parts)}
+    kinds = {stream: recording.kinds[stream] for stream in mapping.streams}
+    return Layout(mapping, int(rate), features, kinds, samples, frozenset(images), frozenset(linear), names)

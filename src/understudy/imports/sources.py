@@ -1,0 +1,112 @@
+"""Files and folders -> recordings, with the default mapping of their layout."""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+from understudy.imports.arrays import HDF5, hdf5_episodes, zarr_episodes
+from understudy.imports.bags import SUFFIXES, Bag
+from understudy.imports.recording import Recording, RecordingError
+from understudy.imports.settings import ImportMapping, Part
+
+_LAYOUTS = {
+    "robomimic": ("obs/robot0_eef_pos", "obs/robot0_eef_quat", "obs/robot0_gripper_qpos", "actions"),
+    "libero": ("obs/ee_pos", "obs/ee_ori", "obs/gripper_states", "actions"),
+    "aloha": ("observations/qpos", "action"),
+    "umi": ("robot0_eef_pos", "robot0_eef_rot_axis_angle", "robot0_gripper_width", "state", "action"),
+}
+"""Layout -> keys of the state, and of the action."""
+_IMAGE = re.compile(r"obs/(\w+?)_(?:image|rgb)|observations/images/(\w+)|(camera\d+)_rgb|(img)")
+
+
+def open_sources(paths: Sequence[str], mapping: ImportMapping) -> tuple[list[Recording], str]:
+    """Return the recordings of files and folders in sequence, and their layout.
+
+    Raises:
+        RecordingError: a path is none of the formats, or layouts differ.
+    """
+    recordings: list[Recording] = []
+    layouts: dict[str, Path] = {}
+    for path in (file for text in paths for file in _files(Path(text))):
+        kind = _kind(path)
+        try:
+            if kind == "bag":
+                episodes: Sequence[Recording] = [Bag(path, mapping.ros_distro)]
+            else:
+                episodes, kind = (hdf5_episodes if kind == "hdf5" else zarr_episodes)(path, mapping)
+        except RecordingError as error:
+            raise error.replaced(where=path) from error
+        layouts.setdefault(kind, path)
+        recordings += episodes
+    if len(layouts) > 1 or not recordings:
+        listed = ", ".join(f"{path} is {kind or 'HDF5 of another layout'}" for kind, path in layouts.items())
+        fix = "import each into its own dataset"
+        raise RecordingError("layout", f"layouts differ or are empty: {listed}", where=", ".join(paths), fix=fix)
+    return recordings, next(iter(layouts))
+
+
+def _kind(path: Path) -> str:
+    """Return the format of a file or folder; "" for none."""
+    if path.suffix in HDF5:
+        return "hdf5"
+    if path.suffix in SUFFIXES or (path / "metadata.yaml").is_file():
+        return "bag"
+    names = (".zgroup", "zarr.json")
+    return "zarr" * (path.name.endswith((".zarr", ".zarr.zip")) or any((path / name).is_file() for name in names))
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Yield the recordings at a path: itself, or those in the folder, by name."""
+    if path.exists() and _kind(path):
+        yield path
+        return
+    entries = sorted(path.iterdir()) if path.is_dir() else [path]
+    inside = [entry for entry in entries if entry.exists() and _kind(entry)]
+    fix = f"give files of {', '.join((*SUFFIXES, *HDF5, '.zarr', '.zarr.zip'))}, or a folder of them"
+    if any(".tfrecord" in entry.name or entry.name == "dataset_info.json" for entry in entries):
+        fix = "RLDS (TFDS) needs TensorFlow, and no lighter reader is on the package index: write HDF5 where it is"
+    if (path / "meta/info.json").is_file():
+        fix = f"a LeRobot dataset is edited: understudy edit {path} OUT"
+    if not inside:
+        raise RecordingError("layout", "is no recording of a known format", where=path, fix=fix)
+    yield from inside
+
+
+def default_mapping(recording: Recording, layout: str) -> ImportMapping:
+    """Return the mapping of a known layout: its images, proprioception and action.
+
+    Raises:
+        RecordingError: the layout has none.
+    """
+    if layout not in _LAYOUTS:
+        fix = "--mapping FILE; --propose prints the beginning of one"
+        raise RecordingError("layout", "needs a mapping", where=recording.where, fix=fix)
+    with recording:
+        images = {key: image for key in recording.kinds if (image := _IMAGE.fullmatch(key))}
+        *state, action = ([Part(key)] * (key in recording.kinds) for key in _LAYOUTS[layout])
+    features = {f"observation.images.{image[image.lastindex or 0]}": (Part(key),) for key, image in images.items()}
+    vectors = {"observation.state": tuple(chain(*state)), "action": tuple(action)}
+    return ImportMapping({**features, **{key: parts for key, parts in vectors.items() if parts}})
+
+
+def unused(recording: Recording, mapping: ImportMapping) -> list[str]:
+    """Return streams that the mapping does not use."""
+    used = {*mapping.streams, mapping.time, *([mapping.episodes.stream] if mapping.episodes else [])}
+    with recording:
+        return sorted(recording.kinds.keys() - used)
+
+
+def propose(bag: Bag) -> str:
+    """Return a mapping file for a bag: images by their type, all other topics as comments."""
+    with bag:
+        rates, kinds = bag.rates(), bag.kinds
+    lines, slowest = [], 0.0
+    for topic, kind in sorted(kinds.items(), key=lambda item: (not item[1].endswith("Image"), item)):
+        entry = f"# NAME: {{stream: {topic}, field: {'position' if kind.endswith('/JointState') else 'data'}}}"
+        if kind.endswith(("/Image", "/CompressedImage")):
+            words = [word for word in re.findall(r"\w+", topic) if word not in ("image_raw", "image", "compressed")]
+            entry, slowest = f"observation.images.{'_'.join(words)}: {topic}", min(slowest or 1000, rates[topic])
+        lines.append(f"  {entry}  # {kind}, {rates[topic]:.1f} per second")
+    head = [f"fps: {max(1, round(slowest or 20))}", "clock: log # or header", "# task: TEXT", "features:"]
+    return "\n".join([*head, *lines, "  # observation.state and action: no type names their topics"])

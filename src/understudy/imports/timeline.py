@@ -1,0 +1,164 @@
+"""Frames on an even clock, from the times of all streams; reads no value.
+
+Frame k of an episode is at `start + k / fps`, rounded to a nanosecond. Its sample of a stream is the last one whose
+time is at most the frame's; of equal times the last. A linear part also uses the next sample, if it belongs to the
+episode and the step between both is no gap. An episode begins when each stream has a sample, and ends with the first
+stream that ends. A step longer than `max_age` is a gap.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from understudy.imports.layout import Layout
+from understudy.imports.recording import NANO, RecordingError, Times
+from understudy.imports.settings import TASK
+
+EVER = int(np.iinfo(np.int64).max) // 4
+"""A time after all others."""
+_USUAL = 2.5  # usual steps of a gap, as `check` counts them for sensors
+
+
+@dataclass
+class Episode:
+    """Frames of one episode.
+
+    Attributes:
+        times: time of each frame in nanoseconds, int64 (F,).
+        picks: part -> number of its sample at each frame, int64 (F,).
+        nexts: part -> number of the next sample of a linear part; that of the sample itself where it is held.
+    """
+
+    times: np.ndarray
+    picks: dict[str, np.ndarray]
+    nexts: dict[str, np.ndarray]
+
+
+@dataclass
+class Timeline:
+    """All episodes of a recording.
+
+    Attributes:
+        clocks: part -> time of each sample, int64 (N,).
+        episodes: the episodes.
+        findings: faults that do not end the import.
+    """
+
+    clocks: dict[str, np.ndarray]
+    episodes: list[Episode] = field(default_factory=list)
+    findings: list[RecordingError] = field(default_factory=list)
+
+
+def make_timeline(
+    layout: Layout, times: Mapping[str, Times], gaps: str, spans: Sequence[tuple[int, int]] = ((-EVER, EVER),)
+) -> Timeline:
+    """Place frames on the clocks of a recording.
+
+    Args:
+        layout: its parts.
+        times: stream -> its times.
+        gaps: "error", "cut" an episode in two, or "hold" the last sample.
+        spans: times [start, stop) of episodes.
+
+    Raises:
+        RecordingError: clocks fall or differ, a stream has a gap, or an episode has no frame.
+    """
+    mapping = layout.mapping
+    timeline = Timeline({}, [], _check_clocks(mapping.clock, times))
+    ages = {}
+    for name, part in mapping.parts.items():
+        clock = times[part.stream]
+        timeline.clocks[name] = clock.used(mapping.clock) - round(part.delay * NANO)
+        steps = np.diff(timeline.clocks[name])
+        usual = clock.step or (np.median(steps[steps > 0]) if steps.any() else 0)
+        if not usual and not part.max_age and name != TASK:
+            fix = "give max_age in the mapping; .inf holds for ever"
+            raise RecordingError("rate", "has one time, and no usual step", part.stream, fix=fix)
+        ages[name] = np.inf if name == TASK else part.max_age * NANO if part.max_age else _USUAL * usual
+    for lower, upper in spans:
+        _place_span(timeline, layout, ages, gaps, lower, upper)
+    return timeline
+
+
+def _check_clocks(clock: str, times: Mapping[str, Times]) -> list[RecordingError]:
+    """Refuse the clock in use if it falls or is two. Return the same faults of the other, and repeated times."""
+    findings, offsets = [], dict[str, float]()
+    for stream, of_stream in times.items():
+        used = of_stream.used(clock)
+        for values in (of_stream.log, of_stream.header):
+            steps = np.diff(values) if values is not None and len(values) > 1 else np.ones(1)
+            row, lowest = int(np.argmin(steps)), int(steps.min())
+            if lowest > 0:
+                continue
+            assert values is not None
+            kind, fix = ("reset", "cut the recording there, or use the other `clock`") if lowest else ("duplicates", "")
+            problem = (
+                f"its clock goes back by {-lowest / NANO:.3f} s" if lowest else f"{(steps == 0).sum()} times repeat"
+            )
+            findings.append(RecordingError(kind, problem, stream, float(values[row]) / NANO, fix))
+            if lowest and values is used:
+                raise findings[-1]
+        if of_stream.header is not None:
+            offsets[stream] = float(np.median(of_stream.log - of_stream.header))
+        elif clock == "header":
+            offsets[stream] = 0.0
+    if offsets and max(offsets.values()) - min(offsets.values()) > NANO:
+        listed = ", ".join(f"{stream} {offset / NANO:.3f} s" for stream, offset in offsets.items())
+        farthest = max(offsets, key=lambda stream: abs(offsets[stream]))
+        problem = f"stamps are of two clocks: log time less stamp is {listed}"
+        findings.append(RecordingError("clocks", problem, farthest, fix="clock: log"))
+        if clock == "header":
+            raise findings[-1]
+    return findings
+
+
+def _place_span(
+    timeline: Timeline, layout: Layout, ages: Mapping[str, float], gaps: str, lower: int, upper: int
+) -> None:
+    """Add the frames between two times: one episode, or several with `gaps` "cut"."""
+    clocks, parts = timeline.clocks, layout.mapping.parts
+    late = max(clocks, key=lambda name: int(clocks[name][0]))
+    lasts = [int(clock[-1]) for name, clock in clocks.items() if np.isfinite(ages[name])]
+    start, end = max(lower, int(clocks[late][0])), min([upper - 1, *(lasts or [int(clocks[late][-1])])])
+    if end < start:
+        problem = f"begins {(start - end) / NANO:.3f} s after another stream, or the episode, ends"
+        raise RecordingError("empty", problem, parts[late].stream, start / NANO)
+    pieces = [(start, end)]
+    steps = [(name, row) for name in clocks for row in np.flatnonzero(np.diff(clocks[name]) > ages[name]).tolist()]
+    for before, after, name in sorted(
+        (int(clocks[name][row]), int(clocks[name][row + 1]), name) for name, row in steps
+    ):
+        if before >= end or after <= start:
+            continue
+        fix = "--gaps cut or hold, or a larger max_age in the mapping"
+        problem = f"has a gap of {(after - before) / NANO:.3f} s"
+        timeline.findings.append(RecordingError("gap", problem, parts[name].stream, before / NANO, fix))
+        if gaps == "error":
+            raise timeline.findings[-1]
+        if gaps == "cut":
+            begin, stop = pieces.pop()
+            pieces += [(begin, before), (max(begin, after), stop)]
+    for piece in pieces:
+        if piece[0] <= piece[1]:
+            timeline.episodes.append(_place(clocks, ages, layout, *piece))
+    whole = max(lower, min(int(clock[0]) for clock in clocks.values())), min(upper - 1, max(lasts, default=end))
+    if (lost := max(start - whole[0], whole[1] - end)) > NANO:
+        problem = f"{lost / NANO:.3f} s at an end of the episode lack a stream, and are left out"
+        timeline.findings.append(RecordingError("trimmed", problem, parts[late].stream, start / NANO))
+
+
+def _place(
+    clocks: Mapping[str, np.ndarray], ages: Mapping[str, float], layout: Layout, start: int, end: int
+) -> Episode:
+    """Return the frames from `start` to `end`."""
+    count = ((end - start + 1) * 2 * layout.fps - layout.fps - 1) // (2 * NANO) + 1  # whose rounded times are in reach
+    times = start + (2 * NANO * np.arange(count) + layout.fps) // (2 * layout.fps)
+    picks = {name: np.searchsorted(clock, times, side="right") - 1 for name, clock in clocks.items()}
+    nexts = dict(picks)
+    for name in layout.linear:
+        clock, pick = clocks[name], picks[name]
+        after = np.minimum(pick + 1, len(clock) - 1)
+        is_near = (clock[pick] < times) & (clock[after] <= end) & (clock[after] - clock[pick] <= ages[name])
+        nexts[name] = np.where(is_near, after, pick)
+    return Episode(times, picks, nexts)

@@ -1,0 +1,244 @@
+"""Write recordings as a LeRobot v3.0 dataset.
+
+Frames have two columns beside the mapping's: `source.time_ns`, the frame's time on the recording's clock, and
+`source.age_ns`, the age of each part's sample. Numeric parts with a clock of their own are kept as sensors
+`raw.<part>`: all samples from the first frame's to the last one's. From both, other frames can be made.
+
+meta/import.json has the mapping, the rule, the clocks and findings of each recording, and the origin of each episode.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from understudy._version import __version__
+from understudy.atomic import create_folder
+from understudy.credentials import strip_credentials
+from understudy.data.format.sensors import SENSORS
+from understudy.data.write.dataset_files import replace_json
+from understudy.data.write.writer import EpisodeWriter
+from understudy.imports.frames import Held, read_frames
+from understudy.imports.layout import AGE, TIME, Layout, read_layout
+from understudy.imports.recording import NANO, Recording, RecordingError, Times
+from understudy.imports.settings import TASK, ImportConfig, ImportMapping, Marker
+from understudy.imports.timeline import EVER, Episode, Timeline, make_timeline
+from understudy.imports.values import follow
+
+PATH = "meta/import.json"
+_RULE = (
+    "frame k is at start + k / fps; each part has its last sample not after the frame, age = frame - sample; linear "
+    "parts go towards the next sample of raw.<part>, unless that step is a gap or it is after the episode"
+)
+
+
+@dataclass
+class Imported:
+    """Counts of a written dataset, findings, and the faults of recordings that were left out."""
+
+    episodes: int = 0
+    frames: int = 0
+    tasks: int = 0
+    findings: list[RecordingError] = field(default_factory=list)
+    skipped: list[RecordingError] = field(default_factory=list)
+
+
+def import_recordings(
+    recordings: Sequence[Recording],
+    mapping: ImportMapping,
+    config: ImportConfig,
+    command: Sequence[str] = (),
+    count: Callable[[int], None] = lambda size: None,
+) -> Imported:
+    """Write recordings into the new folder `config.paths[-1]`, which appears complete or not at all.
+
+    Args:
+        recordings: the recordings, in the sequence of the episodes.
+        mapping: streams -> features.
+        config: how to write.
+        command: words of the command line.
+        count: called with bytes of the recordings as they are done.
+
+    Raises:
+        RecordingError: a recording has a fault.
+        FileExistsError: the folder exists.
+    """
+    imported, accounts = Imported(), list[dict[str, Any]]()
+    with create_folder(Path(config.paths[-1])) as root, ExitStack() as stack:
+        importer: _Importer | None = None
+        for recording in recordings:
+            account: dict[str, Any] = {"source": recording.where, "bytes": recording.size, "episodes": []}
+            accounts.append(account)
+            try:
+                with recording:
+                    if importer is None:
+                        importer = _Importer(root, read_layout(recording, mapping, config), recording, config, stack)
+                    importer.write(recording, account, imported, count)
+            except RecordingError as fault:
+                if not config.skip_bad:
+                    raise
+                if importer is not None:
+                    importer.writer.discard_episode()
+                account["fault"] = fault.describe()
+                imported.skipped.append(fault)
+        if importer is None or not importer.writer.episodes:
+            raise imported.skipped[0]
+        writer = importer.writer
+        imported.episodes, imported.frames, imported.tasks = writer.episodes, writer.frames, len(writer.tasks)
+        content = {
+            "format": 1,
+            "command": [strip_credentials(word) for word in command],
+            "versions": {"understudy": __version__},
+            "mapping": asdict(importer.layout.mapping),
+            "rule": _RULE,
+            "linear": sorted(importer.layout.linear),
+            "gaps": config.gaps,
+            "recordings": accounts,
+        }
+        replace_json(root / PATH, json.loads(json.dumps(content, default=str)))
+        stack.close()
+    return imported
+
+
+class _Importer:
+    """Writes recordings of one layout into a folder.
+
+    Args:
+        root: the folder.
+        layout: features of the dataset.
+        first: the first recording.
+        config: how to write.
+        stack: closes the files.
+    """
+
+    def __init__(self, root: Path, layout: Layout, first: Recording, config: ImportConfig, stack: ExitStack) -> None:
+        self.layout, self._root, self._config, self._stack = layout, root, config, stack
+        mapping = layout.mapping
+        writer = EpisodeWriter(
+            root,
+            fps=layout.fps,
+            features=layout.features,
+            robot_type=mapping.robot_type or None,
+            codec=config.codec,
+            gop=config.gop,
+            crf=config.crf,
+        )
+        self.writer = stack.enter_context(writer)
+        is_even = not first.has_clock and (first.rate or layout.fps) == layout.fps
+        self._raw = [] if is_even else [name for name in mapping.parts if name not in layout.images | {TASK}]
+        self._sensors: dict[str, pq.ParquetWriter] = {}
+
+    def write(
+        self, recording: Recording, account: dict[str, Any], imported: Imported, count: Callable[[int], None]
+    ) -> None:
+        """Write the episodes of an opened recording."""
+        layout, mapping = self.layout, self.layout.mapping
+        timeline = self._timeline(recording, account)
+        imported.findings += [finding.replaced(where=recording.where) for finding in timeline.findings]
+        held: Held = {name: {} for name in mapping.parts}
+        total = sum(len(episode.times) for episode in timeline.episodes)
+        for number, frame, parts in read_frames(recording, layout, timeline, held):
+            episode = timeline.episodes[number]
+            ages = [episode.times[frame] - clock[episode.picks[name][frame]] for name, clock in timeline.clocks.items()]
+            values = {key: [parts[name] for name in mapping.names(key)] for key in mapping.features}
+            row = {key: of[0] if len(of) == 1 else np.concatenate(of) for key, of in values.items()}
+            text = parts.get(TASK) or mapping.task or recording.task
+            if not text:
+                raise RecordingError("task", "states no task", fix="--task TEXT, or task or task_from in the mapping")
+            try:
+                self.writer.add_frame({**row, TIME: episode.times[frame], AGE: np.array(ages)}, text)
+            except ValueError as error:
+                raise RecordingError("value", str(error), time=int(episode.times[frame]) / NANO) from error
+            if frame == len(episode.times) - 1:
+                saved = self.writer.save_episode()
+                self._write_sensors(saved, episode, timeline, held)
+                account["episodes"].append({"episode": saved, "start_ns": int(episode.times[0]), "frames": frame + 1})
+            count(recording.size // total)
+        count(recording.size % total)
+
+    def _timeline(self, recording: Recording, account: dict[str, Any]) -> Timeline:
+        """Read the clocks of a recording, place its frames, and note both."""
+        layout, mapping = self.layout, self.layout.mapping
+        for stream, kind in layout.kinds.items():
+            if (other := recording.kinds.get(stream)) is None:
+                raise RecordingError("missing", "is not there", stream, fix=f"it has {', '.join(recording.kinds)}")
+            if other != kind:
+                raise RecordingError("shape", f"is {other}, {kind} in the first recording", stream)
+        recording.rate = recording.rate or layout.fps
+        times = recording.scan(mapping.streams)
+        for stream, clock in times.items():
+            if not len(clock.log):
+                raise RecordingError("missing", "has no sample", stream)
+        account["streams"] = {stream: _describe(clock) for stream, clock in times.items()}
+        spans = _spans(recording, mapping.episodes, mapping.clock) if mapping.episodes else [(-EVER, EVER)]
+        timeline = make_timeline(layout, times, self._config.gaps, spans)
+        account["findings"] = [finding.describe() for finding in timeline.findings]
+        return timeline
+
+    def _write_sensors(self, saved: int, episode: Episode, timeline: Timeline, held: Held) -> None:
+        """Write the samples of an episode, of equal times the last, and forget them."""
+        for name in self._raw:
+            first, last = int(episode.picks[name][0]), int(episode.nexts[name][-1])
+            times = timeline.clocks[name][first : last + 1] - int(episode.times[0])
+            rows = np.flatnonzero(np.append(np.diff(times) > 0, True))
+            values = np.stack([held[name][first + row] for row in rows.tolist()])
+            kind = pa.list_(pa.from_numpy_dtype(values.dtype), values.shape[1])
+            schema = pa.schema({"episode_index": pa.int64(), "timestamp": pa.float64(), "value": kind})
+            if name not in self._sensors:
+                self._declare(name, schema)
+            column = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), type=kind)
+            table = pa.table([np.full(len(rows), saved), times[rows] / NANO, column], schema=schema)
+            self._sensors[name].write_table(table)
+        for name in held.keys() - self.layout.images:
+            last = int(episode.nexts[name][-1])
+            held[name] = {number: value for number, value in held[name].items() if number >= last}
+
+    def _declare(self, name: str, schema: pa.Schema) -> None:
+        """Open the file of a sensor, and declare all of them."""
+        path = f"sensors/raw.{name}.parquet"
+        (self._root / path).parent.mkdir(exist_ok=True)
+        self._sensors[name] = self._stack.enter_context(pq.ParquetWriter(self._root / path, schema))
+        sample = {name: self.layout.samples[name] for name in self._sensors}
+        entries: Mapping[str, Any] = {
+            f"raw.{name}": {
+                "path": f"sensors/raw.{name}.parquet",
+                "dtype": str(sample[name].dtype),
+                "shape": list(sample[name].shape),
+                "names": self.layout.names[name],
+                "interpolation": "linear" if name in self.layout.linear else "hold",
+            }
+            for name in self._sensors
+        }
+        replace_json(self._root / SENSORS, entries)
+
+
+def _describe(clock: Times) -> dict[str, Any]:
+    """Return the facts of a clock: seconds between its samples, and log time less header stamp."""
+    steps = np.diff(clock.log) / NANO if len(clock.log) > 1 else np.zeros(1)
+    facts: dict[str, Any] = {"samples": len(clock.log), "first_ns": int(clock.log[0]), "last_ns": int(clock.log[-1])}
+    facts |= {"usual_step": float(np.median(steps)), "longest_step": float(steps.max())}
+    if clock.header is None:
+        return facts
+    offset = (clock.log - clock.header) / NANO
+    return facts | {"offset": {name: float(getattr(np, name)(offset)) for name in ("min", "median", "max")}}
+
+
+def _spans(recording: Recording, marker: Marker, clock: str) -> list[tuple[int, int]]:
+    """Return the times [start, stop) of the episodes that a stream marks."""
+    recording.firsts([marker.stream])
+    times = recording.scan([marker.stream])[marker.stream].used(clock).tolist()
+    values = [np.asarray(follow(load(), marker.field[0])).item() for _, _, load in recording.samples([marker.stream])]
+    rows = [row for row, value in enumerate(values) if not row or value != values[row - 1]]
+    ends = [*(times[row] for row in rows[1:]), EVER]
+    if spans := [(times[row], end) for row, end in zip(rows, ends) if values[row] not in marker.idle]:
+        return spans
+    listed = ", ".join(sorted(set(map(str, values)))[:10])
+    raise RecordingError(
+        "empty", f"marks no episode: its values are {listed}", marker.stream, fix="`idle` lists others"
+    )

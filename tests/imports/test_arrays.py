@@ -1,0 +1,195 @@
+"""HDF5 and Zarr files of the known layouts, written by h5py and zarr, and mapped ones."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from support.bags import pixels
+from understudy.cli.importing import import_
+from understudy.data.format.catalog import Catalog
+from understudy.imports.recording import RecordingError
+from understudy.imports.settings import ImportConfig
+
+h5py = pytest.importorskip("h5py", reason="needs the extra `import`")
+zarr = pytest.importorskip("zarr", reason="needs the extra `import`")
+
+ROWS = 7
+VIDEO = np.stack([pixels(row) for row in range(ROWS)])
+
+
+def run(out: Path, *sources: Path, mapping: dict[str, Any] | None = None, **settings: Any) -> dict[str, np.ndarray]:
+    """Import into `out`; returns its columns, images decoded."""
+    file = ""
+    if mapping is not None:
+        file = str(out.with_suffix(".json"))
+        Path(file).write_text(json.dumps(mapping))
+    import_(ImportConfig((*map(str, sources), str(out)), file, **{"storage": "image", **settings}))
+    table = pq.read_table(out / "data/chunk-000/file-000.parquet").to_pydict()
+    return {
+        key: np.stack([np.asarray(Image.open(io.BytesIO(cell["bytes"]))) for cell in values])
+        if "images" in key
+        else np.array(values)
+        for key, values in table.items()
+    }
+
+
+def numbers(width: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(ROWS, width))
+
+
+def robomimic(path: Path, libero: bool = False, episodes: int = 12) -> None:
+    keys = {"ee_pos": 3, "ee_ori": 3, "gripper_states": 2, "joint_states": 7}
+    if not libero:
+        keys = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2, "object": 5}
+    with h5py.File(path, "w") as file:
+        data = file.create_group("data")
+        data.attrs["env_args"] = json.dumps({"env_name": "Lift", "env_kwargs": {"control_freq": 20}})
+        if libero:
+            data.attrs["problem_info"] = json.dumps({"language_instruction": ["open the ", "drawer"]})
+        for number in range(episodes):
+            demo = data.create_group(f"demo_{number}")
+            demo["actions"] = numbers(7) + number
+            for key, width in keys.items():
+                demo[f"obs/{key}"] = numbers(width, 1)
+            demo[f"obs/agentview_{'rgb' if libero else 'image'}"] = VIDEO
+
+
+def test_import_reads_robomimic_without_a_mapping(tmp_path: Path) -> None:
+    robomimic(tmp_path / "a b.hdf5")
+    (tmp_path / "a b.hdf5").chmod(0o400)
+    found = run(tmp_path / "out", tmp_path / "a b.hdf5", task="lift")
+    assert Catalog.open(tmp_path / "out").fps == 20
+    actions = found["action"].reshape(12, ROWS, 7)  # demo_10 is after demo_9
+    np.testing.assert_array_equal(actions, np.stack([(numbers(7) + i).astype(np.float32) for i in range(12)]))
+    state = np.hstack([numbers(3, 1), numbers(4, 1), numbers(2, 1)]).astype(np.float32)
+    np.testing.assert_array_equal(found["observation.state"][:ROWS], state)
+    np.testing.assert_array_equal(found["observation.images.agentview"][:ROWS], VIDEO)
+    assert not found["source.age_ns"].any()
+    assert not (tmp_path / "out/meta/sensors.json").exists()
+
+
+def test_import_reads_libero_with_its_task(tmp_path: Path) -> None:
+    robomimic(tmp_path / "a.hdf5", libero=True, episodes=2)
+    found = run(tmp_path / "out", tmp_path / "a.hdf5")
+    assert pq.read_table(tmp_path / "out/meta/tasks.parquet").column("task").to_pylist() == ["open the drawer"]
+    assert found["observation.state"].shape == (2 * ROWS, 8)
+    np.testing.assert_array_equal(found["observation.images.agentview"][:ROWS], VIDEO)
+
+
+@pytest.mark.parametrize("stored", ["raw", "jpeg", "padded"])
+def test_import_reads_aloha(tmp_path: Path, stored: str) -> None:
+    expected = VIDEO
+    for number in range(2):
+        with h5py.File(tmp_path / f"episode_{number}.hdf5", "w") as file:
+            file["action"], file["observations/qpos"] = numbers(14), numbers(14, 1)
+            if stored == "raw":
+                file["observations/images/cam_high"] = VIDEO
+                continue
+            encoded = [io.BytesIO() for _ in VIDEO]
+            for buffer, image in zip(encoded, VIDEO):
+                Image.fromarray(image).save(buffer, "JPEG", quality=90)
+            expected = np.stack([np.asarray(Image.open(buffer)) for buffer in encoded])
+            lines = [np.frombuffer(buffer.getvalue(), np.uint8) for buffer in encoded]
+            if stored == "padded":
+                width = max(map(len, lines)) + 9
+                lines = np.stack([np.pad(line, (0, width - len(line))) for line in lines])
+                file["observations/images/cam_high"] = lines
+            else:
+                kind = h5py.vlen_dtype(np.uint8)
+                column = file.create_dataset("observations/images/cam_high", (ROWS,), kind)
+                for row, line in enumerate(lines):
+                    column[row] = line
+    with pytest.raises(RecordingError) as caught:
+        run(tmp_path / "out", tmp_path / "episode_0.hdf5", task="fold")
+    assert caught.value.kind == "rate"  # no file states it
+    found = run(tmp_path / "out", tmp_path / "episode_0.hdf5", tmp_path / "episode_1.hdf5", fps=50, task="fold")
+    np.testing.assert_array_equal(found["observation.images.cam_high"][:ROWS], expected)
+    np.testing.assert_array_equal(found["action"][ROWS:], numbers(14).astype(np.float32))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_import_reads_a_replay_buffer(tmp_path: Path, kind: str, version: int) -> None:
+    path = tmp_path / ("a.zarr" if kind == "folder" else "a.zarr.zip")
+    store = zarr.storage.LocalStore(path) if kind == "folder" else zarr.storage.ZipStore(path, mode="w")
+    group = zarr.open_group(store, mode="w", zarr_format=version)
+    group.create_array("data/camera0_rgb", data=VIDEO, chunks=(1, *VIDEO.shape[1:]))
+    for key, width in {"robot0_eef_pos": 3, "robot0_eef_rot_axis_angle": 3, "robot0_gripper_width": 1}.items():
+        group.create_array(f"data/{key}", data=numbers(width))
+    group.create_array("meta/episode_ends", data=np.array([3, ROWS]))
+    store.close()
+    found = run(tmp_path / "out", path, fps=60, task="cup")
+    assert found["episode_index"].tolist() == [0] * 3 + [1] * 4
+    state = np.hstack([numbers(3), numbers(3), numbers(1)]).astype(np.float32)
+    np.testing.assert_array_equal(found["observation.state"], state)
+    np.testing.assert_array_equal(found["observation.images.camera0"], VIDEO)
+    assert "action" not in found
+
+
+def test_import_resamples_rows_by_their_clock(tmp_path: Path) -> None:
+    clock = 1000 + np.array([0.0, 0.09, 0.21, 0.30, 0.41, 0.50, 0.58])
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["t"], file["pose"], file["video"] = clock, numbers(2), VIDEO
+    features = {"action": {"stream": "pose", "resample": "linear"}, "observation.images.a": "video"}
+    found = run(tmp_path / "out", tmp_path / "a.h5", mapping={"features": features, "time": "t", "fps": 5, "task": "t"})
+    times = 1000 + np.array([0.0, 0.2, 0.4])
+    expected = np.stack([np.interp(times, clock, column) for column in numbers(2).T], 1)
+    np.testing.assert_allclose(found["action"], expected, rtol=1e-5)
+    np.testing.assert_array_equal(found["observation.images.a"], VIDEO[[0, 1, 3]])
+    assert found["source.age_ns"].tolist() == [[0, 0], [110_000_000] * 2, [100_000_000] * 2]
+
+
+def test_import_halves_a_stated_rate(tmp_path: Path) -> None:
+    robomimic(tmp_path / "a.hdf5", episodes=1)
+    found = run(tmp_path / "out", tmp_path / "a.hdf5", task="lift", fps=10)
+    np.testing.assert_array_equal(found["action"], numbers(7)[::2].astype(np.float32))
+    assert pq.read_table(tmp_path / "out/sensors/raw.action.parquet").num_rows == ROWS
+
+
+@pytest.mark.parametrize("fault", ["length", "cut", "key", "nan", "float", "layout", "lerobot", "rlds"])
+def test_import_names_a_fault_of_a_file(tmp_path: Path, fault: str) -> None:
+    path = tmp_path / "a.hdf5"
+    robomimic(path, episodes=2)
+    mapping = None
+    with h5py.File(path, "a") as file:
+        demo = file["data/demo_1"]
+        if fault == "length":
+            del demo["actions"]
+            demo["actions"] = numbers(7)[:-1]
+        if fault == "nan":
+            demo["actions"][3, 2] = np.nan
+        if fault == "key":
+            del demo["obs/robot0_eef_quat"]
+        if fault == "float":
+            mapping = {"features": {"observation.images.a": "obs/v"}, "fps": 20, "task": "t"}
+            for name in ("demo_0", "demo_1"):
+                file["data"][name]["obs/v"] = VIDEO / 255.0
+    kind = {"length": "shape", "cut": "unreadable", "key": "missing", "nan": "value", "float": "image"}
+    if fault == "cut":
+        path.write_bytes(path.read_bytes()[:3000])
+    if fault in ("layout", "lerobot", "rlds"):
+        path = tmp_path / "folder"
+        path.mkdir()
+        (path / "a.tfrecord-00000-of-00001" if fault == "rlds" else path / "notes.txt").write_text("")
+        if fault == "lerobot":
+            (path / "meta").mkdir()
+            (path / "meta/info.json").write_text("{}")
+    with pytest.raises(RecordingError) as caught:
+        run(tmp_path / "out", path, mapping=mapping, task="" if mapping else "lift")
+    error = caught.value
+    assert error.kind == kind.get(fault, "layout")
+    assert error.stream == {"length": "actions", "key": "obs/robot0_eef_quat", "nan": "actions", "float": "obs/v"}.get(
+        fault, ""
+    )
+    assert str(error.where).startswith(str(path))
+    assert {"lerobot": "edit", "rlds": "TensorFlow"}.get(fault, "") in error.fix
+    assert not (tmp_path / "out").exists()
+    if fault == "nan":
+        assert "demo_1" in str(error.where)
+        assert error.time == pytest.approx(0.15)
