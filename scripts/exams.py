@@ -6,7 +6,8 @@ Foreign files come from public snapshots, at the commits listed here, into .exam
 with your rights; it gets few environment variables, none of your keys, and .exams/ as its home. A shim in exams/, a
 pytest plugin, connects them to understudy; `exams/shared.py` has the rules for the tests that fail. Snapshots are
 fetched from github.com, or read from git repositories in a folder: UNDERSTUDY_EXAM_SOURCES=DIR with DIR/OWNER+NAME.
-An exam whose packages are not installed is left out. A run of some exams by name leaves the page as it is.
+As many exams run at a time as there are cores. An exam whose packages are not installed is left out. A run of some
+exams by name leaves the page as it is.
 """
 
 import argparse
@@ -21,14 +22,18 @@ import sys
 import tarfile
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / ".exams"
 PAGE = ROOT / "docs" / "exams.md"
+SNAPSHOTS = Lock()
+"""Several exams have the same repository."""
 BEGIN, END = "<!-- begin of the text by `nox -s exams` -->", "<!-- end of the text by `nox -s exams` -->"
 
 
@@ -235,23 +240,28 @@ def main() -> int:
     parser.add_argument("--pytest", default="", help="further arguments for pytest")
     args = parser.parse_args()
     PLACE.mkdir(exist_ok=True)
-    failures = 0
-    for exam in [exam for exam in EXAMS if not args.names or exam.name in args.names]:
-        missing = [package for package in exam.packages if version(package) is None]
-        if missing:
-            report(f"{exam.name}: left out: needs {', '.join(missing)}")
-            continue
-        (PLACE / f"{exam.name}.json").unlink(missing_ok=True)
-        try:
-            row = run_exam(exam, shlex.split(args.pytest))
-            (PLACE / f"{exam.name}.json").write_text(json.dumps(row, indent=1) + "\n")
-            failures += row["failed"] > 0
-        except (Failed, subprocess.CalledProcessError) as error:
-            failures += 1
-            report(f"{exam.name}: {error}")
+    chosen = [exam for exam in EXAMS if not args.names or exam.name in args.names]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        passed = list(pool.map(lambda exam: take_exam(exam, shlex.split(args.pytest)), chosen))
     if not args.names:
         write_page()
-    return min(1, failures)
+    return int(not all(passed))
+
+
+def take_exam(exam: Exam, arguments: list[str]) -> bool:
+    """Run an exam and save its row; return whether no test failed, also where a package is missing."""
+    missing = [package for package in exam.packages if version(package) is None]
+    if missing:
+        report(f"{exam.name}: left out: needs {', '.join(missing)}")
+        return True
+    (PLACE / f"{exam.name}.json").unlink(missing_ok=True)
+    try:
+        row = run_exam(exam, arguments)
+    except (Failed, subprocess.CalledProcessError) as error:
+        report(f"{exam.name}: {error}")
+        return False
+    (PLACE / f"{exam.name}.json").write_text(json.dumps(row, indent=1) + "\n")
+    return not row["failed"]
 
 
 def run_exam(exam: Exam, arguments: list[str]) -> dict[str, Any]:
@@ -264,7 +274,8 @@ def run_exam(exam: Exam, arguments: list[str]) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     if exam.repository:
-        extract(exam, folder)
+        with SNAPSHOTS:
+            extract(exam, folder)
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
     junit = PLACE / f"{exam.name}.xml"
     junit.unlink(missing_ok=True)
