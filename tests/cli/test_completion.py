@@ -116,7 +116,7 @@ def test_shell_asks_for_its_words(complete: Complete) -> None:
 
 def test_commands_are_completed() -> None:
     assert set(offered("understudy ")) == {name.split()[0] for name in COMMANDS} | {"help", "--help", "--version"}
-    assert offered("understudy order ") == ["explain"]
+    assert offered("understudy order ") == ["export", "explain"]
     assert offered("understudy help val") == ["validate"]
 
 

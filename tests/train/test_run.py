@@ -107,6 +107,7 @@ def test_train_writes_all_files(whole: Path) -> None:
     assert sorted(p.name for p in whole.iterdir() if not p.name.startswith(".")) == [
         "checkpoints",
         "config.yaml",
+        "frames.parquet",
         "metrics.jsonl",
         "order.json",
         "policy",

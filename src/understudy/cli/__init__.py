@@ -16,7 +16,8 @@ view         `understudy view`
 importing    `understudy import`
 edit         `understudy edit` and `understudy segment`
 ranges       `understudy ranges`
-order        `understudy order explain`
+order        `understudy order explain` and `understudy order export`
+audit        `understudy audit`
 hub          `understudy push` and `understudy pull`
 prepare      `understudy fast fit` and `understudy tokenizer fit`
 serve        `understudy serve`

@@ -68,6 +68,8 @@ COMMANDS = {
     "fast fit": Command("prepare:fit_fast", "fit action tokens (FAST) to a dataset", "[FILE]"),
     "tokenizer fit": Command("prepare:fit_tokenizer", "fit a small text tokenizer to a dataset", "[FILE]"),
     "order explain": Command("order:explain", "the order of samples, and how well it mixes", "[PATH ...]"),
+    "order export": Command("order:export", "the samples of a run or an order, as parquet", "PATH [PATH ...]"),
+    "audit": Command("audit:audit", "how often each frame was trained on, and by which step", "RUN"),
     "completion": Command("completion:completion", "print a completion script for a shell", "SHELL"),
 }
 

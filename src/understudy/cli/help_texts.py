@@ -153,4 +153,13 @@ EXAMPLES = {
         "understudy order explain",
         "understudy order explain data/one data/two --weights 2 1 --batch-size 256",
     ),
+    "order export": (
+        "understudy order export runs/table samples.parquet",
+        "understudy order export data/table order.parquet --batch-size 256 --steps 10000 --world-size 8",
+    ),
+    "audit": (
+        "understudy audit runs/table --out account",
+        "understudy audit runs/table --checkpoint 4000 --without 12 40-44",
+        "understudy audit samples.parquet --validation 0-9",
+    ),
 }

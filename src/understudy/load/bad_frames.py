@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from understudy.atomic import write_text
 from understudy.errors import DatasetError
 from understudy.order import Order
 
@@ -32,6 +33,19 @@ class Substitution:
     reason: str
     instead_episode: int
     instead_frame: int
+
+
+def read_journal(path: Path) -> list[Substitution]:
+    """Read a journal, without a last line torn by a kill."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [Substitution(**json.loads(line)) for line in lines]
+
+
+def truncate_journals(folder: Path, position: int) -> None:
+    """Remove the substitutes from `position` on from the journals of a run that resumes there."""
+    for path in folder.glob("substitutions-*.jsonl"):
+        entries = [asdict(entry) for entry in read_journal(path) if entry.position < position]
+        write_text(path, "".join(json.dumps(entry) + "\n" for entry in entries))
 
 
 class Substitutes:

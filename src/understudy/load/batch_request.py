@@ -121,8 +121,9 @@ class BatchRequest:
                 "samples of all ranks"
             )
         whole = isinstance(self.position, Integral) and not isinstance(self.position, bool)
-        if not whole or not 0 <= self.position < LARGEST:
-            raise ValueError(f"position {self.position!r:.80}: positions are whole numbers, 0 to 2**62 - 1")
+        first, last = self.order.start, min(self.order.stop, LARGEST - 1)
+        if not whole or not first <= self.position <= last:
+            raise ValueError(f"position {self.position!r:.80}: need a whole number, {first} to {last}")
         if self.on_bad_frame not in ("raise", "substitute"):
             raise ValueError(f"on_bad_frame {self.on_bad_frame!r}: need 'raise' or 'substitute'")
         if self.colors not in ("rgb", "yuv"):
@@ -203,8 +204,8 @@ def make_request(
             f"order besides batch_size, seed or weights: the order has them (batch_size {order.batch_size}, seed "
             f"{order.seed}); leave them out"
         )
+    order = order.of_datasets(opened)  # refuses other datasets, and another selection than the order's
     request = BatchRequest(order, tuple(opened), colors=colors, **settings)
-    Order.from_json(order.spec, opened)  # refuses other datasets, and another selection than the order's
     Mixture.from_datasets(opened)  # refuses datasets that no batch can combine
     return request
 

@@ -10,11 +10,13 @@ import warnings
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Unpack
 
 import torch
 
+from understudy.atomic import sync
 from understudy.cores import MOST_LOADER_THREADS, fair_threads, processes_here
 from understudy.load.bad_frames import Substitutes, Substitution
 from understudy.load.batch_request import Batch, BatchRequest, Datasets, ReadOptions, make_request
@@ -210,6 +212,11 @@ class Loader:
             self._workers.stop()
             self._finalizer.detach()  # it would keep the workers, and their error with the frames of this loader
             self._past_timings, self._workers = self.timings, None
+
+    def sync(self) -> None:
+        """Make the journal durable."""
+        if (journal := self._request.journal) is not None and os.path.exists(journal):
+            sync(Path(journal))
 
     def state_dict(self) -> dict[str, Any]:
         """State to resume from: {"position": int, "order": JSON text of the order}."""

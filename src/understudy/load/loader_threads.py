@@ -183,8 +183,11 @@ class WorkerPool:
         """Begin a batch: its samples, and memory for its images."""
         index = number - self._planned_from
         if index >= len(self._planned):
-            share = self._high - self._low
+            share, order = self._high - self._low, self._request.order
             count = min(max(1, self._block // share), max(1, number))  # the consumer waits for the first: it alone
+            whole = (order.stop - self._request.position - self._high) // order.batch_size + 1
+            if (count := min(count, whole - number)) < 1:
+                raise StopIteration  # at the end of an order file
             self._planned_from, index, self._planned = number, 0, self._look_up(number, count)
         batch, self._planned[index] = self._planned[index], None
         assert batch is not None  # each is begun once

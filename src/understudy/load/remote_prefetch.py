@@ -92,8 +92,8 @@ class Prefetcher:
                     number = self._taken
                     self._covered = {p for p in self._covered if p >= self._start + number * self._order.batch_size}
             first = self._start + (number + np.arange(count, dtype=np.int64)) * self._order.batch_size
-            positions = first[:, None] + np.arange(self._low, self._high, dtype=np.int64)
-            self._fetch(positions.reshape(-1), lambda: self._stopping)
+            positions = (first[:, None] + np.arange(self._low, self._high, dtype=np.int64)).reshape(-1)
+            self._fetch(positions[positions < self._order.stop], lambda: self._stopping)
             number += count
 
     def _fetch(self, positions: np.ndarray, stopped: Callable[[], bool]) -> None:

@@ -7,14 +7,23 @@
 Nothing here depends on ranks, workers, batches or earlier calls, so any position can be located at any time.
 """
 
+import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from understudy.order.defaults import default_in_flight
-from understudy.order.frame_numbering import Ints, Layout, check_segments, fingerprint
+from understudy.order.frame_numbering import (
+    LARGEST,
+    Ints,
+    Layout,
+    check_segments,
+    fingerprint,
+    make_layout,
+)
 from understudy.order.make_spec import (
     CheckedSource,
     Frames,
@@ -31,11 +40,17 @@ from understudy.order.make_spec import (
 from understudy.order.random import INDICES_PER_PASS, Words, check_seed
 from understudy.order.shared_slots import SharedSlots
 from understudy.order.shares import WholeSlots, group_by, share_errors
-from understudy.order.spec import EXACT_VERSION, Entry, Spec, compare, in_words
+from understudy.order.spec import EXACT_VERSION, Entry, SourceSpec, Spec, compare, in_words
+
+if TYPE_CHECKING:
+    from understudy.order_file import OrderFile
 
 
 class Order:
-    """The order of a run, from `Order.from_datasets` (new) or `Order.from_json` (saved). It never changes."""
+    """The order of a run, from `Order.from_datasets` (new), `from_json` (saved) or `from_file` (exported).
+
+    It never changes.
+    """
 
     def __init__(
         self,
@@ -43,11 +58,16 @@ class Order:
         layouts: Sequence[Layout],
         reasons: Sequence[tuple[str, ...]] = (),
         weights: Sequence[float] = (),
+        file: "OrderFile | None" = None,
     ) -> None:
-        self.spec = spec
+        self.spec, self.file = spec, file
         self.layouts = tuple(layouts)
         self._reasons, self._weights = tuple(reasons), tuple(weights)  # known for a new order only
         self._mix = SharedSlots(spec) if spec.version == EXACT_VERSION else WholeSlots(spec)
+        self.start, self.stop = 0, LARGEST
+        """First position, and the position behind the last whole batch of a file."""
+        if file is not None:
+            self.start, self.stop = file.start, file.stop - (file.stop - file.start) % spec.batch
 
     @classmethod
     def from_datasets(
@@ -131,6 +151,58 @@ class Order:
         layouts = [source_layout(source, rows) for source, (rows, _) in zip(saved.sources, checked)]
         return cls(saved, layouts)
 
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], *, batch_size: int | None = None) -> "Order":
+        """Open an order file, of `understudy order export` or of other tools (docs/order.md); it is not read whole.
+
+        The samples at each position are those of the file. A loader ends with its last whole batch.
+
+        Args:
+            path: the file.
+            batch_size: samples of a global batch, where the file does not have it, or another.
+
+        Raises:
+            DatasetError: the file is no order, or was changed.
+            ValueError: no batch size is known.
+        """
+        from understudy.order_file import OrderFile
+
+        file = OrderFile(path)
+        batch = file.batch_size if batch_size is None else as_int("batch_size", batch_size)
+        if batch is None:
+            raise ValueError(
+                f"{path}: its steps have no size in common; give batch_size, the samples of a global batch"
+            )
+        if file.facts.get("order"):
+            spec = replace(Spec.from_json(file.facts["order"]), batch=batch)
+        else:
+            rows = file.stop - file.start
+            sources = [SourceSpec(name, file.digest, 1, rows, 1, 1, True, "sequential", "plain") for name in file.names]
+            spec = Spec(0, batch, tuple(sources), (Entry(0, (1,) * len(sources)),))
+        order = cls(spec, (), file=file)
+        if order.stop < file.stop:
+            warnings.warn(f"{path}: its last {file.stop - order.stop} rows are no whole batch of {batch}", stacklevel=2)
+        return order
+
+    def of_datasets(self, sources: Frames | Sequence[Frames]) -> "Order":
+        """This order over its datasets, which are checked. With a file they may have other frames selected.
+
+        Raises:
+            ValueError: the datasets are not those of the order.
+        """
+        sources = as_list(sources)
+        if self.file is None:
+            Order.from_json(self.spec, sources)
+            return self
+        self.file.check_datasets(sources)
+        layouts = []
+        for saved, source in zip(self.spec.sources, sources):
+            rows, _ = check_segments(epoch_segments(source), source.name)
+            layouts.append(source_layout(saved, rows) if fingerprint(rows) == saved.data else make_layout(rows))
+        order = Order(self.spec, layouts, file=self.file)
+        order.stop = self.stop
+        return order
+
     def to_json(self) -> str:
         """The spec as JSON text: with the datasets and a position, all that a resume needs."""
         return self.spec.to_json()
@@ -154,6 +226,9 @@ class Order:
             ValueError: a negative position.
         """
         words = as_positions(positions)
+        if self.file is not None:
+            source, episode, frame = self.file.locate(words)
+            return source, episode, frame
         source, episode, frame = (np.empty(words.shape, np.int64) for _ in range(3))
         for start in range(0, len(words), INDICES_PER_PASS):  # chunks stay in the processor's cache
             part = slice(start, start + INDICES_PER_PASS)
@@ -219,7 +294,12 @@ class Order:
         one by one. A source in storage order is one clip.
         """
         d, positions, line = self._mix.rest_of_clip(position, most)
-        return positions, *self.layouts[d].locate(line)
+        if self.file is None:
+            return positions, *self.layouts[d].locate(line)
+        positions = positions[positions < self.stop]
+        source, episode, frame = self.locate(positions)
+        same = source == source[0]
+        return positions[same], episode[same], frame[same]
 
     def neighbors(self, position: int, most: int) -> tuple[Ints, Ints]:
         """Selected frames of its source that may substitute the one at `position`: (episode, frame), int64 (k,).
@@ -227,15 +307,24 @@ class Order:
         First the later frames of its clip, then the earlier ones, then those of the clips that follow in storage; at
         most `most`, and never the frame itself. They depend on the position alone.
         """
-        source, _, number = self.lines([position])
-        d, line = int(source[0]), int(number[0])
-        spec = self.spec.sources[d]
-        start = line // spec.clip * spec.clip
-        stop = min(start + spec.clip, spec.frames)
-        count = min(most, spec.frames - 1)
+        d, line = self._line(position)
+        clip, frames = self.spec.sources[d].clip, self.layouts[d].frames
+        start = line // clip * clip
+        stop = min(start + clip, frames)
+        count = min(most, frames - 1)
         near = [*range(line + 1, stop), *range(start, line)][:count]
-        far = (stop + np.arange(count - len(near))) % spec.frames
+        far = (stop + np.arange(count - len(near))) % frames
         return self.layouts[d].locate(np.concatenate([np.array(near, np.int64), far]).view(np.uint64))
+
+    def _line(self, position: int) -> tuple[int, int]:
+        """Source and line number of the frame at a position."""
+        if self.file is None:
+            source, line = self._lines(as_positions([position]))
+            return int(source[0]), int(line[0])
+        d, episode, frame = (int(part[0]) for part in self.locate([position]))
+        layout, rows = self.layouts[d], self.layouts[d].segments
+        holding = (rows[:, 0] == episode) & (rows[:, 1] <= frame) & (frame < rows[:, 2])
+        return d, layout.line_number(int(holding.argmax()), frame)
 
     def positions_of(self, source: int, episode: int, frame: int, epochs: range = range(1)) -> Ints:
         """Positions at which a frame comes up in some epochs of its source: the inverse of `locate`.
@@ -282,6 +371,8 @@ class Order:
         Raises:
             ValueError: `position` is not behind the last entry of the schedule, or a name is unknown.
         """
+        if self.file is not None:
+            raise ValueError(f"{self.file.path}: the shares of an order file are fixed")
         spec, added = reweigh(self.spec, position, weights, add, frames_in_flight)
         reasons = [
             *self._reasons,
@@ -294,7 +385,7 @@ class Order:
     def with_batch_size(self, batch_size: int) -> "Order":
         """The same order for a run that continues with another global batch size. Positions keep their samples."""
         spec = replace(self.spec, batch=as_int("batch_size", batch_size))
-        return Order(spec, self.layouts, self._reasons, self._weights)
+        return Order(spec, self.layouts, self._reasons, self._weights, self.file)
 
     def explain(self) -> str:
         """The order in words: the settings of each source and, for a new order, the reasons."""

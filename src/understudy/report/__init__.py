@@ -5,6 +5,7 @@ curves          charts as plain data: curves over steps, time or another quantit
 run             the report of a run
 compare         several runs side by side
 check_page      the page of `check`
+audit_page      the account of `audit`, as a page and as text
 why             the page of `why`: why a policy does not grasp
 step_profile    the page of `profile`, and its part of a report
 view            a page to look through episodes, with its server

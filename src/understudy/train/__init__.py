@@ -16,6 +16,8 @@ profiling               time and memory of a step
 paths                   paths of the data and of the files that settings name
 run_record              order.json: decisions that hold for the whole run
 score                   values of all frames of a dataset by a value function
+account                 the samples of a run up to a checkpoint
+audit                   how often each frame was trained on
 resume_check            changes on resume, and their consequences
 startup_summary         summary of the data and of the trained parameters before the first step
 background_rollouts     rollouts during training, in another process

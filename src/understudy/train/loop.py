@@ -82,6 +82,7 @@ def run_steps(
             # Steps that change nothing must not displace good checkpoints.
             if last or ((save or saver.improves(best_metrics(result or {}))) and not runner.stalled):
                 log.sync()  # the metrics are on disk before the checkpoint that depends on them
+                loader.sync()
                 saved = _checkpoint_state(state, loader, result)
                 saver.save(state.step, state.tensors(), saved, precision.frozen_names(state.policy))
             if error is not None:
@@ -132,6 +133,7 @@ def _checkpoint_state(state: TrainState, loader: Loader, result: Mapping[str, An
         **pending,
         "position": loader.position,
         "schedule": [asdict(entry) for entry in loader.order.spec.schedule],
+        "starts": state.starts,
         "seed": state.config.seed,
         "world": state.mesh.world_size,
         "batch": state.config.batch_size,

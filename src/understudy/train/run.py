@@ -23,6 +23,7 @@ from understudy.distributed.compile import is_compile_error
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.signals import Stop, Stopped, stop_signals
 from understudy.errors import ConfigError, DatasetError, RankError, is_out_of_memory, is_wrong_input
+from understudy.load.bad_frames import truncate_journals
 from understudy.load.validation_data import ValidationData
 from understudy.policies.policy_folder import check_unchanged
 from understudy.storage.remote_options import RemoteOptions
@@ -33,6 +34,7 @@ from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir, read_settings
 from understudy.train.data.fingerprint import changed_kinds, describe_change
+from understudy.train.data.frames_file import write_frames
 from understudy.train.data.input_contract import with_provenance
 from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, make_loader, open_data
 from understudy.train.loop import gather_weights, library_versions, make_pending_validation, run_steps
@@ -74,7 +76,9 @@ def train(config: TrainConfig) -> int:
         with mesh.together():
             fitted = replace(config, policy=config.policy.fitted(data.image_sizes))
             validation = open_validation(fitted, data)
-        mesh.first(lambda: run.begin(fitted, new_run_record(fitted, data, mesh)))
+        mesh.first(
+            lambda: run.begin(fitted, new_run_record(fitted, data, mesh) | {"frames": write_frames(run.frames, data)})
+        )
         for address in dict.fromkeys(source.root for source in config.data.mixed()) if mesh.rank == 0 else ():
             if has_credentials(address):
                 logger.warning("%s: to resume, give its credentials again: %s", address, CREDENTIALS_HINT)
@@ -331,6 +335,8 @@ def _run(
             rollouts = BackgroundRollouts(run, config, record, state.step, first=mesh.rank == 0)
             stack.enter_context(closing(rollouts))
         position, journal = saved["position"] if saved else 0, run.substitutions(mesh.rank)
+        state.begin(saved, position, data.weights)
+        mesh.first(lambda: truncate_journals(run.root, position))
         with make_loader(config, data, order, mesh, position, state.prepare, journal) as loader:
             saver.prune()
             stop.at_once = False  # from here on there is something to save

@@ -7,9 +7,9 @@ device and filled after sharding, so that no process ever holds all of its weigh
 """
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -86,12 +86,20 @@ class TrainState:
     """Names of the sources."""
     step: int = 0
     """Optimizer steps done."""
+    starts: list[dict[str, Any]] = field(default_factory=list)
+    """Steps from which processes of this run trained: step, position, batch, world, weights of the sources."""
     checked: bool = False
     """Whether this process has checked a step for parameters that the loss does not reach."""
     part_counts: PartCounts | None = None
     """Parts of the latest step on this rank."""
     rounded: int = 0
     """Frozen weights that the start has rounded to bfloat16."""
+
+    def begin(self, saved: Mapping[str, Any] | None, position: int, weights: Sequence[float]) -> None:
+        """Add the start of this process to those of the checkpoint `saved`."""
+        start: dict[str, Any] = {"step": self.step, "position": position, "batch": self.config.batch_size}
+        start |= {"world": self.mesh.world_size, "weights": list(weights)}
+        self.starts = [*(saved["starts"] if saved else ()), start]
 
     @property
     def eval_policy(self) -> Policy:

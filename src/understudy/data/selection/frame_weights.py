@@ -252,6 +252,11 @@ class FrameWeights(SharedState):
             return np.ones(len(runs), np.float32)
         return (self._weights[runs] / self._counts[runs]).astype(np.float32)
 
+    @property
+    def loss_runs(self) -> tuple[np.ndarray, np.ndarray]:
+        """First frame of each run of frames, packed, and the factor of the loss from there on."""
+        return self._starts, self._weights / self._counts if self.weighs_loss else np.ones(len(self._starts))
+
     def _find(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._starts, episodes * EPISODE_STRIDE + frames, side="right") - 1
 

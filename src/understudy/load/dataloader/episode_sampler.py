@@ -25,6 +25,7 @@ Several processes. Each yields its share of every global batch, for a DataLoader
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from operator import length_hint
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,9 +33,11 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from understudy.data.selection.select import EPISODE_STRIDE
+from understudy.load.order_rows import Span, order_facts, rows_of
 from understudy.load.order_state import order_state, position_in
 from understudy.order import Order, rank_slice
 from understudy.order.make_spec import as_list
+from understudy.order_file import find_segments, lengths_digest, write_order_file
 from understudy.process_rank import find_rank
 
 _FIRST_CHUNK, _CHUNK = 256, 16384
@@ -52,6 +55,8 @@ class EpisodeSampler(Sampler[int]):
         drop_n_first_frames: frames to leave out at the start of each segment (of each episode, where whole episodes are
             selected). A warning names the episodes that become empty.
         drop_n_last_frames: the same at the end.
+        order: of `Order.from_file`, instead of `shuffle`, `seed` and a selection: one pass over its whole batches. Its
+            datasets must be this one.
         batch_size: of the global batch, for passes of whole batches (see above).
         rank: yield only the share of this rank in each global batch (batch_size / world_size indices, one after the
             other), for a DataLoader with that batch size. Found by default, as for `Loader`.
@@ -72,12 +77,18 @@ class EpisodeSampler(Sampler[int]):
         episodes: Sequence[int] | None = None,
         drop_n_first_frames: int = 0,
         drop_n_last_frames: int = 0,
+        order: Order | None = None,
         batch_size: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
         self._process = find_rank(rank, world_size)
         rank, world_size = self.rank, self.world_size
+        if order is not None:
+            chosen = shuffle, seed, episodes, drop_n_first_frames, drop_n_last_frames
+            if batch_size not in (None, order.batch_size) or chosen != (True, 0, None, 0, 0):
+                raise ValueError(f"order besides a selection, a seed or a batch size other than its {order.batch_size}")
+            batch_size = order.batch_size
         if batch_size is None and world_size != 1:
             raise ValueError(
                 f"world_size {world_size} without batch_size: give the global batch size, or rank=0, world_size=1 "
@@ -97,10 +108,16 @@ class EpisodeSampler(Sampler[int]):
         self._order = Order.from_datasets([source], batch_size=self._batch, seed=seed, mode=mode)
         self._frames = self._order.spec.sources[0].frames
         self._pass = max(self._frames, self._batch)  # positions in a pass, before it is rounded to whole batches
-        self._rows = rows
-        self._epoch, self._start = 0, 0
+        self._rows, self._segments = rows, np.asarray(data.segments, np.int64).reshape(-1, 3)
+        self._stops = np.cumsum(self._segments[:, 2] - self._segments[:, 1])
+        facts = {"name": getattr(data, "name", "dataset"), "catalog": getattr(data, "catalog", None)}
+        self._source: Any = SimpleNamespace(segments=self._segments, **facts)
+        if order is not None:
+            self._order, self._pass = order.of_datasets(self._source), order.stop
+        self._epoch, self._start = 0, self._order.start
         self._over = False  # whether the next pass was over when its state was saved, as LeRobot counts
-        self._until, self._drawn = 0, iter([0][:0])  # end of the current chunk of positions, and its indices to come
+        self._until = self._start  # end of the current chunk of positions
+        self._drawn = iter([0][:0])  # its indices to come
         self._epoch_offset: int | None = 0  # from the caller's number of an epoch to its number in the stream
 
     @property
@@ -205,7 +222,29 @@ class EpisodeSampler(Sampler[int]):
         positions = np.arange(start, stop, dtype=np.int64)
         if self._share != self._batch:
             positions = positions.reshape(-1, self._batch)[:, self._offset : self._offset + self._share].reshape(-1)
-        return self._order.locate(positions)[2].tolist()
+        _, episode, frame = self._order.locate(positions)
+        if self._order.file:
+            segment = find_segments(self._segments, episode, frame)
+            if (segment < 0).any():
+                raise ValueError(
+                    f"frame {frame[segment < 0][0]} of episode {episode[segment < 0][0]} is not in the dataset"
+                )
+            frame += self._stops[segment] - self._segments[segment, 2]
+        return frame.tolist()
+
+    def to_file(self, path: str | Path, steps: int) -> None:
+        """Write the samples of the first steps, over all ranks, as an order file (docs/order.md)."""
+
+        def locate(positions: np.ndarray) -> Any:
+            source, episode, frame = self._order.locate(positions)
+            if self._order.file:
+                return source, episode, frame
+            segment = np.searchsorted(self._stops, frame, side="right")
+            return source, self._segments[segment, 0], self._segments[segment, 2] - self._stops[segment] + frame
+
+        spans = [Span(0, self._order.start, self._batch, steps)]
+        names = {self._source.name: lengths_digest(self._source)}
+        write_order_file(path, rows_of(locate, spans), order_facts(self._order, spans, names) | {"order": None})
 
     def _position(self) -> int:
         """End of the last global batch of which this rank's share was yielded."""

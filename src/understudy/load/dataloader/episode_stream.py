@@ -81,10 +81,11 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
         # W successive batches are one batch of W times the size, of which each worker makes its part as a rank would:
         # offsets [w*B + r*B//R, w*B + (r+1)*B//R) for worker w on rank r of R.
         request = self._request
-        spec = replace(request.order.spec, batch=request.order.batch_size * workers)
+        order = request.order.with_batch_size(request.order.batch_size * workers)
+        order.stop = request.order.stop  # of a file: whole batches, not whole rounds of the workers
         share = replace(
             request,
-            order=Order.from_json(spec, request.datasets),
+            order=order,
             rank=worker * request.world_size + request.rank,
             world_size=workers * request.world_size,
             memory=max(1, self._memory // workers),

@@ -39,7 +39,15 @@ FORMAT = 2
 """Version of the format; another one is refused. Format 1 had no settings in its state."""
 
 
-KINDS: dict[str, type] = {"step": int, "position": int, "batch": int, "world": int, "settings": dict, "versions": dict}
+KINDS: dict[str, type] = {
+    "step": int,
+    "position": int,
+    "batch": int,
+    "world": int,
+    "settings": dict,
+    "versions": dict,
+    "starts": list,
+}
 """Types of the values of a state, if present."""
 
 PENDING = "unjudged"

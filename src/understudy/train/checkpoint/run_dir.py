@@ -2,6 +2,7 @@
 
 config.yaml     every setting, resolved
 order.json      decisions for the whole run: order, dataset fingerprint, normalization, policy, settings
+frames.parquet  the frames of the order, and those reserved for validation (`train/data/frames_file.py`)
 metrics.jsonl   figures of the run, one JSON object a line (`train/track/metrics_file.py`)
 substitutions-0.jsonl  samples that rank 0 replaced because they could not be read, if any
 checkpoints/    step-00001000/ … (`checkpoint.py`)
@@ -80,6 +81,7 @@ class Record(TypedDict):
     policy: dict[str, Any]
     settings: dict[str, Any]
     files: dict[str, Any]
+    frames: NotRequired[str]
     sources: NotRequired[list[Source]]
 
 
@@ -97,6 +99,8 @@ class RunDir:
         """Settings of the run."""
         self.order = root / "order.json"
         """Decisions for the whole run."""
+        self.frames = root / "frames.parquet"
+        """Frames of the order, and those reserved for validation."""
         self.metrics = root / "metrics.jsonl"
         """Figures of the run."""
         self.checkpoints = root / "checkpoints"
@@ -233,7 +237,7 @@ class RunDir:
         """
         if any(self.rollouts.glob("step-*.json")):
             return
-        for path in (self.config, self.order, self.metrics, self.imagined, self.root / CODE):
+        for path in (self.config, self.order, self.frames, self.metrics, self.imagined, self.root / CODE):
             path.unlink(missing_ok=True)
         for folder in (self.rollouts, self.validation):
             shutil.rmtree(folder, ignore_errors=True)

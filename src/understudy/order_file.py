@@ -1,0 +1,236 @@
+"""Order files: the samples of consecutive positions as the rows of a parquet file, written and read by row groups.
+
+An exported file has the columns of `SCHEMA`, sorted by position, and facts under `KEY` in its metadata: the order, the
+datasets with digests, the batch size, a digest of each row group, and a seal over all of that. A file of other tools
+has episode and frame (or LeRobot's episode_index and frame_index), and may have dataset and step.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from understudy.atomic import refuse_existing, replace_file
+from understudy.errors import DatasetError
+
+GROUP = 1 << 17
+"""Rows of a row group, about."""
+KEY = b"understudy order"
+SCHEMA = pa.schema(
+    {
+        "step": pa.int64(),
+        "position": pa.int64(),
+        "rank": pa.int32(),
+        "dataset": pa.dictionary(pa.int32(), pa.string()),
+        "episode": pa.int64(),
+        "frame": pa.int64(),
+        "weight": pa.float32(),
+    }
+)
+_OTHER_NAMES = {"episode_index": "episode", "frame_index": "frame"}
+_MOST_ROWS = 1 << 22  # of a row group, which is read whole
+STRIDE = 1 << 32  # of episodes in packed frames
+_CACHE = 64 << 20  # bytes of the row groups that stay in memory
+
+
+class Samples(NamedTuple):
+    """Samples at rising positions: arrays (n,), int64 but for `rank` (int32) and `weight` (float32)."""
+
+    step: np.ndarray
+    """Step of each sample, from 0: a batch size B that never changes puts position p into step p // B."""
+    position: np.ndarray
+    rank: np.ndarray
+    """Rank that makes it."""
+    source: np.ndarray
+    """Number of its dataset."""
+    episode: np.ndarray
+    frame: np.ndarray
+    weight: np.ndarray
+    """Factor of its loss; 0 in a step that changed nothing."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of the columns."""
+        return _digest(*(np.ascontiguousarray(column).data for column in self))
+
+
+def _digest(*parts: Any) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def lengths_digest(source: Any) -> str:
+    """Return the digest of the ids and lengths of all episodes of a dataset; "" without a catalog."""
+    episodes = getattr(getattr(source, "catalog", None), "episodes", None)
+    return "" if episodes is None else _digest(np.stack([episodes.ids, episodes.lengths]).data)
+
+
+def find_segments(segments: np.ndarray, episode: np.ndarray, frame: np.ndarray) -> np.ndarray:
+    """Row of the segment that holds each frame, int64 (n,), -1 where none does; segments do not overlap."""
+    order = np.lexsort((segments[:, 2], segments[:, 1], segments[:, 0]))
+    begins = segments[order, 0] * STRIDE + segments[order, 1]
+    row = order[np.searchsorted(begins, episode * STRIDE + frame, side="right") - 1]
+    held, start, stop = segments[row].T
+    return np.where((held == episode) & (frame >= start) & (frame < stop), row, -1)
+
+
+def _seal(facts: Mapping[str, Any]) -> str:
+    return _digest(json.dumps({name: facts[name] for name in sorted(facts) if name != "seal"}).encode())
+
+
+def write_order_file(path: str | Path, blocks: Iterable[Samples], facts: Mapping[str, Any]) -> None:
+    """Write an order file in one step: a kill leaves no file at `path`.
+
+    Args:
+        path: a new file.
+        blocks: samples at consecutive positions; each becomes a row group.
+        facts: `datasets`, a list with the `name` of each; `start`, the first position; `batch`; and others.
+
+    Raises:
+        ConfigError: something is at `path`.
+    """
+    refuse_existing(path, "order file", None)
+    names, digests = pa.array([dataset["name"] for dataset in facts["datasets"]]), []
+    with replace_file(Path(path)) as draft, pq.ParquetWriter(draft, SCHEMA, compression="zstd") as writer:
+        for block in blocks:
+            columns = dict(zip(SCHEMA.names, block))
+            columns["dataset"] = pa.DictionaryArray.from_arrays(block.source.astype(np.int32), names)
+            writer.write_table(pa.table(columns, SCHEMA), row_group_size=len(block.step))
+            digests.append(block.digest)
+        whole = json.loads(json.dumps({"format": 1, **facts, "digests": digests}))
+        writer.add_key_value_metadata({KEY: json.dumps(whole | {"seal": _seal(whole)})})
+
+
+class OrderFile:
+    """Rows of an order file; a few row groups are in memory at a time. For several threads; may be pickled.
+
+    Attributes:
+        facts: of an exported file; {} of one of other tools.
+        names: of the datasets; one empty name without the column `dataset`.
+        batch_size: samples of each step; None where steps differ, or are not known.
+        start, stop: the first position, and the one behind the last.
+        digest: of the content.
+
+    Raises:
+        DatasetError: the file is no order, was changed after it was written, or its rows are not well-defined.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            self._metadata = pq.read_metadata(path)
+        except (OSError, pa.ArrowException) as error:
+            raise self._error(f"cannot be read: {error}", "give a parquet file, as `order export` writes it") from error
+        self.facts: dict[str, Any] = json.loads((self._metadata.metadata or {}).get(KEY, b"{}"))
+        rows = [self._metadata.row_group(group).num_rows for group in range(self._metadata.num_row_groups)]
+        if self.facts and (self.facts.get("seal"), len(self.facts["digests"])) != (_seal(self.facts), len(rows)):
+            raise self._error("was changed after it was written", "export the order again")
+        if not 0 < max(rows, default=0) <= _MOST_ROWS:
+            raise self._error(f"has row groups of {max(rows, default=0)} rows", f"write 1 to {_MOST_ROWS} in each")
+        self._ends = np.cumsum(rows)
+        self._held = lru_cache(max(2, _CACHE // (24 * max(rows))))(self._located)
+        self.start: int = self.facts.get("start", 0)
+        self.stop = self.start + int(self._ends[-1])
+        self.names = tuple(str(dataset["name"]) for dataset in self.facts.get("datasets", ()))
+        self.batch_size: int | None = self.facts.get("batch")
+        self.digest: str = self.facts.get("seal") or self._scan()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrderFile, (self.path,)
+
+    def _error(self, problem: str, fix: str) -> DatasetError:
+        return DatasetError(f"the order file {problem}", where=str(self.path), fix=fix)
+
+    def _scan(self) -> str:
+        """Read a file of other tools once: number its datasets, and find its batch size and its digest."""
+        digests, first = list[str](), 0
+        for samples in self.blocks():
+            if not digests and "step" in self._metadata.schema.names:
+                first = int(samples.step[0])
+                self.batch_size = int((samples.step == first).sum())
+            if (samples.step != first + samples.position // (self.batch_size or 1)).any():
+                raise self._error("has other steps than one by one of one size", "sort the rows by step")
+            digests.append(samples.digest)
+        return _digest("".join(digests).encode())
+
+    def check_datasets(self, sources: Sequence[Any]) -> None:
+        """Compare datasets with those of the order, and all rows of a file of other tools with their frames.
+
+        Raises:
+            DatasetError: names or episode lengths differ, or a row is not in its dataset.
+        """
+        recorded = self.facts.get("datasets") or [{"name": name, "lengths": ""} for name in self.names]
+        same = len(recorded) == len(sources)
+        for saved, source in zip(recorded, sources):
+            same &= lengths_digest(source) in (saved["lengths"] or lengths_digest(source), "")
+            same &= bool(self.facts) or len(recorded) == 1 or source.name == saved["name"]
+        if not same:
+            names = ", ".join(source.name for source in sources)
+            raise self._error(f"is not of the episodes of {names}", f"give {', '.join(self.names)}, as they were")
+        for block in () if self.facts else self.blocks():
+            for number, source in enumerate(sources):
+                rows = np.flatnonzero(block.source == number)
+                row = find_segments(source.segments, block.episode[rows], block.frame[rows])
+                if len(lost := rows[row < 0]):
+                    sample = f"frame {block.frame[lost[0]]} of episode {block.episode[lost[0]]}"
+                    raise self._error(f"has {sample}, which is not in {source.name!r}", "give rows of its frames alone")
+
+    def blocks(self) -> Iterator[Samples]:
+        """Read all row groups in sequence."""
+        return map(self.read, range(len(self._ends)))
+
+    def read(self, group: int) -> Samples:
+        """Read a row group, and compare it with its digest."""
+        with pq.ParquetFile(self.path, metadata=self._metadata, memory_map=True) as file:
+            table = file.read_row_group(group)
+        table = table.rename_columns([_OTHER_NAMES.get(name, name) for name in table.column_names])
+        stop = self.start + int(self._ends[group])
+        position = np.arange(stop - table.num_rows, stop)
+        columns: dict[str, Any] = {"step": position // (self.batch_size or 1), "position": position}
+        columns |= {"rank": position * 0, "dataset": [""] * len(position), "weight": position * 0 + 1}
+        taken = SCHEMA.names if self.facts else ("step", "dataset", "episode", "frame", "weight")
+        columns |= {name: table[name] for name in taken if name in table.column_names}
+        try:
+            table = pa.table({name: columns[name] for name in SCHEMA.names}).cast(SCHEMA)
+        except (KeyError, pa.ArrowException) as error:
+            raise self._error(f"has no such numbers: {error}", "give a number of episode and frame per row") from error
+        dataset = table["dataset"].cast(pa.string()).combine_chunks().dictionary_encode()
+        names, numbers = dataset.dictionary.to_pylist(), dataset.indices.fill_null(0).to_numpy()
+        if not self.facts:
+            self.names += tuple(name for name in names if name not in self.names)
+        source = np.array([self.names.index(name) if name in self.names else -1 for name in names])[numbers]
+        samples = Samples(*(source if name == "dataset" else table[name].to_numpy() for name in SCHEMA.names))
+        if any(column.null_count for column in table.columns) or min(map(np.min, samples)) < 0:
+            raise self._error("has no such numbers: nulls, or below 0", "give every number of every row")
+        if self.facts and samples.digest != self.facts["digests"][group]:
+            raise self._error("was changed after it was written", "export the order again")
+        return samples
+
+    def locate(self, positions: np.ndarray) -> np.ndarray:
+        """Source, episode and frame, int64 (3, n), of positions uint64 (n,).
+
+        Raises:
+            DatasetError: a position is not in the file.
+        """
+        rows = positions.astype(np.int64) - self.start
+        if len(outside := np.flatnonzero((rows < 0) | (rows >= self._ends[-1]))):
+            fix = f"it has {self.start} to {self.stop - 1}; export more of them"
+            raise self._error(f"has no position {positions[outside[0]]}", fix)
+        located, group_of = np.empty((3, len(rows)), np.int64), np.searchsorted(self._ends, rows, side="right")
+        for group in np.unique(group_of).tolist():
+            chosen = np.flatnonzero(group_of == group)
+            located[:, chosen] = self._held(group)[:, rows[chosen] - int(self._ends[group])]  # from the end
+        return located
+
+    def _located(self, group: int) -> np.ndarray:
+        samples = self.read(group)
+        return np.stack([samples.source, samples.episode, samples.frame])

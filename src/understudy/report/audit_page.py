@@ -1,0 +1,72 @@
+"""An account of the samples of a run or order file, as text and as a page."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from understudy.report.page import render_page, section, table, text
+
+_LISTED = 20  # rows of a table in the text
+_PLACE = "step {step}, position {position}, frame {frame} of episode {episode} of {source}"
+
+
+def _statements(result: Mapping[str, Any]) -> list[str]:
+    """Return the statements of an account, in sentences."""
+    lines = [result["of"] + (f", checkpoint {result['checkpoint']}" if "checkpoint" in result else "")]
+    lines[0] += " of a run that is training" * bool(result.get("training"))
+    lines.append(f"trained on {result['samples']:,} samples")
+    if result["in_skipped_steps"]:
+        lines.append(f"not trained on {result['in_skipped_steps']:,} samples of steps that changed no weight")
+    for mark, label in (("validation", "reserved for validation"), ("without", "withdrawn")):
+        part = result[mark]
+        unknown = [f"no such episode is here: {', '.join(part['unknown'])}"] if part.get("unknown") else []
+        if part["episodes"] or unknown:
+            place = part["first"] and _PLACE.format(**part["first"])
+            seen = f"{part['samples']:,} samples, the first at {place}" if place else "none was trained on"
+            lines += [f"{part['episodes']:,} episodes of {part['frames']:,} frames {label}: {seen}", *unknown]
+    if result["without"].get("episodes") and "checkpoints" in result:
+        lines.append(f"checkpoints {result['without']['checkpoints']} of {result['checkpoints']} were trained on them")
+        if result["without"]["in_normalization"]:
+            lines.append("the normalization was computed with them, before step 1")
+    if result.get("init_from"):
+        lines.append(f"the weights started from {result['init_from']}, whose samples are not in this account")
+    return lines
+
+
+def _tables(result: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
+    """Return the tables of an account by title, the head first."""
+    sources, starts = result["sources"], [["step", "position", "batch", "ranks", "source", "share", "asked"]]
+    for start in result.get("starts", ()):
+        place = [start["step"], start["position"], start["batch"], start["world"]]
+        pairs = zip(sources, start["shares"], start["weights"])
+        starts += [[*place, name, f"{share:.3%}", f"{weight:.3%}"] for name, share, weight in pairs]
+    entries = [
+        dict(sorted(entry.items(), key=lambda pair: pair[0] == "reason")) for entry in result.get("substitutions", ())
+    ]
+    return {
+        "Sources": [["source", *next(iter(sources.values()))], *([name, *of.values()] for name, of in sources.items())],
+        "Starts and shares": starts,
+        "Tasks": [["task", "samples"], *map(list, result["tasks"].items())],
+        "Substituted samples": [list(entries[0]) if entries else [], *(list(entry.values()) for entry in entries)],
+        "Skipped steps": [["step"], *([step] for step in result.get("skipped_steps", ()))],
+    }
+
+
+def audit_text(result: Mapping[str, Any]) -> str:
+    """Format an account for a terminal."""
+    lines = _statements(result)
+    for title, (head, *rows) in _tables(result).items():
+        if rows:
+            cells = [list(map(str, row)) for row in (head, *rows[:_LISTED])]
+            widths = [max(map(len, column)) for column in zip(*cells)]
+            lines += ["", title + (f", {_LISTED} of {len(rows)}" if len(rows) > _LISTED else "")]
+            lines += ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    return "\n".join([*lines, "", f"counted in {result['seconds']:.2f} s, {result['samples_per_s']:,.0f} samples/s"])
+
+
+def audit_page(result: Mapping[str, Any]) -> str:
+    """Render an account as one HTML page."""
+    title, *lines = _statements(result)
+    tables = _tables(result).items()
+    sections = [section(name, table(head, rows, "rows") if rows else None) for name, (head, *rows) in tables]
+    style = "bad" if result["validation"]["samples"] else "soft"
+    return render_page("understudy audit", title, sections, top=[text(line, style) for line in lines])

@@ -1,0 +1,104 @@
+"""The samples that a run was trained on up to a checkpoint, from its own files alone: no dataset is opened.
+
+The order gives the sample of each position. Positions belong to steps by the starts of the run, which its checkpoints
+list. The journals of substitutions replace samples, and metrics.jsonl has the steps that changed no weight.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from understudy.data.selection.select import EPISODE_STRIDE
+from understudy.errors import ConfigError
+from understudy.load.bad_frames import Substitution, read_journal
+from understudy.load.order_rows import Span, rows_of
+from understudy.order import Order
+from understudy.order_file import Samples
+from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.export import find_checkpoint
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.data.frames_file import TRAINING, WEIGHT, read_frames
+from understudy.train.track import metrics_file
+
+
+@dataclass(frozen=True)
+class Account:
+    """The samples of a run up to a checkpoint."""
+
+    run: RunDir
+    state: dict[str, Any]
+    """State of the checkpoint."""
+    order: Order
+    frames: dict[str, np.ndarray]
+    """Columns of the frames (`read_frames`)."""
+    sources: dict[str, str]
+    """Digest of the episode lengths of each source, by name."""
+    spans: list[Span]
+    """Steps from each start of the run to the next."""
+    substitutes: list[Substitution]
+    """Samples that were replaced, by position."""
+    skipped: np.ndarray
+    """int64, ascending: steps that changed no weight, numbered from 1 as in metrics.jsonl."""
+
+    @classmethod
+    def open(cls, root: Path, step: int | str = "latest") -> "Account":
+        """Read the files of a run, which may be training.
+
+        Raises:
+            ConfigError: there is no run or no such checkpoint, or its files contradict each other.
+        """
+        run = RunDir(root)
+        if not run.config.is_file():
+            run.settings()  # raises
+        record = run.read_record()
+        best = record["settings"]["checkpoint"]["keep_best"]
+        state = checkpoint.read_state(find_checkpoint(run.checkpoints, step, best))
+        frames, sources = read_frames(run.frames, record.get("frames", ""))
+        trained = [frames["rows"][(frames["source"] == n) & (frames["part"] == TRAINING)] for n in range(len(sources))]
+        datasets = [SimpleNamespace(name=name, segments=rows) for name, rows in zip(sources, trained)]
+        order = Order.from_json(record["order"] | {"schedule": state["schedule"]}, datasets)
+        spans = []
+        for start, end in zip(state["starts"], [*state["starts"][1:], state], strict=True):
+            spans.append(Span(start["step"], start["position"], start["batch"], end["step"] - start["step"]))
+            if spans[-1].stop != end["position"]:
+                raise ConfigError(f"{root}: step {end['step']} begins at {end['position']}, not at {spans[-1].stop}")
+        journals = [entry for path in root.glob("substitutions-*.jsonl") for entry in read_journal(path)]
+        substitutes = sorted((e for e in journals if e.position < state["position"]), key=lambda e: e.position)
+        lines = [line for line in metrics_file.iterate(run.metrics) if line["kind"] == "train"]
+        steps = [line["step"] for line in lines if line["step"] <= state["step"]]
+        if steps != list(range(1, state["step"] + 1)):
+            raise ConfigError(f"{run.metrics}: has {len(steps)} of {state['step']} steps; restore the file")
+        skipped = np.array([line["step"] for line in lines if line["skipped"]], np.int64)
+        return cls(run, state, order, frames, sources, spans, substitutes, skipped[skipped <= state["step"]])
+
+    def samples(self, spans: Sequence[Span], world_size: int = 1) -> Iterator[Samples]:
+        """Yield the samples of some steps, substitutes in their places; those of skipped steps weigh 0."""
+        positions, frames = [entry.position for entry in self.substitutes], self.frames
+        for block in rows_of(self.order.locate, spans, world_size):
+            low, high = np.searchsorted(positions, [block.position[0], block.position[-1] + 1])
+            for entry in self.substitutes[low:high]:
+                row = entry.position - block.position[0]
+                if (entry.episode, entry.frame) != (block.episode[row], block.frame[row]):
+                    raise ConfigError(f"{self.run.root}: the substitute at position {entry.position} is of another run")
+                block.episode[row], block.frame[row] = entry.instead_episode, entry.instead_frame
+            for source in np.unique(frames["source"][frames["part"] == WEIGHT]):
+                runs = (frames["source"] == source) & (frames["part"] == WEIGHT)
+                rows = np.flatnonzero(block.source == source)
+                starts = frames["episode"][runs] * EPISODE_STRIDE + frames["start"][runs]
+                packed = block.episode[rows] * EPISODE_STRIDE + block.frame[rows]
+                block.weight[rows] = frames["weight"][runs][np.searchsorted(starts, packed, "right") - 1]
+            block.weight[np.isin(block.step + 1, self.skipped)] = 0
+            yield block
+
+    def cut(self, first: int, stop: int) -> list[Span]:
+        """Return the spans of the steps [first, stop)."""
+        cuts = [(span, max(first, span.step), min(stop, span.step + span.steps)) for span in self.spans]
+        return [
+            Span(low, span.position + (low - span.step) * span.batch, span.batch, high - low)
+            for span, low, high in cuts
+            if low < high
+        ]

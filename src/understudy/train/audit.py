@@ -1,0 +1,188 @@
+"""How often each frame was trained on, counted over every sample of a run or of an order file.
+
+Memory is 4 bytes per frame, and a block of samples. Steps are numbered from 1, as in metrics.jsonl: checkpoint N holds
+the steps 1 to N.
+"""
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.errors import ConfigError
+from understudy.order_file import GROUP, STRIDE, OrderFile, Samples
+from understudy.progress import Progress
+from understudy.train.account import Account
+from understudy.train.checkpoint.checkpoint import list_steps
+from understudy.train.data.frames_file import TRAINING, VALIDATION
+
+
+class FrameCounts:
+    """Counts of the frames of several sources, and the episodes of each.
+
+    Args:
+        names: of the sources.
+        source: int64 (K,), number of the source of each row.
+        rows: int64 (K, 3), rows [episode, start, stop) of all frames, in any sequence.
+        task: texts (K,).
+    """
+
+    def __init__(self, names: Sequence[str], source: np.ndarray, rows: np.ndarray, task: np.ndarray) -> None:
+        self.names = names
+        self._keys, first, inverse = np.unique(source * STRIDE + rows[:, 0], return_index=True, return_inverse=True)
+        self.source, self.episode, self.task = source[first], rows[first, 0], task[first]
+        """(E,): of each episode, in the sequence of the sources, ascending."""
+        lengths = np.zeros(len(first), np.int64)
+        np.maximum.at(lengths, inverse, rows[:, 2])
+        self.begins = np.append(0, np.cumsum(lengths))
+        """int64 (E + 1,): number of the first frame of each episode."""
+        self.counts = np.zeros(self.begins[-1] + 1, np.uint32)
+        """Samples of each frame, and a last 0."""
+        self.marks: dict[str, np.ndarray] = {}
+        """Marked episodes, bool (E,)."""
+        self.first: dict[str, dict[str, Any]] = {}
+        """First sample of a marked episode."""
+
+    def mark(self, name: str, texts: Sequence[str]) -> list[str]:
+        """Mark episodes, each text "ID", "FIRST-LAST" or "SOURCE:ID"; return the texts that fit no episode.
+
+        Raises:
+            ConfigError: a text is none of these, or leaves the source open.
+        """
+        self.marks.setdefault(name, np.zeros(len(self.episode), bool))
+        unknown = []
+        for text in texts:
+            match = re.fullmatch(r"(?:(?P<source>.*):)?(?P<first>\d+)(?:-(?P<last>\d+))?", text)
+            numbers = [n for n, source in enumerate(self.names) if match and match["source"] in (source, None)]
+            if len(numbers) != 1 or match is None:
+                fix = f"give ID, FIRST-LAST or SOURCE:ID, with a source of {', '.join(self.names)}"
+                raise ConfigError(f"{name}: {text!r}: {fix}")
+            first, last = int(match["first"]), int(match["last"] or match["first"])
+            marked = (self.episode >= first) & (self.episode <= last) & (self.source == numbers[0])
+            self.marks[name] |= marked
+            unknown += [text] * (not marked.any())
+        return unknown
+
+    def count(self, blocks: Iterable[Samples], total: int) -> dict[str, Any]:
+        """Count the samples of blocks, and return their figures."""
+        begin, skipped = time.perf_counter(), 0
+        with Progress(total, "audit", "sample") as progress:
+            for block in blocks:
+                chosen = np.flatnonzero(block.weight > 0)
+                row = np.searchsorted(self._keys, block.source[chosen] * STRIDE + block.episode[chosen])
+                np.add.at(self.counts, self.begins[row] + block.frame[chosen], 1)
+                skipped += len(block.weight) - len(chosen)
+                for mark, marked in self.marks.items():
+                    if mark not in self.first and len(hit := chosen[marked[row]]):
+                        place = {name: int(getattr(block, name)[hit[0]]) for name in ("position", "episode", "frame")}
+                        place |= {"step": int(block.step[hit[0]]) + 1}
+                        self.first[mark] = {"source": self.names[block.source[hit[0]]], **place}
+                progress.update(len(block.weight))
+        seconds, table = time.perf_counter() - begin, self.table()
+        tasks, of_task = np.unique(self.task.astype(str), return_inverse=True)
+        result: dict[str, Any] = {
+            "samples": int(table["samples"].sum()),
+            "in_skipped_steps": skipped,
+            "seconds": seconds,
+        }
+        for mark, marked in self.marks.items():
+            figures = {name: int(table[name][marked].sum()) for name in ("frames", "samples")}
+            result[mark] = {"episodes": int(marked.sum()), **figures, "first": self.first.get(mark)}
+        result["sources"] = {}
+        for number, name in enumerate(self.names):
+            of_source = self.source == number
+            used = of_source & ~self.marks["validation"]
+            frames = {"episodes": int(used.sum()), "frames": int(table["frames"][used].sum())}
+            frames |= {column: int(table[column][of_source].sum()) for column in ("seen", "samples")}
+            result["sources"][name] = frames | {"most": int(table["most"][of_source].max(initial=0))}
+        sums = np.bincount(of_task, table["samples"]).astype(int).tolist()
+        return result | {"tasks": dict(zip(tasks.tolist(), sums)), "samples_per_s": total / max(seconds, 1e-9)}
+
+    def table(self) -> dict[str, np.ndarray]:
+        """Columns of the episodes; `seen` are frames that were trained on, `most` the samples of one of them."""
+        frames, begins = np.diff(self.begins), self.begins[:-1]
+        columns = {
+            "seen": np.add.reduceat(self.counts > 0, begins, dtype=np.uint32),
+            "samples": np.add.reduceat(self.counts, begins, dtype=np.uint32),
+            "most": np.maximum.reduceat(self.counts, begins),
+        }
+        table = {"source": np.array(self.names)[self.source], "episode": self.episode, "task": self.task}
+        return table | {"frames": frames} | {name: column * (frames > 0) for name, column in columns.items()}
+
+    def frames(self) -> Iterator[dict[str, np.ndarray]]:
+        """Yield the columns of the frames, block by block."""
+        for start in range(0, int(self.begins[-1]), GROUP):
+            number = np.arange(start, min(start + GROUP, int(self.begins[-1])))
+            row = np.searchsorted(self.begins, number, side="right") - 1
+            names, frame = np.array(self.names)[self.source[row]], number - self.begins[row]
+            yield {"source": names, "episode": self.episode[row], "frame": frame, "samples": self.counts[number]}
+
+
+def audit_run(root: Path, step: int | str, without: Sequence[str]) -> tuple[dict[str, Any], FrameCounts]:
+    """Count the samples of a run up to a checkpoint. Nothing in the run directory is changed.
+
+    Args:
+        root: the run directory.
+        step: step of the checkpoint, "latest" or "best".
+        without: withdrawn episodes, see `FrameCounts.mark`.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or the files of the run contradict each other.
+    """
+    account = Account.open(root, step)
+    state, frames, data = account.state, account.frames, account.state["settings"]["data"]
+    part, used = frames["part"], frames["part"] <= VALIDATION
+    counts = FrameCounts(list(account.sources), *(frames[name][used] for name in ("source", "rows", "task")))
+    roots = [source["root"] for source in data["sources"]] or [data["root"]]
+    dataset = np.array([roots.index(place) for place in roots]) * STRIDE  # sources may be parts of one dataset
+    episodes, episode = dataset[frames["source"]] + frames["episode"], dataset[counts.source] + counts.episode
+    counts.marks["validation"] = np.isin(episode, episodes[part == VALIDATION])
+    unknown, delivered = counts.mark("without", without), np.zeros((len(account.spans), len(roots)), np.int64)
+
+    def blocks() -> Iterator[Samples]:
+        for number, span in enumerate(account.spans):
+            for block in account.samples([span]):
+                delivered[number] += np.bincount(block.source, minlength=len(roots))
+                yield block
+
+    result, steps = counts.count(blocks(), state["position"]), list_steps(account.run.checkpoints)
+    for start, samples in zip(state["starts"], delivered, strict=True):
+        start["shares"] = (samples / max(1, samples.sum())).tolist()
+        start["weights"] = (np.array(start["weights"]) / sum(start["weights"])).tolist()
+    withdrawn, first = counts.marks["without"], result["without"]["first"]
+    result["without"] |= {
+        "unknown": unknown,
+        "in_normalization": bool(np.isin(episode[withdrawn], episodes[part == TRAINING]).any()),
+        "checkpoints": [number for number in steps if first and number >= first["step"]],
+    }
+    return result | {
+        "of": str(root),
+        "checkpoint": state["step"],
+        "checkpoints": steps,
+        "training": account.run.is_active(),
+        "starts": state["starts"],
+        "skipped_steps": account.skipped.tolist(),
+        "substitutions": [vars(entry) for entry in account.substitutes],
+        "init_from": state["settings"]["init_from"],
+    }, counts
+
+
+def audit_file(path: Path, reserved: Sequence[str], without: Sequence[str]) -> tuple[dict[str, Any], FrameCounts]:
+    """Count the samples of an order file of any trainer; `reserved` and `without`: see `FrameCounts.mark`."""
+    file, sources, rows = OrderFile(path), [], []
+    for block in file.blocks():
+        keys, inverse = np.unique(block.source * STRIDE + block.episode, return_inverse=True)
+        stops = np.zeros_like(keys)
+        np.maximum.at(stops, inverse, block.frame + 1)
+        sources.append(keys // STRIDE)
+        rows.append(np.stack([keys % STRIDE, stops * 0, stops], axis=1))
+    source = np.concatenate(sources)
+    counts = FrameCounts(file.names, source, np.concatenate(rows), np.full(len(source), ""))
+    unknown = {mark: counts.mark(mark, ids) for mark, ids in (("validation", reserved), ("without", without))}
+    result = counts.count(file.blocks(), file.stop - file.start) | {"of": str(path)}
+    for mark, texts in unknown.items():
+        result[mark]["unknown"] = texts
+    return result, counts

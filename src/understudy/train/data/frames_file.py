@@ -1,0 +1,62 @@
+"""frames.parquet of a run: its training and validation frames, so that an account of the run needs no dataset.
+
+A row is a run of frames of an episode of a source. `part` is `TRAINING` (in the sequence of the order, frames with
+copies several times), `VALIDATION`, or `WEIGHT`: from this frame on `weight` is the factor of the loss. `task` is the
+text of the episode's task; several are joined.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from understudy.atomic import replace_file
+from understudy.checksums import file_sha256
+from understudy.data.selection.select import EPISODE_STRIDE
+from understudy.errors import ConfigError
+from understudy.order_file import lengths_digest
+from understudy.train.data.run_data import RunData
+
+TRAINING, VALIDATION, WEIGHT = range(3)
+
+
+def write_frames(path: Path, data: RunData) -> str:
+    """Write the frames of a run's data, and return the SHA-256 of the file."""
+    tables = []
+    for number, (training, validation) in enumerate(zip(data.training, data.validation, strict=True)):
+        reserved = validation.segments if validation else np.empty((0, 3), int)
+        parts: list[tuple[np.ndarray, Any]] = [(training.epoch_segments, 1.0), (reserved, 1.0)]
+        if training.frame_weights is not None:
+            starts, factors = training.frame_weights.loss_runs
+            parts.append((np.stack([starts // EPISODE_STRIDE, *[starts % EPISODE_STRIDE] * 2], axis=1), factors))
+        episodes, texts = training.catalog.episodes, np.array([*training.catalog.tasks, ""], object)
+        for part, (rows, weight) in enumerate(parts):
+            ids, inverse = np.unique(rows[:, 0], return_inverse=True)
+            tasks = [" | ".join(texts[episodes.tasks_of(row)]) for row in episodes.rows_of(ids).tolist()]
+            columns = dict(zip(("episode", "start", "stop"), np.ascontiguousarray(rows.T)))
+            columns |= {"source": np.full(len(rows), number), "part": np.full(len(rows), part)}
+            columns["weight"] = np.broadcast_to(weight, len(rows)).astype(np.float32)
+            columns["task"] = pa.array(tasks, pa.string()).take(pa.array(inverse)).dictionary_encode()
+            tables.append(pa.table(columns))
+    digests = {name: lengths_digest(part) for name, part in zip(data.names, data.training, strict=True)}
+    with replace_file(path) as draft:
+        pq.write_table(pa.concat_tables(tables).replace_schema_metadata(digests), draft, compression="zstd")
+    return file_sha256(path)
+
+
+def read_frames(path: Path, sha256: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Read the columns of the frames of a run, and the digest of the episode lengths of each source, by name.
+
+    Besides the columns of the file there is `rows`, int64 (n, 3): episode, start, stop.
+
+    Raises:
+        ConfigError: the file is missing, or is not the one of `sha256`.
+    """
+    if not path.exists() or file_sha256(path) != sha256:
+        raise ConfigError(f"{path}: is missing, or was changed since the run started; restore it")
+    table = pq.read_table(path)
+    columns: dict[str, Any] = {name: table[name].to_numpy() for name in table.column_names}
+    columns["rows"] = np.stack([columns[name] for name in ("episode", "start", "stop")], axis=1)
+    return columns, {name.decode(): digest.decode() for name, digest in table.schema.metadata.items()}

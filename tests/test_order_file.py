@@ -1,0 +1,146 @@
+"""Order files: written whole or not at all, read in parts, refused where they were changed or are not well-defined."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from support.refusals import refused
+from understudy.errors import ConfigError
+from understudy.order_file import GROUP, KEY, OrderFile, Samples, write_order_file
+
+FACTS = {"datasets": [{"name": "a", "lengths": ""}, {"name": "b", "lengths": ""}], "start": 12, "batch": 4}
+
+
+def block(first: int, rows: int) -> Samples:
+    position = np.arange(first, first + rows)
+    weight = np.ones(rows, np.float32)
+    return Samples(
+        position // 4, position, (position % 2).astype(np.int32), position % 2, position % 7, position, weight
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_order_file(tmp_path / "order.parquet", [block(12, 8), block(20, 4), block(24, 12)], FACTS)
+    return tmp_path / "order.parquet"
+
+
+def test_order_file_is_read_back_at_any_positions(path: Path) -> None:
+    file = pickle.loads(pickle.dumps(OrderFile(path)))
+    assert (file.start, file.stop, file.batch_size, file.names) == (12, 36, 4, ("a", "b"))
+    positions = np.array([35, 12, 21, 12, 20], np.uint64)
+    assert file.locate(positions).tolist() == [[1, 0, 1, 0, 0], [0, 5, 0, 5, 6], positions.tolist()]
+    assert [len(part.step) for part in file.blocks()] == [8, 4, 12]
+    assert pq.read_table(path).column("dataset").to_pylist()[:3] == ["a", "b", "a"]
+    with refused(36, where="order.parquet", fix="12 to 35"):
+        file.locate(np.array([36], np.uint64))
+
+
+def test_order_file_is_not_overwritten(path: Path) -> None:
+    before = path.read_bytes()
+    with pytest.raises(ConfigError):
+        write_order_file(path, [block(12, 8)], FACTS)
+    assert path.read_bytes() == before
+
+
+def test_killed_export_leaves_no_order_file(tmp_path: Path) -> None:
+    program = f"""
+import os, signal
+from pathlib import Path
+from test_order_file import FACTS, block, write_order_file
+def blocks():
+    yield block(12, 8)
+    os.kill(os.getpid(), signal.SIGKILL)
+write_order_file(Path({str(tmp_path / "order.parquet")!r}), blocks(), FACTS)
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    assert subprocess.run([sys.executable, "-c", program], env=environment).returncode == -signal.SIGKILL
+    assert list(tmp_path.glob("[!.]*")) == []
+
+
+def rewritten(path: Path, change: Any) -> Path:
+    """A copy whose rows or facts were changed by other tools, which keep the metadata."""
+    table = pq.read_table(path)
+    columns, facts = (
+        {name: table[name] for name in table.column_names},
+        json.loads(pq.read_metadata(path).metadata[KEY]),
+    )
+    change(columns, facts)
+    other = path.with_name("other.parquet")
+    changed = pa.table(columns).replace_schema_metadata({KEY: json.dumps(facts)})
+    with pq.ParquetWriter(other, changed.schema) as writer:
+        for start, rows in ((0, 8), (8, 4), (12, 12)):
+            writer.write_table(changed.slice(start, rows))
+    return other
+
+
+def test_changed_rows_and_facts_are_refused(path: Path) -> None:
+    def frame(columns: dict[str, Any], facts: dict[str, Any]) -> None:
+        values = columns["frame"].to_numpy().copy()
+        values[9] += 1
+        columns["frame"] = pa.array(values)
+
+    def batch(columns: dict[str, Any], facts: dict[str, Any]) -> None:
+        facts["batch"] = 2
+
+    same = OrderFile(rewritten(path, lambda *_: None))
+    assert same.locate(np.arange(12, 36, dtype=np.uint64))[2].tolist() == list(range(12, 36))
+    changed = OrderFile(rewritten(path, frame))
+    assert changed.locate(np.array([12], np.uint64))[2] == 12
+    with refused("changed", where="other.parquet", fix="export"):
+        changed.locate(np.array([21], np.uint64))
+    with refused("changed", where="other.parquet", fix="export"):
+        OrderFile(rewritten(path, batch))
+
+
+def foreign(path: Path, rows: int = 10, group: int = 4, **columns: Any) -> Path:
+    table = {"episode_index": np.zeros(rows, np.int32), "frame_index": np.arange(rows), "loss": np.ones(rows)} | columns
+    pq.write_table(pa.table(table), path, row_group_size=group)
+    return path
+
+
+def test_files_of_other_tools_are_orders(tmp_path: Path) -> None:
+    file = OrderFile(foreign(tmp_path / "plain.parquet"))
+    assert (file.start, file.stop, file.batch_size, file.names, file.facts) == (0, 10, None, ("",), {})
+    assert file.locate(np.array([9, 3], np.uint64)).tolist() == [[0, 0], [0, 0], [9, 3]]
+    named = {"dataset": ["b"] * 5 + ["a"] * 5, "step": np.arange(10) // 3 + 7}
+    file = OrderFile(foreign(tmp_path / "named.parquet", **named))
+    assert (file.batch_size, file.names, file.digest) == (3, ("b", "a"), OrderFile(tmp_path / "named.parquet").digest)
+    assert file.locate(np.array([4, 5], np.uint64))[0].tolist() == [0, 1]
+
+
+def wrong() -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "steps", {"step": np.array([0, 0, 0, 1, 1, 2, 2, 2, 3, 3])}
+    yield "steps", {"step": np.arange(10)[::-1] // 2}
+    yield "numbers", {"frame_index": pa.array([None, *range(9)])}
+    yield "numbers", {"frame_index": np.arange(10) + 0.5}
+    yield "numbers", {"frame_index": np.arange(10) - 1}
+
+
+@pytest.mark.parametrize(("what", "columns"), list(wrong()))
+def test_files_that_are_not_well_defined_are_refused(tmp_path: Path, what: str, columns: dict[str, Any]) -> None:
+    with refused(what, where="wrong.parquet", fix=""):
+        OrderFile(foreign(tmp_path / "wrong.parquet", **columns))
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.parquet").write_text("no parquet")
+    pq.write_table(pa.table({"episode": [0]}), tmp_path / "lacking.parquet")
+    pq.write_table(
+        pa.table({"episode": pa.array([], pa.int64()), "frame": pa.array([], pa.int64())}), tmp_path / "no.parquet"
+    )
+    for name, what in (("text", "parquet"), ("lacking", "frame"), ("no", 0), ("missing", "missing.parquet")):
+        with refused(what, where=f"{name}.parquet", fix=""):
+            OrderFile(tmp_path / f"{name}.parquet")
+    assert GROUP <= 1 << 20
