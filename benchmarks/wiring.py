@@ -234,6 +234,27 @@ def groot(root: Path, fps: float = FPS) -> Path:
     return root
 
 
+def groot_processor(root: Path, rep: str = "ABSOLUTE", relative: bool = True) -> Path:
+    """A checkpoint of GR00T N1.7: the processor's files."""
+    root.mkdir(parents=True)
+    parts = {"single_arm": slice(0, 5), "gripper": slice(5, 6)}
+    figures = {name: {figure: values[part].tolist() for figure, values in ARM.items()} for name, part in parts.items()}
+    kinds = [{"rep": kind, "type": "NON_EEF", "format": "DEFAULT", "state_key": None} for kind in (rep, "ABSOLUTE")]
+    configs = {
+        "video": {"delta_indices": [0], "modality_keys": ["front", "wrist"]},
+        "state": {"delta_indices": [0], "modality_keys": list(parts)},
+        "action": {"delta_indices": list(range(CHUNK)), "modality_keys": list(parts), "action_configs": kinds},
+    }
+    settings = {"modality_configs": {"new_embodiment": configs}, "use_percentiles": True, "use_relative_action": True}
+    content = {"processor_class": "Gr00tN1d7Processor", "processor_kwargs": settings}
+    (root / "processor_config.json").write_text(json.dumps(content))
+    statistics = {"state": figures, "action": figures} | ({"relative_action": figures} if relative else {})
+    (root / "statistics.json").write_text(json.dumps({"new_embodiment": statistics}))
+    (root / "config.json").write_text(json.dumps({"action_horizon": 50, "architectures": ["Gr00tN1d7"]}))
+    save_file({"action_head.weight": np.zeros((2, 2), np.float32)}, root / "model.safetensors")
+    return root
+
+
 def with_modality(dataset: Path, order: tuple[str, ...] = ("single_arm", "gripper")) -> Path:
     """Add GR00T's meta/modality.json."""
     widths, start, groups = {"single_arm": 5, "gripper": 1}, 0, {}
@@ -552,6 +573,7 @@ RIGHT: dict[str, Callable[[Sets], Pairing]] = {
     ),
     "openpi and its dataset": lambda sets: (openpi(sets.folder()), sets.dataset()),
     "GR00T and its dataset": lambda sets: (groot(sets.folder()), with_modality(sets.dataset())),
+    "GR00T N1.7 and its dataset": lambda sets: (groot_processor(sets.folder()), with_modality(sets.dataset())),
     "ours and its dataset": lambda sets: (ours(sets.folder(), facts(cameras=looking(sets))), sets.dataset()),
     "ours and its robot": policy_and(robot),
     "ours and a robot that states nothing": policy_and(lambda path: robot(path, **UNSTATED, cameras={})),

@@ -55,7 +55,7 @@ def test_a_damaged_contract_names_its_place(tmp_path: Path) -> None:
         read_contract(tmp_path)
 
 
-@pytest.mark.parametrize("make", [wiring.lerobot, wiring.openpi, wiring.groot])
+@pytest.mark.parametrize("make", [wiring.lerobot, wiring.openpi, wiring.groot, wiring.groot_processor])
 def test_damaged_folders_of_other_tools_are_compared_or_refused(
     make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

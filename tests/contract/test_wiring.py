@@ -84,6 +84,20 @@ def test_power_tells_a_symmetric_scene_from_another() -> None:
     assert power(bare, "orientation") == 0.0
 
 
+def test_relative_actions_of_groot_have_their_own_statistics(tmp_path: Path) -> None:
+    whole, lacking = (
+        wiring.groot_processor(tmp_path / name, "RELATIVE", name == "whole") for name in ("whole", "lacking")
+    )
+    facts = read_any(str(whole), ContractConfig(paths=(str(whole),))).robots["new_embodiment"]
+    assert facts.action.learned == ("state",) * 5 + ("absolute",)
+    assert facts.action.references == ("absolute",) * 6
+    assert (facts.chunk, facts.action.normalization.mode, list(facts.cameras)) == (16, "quantile", ["front", "wrist"])
+    assert wiring.listed((whole, None)) == []
+    assert [(fault.kind, fault.key) for fault in wiring.listed((lacking, None))] == [
+        ("statistics missing", "action.single_arm")
+    ]
+
+
 def test_unknown_facts_are_listed_and_contradict_nothing(tmp_path: Path) -> None:
     nothing = VectorFacts.unmeasured("", ())
     unknown = Contract({"": RobotFacts(float("nan"), 0, "", "", nothing, nothing, {})}, kind="robot")

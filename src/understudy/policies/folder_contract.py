@@ -6,7 +6,7 @@ from pathlib import Path
 from understudy.contract.facts import Contract, check_plain, read_contract
 from understudy.errors import ConfigError
 from understudy.policies.common.lerobot_processors import read_object
-from understudy.policies.contracts.groot import METADATA, read_groot_contract
+from understudy.policies.contracts.groot import METADATA, STATISTICS, read_groot_contract
 from understudy.policies.contracts.lerobot import read_lerobot_contract
 from understudy.policies.contracts.openpi import read_openpi_contract
 from understudy.policies.contracts.tensors import unfit, weights_digest
@@ -14,7 +14,7 @@ from understudy.policies.pi05.normalization import openpi_files
 
 
 def read_policy_contract(folder: Path) -> Contract | None:
-    """Read the contract of a policy of ours, of LeRobot (0.6), openpi or GR00T (N1.5); None: it is none of them.
+    """Read the contract of a policy of ours, LeRobot (0.6), openpi or GR00T (N1.5 to N1.7); None: it is none of them.
 
     Args:
         folder: the folder, or a run directory that holds one.
@@ -33,7 +33,7 @@ def read_policy_contract(folder: Path) -> Contract | None:
         return contract
     config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     try:
-        if (folder / METADATA).is_file():
+        if any((folder / name).is_file() for name in (METADATA, STATISTICS)):
             contract = read_groot_contract(folder)
         elif "input_features" in config:
             contract = read_lerobot_contract(folder)
