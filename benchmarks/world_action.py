@@ -106,7 +106,7 @@ def samples_of_mode_policy_alone() -> Iterator[None]:
 def train(args: argparse.Namespace, arm: str, seed: int) -> dict[str, Any]:
     """Train an arm, play it, and return its figures."""
     run = args.out / f"{arm.replace(' ', '-')}-{seed}"
-    done = run.with_suffix(".json")
+    done = run.with_name(f"{run.name}.json")  # the name of an arm may have a dot
     if done.exists():
         figures: dict[str, Any] = json.loads(done.read_text())
         return figures
