@@ -23,6 +23,8 @@ from understudy.errors import DatasetError
 GROUP = 1 << 17
 """Rows of a row group, about."""
 KEY = b"understudy order"
+FORMAT = 1
+"""Version of the facts of an exported file; another one is refused."""
 SCHEMA = pa.schema(
     {
         "step": pa.int64(),
@@ -106,7 +108,7 @@ def write_order_file(path: str | Path, blocks: Iterable[Samples], facts: Mapping
             columns["dataset"] = pa.DictionaryArray.from_arrays(block.source.astype(np.int32), names)
             writer.write_table(pa.table(columns, SCHEMA), row_group_size=len(block.step))
             digests.append(block.digest)
-        whole = json.loads(json.dumps({"format": 1, **facts, "digests": digests}))
+        whole = json.loads(json.dumps({"format": FORMAT, **facts, "digests": digests}))
         writer.add_key_value_metadata({KEY: json.dumps(whole | {"seal": _seal(whole)})})
 
 
@@ -134,6 +136,8 @@ class OrderFile:
         rows = [self._metadata.row_group(group).num_rows for group in range(self._metadata.num_row_groups)]
         if self.facts and (self.facts.get("seal"), len(self.facts["digests"])) != (_seal(self.facts), len(rows)):
             raise self._error("was changed after it was written", "export the order again")
+        if self.facts.get("format", FORMAT) != FORMAT:
+            raise self._error(f"has format {self.facts['format']}", f"export it again: this version reads {FORMAT}")
         if not 0 < max(rows, default=0) <= _MOST_ROWS:
             raise self._error(f"has row groups of {max(rows, default=0)} rows", f"write 1 to {_MOST_ROWS} in each")
         self._ends = np.cumsum(rows)

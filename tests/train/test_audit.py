@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support.audited import damage, eventful_run, trained
+from support.audited import damage, eventful_run, recorded, trained
 from support.mixtures import NAMES, mixed, tiny_sources
 from support.refusals import refused
 from support.runs import SHORT, tiny_config, tiny_dataset, trained_run
@@ -132,7 +132,7 @@ def test_withdrawn_episodes_have_a_first_step_or_none(eventful: Path) -> None:
     reserved = next(pair for pair, samples in episodes.items() if samples == 0)
     without = audit_run(eventful, "latest", ["{}:{}".format(*reserved), "two:99"])[0]["without"]
     assert (without["first"], without["checkpoints"], without["unknown"]) == (None, [], ["two:99"])
-    assert not without["in_normalization"]
+    assert not without["in_statistics"]
     for text in ("3", "wide:x", "other:3", "wide:3-"):
         with refused(text, kind=ConfigError):
             audit_run(eventful, "latest", [text])
@@ -233,6 +233,15 @@ def test_factors_of_the_loss_are_the_weights(tmp_path: Path) -> None:
             assert row["weight"] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("changes", [{"mode": "joint"}, {"max_samples": 3}])
+def test_task_modes_and_parts_of_a_batch_change_no_count(tmp_path: Path, changes: dict[str, Any]) -> None:
+    config = tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "run", device="cpu", **SHORT, **changes)
+    with recorded(tmp_path / "run", 0, {}):
+        assert run.train(config) == run.DONE
+    for step in (2, 4):
+        assert counted(audit_run(tmp_path / "run", step, ())[1]) == trained(tmp_path / "run", step)[0]
+
+
 def test_files_that_contradict_each_other_are_refused(eventful: Path, tmp_path: Path) -> None:
     def changed(name: str, change: Any) -> Path:
         copy = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
@@ -254,6 +263,13 @@ def test_files_that_contradict_each_other_are_refused(eventful: Path, tmp_path: 
         entries = [json.loads(line) for line in path.read_text().splitlines()]
         path.write_text("".join(json.dumps(entry | {"episode": 99}) + "\n" for entry in entries))
 
+    def torn_entry(path: Path) -> None:
+        path.write_text("no entry\n" + path.read_text())
+
+    def no_starts(path: Path) -> None:
+        state = {k: v for k, v in json.loads(path.read_text()).items() if k not in (checksums.SEAL, "starts")}
+        path.write_text(json.dumps(checksums.add_seal(state)))
+
     def another_start(path: Path) -> None:
         state = json.loads(path.read_text())
         state["starts"][1]["batch"] = 7
@@ -264,6 +280,8 @@ def test_files_that_contradict_each_other_are_refused(eventful: Path, tmp_path: 
         ("frames.parquet", another_frame, "frames.parquet"),
         ("frames.parquet", os.remove, "frames.parquet"),
         ("substitutions-0.jsonl", another_episode, "position"),
+        ("substitutions-0.jsonl", torn_entry, "substitutions-0.jsonl"),
+        ("checkpoints/step-00000016/state.json", no_starts, "understudy"),
         ("checkpoints/step-00000016/state.json", another_start, "step 10"),
     ):
         if (eventful / name).exists():

@@ -257,22 +257,27 @@ def export(config: ExportConfig) -> None:
         digests = account.sources
     else:
         datasets = [EpisodeDataset(path, name=path if paths[1:] else None) for path in paths]
-        order = choose_order(
-            datasets,
-            memory=parse_bytes(config.memory),
-            world_size=ranks,
-            num_threads=MOST_LOADER_THREADS,
-            weights=config.weights or None,
-            batch_size=config.batch_size,
-            seed=config.seed,
-        ).order
+        try:
+            order = choose_order(
+                datasets,
+                memory=parse_bytes(config.memory),
+                world_size=ranks,
+                num_threads=MOST_LOADER_THREADS,
+                weights=config.weights or None,
+                batch_size=config.batch_size,
+                seed=config.seed,
+            ).order
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         steps = config.steps or -(-sum(map(len, datasets)) // config.batch_size)
         spans = [Span(first, first * config.batch_size, config.batch_size, steps)]
         blocks = rows_of(order.locate, spans, ranks)
         digests = {source.name: lengths_digest(source) for source in datasets}
     total = sum(span.steps * span.batch for span in spans)
-    if not total:
-        raise ConfigError(f"from_step: {first}: there are no such steps")
+    if not total or ranks > min(span.batch for span in spans):
+        raise ConfigError(
+            f"from_step {first}, world_size {ranks}: there are no such steps, or fewer samples than ranks"
+        )
     with Progress(total, "export", "sample") as progress:
 
         def counted() -> "Iterator[Samples]":

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from understudy.atomic import write_text
-from understudy.errors import DatasetError
+from understudy.errors import ConfigError, DatasetError
 from understudy.order import Order
 
 _ALWAYS_ALLOWED = 16  # bad frames
@@ -36,9 +36,16 @@ class Substitution:
 
 
 def read_journal(path: Path) -> list[Substitution]:
-    """Read a journal, without a last line torn by a kill."""
+    """Read a journal, without a last line torn by a kill.
+
+    Raises:
+        ConfigError: another line is no substitution.
+    """
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [Substitution(**json.loads(line)) for line in lines]
+    try:
+        return [Substitution(**json.loads(line)) for line in lines]
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: a line is no substitution: {error}; restore the file") from error
 
 
 def truncate_journals(folder: Path, position: int) -> None:

@@ -25,8 +25,8 @@ def _statements(result: Mapping[str, Any]) -> list[str]:
             lines += [f"{part['episodes']:,} episodes of {part['frames']:,} frames {label}: {seen}", *unknown]
     if result["without"].get("episodes") and "checkpoints" in result:
         lines.append(f"checkpoints {result['without']['checkpoints']} of {result['checkpoints']} were trained on them")
-        if result["without"]["in_normalization"]:
-            lines.append("the normalization was computed with them, before step 1")
+        if result["without"]["in_statistics"]:
+            lines.append("the statistics for the normalization were computed with them, before step 1")
     if result.get("init_from"):
         lines.append(f"the weights started from {result['init_from']}, whose samples are not in this account")
     return lines

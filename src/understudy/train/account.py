@@ -61,19 +61,21 @@ class Account:
         trained = [frames["rows"][(frames["source"] == n) & (frames["part"] == TRAINING)] for n in range(len(sources))]
         datasets = [SimpleNamespace(name=name, segments=rows) for name, rows in zip(sources, trained)]
         order = Order.from_json(record["order"] | {"schedule": state["schedule"]}, datasets)
-        spans = []
-        for start, end in zip(state["starts"], [*state["starts"][1:], state], strict=True):
+        starts, spans = state.get("starts"), []
+        if not starts or starts[0]["step"]:
+            raise ConfigError(f"{root}: has no account of its first steps, which an earlier version of understudy made")
+        for start, end in zip(starts, [*starts[1:], state], strict=True):
             spans.append(Span(start["step"], start["position"], start["batch"], end["step"] - start["step"]))
             if spans[-1].stop != end["position"]:
                 raise ConfigError(f"{root}: step {end['step']} begins at {end['position']}, not at {spans[-1].stop}")
         journals = [entry for path in root.glob("substitutions-*.jsonl") for entry in read_journal(path)]
         substitutes = sorted((e for e in journals if e.position < state["position"]), key=lambda e: e.position)
-        lines = [line for line in metrics_file.iterate(run.metrics) if line["kind"] == "train"]
-        steps = [line["step"] for line in lines if line["step"] <= state["step"]]
-        if steps != list(range(1, state["step"] + 1)):
+        lines = (line for line in metrics_file.iterate(run.metrics) if line["kind"] == "train")
+        steps = np.array([(line["step"], line["skipped"]) for line in lines if line["step"] <= state["step"]], np.int64)
+        steps = steps.reshape(-1, 2)
+        if not np.array_equal(steps[:, 0], np.arange(1, state["step"] + 1)):
             raise ConfigError(f"{run.metrics}: has {len(steps)} of {state['step']} steps; restore the file")
-        skipped = np.array([line["step"] for line in lines if line["skipped"]], np.int64)
-        return cls(run, state, order, frames, sources, spans, substitutes, skipped[skipped <= state["step"]])
+        return cls(run, state, order, frames, sources, spans, substitutes, steps[steps[:, 1] > 0, 0])
 
     def samples(self, spans: Sequence[Span], world_size: int = 1) -> Iterator[Samples]:
         """Yield the samples of some steps, substitutes in their places; those of skipped steps weigh 0."""

@@ -155,7 +155,7 @@ def audit_run(root: Path, step: int | str, without: Sequence[str]) -> tuple[dict
     withdrawn, first = counts.marks["without"], result["without"]["first"]
     result["without"] |= {
         "unknown": unknown,
-        "in_normalization": bool(np.isin(episode[withdrawn], episodes[part == TRAINING]).any()),
+        "in_statistics": bool(np.isin(episode[withdrawn], episodes[part == TRAINING]).any()),
         "checkpoints": [number for number in steps if first and number >= first["step"]],
     }
     return result | {

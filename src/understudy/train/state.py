@@ -99,7 +99,7 @@ class TrainState:
         """Add the start of this process to those of the checkpoint `saved`."""
         start: dict[str, Any] = {"step": self.step, "position": position, "batch": self.config.batch_size}
         start |= {"world": self.mesh.world_size, "weights": list(weights)}
-        self.starts = [*(saved["starts"] if saved else ()), start]
+        self.starts = [*(saved.get("starts", ()) if saved else ()), start]
 
     @property
     def eval_policy(self) -> Policy:
