@@ -60,7 +60,7 @@ def robomimic(path: Path, libero: bool = False, episodes: int = 12) -> None:
             demo[f"obs/agentview_{'rgb' if libero else 'image'}"] = VIDEO
 
 
-def test_import_reads_robomimic_without_a_mapping(tmp_path: Path) -> None:
+def test_import_reads_robomimic_without_a_mapping(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     robomimic(tmp_path / "a b.hdf5")
     (tmp_path / "a b.hdf5").chmod(0o400)
     found = run(tmp_path / "out", tmp_path / "a b.hdf5", task="lift")
@@ -72,6 +72,11 @@ def test_import_reads_robomimic_without_a_mapping(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["observation.images.agentview"][:ROWS], VIDEO)
     assert not found["source.age_ns"].any()
     assert not (tmp_path / "out/meta/sensors.json").exists()
+    capsys.readouterr()
+    import_(ImportConfig((str(tmp_path / "a b.hdf5"),), propose=True))
+    (tmp_path / "map.yaml").write_text(capsys.readouterr().out)
+    import_(ImportConfig((str(tmp_path / "a b.hdf5"), str(tmp_path / "again")), str(tmp_path / "map.yaml"), task="t"))
+    assert Catalog.open(tmp_path / "again").features.keys() == Catalog.open(tmp_path / "out").features.keys()
 
 
 def test_import_reads_libero_with_its_task(tmp_path: Path) -> None:
@@ -193,3 +198,29 @@ def test_import_names_a_fault_of_a_file(tmp_path: Path, fault: str) -> None:
     if fault == "nan":
         assert "demo_1" in str(error.where)
         assert error.time == pytest.approx(0.15)
+
+
+def test_import_skips_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in (10, 9):
+        robomimic(tmp_path / f"in/ep_{number}.hdf5", episodes=1)
+        with h5py.File(tmp_path / f"in/ep_{number}.hdf5", "a") as file:
+            file["data/demo_0/actions"][:] = number
+    (tmp_path / "in/ep_1.hdf5").write_bytes(b"cut")
+    with pytest.raises(RecordingError):
+        run(tmp_path / "out", tmp_path / "in", task="lift")
+    found = run(tmp_path / "out", tmp_path / "in", task="lift", skip_bad=True)
+    assert found["action"][::ROWS, 0].tolist() == [9, 10]
+    skipped = json.loads((tmp_path / "out/meta/import.json").read_text())["skipped"]
+    assert [(fault["kind"], fault["where"]) for fault in skipped] == [("unreadable", str(tmp_path / "in/ep_1.hdf5"))]
+
+
+def test_import_refuses_video_of_an_odd_size(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["v"] = VIDEO[:, :31]
+    mapping = {"features": {"observation.images.a": "v"}, "fps": 5, "task": "t"}
+    with pytest.raises(RecordingError) as caught:
+        run(tmp_path / "out", tmp_path / "a.h5", mapping=mapping, storage="video")
+    assert caught.value.kind == "shape"
+    found = run(tmp_path / "out", tmp_path / "a.h5", mapping=mapping)
+    np.testing.assert_array_equal(found["observation.images.a"], VIDEO[:, :31])

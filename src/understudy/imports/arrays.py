@@ -73,7 +73,7 @@ class Rows(Recording):
             rate = self.rate or 1
             rows = np.arange(counts[keys[0]])
             log = (2 * NANO * rows + int(rate)) // int(2 * rate) if rate == int(rate) else np.rint(rows * (NANO / rate))
-            return dict.fromkeys(streams, Times(log.astype(np.int64), step=NANO / rate))
+            return dict.fromkeys(streams, Times(log.astype(np.int64)))
         with reading(self._time):
             seconds = np.asarray(self._arrays[self._time][slice(*self._rows(self._time))], np.float64).reshape(-1)
         if not np.isfinite(seconds).all():

@@ -58,12 +58,10 @@ class Times:
     Attributes:
         log: time at which a sample was recorded, int64 (N,).
         header: stamp in its header; None without headers.
-        step: distance of the samples, where it is known without measuring it.
     """
 
     log: np.ndarray
     header: np.ndarray | None = None
-    step: float | None = None
 
     def used(self, clock: str) -> np.ndarray:
         """Return the times on the clock "log" or "header"."""

@@ -20,8 +20,15 @@ _LAYOUTS = {
 _IMAGE = re.compile(r"obs/(\w+?)_(?:image|rgb)|observations/images/(\w+)|(camera\d+)_rgb|(img)")
 
 
-def open_sources(paths: Sequence[str], mapping: ImportMapping) -> tuple[list[Recording], str]:
+def open_sources(
+    paths: Sequence[str], mapping: ImportMapping, skipped: list[RecordingError] | None = None
+) -> tuple[list[Recording], str]:
     """Return the recordings of files and folders in sequence, and their layout.
+
+    Args:
+        paths: the files and folders.
+        mapping: settings of their readers.
+        skipped: takes the faults of unreadable files; None: they are raised.
 
     Raises:
         RecordingError: a path is none of the formats, or layouts differ.
@@ -30,14 +37,18 @@ def open_sources(paths: Sequence[str], mapping: ImportMapping) -> tuple[list[Rec
     layouts: dict[str, Path] = {}
     for path in (file for text in paths for file in _files(Path(text))):
         kind = _kind(path)
+        episodes: Sequence[Recording] = []
         try:
             if kind == "bag":
-                episodes: Sequence[Recording] = [Bag(path, mapping.ros_distro)]
+                episodes = [Bag(path, mapping.ros_distro)]
             else:
                 episodes, kind = (hdf5_episodes if kind == "hdf5" else zarr_episodes)(path, mapping)
+            layouts.setdefault(kind, path)
         except RecordingError as error:
-            raise error.replaced(where=path) from error
-        layouts.setdefault(kind, path)
+            fault = error.replaced(where=path)
+            if skipped is None:
+                raise fault from error
+            skipped.append(fault)
         recordings += episodes
     if len(layouts) > 1 or not recordings:
         listed = ", ".join(f"{path} is {kind or 'HDF5 of another layout'}" for kind, path in layouts.items())
@@ -57,11 +68,12 @@ def _kind(path: Path) -> str:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Yield the recordings at a path: itself, or those in the folder, by name."""
+    """Yield the recordings at a path: itself, or those in the folder, by name, 2 before 10."""
     if path.exists() and _kind(path):
         yield path
         return
-    entries = sorted(path.iterdir()) if path.is_dir() else [path]
+    entries = list(path.iterdir()) if path.is_dir() else [path]
+    entries.sort(key=lambda entry: [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", entry.name)])
     inside = [entry for entry in entries if entry.exists() and _kind(entry)]
     fix = f"give files of {', '.join((*SUFFIXES, *HDF5, '.zarr', '.zarr.zip'))}, or a folder of them"
     if any(".tfrecord" in entry.name or entry.name == "dataset_info.json" for entry in entries):
@@ -88,13 +100,6 @@ def default_mapping(recording: Recording, layout: str) -> ImportMapping:
     features = {f"observation.images.{image[image.lastindex or 0]}": (Part(key),) for key, image in images.items()}
     vectors = {"observation.state": tuple(chain(*state)), "action": tuple(action)}
     return ImportMapping({**features, **{key: parts for key, parts in vectors.items() if parts}})
-
-
-def unused(recording: Recording, mapping: ImportMapping) -> list[str]:
-    """Return streams that the mapping does not use."""
-    used = {*mapping.streams, mapping.time, *([mapping.episodes.stream] if mapping.episodes else [])}
-    with recording:
-        return sorted(recording.kinds.keys() - used)
 
 
 def propose(bag: Bag) -> str:

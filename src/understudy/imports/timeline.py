@@ -68,14 +68,15 @@ def make_timeline(
     timeline = Timeline({}, [], _check_clocks(mapping.clock, times))
     ages = {}
     for name, part in mapping.parts.items():
-        clock = times[part.stream]
-        timeline.clocks[name] = clock.used(mapping.clock) - round(part.delay * NANO)
+        timeline.clocks[name] = times[part.stream].used(mapping.clock) - round(part.delay * NANO)
         steps = np.diff(timeline.clocks[name])
-        usual = clock.step or (np.median(steps[steps > 0]) if steps.any() else 0)
-        if not usual and not part.max_age and name != TASK:
+        if name == TASK or part.max_age:
+            ages[name] = (part.max_age or np.inf) * NANO
+        elif steps.any():
+            ages[name] = _USUAL * float(np.median(steps[steps > 0]))
+        else:
             fix = "give max_age in the mapping; .inf holds for ever"
             raise RecordingError("rate", "has one time, and no usual step", part.stream, fix=fix)
-        ages[name] = np.inf if name == TASK else part.max_age * NANO if part.max_age else _USUAL * usual
     for lower, upper in spans:
         _place_span(timeline, layout, ages, gaps, lower, upper)
     return timeline

@@ -8,7 +8,7 @@ meta/import.json has the mapping, the rule, the clocks and findings of each reco
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,11 +40,12 @@ _RULE = (
 
 @dataclass
 class Imported:
-    """Counts of a written dataset, findings, and the faults of recordings that were left out."""
+    """Counts of a written dataset, streams without a feature, findings, and faults of recordings that were left out."""
 
     episodes: int = 0
     frames: int = 0
     tasks: int = 0
+    unused: list[str] = field(default_factory=list)
     findings: list[RecordingError] = field(default_factory=list)
     skipped: list[RecordingError] = field(default_factory=list)
 
@@ -54,6 +55,7 @@ def import_recordings(
     mapping: ImportMapping,
     config: ImportConfig,
     command: Sequence[str] = (),
+    skipped: Sequence[RecordingError] = (),
     count: Callable[[int], None] = lambda size: None,
 ) -> Imported:
     """Write recordings into the new folder `config.paths[-1]`, which appears complete or not at all.
@@ -63,13 +65,14 @@ def import_recordings(
         mapping: streams -> features.
         config: how to write.
         command: words of the command line.
+        skipped: faults of files that are left out.
         count: called with bytes of the recordings as they are done.
 
     Raises:
         RecordingError: a recording has a fault.
         FileExistsError: the folder exists.
     """
-    imported, accounts = Imported(), list[dict[str, Any]]()
+    imported, accounts = Imported(skipped=list(skipped)), list[dict[str, Any]]()
     with create_folder(Path(config.paths[-1])) as root, ExitStack() as stack:
         importer: _Importer | None = None
         for recording in recordings:
@@ -79,13 +82,14 @@ def import_recordings(
                 with recording:
                     if importer is None:
                         importer = _Importer(root, read_layout(recording, mapping, config), recording, config, stack)
+                        marker = [mapping.episodes.stream] if mapping.episodes else []
+                        imported.unused = sorted(recording.kinds.keys() - {*mapping.streams, mapping.time, *marker})
                     importer.write(recording, account, imported, count)
             except RecordingError as fault:
                 if not config.skip_bad:
                     raise
                 if importer is not None:
                     importer.writer.discard_episode()
-                account["fault"] = fault.describe()
                 imported.skipped.append(fault)
         if importer is None or not importer.writer.episodes:
             raise imported.skipped[0]
@@ -100,6 +104,7 @@ def import_recordings(
             "linear": sorted(importer.layout.linear),
             "gaps": config.gaps,
             "recordings": accounts,
+            "skipped": [fault.describe() for fault in imported.skipped],
         }
         replace_json(root / PATH, json.loads(json.dumps(content, default=str)))
         stack.close()
@@ -118,21 +123,33 @@ class _Importer:
     """
 
     def __init__(self, root: Path, layout: Layout, first: Recording, config: ImportConfig, stack: ExitStack) -> None:
-        self.layout, self._root, self._config, self._stack = layout, root, config, stack
+        self.layout, self._config = layout, config
         mapping = layout.mapping
-        writer = EpisodeWriter(
-            root,
-            fps=layout.fps,
-            features=layout.features,
-            robot_type=mapping.robot_type or None,
-            codec=config.codec,
-            gop=config.gop,
-            crf=config.crf,
-        )
+        settings = {name: getattr(config, name) for name in ("codec", "gop", "crf")}
+        robot = mapping.robot_type or None
+        try:
+            writer = EpisodeWriter(root, fps=layout.fps, features=layout.features, robot_type=robot, **settings)
+        except ValueError as error:
+            raise RecordingError("shape", str(error), fix="--storage image takes any size") from error
         self.writer = stack.enter_context(writer)
         is_even = not first.has_clock and (first.rate or layout.fps) == layout.fps
-        self._raw = [] if is_even else [name for name in mapping.parts if name not in layout.images | {TASK}]
-        self._sensors: dict[str, pq.ParquetWriter] = {}
+        names = [] if is_even else [name for name in mapping.parts if name not in layout.images | {TASK}]
+        self._sensors, entries = dict[str, pq.ParquetWriter](), {}
+        for name in names:
+            sample, path = layout.samples[name], f"sensors/raw.{name}.parquet"
+            entries[f"raw.{name}"] = {
+                "path": path,
+                "dtype": str(sample.dtype),
+                "shape": list(sample.shape),
+                "names": layout.names[name],
+                "interpolation": "linear" if name in layout.linear else "hold",
+            }
+            kind = pa.list_(pa.from_numpy_dtype(sample.dtype), len(sample))
+            schema = pa.schema({"episode_index": pa.int64(), "timestamp": pa.float64(), "value": kind})
+            (root / path).parent.mkdir(exist_ok=True)
+            self._sensors[name] = stack.enter_context(pq.ParquetWriter(root / path, schema))
+        if entries:
+            replace_json(root / SENSORS, entries)
 
     def write(
         self, recording: Recording, account: dict[str, Any], imported: Imported, count: Callable[[int], None]
@@ -183,50 +200,26 @@ class _Importer:
 
     def _write_sensors(self, saved: int, episode: Episode, timeline: Timeline, held: Held) -> None:
         """Write the samples of an episode, of equal times the last, and forget them."""
-        for name in self._raw:
+        for name, file in self._sensors.items():
             first, last = int(episode.picks[name][0]), int(episode.nexts[name][-1])
             times = timeline.clocks[name][first : last + 1] - int(episode.times[0])
             rows = np.flatnonzero(np.append(np.diff(times) > 0, True))
-            values = np.stack([held[name][first + row] for row in rows.tolist()])
-            kind = pa.list_(pa.from_numpy_dtype(values.dtype), values.shape[1])
-            schema = pa.schema({"episode_index": pa.int64(), "timestamp": pa.float64(), "value": kind})
-            if name not in self._sensors:
-                self._declare(name, schema)
-            column = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), type=kind)
-            table = pa.table([np.full(len(rows), saved), times[rows] / NANO, column], schema=schema)
-            self._sensors[name].write_table(table)
+            values = pa.array(np.concatenate([held[name][first + row] for row in rows.tolist()]))
+            column = pa.FixedSizeListArray.from_arrays(values, type=file.schema.field("value").type)
+            file.write_table(pa.table([np.full(len(rows), saved), times[rows] / NANO, column], schema=file.schema))
         for name in held.keys() - self.layout.images:
             last = int(episode.nexts[name][-1])
             held[name] = {number: value for number, value in held[name].items() if number >= last}
 
-    def _declare(self, name: str, schema: pa.Schema) -> None:
-        """Open the file of a sensor, and declare all of them."""
-        path = f"sensors/raw.{name}.parquet"
-        (self._root / path).parent.mkdir(exist_ok=True)
-        self._sensors[name] = self._stack.enter_context(pq.ParquetWriter(self._root / path, schema))
-        sample = {name: self.layout.samples[name] for name in self._sensors}
-        entries: Mapping[str, Any] = {
-            f"raw.{name}": {
-                "path": f"sensors/raw.{name}.parquet",
-                "dtype": str(sample[name].dtype),
-                "shape": list(sample[name].shape),
-                "names": self.layout.names[name],
-                "interpolation": "linear" if name in self.layout.linear else "hold",
-            }
-            for name in self._sensors
-        }
-        replace_json(self._root / SENSORS, entries)
-
 
 def _describe(clock: Times) -> dict[str, Any]:
-    """Return the facts of a clock: seconds between its samples, and log time less header stamp."""
+    """Return the facts of a clock: seconds between its samples, and least, median and largest log time less stamp."""
     steps = np.diff(clock.log) / NANO if len(clock.log) > 1 else np.zeros(1)
     facts: dict[str, Any] = {"samples": len(clock.log), "first_ns": int(clock.log[0]), "last_ns": int(clock.log[-1])}
     facts |= {"usual_step": float(np.median(steps)), "longest_step": float(steps.max())}
-    if clock.header is None:
-        return facts
-    offset = (clock.log - clock.header) / NANO
-    return facts | {"offset": {name: float(getattr(np, name)(offset)) for name in ("min", "median", "max")}}
+    if clock.header is not None:
+        facts["offset"] = np.quantile((clock.log - clock.header) / NANO, [0, 0.5, 1]).tolist()
+    return facts
 
 
 def _spans(recording: Recording, marker: Marker, clock: str) -> list[tuple[int, int]]:
