@@ -456,3 +456,47 @@ def test_import_needs_a_distro_for_a_bag_without_types(tmp_path: Path) -> None:
     assert error.kind == "unreadable"
     assert "ros_distro" in error.fix
     rows(run(tmp_path, tmp_path / "bag", mapping=mapped(features=features, ros_distro="jazzy")))
+
+
+def test_import_refuses_a_bag_that_has_lost_its_metadata(tmp_path: Path) -> None:
+    """A recorder that was killed writes none; the bag beside it must not be imported alone."""
+    for name in ("one", "two"):
+        with Bag(tmp_path / "bags" / name) as bag:
+            fill(bag)
+    (tmp_path / "bags/two/metadata.yaml").unlink()
+    error = fault(lambda: run(tmp_path, tmp_path / "bags"))
+    assert (error.kind, error.where, error.fix.count("reindex")) == ("layout", tmp_path / "bags/two", 1)
+    run(tmp_path, tmp_path / "bags", skip_bad=True)
+    assert account(tmp_path / "out")["recordings"][0]["source"] == str(tmp_path / "bags/one")
+
+
+def test_import_names_a_first_episode_of_number_zero_that_it_leaves_out(tmp_path: Path) -> None:
+    with Bag(tmp_path / "bag") as bag:
+        fill(bag, 40)
+        for i in range(8):
+            bag.add("/episode", i / 2, bag.type("std_msgs/msg/Int32")(i // 4))
+    for idle, episodes, findings in (([0], 1, ["trimmed"]), ([9], 2, [])):
+        marked = mapped(episodes={"stream": "/episode", "field": "data", "idle": idle})
+        (tmp_path / str(idle)).mkdir()
+        of = account(run(tmp_path / str(idle), tmp_path / "bag", mapping=marked))["recordings"][0]
+        assert (len(of["episodes"]), [finding["kind"] for finding in of["findings"]]) == (episodes, findings)
+
+
+def test_import_exchanges_the_colors_of_encoded_images(tmp_path: Path) -> None:
+    with Bag(tmp_path / "bag") as bag:
+        fill(bag)
+    front = {"observation.images.front": {"stream": "/cam", "color": "bgr"}}
+    out = run(tmp_path, tmp_path / "bag", mapping=mapped(features={**MAPPING["features"], **front}))
+    np.testing.assert_array_equal(images(out, "observation.images.front")[3], pixels(3)[..., ::-1])
+
+
+def test_import_names_a_gap_over_all_of_a_recording(tmp_path: Path) -> None:
+    with Bag(tmp_path / "bag") as bag:
+        fill(bag)
+        bag.messages = [message for message in bag.messages if message[0] != "/cam"]
+        for time in (-50, 50):
+            bag.compressed("/cam", time, pixels(1))
+    front = {"observation.images.front": {"stream": "/cam", "max_age": 1.0}}
+    changed = mapped(features={**MAPPING["features"], **front})
+    error = fault(lambda: run(tmp_path, tmp_path / "bag", mapping=changed, gaps="cut"))
+    assert (error.kind, error.stream) == ("gap", "/cam")

@@ -1,5 +1,6 @@
 """Files and folders -> recordings, with the default mapping of their layout."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -39,6 +40,9 @@ def open_sources(
         kind = _kind(path)
         episodes: Sequence[Recording] = []
         try:
+            if not kind and path.is_dir():
+                fix = "give this folder alone; `ros2 bag reindex` writes a lost metadata.yaml"
+                raise RecordingError("layout", "is no recording, and holds some", fix=fix)
             if kind == "bag":
                 episodes = [Bag(path, mapping.ros_distro)]
             else:
@@ -74,7 +78,12 @@ def _files(path: Path) -> Iterator[Path]:
         return
     entries = list(path.iterdir()) if path.is_dir() else [path]
     entries.sort(key=lambda entry: [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", entry.name)])
-    inside = [entry for entry in entries if entry.exists() and _kind(entry)]
+    inside = [
+        entry
+        for entry in entries
+        if entry.exists()
+        and (_kind(entry) or (os.access(entry, os.R_OK) and entry.is_dir() and any(map(_kind, entry.iterdir()))))
+    ]
     fix = f"give files of {', '.join((*SUFFIXES, *HDF5, '.zarr', '.zarr.zip'))}, or a folder of them"
     if any(".tfrecord" in entry.name or entry.name == "dataset_info.json" for entry in entries):
         fix = "RLDS (TFDS) needs TensorFlow, and no lighter reader is on the package index: write HDF5 where it is"

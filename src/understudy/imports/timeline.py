@@ -79,6 +79,8 @@ def make_timeline(
             raise RecordingError("rate", "has one time, and no usual step", part.stream, fix=fix)
     for lower, upper in spans:
         _place_span(timeline, layout, ages, gaps, lower, upper)
+    if not timeline.episodes:
+        raise next(finding for finding in timeline.findings if finding.kind == "gap")  # over all of it
     return timeline
 
 
@@ -140,9 +142,7 @@ def _place_span(
         if gaps == "cut":
             begin, stop = pieces.pop()
             pieces += [(begin, before), (max(begin, after), stop)]
-    for piece in pieces:
-        if piece[0] <= piece[1]:
-            timeline.episodes.append(_place(clocks, ages, layout, *piece))
+    timeline.episodes += [_place(clocks, ages, layout, *piece) for piece in pieces if piece[0] <= piece[1]]
     whole = max(lower, min(int(clock[0]) for clock in clocks.values())), min(upper - 1, max(lasts, default=end))
     if (lost := max(start - whole[0], whole[1] - end)) > NANO:
         problem = f"{lost / NANO:.3f} s at an end of the episode lack a stream, and are left out"

@@ -38,7 +38,7 @@ def to_image(value: Any, color: str = "") -> np.ndarray:
         raise RecordingError("image", "is depth (compressedDepth), which is not imported")
     pixels = np.asarray(getattr(value, "data", value) if hasattr(value, "format") else value)
     if pixels.ndim == 1:
-        return _from_file(pixels)  # in ALOHA, with zeros behind
+        return _to_rgb(_from_file(pixels), color == "bgr")  # in ALOHA, with zeros behind
     if pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not np.array_equal(pixels, pixels.astype(np.uint8)):
         problem = f"is {pixels.dtype} {pixels.shape}, expected (height, width, 3 or 1) of 0 to 255"
         raise RecordingError("image", problem)

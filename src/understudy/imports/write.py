@@ -193,8 +193,11 @@ class _Importer:
             if not len(clock.log):
                 raise RecordingError("missing", "has no sample", stream)
         account["streams"] = {stream: _describe(clock) for stream, clock in times.items()}
-        spans = _spans(recording, mapping.episodes, mapping.clock) if mapping.episodes else [(-EVER, EVER)]
+        spans, findings = [(-EVER, EVER)], list[RecordingError]()
+        if mapping.episodes:
+            spans = _spans(recording, mapping.episodes, mapping.clock, findings)
         timeline = make_timeline(layout, times, self._config.gaps, spans)
+        timeline.findings += findings
         account["findings"] = [finding.describe() for finding in timeline.findings]
         return timeline
 
@@ -222,13 +225,18 @@ def _describe(clock: Times) -> dict[str, Any]:
     return facts
 
 
-def _spans(recording: Recording, marker: Marker, clock: str) -> list[tuple[int, int]]:
-    """Return the times [start, stop) of the episodes that a stream marks."""
+def _spans(recording: Recording, marker: Marker, clock: str, findings: list[RecordingError]) -> list[tuple[int, int]]:
+    """Return the times [start, stop) of the episodes that a stream marks; add a finding where 0 marks none."""
     recording.firsts([marker.stream])
     times = recording.scan([marker.stream])[marker.stream].used(clock).tolist()
     values = [np.asarray(follow(load(), marker.field[0])).item() for _, _, load in recording.samples([marker.stream])]
     rows = [row for row, value in enumerate(values) if not row or value != values[row - 1]]
     ends = [*(times[row] for row in rows[1:]), EVER]
+    zeros = [row for row in rows if values[row] == 0 and values[row] is not False and values[row] in marker.idle]
+    if zeros:
+        problem = f"{len(zeros)} stretches of the value 0 are left out"
+        fix = "where 0 is an episode, set `idle` to other values"
+        findings.append(RecordingError("trimmed", problem, marker.stream, times[zeros[0]] / NANO, fix))
     if spans := [(times[row], end) for row, end in zip(rows, ends) if values[row] not in marker.idle]:
         return spans
     listed = ", ".join(sorted(set(map(str, values)))[:10])
