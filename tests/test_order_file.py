@@ -126,12 +126,41 @@ def wrong() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "numbers", {"frame_index": pa.array([None, *range(9)])}
     yield "numbers", {"frame_index": np.arange(10) + 0.5}
     yield "numbers", {"frame_index": np.arange(10) - 1}
+    yield "numbers", {"episode_index": np.arange(10) << 30}
+    yield "numbers", {"weight": np.where(np.arange(10) == 5, np.nan, 1.0)}
+    yield "nulls", {"dataset": pa.array([None] * 10, pa.string())}
 
 
 @pytest.mark.parametrize(("what", "columns"), list(wrong()))
 def test_files_that_are_not_well_defined_are_refused(tmp_path: Path, what: str, columns: dict[str, Any]) -> None:
     with refused(what, where="wrong.parquet", fix=""):
         OrderFile(foreign(tmp_path / "wrong.parquet", **columns))
+
+
+def test_first_step_may_be_several_row_groups(tmp_path: Path) -> None:
+    for rows, size in ((10, 7), (7, 7)):
+        steps = np.arange(rows) // 7 + 3
+        assert OrderFile(foreign(tmp_path / "steps.parquet", rows, group=2, step=steps)).batch_size == size
+
+
+def test_files_of_other_tools_are_refused_once_they_change(tmp_path: Path) -> None:
+    file = OrderFile(foreign(tmp_path / "plain.parquet"))
+    sent = pickle.dumps(file)
+    foreign(tmp_path / "other.parquet", frame_index=np.arange(10)[::-1])
+    os.replace(tmp_path / "other.parquet", tmp_path / "plain.parquet")
+    with refused("changed", where="plain.parquet"):
+        file.locate(np.array([3], np.uint64))
+    with refused("changed", where="plain.parquet"):
+        pickle.loads(sent)
+
+
+def test_empty_row_groups_are_refused(tmp_path: Path) -> None:
+    part = pa.table({"episode": np.zeros(3, int), "frame": np.arange(3)})
+    with pq.ParquetWriter(tmp_path / "gap.parquet", part.schema) as writer:
+        for table in (part, part[:0], part):
+            writer.write_table(table)
+    with refused("0 rows", where="gap.parquet"):
+        OrderFile(tmp_path / "gap.parquet")
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ SCHEMA = pa.schema(
 _OTHER_NAMES = {"episode_index": "episode", "frame_index": "frame"}
 _MOST_ROWS = 1 << 22  # of a row group, which is read whole
 STRIDE = 1 << 32  # of episodes in packed frames
+_MOST = (1 << 62, 1 << 62, 1 << 31, 1 << 31, STRIDE, STRIDE, np.inf)  # limits of the columns of `SCHEMA`
 _CACHE = 64 << 20  # bytes of the row groups that stay in memory
 
 
@@ -126,7 +127,7 @@ class OrderFile:
         DatasetError: the file is no order, was changed after it was written, or its rows are not well-defined.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], digest: str | None = None) -> None:
         self.path = Path(path)
         try:
             self._metadata = pq.read_metadata(path)
@@ -138,32 +139,39 @@ class OrderFile:
             raise self._error("was changed after it was written", "export the order again")
         if self.facts.get("format", FORMAT) != FORMAT:
             raise self._error(f"has format {self.facts['format']}", f"export it again: this version reads {FORMAT}")
-        if not 0 < max(rows, default=0) <= _MOST_ROWS:
-            raise self._error(f"has row groups of {max(rows, default=0)} rows", f"write 1 to {_MOST_ROWS} in each")
+        if wrong := [count for count in rows or [0] if not 0 < count <= _MOST_ROWS]:
+            raise self._error(f"has a row group of {wrong[0]} rows", f"write 1 to {_MOST_ROWS} in each")
         self._ends = np.cumsum(rows)
         self._held = lru_cache(max(2, _CACHE // (24 * max(rows))))(self._located)
         self.start: int = self.facts.get("start", 0)
         self.stop = self.start + int(self._ends[-1])
         self.names = tuple(str(dataset["name"]) for dataset in self.facts.get("datasets", ()))
         self.batch_size: int | None = self.facts.get("batch")
+        self._digests: Sequence[str] = self.facts.get("digests", ())
         self.digest: str = self.facts.get("seal") or self._scan()
+        if digest not in (None, self.digest):
+            raise self._error("was changed since it was opened", "leave it as it is")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return OrderFile, (self.path,)
+        return OrderFile, (self.path, self.digest)
 
     def _error(self, problem: str, fix: str) -> DatasetError:
         return DatasetError(f"the order file {problem}", where=str(self.path), fix=fix)
 
     def _scan(self) -> str:
         """Read a file of other tools once: number its datasets, and find its batch size and its digest."""
-        digests, first = list[str](), 0
+        digests, first, held, stepped = list[str](), 0, 0, "step" in self._metadata.schema.names
         for samples in self.blocks():
-            if not digests and "step" in self._metadata.schema.names:
-                first = int(samples.step[0])
-                self.batch_size = int((samples.step == first).sum())
-            if (samples.step != first + samples.position // (self.batch_size or 1)).any():
+            if stepped and self.batch_size is None:  # the first batch may be several row groups
+                first = first if digests else int(samples.step[0])
+                held += int((samples.step == first).sum())
+                if held <= samples.position[-1]:
+                    self.batch_size = held
+            size = self.batch_size or (self.stop if stepped else 1)
+            if (samples.step != first + samples.position // size).any():
                 raise self._error("has other steps than one by one of one size", "sort the rows by step")
             digests.append(samples.digest)
+        self.batch_size, self._digests = self.batch_size or held or None, digests
         return _digest("".join(digests).encode())
 
     def check_datasets(self, sources: Sequence[Any]) -> None:
@@ -194,8 +202,11 @@ class OrderFile:
 
     def read(self, group: int) -> Samples:
         """Read a row group, and compare it with its digest."""
-        with pq.ParquetFile(self.path, metadata=self._metadata, memory_map=True) as file:
-            table = file.read_row_group(group)
+        try:
+            with pq.ParquetFile(self.path, metadata=self._metadata, memory_map=True) as file:
+                table = file.read_row_group(group)
+        except (OSError, pa.ArrowException) as error:
+            raise self._error(f"is damaged, or was changed: {error}", "restore it") from error
         table = table.rename_columns([_OTHER_NAMES.get(name, name) for name in table.column_names])
         stop = self.start + int(self._ends[group])
         position = np.arange(stop - table.num_rows, stop)
@@ -207,16 +218,19 @@ class OrderFile:
             table = pa.table({name: columns[name] for name in SCHEMA.names}).cast(SCHEMA)
         except (KeyError, pa.ArrowException) as error:
             raise self._error(f"has no such numbers: {error}", "give a number of episode and frame per row") from error
+        if any(column.null_count for column in table.columns):
+            raise self._error("has no such numbers: nulls", "give every number of every row")
         dataset = table["dataset"].cast(pa.string()).combine_chunks().dictionary_encode()
-        names, numbers = dataset.dictionary.to_pylist(), dataset.indices.fill_null(0).to_numpy()
+        names, numbers = dataset.dictionary.to_pylist(), dataset.indices.to_numpy()
         if not self.facts:
             self.names += tuple(name for name in names if name not in self.names)
         source = np.array([self.names.index(name) if name in self.names else -1 for name in names])[numbers]
         samples = Samples(*(source if name == "dataset" else table[name].to_numpy() for name in SCHEMA.names))
-        if any(column.null_count for column in table.columns) or min(map(np.min, samples)) < 0:
-            raise self._error("has no such numbers: nulls, or below 0", "give every number of every row")
-        if self.facts and samples.digest != self.facts["digests"][group]:
-            raise self._error("was changed after it was written", "export the order again")
+        if not all(column.min() >= 0 and column.max() < most for column, most in zip(samples, _MOST)):
+            raise self._error("has no such numbers: below 0, or too large", "give every number of every row")
+        if self._digests and samples.digest != self._digests[group]:
+            fix = "export the order again" if self.facts else "leave it as it was when it was opened"
+            raise self._error("was changed after it was written", fix)
         return samples
 
     def locate(self, positions: np.ndarray) -> np.ndarray:

@@ -210,6 +210,8 @@ def test_command_exports_the_order_that_a_loader_chooses(root: Path, tmp_path: P
     for wrong in (["--world-size", "7"], ["--weights", "1", "2"], ["--memory", "1kB"]):
         assert main([*words[:3], str(tmp_path / "wrong.parquet"), "--batch-size", "6", *wrong]) == 2
         assert "understudy order export" in capsys.readouterr().err
+    assert main([*words[:3], words[2], str(tmp_path / "wrong.parquet")]) == 2
+    assert "twice" in capsys.readouterr().err
     assert not list(tmp_path.glob("*wrong*"))
     both = [str(root / "a"), str(root / "b"), str(tmp_path / "both.parquet"), "--weights", "3", "1"]
     assert main(["order", "export", *both, "--batch-size", "8", "--from-step", "5", "--steps", "10"]) == 0

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +130,9 @@ def test_withdrawn_episodes_have_a_first_step_or_none(eventful: Path) -> None:
         assert (without["samples"], without["unknown"]) == (samples, [])
         assert (without["first"]["step"] if without["first"] else None) == (firsts[0] if firsts else None)
         assert without["checkpoints"] == [step for step in (4, 8, 10, 12, 16) if firsts and step >= firsts[0]]
+    late = next(pair for pair in episodes if pair[0] == "wide" and episodes[pair])
+    early, _ = audit_run(eventful, 4, ["{}:{}".format(*late)])
+    assert early["checkpoints"] == [4]  # and not those trained after it
     reserved = next(pair for pair, samples in episodes.items() if samples == 0)
     without = audit_run(eventful, "latest", ["{}:{}".format(*reserved), "two:99"])[0]["without"]
     assert (without["first"], without["checkpoints"], without["unknown"]) == (None, [], ["two:99"])
@@ -179,6 +183,30 @@ def test_planted_validation_frames_are_found(tmp_path: Path, monkeypatch: pytest
     assert main(["audit", str(tmp_path / "order.parquet"), *words]) == 1
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (found["validation"]["samples"], found["validation"]["first"]) == (sum(seen.values()), first)
+
+
+def test_withdrawn_episodes_are_those_of_every_source_of_their_dataset(tmp_path: Path) -> None:
+    tiny_dataset(tmp_path / "data")
+    config = tiny_config(tmp_path / "data", tmp_path / "run", **SHORT)
+    source = config.data.mixed()[0]
+    sources = (replace(source, name="one"), replace(source, name="two"))
+    config = replace(config, data=replace(config.data, root="", sources=sources))
+    assert run.train(config) == run.DONE
+    result, counts = audit_run(tmp_path / "run", "latest", ["two:0-9"])
+    assert result["without"]["samples"] == result["samples"] == counted(counts).total() > 0
+
+
+def test_account_of_a_file_needs_memory_for_its_episodes_and_not_for_its_rows(tmp_path: Path) -> None:
+    table = pa.table({"episode": np.arange(2000), "frame": np.zeros(2000, int)})
+    with pq.ParquetWriter(tmp_path / "order.parquet", table.schema) as writer:
+        for _ in range(200):
+            writer.write_table(table)
+    tracemalloc.start()
+    result, _ = audit_file(tmp_path / "order.parquet", (), ())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert result["samples"] == 400_000
+    assert peak < 4 << 20  # the rows of all groups would be 12 MiB
 
 
 def test_folder_has_the_account_in_every_form(eventful: Path, tmp_path: Path, capsys: Any) -> None:

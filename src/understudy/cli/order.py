@@ -236,7 +236,13 @@ class ExportConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        return [] if len(self.paths) > 1 else ["paths: required: understudy order export RUN|DATA OUT.parquet"]
+        if len(self.paths) < 2:
+            return ["paths: required: understudy order export RUN|DATA OUT.parquet"]
+        problems = [f"paths: {path} is named twice" for path in sorted(set(self.paths)) if self.paths.count(path) > 1]
+        runs = [path for path in self.paths[:-1] if Path(path, "order.json").is_file()]
+        if runs and self.paths[2:]:
+            problems.append(f"paths: {runs[0]} is a run, which is exported alone")
+        return problems
 
 
 def export(config: ExportConfig) -> None:

@@ -148,7 +148,9 @@ def audit_run(root: Path, step: int | str, without: Sequence[str]) -> tuple[dict
                 delivered[number] += np.bincount(block.source, minlength=len(roots))
                 yield block
 
-    result, steps = counts.count(blocks(), state["position"]), list_steps(account.run.checkpoints)
+    counts.marks["without"] = np.isin(episode, episode[counts.marks["without"]])
+    result = counts.count(blocks(), state["position"])
+    steps = [number for number in list_steps(account.run.checkpoints) if number <= state["step"]]
     for start, samples in zip(state["starts"], delivered, strict=True):
         start["shares"] = (samples / max(1, samples.sum())).tolist()
         start["weights"] = (np.array(start["weights"]) / sum(start["weights"])).tolist()
@@ -172,15 +174,14 @@ def audit_run(root: Path, step: int | str, without: Sequence[str]) -> tuple[dict
 
 def audit_file(path: Path, reserved: Sequence[str], without: Sequence[str]) -> tuple[dict[str, Any], FrameCounts]:
     """Count the samples of an order file of any trainer; `reserved` and `without`: see `FrameCounts.mark`."""
-    file, sources, rows = OrderFile(path), [], []
+    file, keys, stops = OrderFile(path), np.empty(0, np.int64), np.empty(0, np.int64)
     for block in file.blocks():
-        keys, inverse = np.unique(block.source * STRIDE + block.episode, return_inverse=True)
+        ends = np.append(stops, block.frame + 1)
+        keys, inverse = np.unique(np.append(keys, block.source * STRIDE + block.episode), return_inverse=True)
         stops = np.zeros_like(keys)
-        np.maximum.at(stops, inverse, block.frame + 1)
-        sources.append(keys // STRIDE)
-        rows.append(np.stack([keys % STRIDE, stops * 0, stops], axis=1))
-    source = np.concatenate(sources)
-    counts = FrameCounts(file.names, source, np.concatenate(rows), np.full(len(source), ""))
+        np.maximum.at(stops, inverse, ends)
+    rows = np.stack([keys % STRIDE, stops * 0, stops], axis=1)
+    counts = FrameCounts(file.names, keys // STRIDE, rows, np.full(len(keys), ""))
     unknown = {mark: counts.mark(mark, ids) for mark, ids in (("validation", reserved), ("without", without))}
     result = counts.count(file.blocks(), file.stop - file.start) | {"of": str(path)}
     for mark, texts in unknown.items():

@@ -34,7 +34,7 @@ from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir, read_settings
 from understudy.train.data.fingerprint import changed_kinds, describe_change
-from understudy.train.data.frames_file import write_frames
+from understudy.train.data.frames_file import frames_content
 from understudy.train.data.input_contract import with_provenance
 from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, make_loader, open_data
 from understudy.train.loop import gather_weights, library_versions, make_pending_validation, run_steps
@@ -76,9 +76,7 @@ def train(config: TrainConfig) -> int:
         with mesh.together():
             fitted = replace(config, policy=config.policy.fitted(data.image_sizes))
             validation = open_validation(fitted, data)
-        mesh.first(
-            lambda: run.begin(fitted, new_run_record(fitted, data, mesh) | {"frames": write_frames(run.frames, data)})
-        )
+        mesh.first(lambda: run.begin(fitted, new_run_record(fitted, data, mesh), frames_content(data)))
         for address in dict.fromkeys(source.root for source in config.data.mixed()) if mesh.rank == 0 else ():
             if has_credentials(address):
                 logger.warning("%s: to resume, give its credentials again: %s", address, CREDENTIALS_HINT)

@@ -161,7 +161,7 @@ def test_run_dir_refuses_another_version_before_its_settings(tmp_path: Path, ver
 
 
 @pytest.mark.parametrize(
-    "name", ["order.json", "metrics.jsonl", "report.html", "policy/x", "checkpoints/x", "rollouts/x"]
+    "name", ["order.json", "frames.parquet", "metrics.jsonl", "report.html", "policy/x", "checkpoints/x", "rollouts/x"]
 )
 def test_run_dir_begin_overwrites_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -15,6 +15,7 @@ policy_code.py  code of a policy that is not in a package (`policies/registry.py
 STOP            a file that stops the run like a signal (`distributed/signals.py`); the run removes it
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -26,7 +27,7 @@ from typing import IO, Any, NotRequired
 
 from typing_extensions import TypedDict  # pydantic reads typing's from Python 3.12 on
 
-from understudy.atomic import DRAFT_SUFFIX, write_text
+from understudy.atomic import DRAFT_SUFFIX, write_bytes, write_text
 from understudy.config.schema import dump_yaml, read_file, validate
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError, RunInUseError
@@ -203,17 +204,20 @@ class RunDir:
                 self.read_record()  # left by a kill before config.yaml was written
             except ConfigError:
                 taken.append(self.order)
+        elif self.frames.exists():
+            taken.append(self.frames)
         if taken:
             raise ConfigError(
                 f"{taken[0]}: exists, and a new run would overwrite it; use another --output-dir, or move it away"
             )
 
-    def begin(self, config: TrainConfig, record: Mapping[str, Any]) -> None:
+    def begin(self, config: TrainConfig, record: Mapping[str, Any], frames: bytes = b"") -> None:
         """Write the files that make this folder a run. config.yaml comes last: if it exists, the rest is complete.
 
         Args:
             config: the settings.
             record: content of order.json: the keys of `RECORDED` except the format.
+            frames: content of frames.parquet.
 
         Raises:
             ConfigError: there is a run already.
@@ -222,7 +226,9 @@ class RunDir:
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         if (code := code_of(config.policy.type)) is not None:
             (self.root / CODE).write_bytes(code)
-        write_text(self.order, json.dumps(checksums.add_seal({"format": FORMAT, **record}), indent=2))
+        facts = {"format": FORMAT, **record, "frames": hashlib.sha256(frames).hexdigest()}
+        write_text(self.order, json.dumps(checksums.add_seal(facts), indent=2))
+        write_bytes(self.frames, frames)  # behind order.json: without it, the file is not of a run
         self.write_settings(config)
 
     def write_settings(self, config: TrainConfig) -> None:
@@ -237,7 +243,7 @@ class RunDir:
         """
         if any(self.rollouts.glob("step-*.json")):
             return
-        for path in (self.config, self.order, self.frames, self.metrics, self.imagined, self.root / CODE):
+        for path in (self.config, self.frames, self.order, self.metrics, self.imagined, self.root / CODE):
             path.unlink(missing_ok=True)
         for folder in (self.rollouts, self.validation):
             shutil.rmtree(folder, ignore_errors=True)

@@ -5,6 +5,7 @@ copies several times), `VALIDATION`, or `WEIGHT`: from this frame on `weight` is
 text of the episode's task; several are joined.
 """
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.atomic import replace_file
 from understudy.checksums import file_sha256
 from understudy.data.selection.select import EPISODE_STRIDE
 from understudy.errors import ConfigError
@@ -22,8 +22,8 @@ from understudy.train.data.run_data import RunData
 TRAINING, VALIDATION, WEIGHT = range(3)
 
 
-def write_frames(path: Path, data: RunData) -> str:
-    """Write the frames of a run's data, and return the SHA-256 of the file."""
+def frames_content(data: RunData) -> bytes:
+    """Return the content of the file for a run's data."""
     tables = []
     for number, (training, validation) in enumerate(zip(data.training, data.validation, strict=True)):
         reserved = validation.segments if validation else np.empty((0, 3), int)
@@ -41,9 +41,9 @@ def write_frames(path: Path, data: RunData) -> str:
             columns["task"] = pa.array(tasks, pa.string()).take(pa.array(inverse)).dictionary_encode()
             tables.append(pa.table(columns))
     digests = {name: lengths_digest(part) for name, part in zip(data.names, data.training, strict=True)}
-    with replace_file(path) as draft:
-        pq.write_table(pa.concat_tables(tables).replace_schema_metadata(digests), draft, compression="zstd")
-    return file_sha256(path)
+    content = io.BytesIO()
+    pq.write_table(pa.concat_tables(tables).replace_schema_metadata(digests), content, compression="zstd")
+    return content.getvalue()
 
 
 def read_frames(path: Path, sha256: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
