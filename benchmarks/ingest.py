@@ -112,10 +112,13 @@ def read(path: Path, decode: bool) -> None:
 
 
 def encode(folder: Path, frames: np.ndarray) -> None:
-    for camera in CAMERAS:
-        with VideoEncoder(folder / f"{camera}.mp4", FPS, *frames.shape[1:3]) as encoder:
-            for image in frames:
-                encoder.add(image)
+    """Encode the cameras in turn, image by image, as an import does: encoders have threads of their own."""
+    encoders = [VideoEncoder(folder / f"{camera}.mp4", FPS, *frames.shape[1:3]) for camera in CAMERAS]
+    for image in frames:
+        for encoder in encoders:
+            encoder.add(image)
+    for encoder in encoders:
+        encoder.close()
 
 
 def import_all(path: Path, folder: Path) -> None:
@@ -161,7 +164,7 @@ def measure(path: Path, frames: np.ndarray, rounds: int) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = make_parser(__doc__)
-    parser.add_argument("--frames", type=int, default=300)
+    parser.add_argument("--frames", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--size", type=int, nargs=2, default=(240, 320), metavar=("HEIGHT", "WIDTH"))
     options = parser.parse_args(arguments)

@@ -500,3 +500,39 @@ def test_import_names_a_gap_over_all_of_a_recording(tmp_path: Path) -> None:
     changed = mapped(features={**MAPPING["features"], **front})
     error = fault(lambda: run(tmp_path, tmp_path / "bag", mapping=changed, gaps="cut"))
     assert (error.kind, error.stream) == ("gap", "/cam")
+
+
+def test_import_takes_a_stamp_that_was_never_set_as_none(tmp_path: Path) -> None:
+    with Bag(tmp_path / "bag") as bag:
+        for i in range(20):
+            bag.joints("/a", i / 10, {"a": i}, stamp=0, start=0)
+            bag.joints("/b", i / 10, {"b": i}, stamp=i / 10 - 0.02)
+    features = {"observation.state": [{"stream": name, "field": "position"} for name in ("/a", "/b")]}
+    out = run(tmp_path, tmp_path / "bag", mapping=mapped(features=features, clock="header"))
+    facts = account(out)["recordings"][0]
+    assert "offset" not in facts["streams"]["/a"]
+    assert facts["findings"] == []
+    assert Catalog.open(out).features["observation.state"].names == ["a", "b"]
+
+
+def test_import_refuses_an_image_beside_numbers_and_repeated_names(tmp_path: Path) -> None:
+    with Bag(tmp_path / "bag") as bag:
+        fill(bag)
+    state = MAPPING["features"]["observation.state"]
+    error = fault(
+        lambda: run(tmp_path, tmp_path / "bag", mapping=mapped(features={"action": [state, {"stream": "/cam"}]}))
+    )
+    assert (error.kind, error.stream) == ("image", "/cam")
+    error = fault(lambda: run(tmp_path, tmp_path / "bag", mapping=mapped(features={"action": [state, state]})))
+    assert error.kind == "names"
+
+
+def test_import_of_bags_with_clocks_of_two_eras(tmp_path: Path) -> None:
+    for name, start in (("a", 0), ("b", EPOCH)):
+        with Bag(tmp_path / name, start=start) as bag:
+            fill(bag)
+    found = rows(run(tmp_path, tmp_path / "a", tmp_path / "b"))
+    first, second = (found["source.time_ns"][found["episode_index"] == episode] for episode in (0, 1))
+    assert first[0] == 20_000_000
+    assert (second - first).tolist() == [EPOCH] * len(first)
+    np.testing.assert_array_equal(*np.split(found["observation.state"], 2))

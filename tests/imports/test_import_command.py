@@ -99,7 +99,7 @@ def test_import_refuses_outputs_that_exist_or_lie_in_a_source(folder: Path, caps
 def test_import_writes_video_that_decodes_to_the_images(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words(folder, "--codec", "libx264", "--crf", "10", "--json")) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert (facts["episodes"], facts["frames"], facts["unused"]) == (2, 24, ["/other"])
+    assert (facts["counts"], facts["unused_streams"]) == ({"episodes": 2, "frames": 24}, ["/other"])
     data = EpisodeDataset(folder / "out")
     for frame in range(12):
         sample = data.sample(episode=1, frame=frame)

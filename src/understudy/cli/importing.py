@@ -3,15 +3,11 @@
 import json
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from understudy.imports.recording import RecordingError
 from understudy.imports.settings import ImportConfig, ImportMapping, read_mapping
 from understudy.plural import plural
 from understudy.progress import Progress
-
-if TYPE_CHECKING:
-    from understudy.imports.write import Imported
 
 
 def import_(config: ImportConfig) -> None:
@@ -35,22 +31,14 @@ def import_(config: ImportConfig) -> None:
     with Progress(sum(recording.size for recording in recordings), "import", "byte") as bar:
         command = ["understudy", *sys.argv[1:]]
         imported = import_recordings(recordings, mapping, config, command, skipped, bar.update)
-    _print(config, imported)
-
-
-def _print(config: ImportConfig, imported: "Imported") -> None:
-    """Print counts, findings and streams that are left out."""
-    counts = {"episodes": imported.episodes, "frames": imported.frames, "tasks": imported.tasks}
-    faults = {"finding": imported.findings, "left out": imported.skipped}
     if config.json:
-        described = {name: [fault.describe() for fault in of] for name, of in faults.items()}
-        print(
-            json.dumps({"root": config.paths[-1], **counts, **described, "unused": imported.unused}, ensure_ascii=False)
-        )
+        print(json.dumps(imported, ensure_ascii=False, default=str))
         return
-    print(f"{config.paths[-1]}: {', '.join(plural(number, unit[:-1]) for unit, number in counts.items())}")
-    for name, of in faults.items():
-        for fault in of:
-            print(f"  {name}, {fault.kind}: {fault}")
-    if imported.unused:
-        print(f"  streams that no feature uses: {', '.join(imported.unused)}")
+    counts = ", ".join(plural(number, unit[:-1]) for unit, number in imported["counts"].items())
+    print(f"{config.paths[-1]}: {counts}")
+    for fault in (fault for of in imported["recordings"] for fault in of.get("findings", ())):
+        print(f"  {fault['kind']}: {fault['message']}")
+    for fault in imported["skipped"]:
+        print(f"  left out, {fault['kind']}: {fault['message']}")
+    if unused := imported["unused_streams"]:
+        print(f"  streams that no feature uses: {', '.join(unused)}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.imports.recording import NANO, Recording, RecordingError, Sample, Times, reading
+from understudy.imports.recording import NANO, Recording, RecordingError, Sample, Times, even_times, reading
 from understudy.imports.settings import ImportMapping
 from understudy.optional_packages import optional_imports
 
@@ -69,16 +69,14 @@ class Rows(Recording):
             raise RecordingError(
                 "shape", f"arrays differ in length: {listed}", min(counts, key=lambda key: counts[key])
             )
-        if not self._time:
-            rate = self.rate or 1
-            rows = np.arange(counts[keys[0]])
-            log = (2 * NANO * rows + int(rate)) // int(2 * rate) if rate == int(rate) else np.rint(rows * (NANO / rate))
-            return dict.fromkeys(streams, Times(log.astype(np.int64)))
-        with reading(self._time):
-            seconds = np.asarray(self._arrays[self._time][slice(*self._rows(self._time))], np.float64).reshape(-1)
-        if not np.isfinite(seconds).all():
-            raise RecordingError("value", "has a time that is not finite", self._time)
-        return dict.fromkeys(streams, Times(np.rint(seconds * NANO).astype(np.int64)))
+        times = even_times(min(counts.values()), self.rate or 1)
+        if self._time:
+            with reading(self._time):
+                seconds = np.asarray(self._arrays[self._time][slice(*self._rows(self._time))], np.float64).reshape(-1)
+            if not np.isfinite(seconds).all():
+                raise RecordingError("value", "has a time that is not finite", self._time)
+            times = np.rint(seconds * NANO).astype(np.int64)
+        return dict.fromkeys(streams, Times(times))
 
     def samples(self, streams: Collection[str]) -> Iterator[Sample]:
         """Yield the rows of arrays, row by row."""

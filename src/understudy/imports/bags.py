@@ -81,29 +81,25 @@ class Bag(Recording):
         Raises:
             RecordingError: the recorder's clock was set back: messages sorted by it would mix two times.
         """
-        log, header = ({stream: [np.zeros(0, np.int64)] for stream in streams} for _ in range(2))
+        tables = {stream: [np.zeros((0, 2), np.int64)] for stream in streams}
         with reading():
             for messages in self._recorded(streams):
-                times, stamps = ({stream: array("q") for stream in streams} for _ in range(2))
+                flat = {stream: array("q") for stream in streams}  # time, stamp, time, stamp, ...
                 for stream, kind, time, raw in messages:
-                    if times[stream] and time < times[stream][-1] - NANO:
-                        _refuse_reset(stream, times[stream][-1], time)
-                    times[stream].append(time)
+                    rows, stamp = flat[stream], 0
+                    if rows and time < rows[-2] - NANO:
+                        _refuse_reset(stream, rows[-2], time)
                     fields: Any = self._reader.typestore.fielddefs[kind][1]
                     if fields and fields[0][0] == "header":
                         is_big = self._reader.is2 and not raw[1] & 1
                         seconds, rest = struct.unpack_from(">iI" if is_big else "<iI", raw, _STAMP)
-                        stamps[stream].append(seconds * NANO + rest)
-                for stream in streams:
-                    order = np.argsort(times[stream], kind="stable")
-                    log[stream].append(np.array(times[stream], np.int64)[order])
-                    if stamps[stream]:
-                        header[stream].append(np.array(stamps[stream])[order])
-        joined = {stream: np.concatenate(parts) for stream, parts in header.items()}
-        return {
-            stream: Times(np.concatenate(parts), joined[stream] if len(joined[stream]) else None)
-            for stream, parts in log.items()
-        }
+                        stamp = seconds * NANO + rest
+                    rows.extend((time, stamp))
+                for stream, rows in flat.items():
+                    table = np.array(rows, np.int64).reshape(-1, 2)
+                    tables[stream].append(table[np.argsort(table[:, 0], kind="stable")])
+        joined = {stream: np.concatenate(parts).T for stream, parts in tables.items()}
+        return {stream: Times(log, stamps if stamps.any() else None) for stream, (log, stamps) in joined.items()}
 
     def samples(self, streams: Collection[str]) -> Iterator[Sample]:
         """Yield the messages of streams by log time."""

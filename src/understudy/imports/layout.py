@@ -57,6 +57,8 @@ def read_layout(recording: Recording, mapping: ImportMapping, config: ImportConf
         for name, part in zip(mapping.names(key), parts):
             try:
                 if is_image(name, firsts[part.stream]):
+                    if name != key:
+                        raise RecordingError("image", f"is an image, and {key} has other parts")
                     images.add(name)
                     samples[name], names[name] = to_image(firsts[part.stream], part.color), None
                 else:

@@ -36,8 +36,8 @@ class RecordingError(DatasetError):
         return {"problem": fields.pop("what"), **fields}
 
     def describe(self) -> dict[str, object]:
-        """Return the fields as plain values."""
-        return {**self._fields(), "where": str(self.where)}
+        """Return message and fields as plain values."""
+        return {"message": str(self), **self._fields(), "where": str(self.where)}
 
 
 @contextmanager
@@ -66,6 +66,12 @@ class Times:
     def used(self, clock: str) -> np.ndarray:
         """Return the times on the clock "log" or "header"."""
         return self.log if clock == "log" or self.header is None else self.header
+
+
+def even_times(count: int, rate: float) -> np.ndarray:
+    """Return the times 0, 1 / rate, 2 / rate, ..., rounded to nanoseconds, int64 (count,)."""
+    whole = int(rate) if rate == int(rate) else rate  # integers are exact at any length
+    return np.asarray((2 * NANO * np.arange(count) + whole) // (2 * whole)).astype(np.int64)
 
 
 Sample = tuple[str, int, Callable[[], Any]]

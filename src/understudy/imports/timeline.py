@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from understudy.imports.layout import Layout
-from understudy.imports.recording import NANO, RecordingError, Times
+from understudy.imports.recording import NANO, RecordingError, Times, even_times
 from understudy.imports.settings import TASK
 
 EVER = int(np.iinfo(np.int64).max) // 4
@@ -92,7 +92,7 @@ def _check_clocks(clock: str, times: Mapping[str, Times]) -> list[RecordingError
         for values in (of_stream.log, of_stream.header):
             steps = np.diff(values) if values is not None and len(values) > 1 else np.ones(1)
             row, lowest = int(np.argmin(steps)), int(steps.min())
-            if lowest > 0:
+            if lowest > 0 or (lowest == 0 and values is not used):
                 continue
             assert values is not None
             kind, fix = ("reset", "cut the recording there, or use the other `clock`") if lowest else ("duplicates", "")
@@ -154,7 +154,7 @@ def _place(
 ) -> Episode:
     """Return the frames from `start` to `end`."""
     count = ((end - start + 1) * 2 * layout.fps - layout.fps - 1) // (2 * NANO) + 1  # whose rounded times are in reach
-    times = start + (2 * NANO * np.arange(count) + layout.fps) // (2 * layout.fps)
+    times = start + even_times(count, layout.fps)
     picks = {name: np.searchsorted(clock, times, side="right") - 1 for name, clock in clocks.items()}
     nexts = dict(picks)
     for name in layout.linear:

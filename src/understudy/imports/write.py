@@ -10,7 +10,7 @@ meta/import.json has the mapping, the rule, the clocks and findings of each reco
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +38,6 @@ _RULE = (
 )
 
 
-@dataclass
-class Imported:
-    """Counts of a written dataset, streams without a feature, findings, and faults of recordings that were left out."""
-
-    episodes: int = 0
-    frames: int = 0
-    tasks: int = 0
-    unused: list[str] = field(default_factory=list)
-    findings: list[RecordingError] = field(default_factory=list)
-    skipped: list[RecordingError] = field(default_factory=list)
-
-
 def import_recordings(
     recordings: Sequence[Recording],
     mapping: ImportMapping,
@@ -57,7 +45,7 @@ def import_recordings(
     command: Sequence[str] = (),
     skipped: Sequence[RecordingError] = (),
     count: Callable[[int], None] = lambda size: None,
-) -> Imported:
+) -> dict[str, Any]:
     """Write recordings into the new folder `config.paths[-1]`, which appears complete or not at all.
 
     Args:
@@ -68,11 +56,14 @@ def import_recordings(
         skipped: faults of files that are left out.
         count: called with bytes of the recordings as they are done.
 
+    Returns:
+        The content of meta/import.json.
+
     Raises:
         RecordingError: a recording has a fault.
         FileExistsError: the folder exists.
     """
-    imported, accounts = Imported(skipped=list(skipped)), list[dict[str, Any]]()
+    faults, accounts = list(skipped), list[dict[str, Any]]()
     with create_folder(Path(config.paths[-1])) as root, ExitStack() as stack:
         importer: _Importer | None = None
         for recording in recordings:
@@ -82,19 +73,15 @@ def import_recordings(
                 with recording:
                     if importer is None:
                         importer = _Importer(root, read_layout(recording, mapping, config), recording, config, stack)
-                        marker = [mapping.episodes.stream] if mapping.episodes else []
-                        imported.unused = sorted(recording.kinds.keys() - {*mapping.streams, mapping.time, *marker})
-                    importer.write(recording, account, imported, count)
+                    importer.write(recording, account, count)
             except RecordingError as fault:
                 if not config.skip_bad:
                     raise
                 if importer is not None:
                     importer.writer.discard_episode()
-                imported.skipped.append(fault)
+                faults.append(fault)
         if importer is None or not importer.writer.episodes:
-            raise imported.skipped[0]
-        writer = importer.writer
-        imported.episodes, imported.frames, imported.tasks = writer.episodes, writer.frames, len(writer.tasks)
+            raise faults[0]
         content = {
             "format": 1,
             "command": [strip_credentials(word) for word in command],
@@ -103,12 +90,14 @@ def import_recordings(
             "rule": _RULE,
             "linear": sorted(importer.layout.linear),
             "gaps": config.gaps,
+            "counts": {name: getattr(importer.writer, name) for name in ("episodes", "frames")},
+            "unused_streams": importer.unused,
             "recordings": accounts,
-            "skipped": [fault.describe() for fault in imported.skipped],
+            "skipped": [fault.describe() for fault in faults],
         }
         replace_json(root / PATH, json.loads(json.dumps(content, default=str)))
         stack.close()
-    return imported
+    return content
 
 
 class _Importer:
@@ -132,6 +121,8 @@ class _Importer:
         except ValueError as error:
             raise RecordingError("shape", str(error), fix="--storage image takes any size") from error
         self.writer = stack.enter_context(writer)
+        used = {*mapping.streams, mapping.time, *([mapping.episodes.stream] if mapping.episodes else [])}
+        self.unused = sorted(first.kinds.keys() - used)
         is_even = not first.has_clock and (first.rate or layout.fps) == layout.fps
         names = [] if is_even else [name for name in mapping.parts if name not in layout.images | {TASK}]
         self._sensors, entries = dict[str, pq.ParquetWriter](), {}
@@ -151,13 +142,10 @@ class _Importer:
         if entries:
             replace_json(root / SENSORS, entries)
 
-    def write(
-        self, recording: Recording, account: dict[str, Any], imported: Imported, count: Callable[[int], None]
-    ) -> None:
+    def write(self, recording: Recording, account: dict[str, Any], count: Callable[[int], None]) -> None:
         """Write the episodes of an opened recording."""
         layout, mapping = self.layout, self.layout.mapping
         timeline = self._timeline(recording, account)
-        imported.findings += [finding.replaced(where=recording.where) for finding in timeline.findings]
         held: Held = {name: {} for name in mapping.parts}
         total = sum(len(episode.times) for episode in timeline.episodes)
         for number, frame, parts in read_frames(recording, layout, timeline, held):
@@ -198,7 +186,7 @@ class _Importer:
             spans = _spans(recording, mapping.episodes, mapping.clock, findings)
         timeline = make_timeline(layout, times, self._config.gaps, spans)
         timeline.findings += findings
-        account["findings"] = [finding.describe() for finding in timeline.findings]
+        account["findings"] = [of.replaced(where=recording.where).describe() for of in timeline.findings]
         return timeline
 
     def _write_sensors(self, saved: int, episode: Episode, timeline: Timeline, held: Held) -> None:
@@ -239,7 +227,7 @@ def _spans(recording: Recording, marker: Marker, clock: str, findings: list[Reco
         findings.append(RecordingError("trimmed", problem, marker.stream, times[zeros[0]] / NANO, fix))
     if spans := [(times[row], end) for row, end in zip(rows, ends) if values[row] not in marker.idle]:
         return spans
-    listed = ", ".join(sorted(set(map(str, values)))[:10])
+    listed = ", ".join(sorted({str(value)[:40] for value in values})[:10])
     raise RecordingError(
         "empty", f"marks no episode: its values are {listed}", marker.stream, fix="`idle` lists others"
     )
