@@ -60,7 +60,7 @@ def edit(sources: list[Path], out: Path) -> None:
         for row, length in enumerate(catalog.episodes.lengths)
     ]
     plan = Plan(catalogs, tuple(pieces), features, catalogs[0].fps, None, encode={CAMERA: Encoding((32, 32), gop=2)})
-    write_outputs({"": plan}, out, ["soak"], 2)
+    write_outputs({"": plan}, out, ["soak"])
 
 
 def digest(root: Path) -> str:

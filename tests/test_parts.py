@@ -23,7 +23,9 @@ def calls(tmp_path: Path) -> Path:
 
 
 def children() -> list[str]:
-    listed = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["ps", "-ww", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True
+    ).stdout
     return [line for line in listed.splitlines() if "multiprocessing" in line and "tracker" not in line]
 
 

@@ -148,11 +148,16 @@ def replace_folder(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def create_folder(target: Path) -> Iterator[Path]:
+def create_folder(target: Path, work: Path | None = None) -> Iterator[Path]:
     """Create folder `target` from the one that the block fills, in one step; parents are created.
 
     All files and subfolders are flushed first. A kill at any instant leaves either nothing at `target` or all of it,
     and perhaps the hidden working folder of `replace_folder`, which the next call with this target removes.
+
+    Args:
+        target: The folder.
+        work: Working folder in place of a hidden one, on the file system of `target`. An error leaves it as it is, and
+            the next call continues in it; success removes it.
 
     Raises:
         BeingWritten: Another process is creating `target` now.
@@ -163,10 +168,19 @@ def create_folder(target: Path) -> Iterator[Path]:
     if is_taken(target):
         raise taken
     target.parent.mkdir(parents=True, exist_ok=True)
-    work, lock = _work_folder(target, alone=True)
+    is_kept = work is not None
+    if work is None:
+        work, lock = _work_folder(target, alone=True)
+    else:
+        work.mkdir(parents=True, exist_ok=True)
+        if os.stat(work).st_dev != os.stat(target.parent).st_dev:
+            raise OSError(errno.EXDEV, f"is on another file system than {target}", str(work))
+        lock = _lock(work)
+        if lock is None and _is_held(work):
+            raise BeingWritten(errno.EEXIST, "another process is writing it", str(target))
     new = work / "new"
     try:
-        new.mkdir()
+        new.mkdir(exist_ok=is_kept)
         with path_in_errors(target):
             yield new
         for folder, _, names in os.walk(new, topdown=False):
@@ -181,8 +195,10 @@ def create_folder(target: Path) -> Iterator[Path]:
                 raise taken from error
             raise
         sync(target.parent)
+        is_kept = False
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        if not is_kept:
+            shutil.rmtree(work, ignore_errors=True)
         if lock is not None:
             os.close(lock)
 

@@ -25,6 +25,7 @@ from typing import Any, Protocol, Self
 
 from understudy._version import __version__
 from understudy.atomic import write_bytes
+from understudy.errors import DatasetError
 from understudy.optional_packages import optional_imports
 
 Part = tuple[Any, ...]
@@ -47,6 +48,11 @@ class Lost:
     """Result of an item that ended its process `TRIES` times."""
 
     reason: str
+
+    @property
+    def error(self) -> DatasetError:
+        """The same as an error of the data."""
+        return DatasetError(f"reading it is not possible: {self.reason}", fix="replace the file, or leave it out")
 
 
 def cut_parts(items: Iterable[Any], costs: Iterable[float], limit: float) -> list[Part]:
@@ -72,7 +78,7 @@ class Workers:
 
     def __init__(self, count: int = 1, ray: str = "", folder: str | Path | None = None) -> None:
         self._count, self._ray = count, ray
-        self._folder = Path(folder) if folder else None
+        self.folder = Path(folder) if folder else None
         self._engine: _Processes | _Cluster | None = None
 
     def __enter__(self) -> Self:
@@ -120,10 +126,10 @@ class Workers:
         finished.close()
 
     def _file(self, work: Work, part: Part) -> Path | None:
-        if self._folder is None:
+        if self.folder is None:
             return None
         causes = __version__, type(work).__qualname__, part, work.depends_on(part)
-        return self._folder / f"{hashlib.sha256(repr(causes).encode()).hexdigest()[:32]}.part"
+        return self.folder / f"{hashlib.sha256(repr(causes).encode()).hexdigest()[:32]}.part"
 
     def _compute(self, work: Work, parts: Sequence[Part]) -> Generator[tuple[int, list[tuple[Part, Any]]], None, None]:
         """Yield (number of a part, its items with their results) as they are finished."""

@@ -140,7 +140,7 @@ score.ValueFunction.read = slow
 seconds, paths = float(sys.argv[1]), tuple(sys.argv[2:])
 sys.argv[1:] = ["score"]  # the command in meta/edit.json
 from understudy.cli.score import ScoreConfig, score as command
-command(ScoreConfig(paths=paths, num_workers=1))
+command(ScoreConfig(paths=paths, num_threads=1))
 """
 
 

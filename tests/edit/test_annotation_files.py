@@ -70,7 +70,7 @@ def test_edit_refuses_repeated_and_unknown_keys(source: Path, tmp_path: Path) ->
 def test_edit_records_no_credentials(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     plans = make_plans(EditConfig(paths=(str(source), str(out))), [Catalog.open(source)], out)
-    write_outputs(plans, out, ["understudy", "edit", "https://me:hunter2@host/set?token=hunter2", str(out)], 1)
+    write_outputs(plans, out, ["understudy", "edit", "https://me:hunter2@host/set?token=hunter2", str(out)])
     command = json.loads((out / "meta/edit.json").read_text())["command"]
     assert command == ["understudy", "edit", "https://host/set", str(out)]
 

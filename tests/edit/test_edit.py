@@ -248,7 +248,7 @@ def test_edit_reads_a_set_over_http(v30: Path, tmp_path: Path) -> None:
     with RangeServer(folder(v30, "/set")) as server:
         config = EditConfig(paths=(f"{server.url}/set", str(tmp_path / "out")), episodes=("1-2",))
         plans = make_plans(config, [Catalog.open(config.paths[0])], tmp_path / "out")
-        written = write_outputs(plans, tmp_path / "out", ["understudy", "edit"], 2)[""]
+        written = write_outputs(plans, tmp_path / "out", ["understudy", "edit"])[""]
     assert written.videos[CAMERA].copied == 2
     for number in range(2):
         assert_equal_frames(episode(tmp_path / "out", number), episode(v30, number + 1))

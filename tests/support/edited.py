@@ -10,23 +10,24 @@ import understudy as us
 from understudy.cli.edit import EditConfig, SegmentConfig, make_plan, make_plans
 from understudy.data.format.catalog import Catalog
 from understudy.edit.write_set import Written, write_outputs
+from understudy.parts import Workers
 
 RENUMBERED = ("index", "episode_index", "frame_index", "timestamp", "task_index")
 
 
-def edit(*paths: Path, **settings: Any) -> dict[str, Written]:
+def edit(*paths: Path, workers: Workers | None = None, **settings: Any) -> dict[str, Written]:
     """Run `understudy edit` without its command line."""
     config = EditConfig(paths=tuple(map(str, paths)), **settings)
     assert config.problems() == []
     plans = make_plans(config, [Catalog.open(path) for path in paths[:-1]], paths[-1])
-    return write_outputs(plans, paths[-1], ["understudy", "edit"], 2)
+    return write_outputs(plans, paths[-1], ["understudy", "edit"], workers)
 
 
 def segment(source: Path, out: Path, **settings: Any) -> Written:
     """Run `understudy segment` without its command line."""
     config = SegmentConfig(paths=(str(source), str(out)), **settings)
     assert config.problems() == []
-    return write_outputs({"": make_plan(config, Catalog.open(source), out)}, out, ["understudy", "segment"], 2)[""]
+    return write_outputs({"": make_plan(config, Catalog.open(source), out)}, out, ["understudy", "segment"])[""]
 
 
 def episode(root: Path, number: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from understudy.check.image_facts import ReadImages, ReadVideos
 from understudy.check.row_facts import ReadRows
+from understudy.edit.videos import EncodePieces
 from understudy.parts import Part
 
 
@@ -68,6 +69,13 @@ class DeadlyImages(ReadImages):
 
     def __call__(self, part: Part) -> Any:
         return _end(0 in [row for _, row in part]) or super().__call__(part)
+
+
+class DeadlyEncoding(EncodePieces):
+    """End the process that encodes piece 3."""
+
+    def __call__(self, part: Part) -> Any:
+        return _end(3 in part) or super().__call__(part)
 
 
 def _end(now: bool) -> None:

@@ -145,16 +145,12 @@ def read_videos(
     for part, result in workers.run(work, cut_parts(items, [1] * len(items), PART_FILES), lambda p: progress(len(p))):
         if isinstance(result, Lost):
             camera, _, file = part[0]
-            facts.unreadable.append((camera, file, work.path(part[0]), _as_error(result)))
+            facts.unreadable.append((camera, file, work.path(part[0]), result.error))
             continue
         facts.unreadable += result.unreadable
         for camera, files in result.files.items():
             facts.files[camera] += files
     return facts
-
-
-def _as_error(lost: Lost) -> DatasetError:
-    return DatasetError(f"reading it is not possible: {lost.reason}", fix="record it again, or leave it out")
 
 
 def _probe(path: str, number: int) -> dict[str, Any]:
@@ -364,7 +360,7 @@ def read_images(
     work = ReadImages(catalog, tuple(key for key in (ACTION, STATE) if key in rows.columns), limit is None)
     for part, result in workers.run(work, cut_parts(items, costs, PART_IMAGES), lambda p: progress(len(p))):
         if isinstance(result, Lost):
-            facts.broken.append((*part[0], _as_error(result)))
+            facts.broken.append((*part[0], result.error))
         else:
             facts.merge(result)
     return facts

@@ -255,8 +255,7 @@ def read_rows(
         done = lambda part: progress(int(rows_of_files[list(part)].sum()))  # noqa: E731
         for part, result in workers.run(work, parts, done):
             if isinstance(result, Lost):
-                error = DatasetError(f"reading it is not possible: {result.reason}", fix="repair the file")
-                facts.unreadable.append((part[0], "", error))
+                facts.unreadable.append((part[0], "", result.error))
             else:
                 facts.merge(result, work.rows_of(part), catalog)
     return facts

@@ -88,7 +88,7 @@ def check(config: CheckConfig) -> int:
         selection = Selection(keep_ranges=config.keep_ranges, keep_rule=config.keep_rule)
         keep_report = selection.apply(root, reach).keep_report
     options = layout | {"action": config.action, "state": config.state, "show_progress": not config.json}
-    with config.open_workers() as workers:
+    with config.open_workers(0) as workers:
         report = check_dataset(root, config.depth, workers=workers, **options)
     if keep_report is not None:
         report.contents["keep_ranges"] = asdict(keep_report) | {"lines": keep_report.lines()}

@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from understudy.atomic import is_taken
 from understudy.cli.ranges import RangesConfig, keys_of, rule_of
 from understudy.config.declare import Ge, Gt, Interval, Positional
-from understudy.cores import available_cores
+from understudy.config.workers import WorkersConfig
 from understudy.errors import DatasetError
 from understudy.plural import plural
 from understudy.progress import Progress
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class EditConfig:
+class EditConfig(WorkersConfig):
     """Write a new dataset from one or more others: selected, merged, split, renamed, annotated, transcoded.
 
     The output is LeRobot v3.0 in a new folder, which appears complete or not at all; sources of v2.0, v2.1 and v3.x are
@@ -96,8 +97,6 @@ class EditConfig:
     recommend: Annotated[int, Interval(ge=16, le=4096)] | None = None
     """Write nothing: encode samples of one dataset in several ways for a policy with images of this many pixels, and
     print size, quality and decoding cost of each way, with the recommended one."""
-    num_workers: Annotated[int, Ge(1)] | None = None
-    """Threads; the default is one per core."""
     json: bool = False
     """Print the summary as one JSON object."""
 
@@ -109,7 +108,7 @@ class EditConfig:
                 if len(self.paths) == 1
                 else ["recommend: give one dataset and no output: understudy edit SRC --recommend 224"]
             )
-        errors = output_problems(self.paths, "edit")
+        errors = output_problems(self.paths, "edit") + self.worker_problems()
         edits = {"episodes": self.episodes, "exclude_episodes": self.exclude_episodes, "exclude_bad": self.exclude_bad}
         edits |= {"keep_ranges": self.keep_ranges, "metadata": self.metadata, "subtasks": self.subtasks}
         if len(self.paths) > 2:
@@ -158,7 +157,7 @@ def edit(config: EditConfig) -> None:
         return
     out = Path(config.paths[-1])
     catalogs = [Catalog.open(path) for path in config.paths[:-1]]
-    write_and_print(make_plans(config, catalogs, out), out, config.num_workers, config.json)
+    write_and_print(make_plans(config, catalogs, out), out, config, config.json)
 
 
 def make_plans(config: EditConfig, catalogs: Sequence["Catalog"], out: Path) -> dict[str, "Plan"]:
@@ -232,8 +231,12 @@ def _texts(config: EditConfig, sources: Sequence["Catalog"]) -> dict[str, "TextC
         return {config.subtask_key: read_subtasks(sources[0], config.subtasks, config.unit)}
     if config.subtasks_from:
         columns = [text_column(source, config.subtasks_from) for source in sources]
-        return {config.subtask_key: lambda piece: columns[piece.source](piece)}
+        return {config.subtask_key: partial(_source_texts, columns)}
     return {}
+
+
+def _source_texts(columns: "Sequence[TextColumn]", piece: "Piece") -> Sequence[str]:
+    return columns[piece.source](piece)
 
 
 def _text_feature(key: str, features: Mapping[str, object]) -> "Feature":
@@ -250,11 +253,13 @@ def _text_feature(key: str, features: Mapping[str, object]) -> "Feature":
 def _task_of(config: EditConfig, sources: Sequence["Catalog"]) -> "Callable[[Piece, str], str]":
     from understudy.edit.annotations import read_tasks
 
-    if config.task:
-        return lambda piece, text: config.task
     texts = [text for source in sources for text in source.tasks]
     changed = read_tasks(config.tasks, texts) if config.tasks else {}
-    return lambda piece, text: changed.get(text, text)
+    return partial(_change_task, config.task, changed)
+
+
+def _change_task(task: str, changed: Mapping[str, str], piece: "Piece", text: str) -> str:
+    return task or changed.get(text, text)
 
 
 def _encodings(
@@ -283,7 +288,7 @@ def _encodings(
 
 
 @dataclass(frozen=True)
-class SegmentConfig:
+class SegmentConfig(WorkersConfig):
     """Cut episodes into segments: at given times, where a text column changes, or at idle gaps.
 
     Each segment becomes an episode of a new LeRobot v3.0 dataset, with the metadata of its episode. Video packets are
@@ -314,14 +319,12 @@ class SegmentConfig:
     """Idle frames of a gap at least; the default is one second."""
     min_frames: Annotated[int, Ge(1)] = 1
     """Frames of a segment at least; shorter ones are left out."""
-    num_workers: Annotated[int, Ge(1)] | None = None
-    """Threads; the default is one per core."""
     json: bool = False
     """Print the summary as one JSON object."""
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        errors = output_problems(self.paths, "segment")
+        errors = output_problems(self.paths, "segment") + self.worker_problems()
         if len(self.paths) > 2:
             errors.append("paths: give one dataset and the folder to write; merge with `understudy edit`")
         if sum(map(bool, (self.times, self.by, self.subtasks))) != 1:
@@ -339,7 +342,7 @@ def segment(config: SegmentConfig) -> None:
 
     out = Path(config.paths[-1])
     plan = make_plan(config, Catalog.open(config.paths[0]), out)
-    write_and_print({"": plan}, out, config.num_workers, config.json)
+    write_and_print({"": plan}, out, config, config.json)
 
 
 def make_plan(config: SegmentConfig, catalog: "Catalog", out: Path) -> "Plan":
@@ -372,9 +375,13 @@ def make_plan(config: SegmentConfig, catalog: "Catalog", out: Path) -> "Plan":
         features=common_features(sources),
         fps=catalog.fps,
         robot_type=catalog.robot_type,
-        task_of=lambda piece, text: named.get(piece, text),
+        task_of=partial(_name_task, named),
         metadata=piece_metadata(sources, pieces, {}),
     )
+
+
+def _name_task(named: "Mapping[Piece, str]", piece: "Piece", text: str) -> str:
+    return named.get(piece, text)
 
 
 def _check_cut(config: SegmentConfig, source: "Catalog", pieces: "Sequence[Piece]") -> None:
@@ -407,13 +414,13 @@ _LARGER = 2.0
 """Ratio of bytes from which a summary names `--crf`."""
 
 
-def write_and_print(plans: "Mapping[str, Plan]", out: Path, num_workers: int | None, as_json: bool) -> None:
+def write_and_print(plans: "Mapping[str, Plan]", out: Path, config: WorkersConfig, as_json: bool) -> None:
     """Write datasets into the new folder `out`, and print a summary."""
     from understudy.edit.write_set import write_outputs
 
-    workers = num_workers or available_cores()
     plans = {name: replace(plan, files=state_contract(plan)) for name, plan in plans.items()}
-    with Progress(sum(plan.work for plan in plans.values()), "edit", "frame") as bar:
+    total = sum(plan.work for plan in plans.values())
+    with config.open_workers(total) as workers, Progress(total, "edit", "frame") as bar:
         written = write_outputs(plans, out, ["understudy", *sys.argv[1:]], workers, bar.update)
     facts = {name: describe(plans[name], output, out / name if name else out) for name, output in written.items()}
     if as_json:

@@ -6,12 +6,14 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from understudy.atomic import BeingWritten, hold_folder
 from understudy.cli.edit import EditConfig, make_plans, output_problems
 from understudy.config.declare import Ge, Interval, Positional
+from understudy.config.workers import WorkersConfig
 from understudy.cores import available_cores
 from understudy.errors import DatasetError
 from understudy.progress import Progress
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from understudy.data.format.features import Feature
-    from understudy.edit.plan import NumberColumn, Piece, Plan
+    from understudy.edit.plan import Piece, Plan
     from understudy.train.score import ValueFunction
 
 VALUE, ADVANTAGE, POSITIVE = "value", "advantage", "advantage_is_positive"
@@ -51,8 +53,8 @@ class ScoreConfig:
     """Source of the run's data whose keys and norm head the dataset has; the default is the only one."""
     device: str = "cpu"
     """Device of the arithmetic."""
-    num_workers: Annotated[int, Ge(1)] | None = None
-    """Threads; the default is one per core."""
+    num_threads: Annotated[int, Ge(1)] | None = None
+    """Threads that compute values; the default is one per core."""
     json: bool = False
     """Print the summary as one JSON object."""
 
@@ -73,7 +75,7 @@ def score(config: ScoreConfig) -> None:
 
     torch.set_num_threads(1)  # the rounding of sums may depend on their number
     run, data, out = Path(config.paths[0]), config.paths[1], Path(config.paths[2])
-    workers = config.num_workers or available_cores()
+    threads = config.num_threads or available_cores()
     catalog = Catalog.open(data)
     plan = make_plans(EditConfig(paths=(data, str(out))), [catalog], out)[""]
     if taken := [key for key in DTYPES if key in plan.features]:
@@ -90,15 +92,15 @@ def score(config: ScoreConfig) -> None:
     try:
         with hold_folder(pieces):
             check_output(out, [catalog])  # another command may have written it since
-            values = function.compute(pieces, json.dumps(origin["values"], ensure_ascii=False), workers)
+            values = function.compute(pieces, json.dumps(origin["values"], ensure_ascii=False), threads)
             columns, summary = score_episodes(config, function, values)
             scored = replace(
                 plan,
                 features={**plan.features, **_features()},
-                columns={key: _column(columns[key]) for key in DTYPES},
+                columns={key: partial(_column, columns[key]) for key in DTYPES},
                 origin={"score": origin | {"tasks": summary}},
             )
-            with Progress(scored.work, "write", "frame") as bar:
+            with WorkersConfig().open_workers(plan.work) as workers, Progress(plan.work, "write", "frame") as bar:
                 write_outputs({"": scored}, out, ["understudy", *sys.argv[1:]], workers, bar.update)
             shutil.rmtree(pieces, ignore_errors=True)
     except BeingWritten as error:
@@ -204,8 +206,5 @@ def _features() -> dict[str, "Feature"]:
     return check_features({key: {"dtype": dtype, "shape": (1,), "names": [key]} for key, dtype in DTYPES.items()})
 
 
-def _column(of_row: Mapping[int, "np.ndarray"]) -> "NumberColumn":
-    def column(piece: "Piece") -> "np.ndarray":
-        return of_row[piece.row][piece.start : piece.stop]
-
-    return column
+def _column(of_row: Mapping[int, "np.ndarray"], piece: "Piece") -> "np.ndarray":
+    return of_row[piece.row][piece.start : piece.stop]

@@ -3,7 +3,11 @@
 from dataclasses import dataclass
 
 from understudy.config.declare import Processes
+from understudy.cores import available_cores
 from understudy.parts import Workers
+
+LITTLE = 10_000
+"""Frames of a process; the start of one takes the time of about a thousand."""
 
 
 @dataclass(frozen=True)
@@ -11,17 +15,19 @@ class WorkersConfig:
     """Processes that share the work of a command; the result is the same for any number of them."""
 
     workers: Processes | None = None
-    """Processes on this machine; the default is 1 for `check`, else one per core. Above 1 a killed process is replaced
-    and its part of the work done again."""
+    """Processes on this machine; the default is 1 for `check`, else one per core, and fewer for little work. Above 1 a
+    killed process is replaced and its part of the work done again."""
     ray: str = ""
     """Address of a Ray cluster (`auto`, HOST:PORT or ray://HOST:PORT) that does the work, instead of `--workers`. All
     nodes see the same paths and have the same version."""
     work: str = ""
-    """Folder for finished parts of the work: the same command continues there after a kill. A part is computed again
-    when its files or settings have changed. Nothing removes the folder."""
+    """Folder for finished parts of the work: the same command continues there after a kill or an error. A part is
+    computed again when its files or settings have changed. A command that writes a dataset needs a new or its own
+    folder, on the file system of the output, and removes it at its end."""
 
-    def open_workers(self, default: int = 1) -> Workers:
-        """Return the processes; `default` is their number without the setting."""
+    def open_workers(self, frames: int) -> Workers:
+        """Return the processes for a number of frames to read or write."""
+        default = max(1, min(available_cores(), frames // LITTLE))
         return Workers(self.workers or default, self.ray, self.work)
 
     def worker_problems(self) -> list[str]:

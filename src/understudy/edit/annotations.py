@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,12 @@ def read_subtasks(catalog: Catalog, path: str, unit: Unit) -> TextColumn:
     for key, row in match_all(catalog, entries, path):
         length = int(catalog.episodes.lengths[row])
         texts[row] = _fill(_parse(entries[key], key, catalog.fps, unit, path), key, length, path)
+    return partial(_subtasks, texts)
 
-    def column(piece: Piece) -> Sequence[str]:
-        frame_texts = texts.get(piece.row)
-        return frame_texts[piece.start : piece.stop] if frame_texts is not None else [""] * piece.length
 
-    return column
+def _subtasks(texts: Mapping[int, list[str]], piece: Piece) -> Sequence[str]:
+    frame_texts = texts.get(piece.row)
+    return frame_texts[piece.start : piece.stop] if frame_texts is not None else [""] * piece.length
 
 
 def _parse(entry: Any, key: object, fps: float, unit: Unit, path: str) -> list[tuple[int, int | None, str]]:
@@ -111,15 +112,14 @@ def text_column(catalog: Catalog, name: str) -> TextColumn:
         DatasetError: there is no such column, or it holds no text.
     """
     responses = Responses(catalog, name)
-    rows = Rows(catalog, list(responses.columns), 1 << 26)
+    return partial(_responses, catalog.tasks, responses, Rows(catalog, list(responses.columns), 1 << 26))
 
-    def column(piece: Piece) -> Sequence[str]:
-        rows_of_frames = np.full(piece.length, piece.row)
-        numbers = rows.take(rows_of_frames, {"task_index": piece.frames})["task_index"]
-        tasks = [catalog.tasks[int(number)] for number in np.asarray(numbers).tolist()]
-        return responses.read(rows, rows_of_frames, piece.frames, tasks)["response"]
 
-    return column
+def _responses(task_texts: Sequence[str], responses: Responses, rows: Rows, piece: Piece) -> Sequence[str]:
+    rows_of_frames = np.full(piece.length, piece.row)
+    numbers = rows.take(rows_of_frames, {"task_index": piece.frames})["task_index"]
+    tasks = [task_texts[int(number)] for number in np.asarray(numbers).tolist()]
+    return responses.read(rows, rows_of_frames, piece.frames, tasks)["response"]
 
 
 def read_metadata(catalog: Catalog, path: str) -> dict[str, dict[int, Any]]:

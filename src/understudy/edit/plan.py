@@ -7,7 +7,7 @@ or at idle gaps.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,11 +16,13 @@ from typing import Any, Literal
 import numpy as np
 
 from understudy.data.format.catalog import Catalog
+from understudy.data.format.episode_table import describe_ids
 from understudy.data.format.features import Feature
 from understudy.data.selection.keep_ranges import match_keys, read_object
 from understudy.data.selection.motion import IdleRule, episode_values, non_idle_ranges
 from understudy.data.selection.select import Selection
 from understudy.errors import DatasetError
+from understudy.parts import Lost, Part, Work, Workers
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,14 @@ NumberColumn = Callable[[Piece], np.ndarray]
 """Numbers of a new column for each frame of a piece, (length, *shape) in the dtype of its feature."""
 
 
+def same_task(piece: Piece, text: str) -> str:
+    """Return the text."""
+    return text
+
+
 @dataclass(frozen=True)
 class Plan:
-    """A dataset to write.
+    """A dataset to write. Picklable: its functions are module-level ones and partial calls of them.
 
     Attributes:
         sources: catalogs, under the output's keys and dtypes (`features.py`).
@@ -97,7 +104,7 @@ class Plan:
     features: Mapping[str, Feature]
     fps: float
     robot_type: str | None
-    task_of: Callable[[Piece, str], str] = lambda piece, text: text
+    task_of: Callable[[Piece, str], str] = same_task
     columns: Mapping[str, TextColumn | NumberColumn] = field(default_factory=dict)
     origin: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -118,6 +125,41 @@ class Plan:
     def work(self) -> int:
         """Steps that `write_set` counts: each frame once for its rows and once per camera."""
         return self.frames * (1 + len(self.cameras))
+
+
+@dataclass(frozen=True)
+class PlanWork:
+    """Work on pieces (`parts.Work`); its classes differ in `__call__`.
+
+    Attributes:
+        plan: the output.
+        mark: text that changes with the plan and its sources.
+    """
+
+    plan: Plan
+    mark: str
+
+    def depends_on(self, part: Part) -> Any:
+        """Return the mark."""
+        return self.mark
+
+
+def run_plan(
+    plan: Plan, workers: Workers, work: Work, parts: Sequence[Part], done: Callable[[Part], None] = lambda part: None
+) -> Iterator[tuple[Part, Any]]:
+    """Yield each part, a tuple of numbers of pieces, with its result.
+
+    Raises:
+        DatasetError: a piece has ended its processes.
+    """
+    for part, result in workers.run(work, parts, done):
+        if isinstance(result, Lost):
+            pieces = [plan.pieces[number] for number in (part if isinstance(part[0], int) else part[0][1])]
+            source = plan.sources[pieces[0].source]
+            episodes = source.episodes.ids[[piece.row for piece in pieces if piece.source == pieces[0].source]]
+            problem = f"episodes {describe_ids(episodes)} cannot be written: {result.reason}"
+            raise DatasetError(problem, where=source.root, fix="leave the bad one out: --exclude-episodes ID")
+        yield part, result
 
 
 _MOST, _DIGITS = 10_000_000, 12  # ids, and digits of them that are read

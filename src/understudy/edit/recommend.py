@@ -23,7 +23,7 @@ import numpy as np
 from understudy.data.format.catalog import Catalog
 from understudy.edit.features import common_features, fit_size
 from understudy.edit.plan import Encoding, Piece, Plan
-from understudy.edit.videos import Original, Quality, encode_frames, find_originals
+from understudy.edit.videos import Original, Originals, Quality, encode_frames
 from understudy.errors import DatasetError
 from understudy.video.encode import default_crf
 from understudy.video.reader import VideoReader, open_video
@@ -142,7 +142,8 @@ def recommend(catalog: Catalog, pixels: int, count: Callable[[int], None] = lamb
 
 
 def _compare(plan: Plan, camera: str, pixels: int, count: Callable[[int], None]) -> list[Choice]:
-    originals = list(find_originals(plan, camera))
+    frames_of = Originals(plan, camera)
+    originals = [frames_of[number] for number in range(len(plan.pieces))]
     index = originals[0].index
     size = index.height, index.width
     stored = [open_video(original.source) for original in originals]

@@ -7,7 +7,7 @@ end go.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import DEFAULTS, Feature
 from understudy.data.read.image_column import ImageColumns, decode_image, image_bytes
 from understudy.data.read.rows import Rows
-from understudy.data.stats.running import ImageStatistics, image_step
-from understudy.data.write.dataset_files import data_schema, replace_parquet, to_column
+from understudy.data.stats.running import ImageStatistics, Moments, RunningStatistics, image_step, sample_stride
+from understudy.data.write.dataset_files import data_schema, replace_parquet, statistic_columns, to_column
 from understudy.edit.features import bytes_per_frame, cast_values, with_declared_dtypes
 from understudy.edit.plan import Piece, Plan
 from understudy.errors import DatasetError
@@ -71,41 +71,44 @@ class EpisodeRows:
 
     Attributes:
         tasks: its task texts, in order of appearance.
-        numbers: numeric columns, (length, *shape) each.
+        columns: its statistics in meta/episodes.
+        numbers: numeric column -> moments, and the rows that count for quantiles in the whole output.
         images: statistics of its image columns, with `first` as in the whole output.
+        has_clock: whether its recorded timestamps are frame / fps within a millisecond.
     """
 
     tasks: list[str]
-    numbers: dict[str, np.ndarray]
+    columns: dict[str, Any]
+    numbers: dict[str, tuple[Moments, np.ndarray]]
     images: dict[str, ImageStatistics]
+    has_clock: bool
 
 
-@dataclass
 class SourceRows:
-    """Reader of the rows of all sources. Thread-safe.
+    """Reader of the rows of all sources of a plan."""
 
-    Attributes:
-        plan: the output.
-        undeclared: columns of the files that info.json does not declare, which are left out.
-        clocks: pieces whose recorded timestamps differ from frame / fps by more than a millisecond.
-    """
-
-    plan: Plan
-    clocks: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        plan = self.plan
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
         keys = [key for key, f in plan.features.items() if not f.is_encoded and key not in plan.columns]
         self._rows = [Rows(with_declared_dtypes(source), keys, _CACHE) for source in plan.sources]
         self._tasks = [Rows(source, [], 0) for source in plan.sources]
         images = [key for key, feature in plan.features.items() if feature.dtype == "image"]
         self._images = [ImageColumns(source, images, 0) for source in plan.sources]
         self._keys = keys
-        self.undeclared = sorted({name for source in plan.sources for name in _undeclared(source)})
 
     def tasks(self, piece: Piece) -> list[str]:
-        """Return the task text of each frame in the output."""
-        return self._texts(piece, self._take(self._tasks[piece.source], piece, ["task_index"])["task_index"])
+        """Return the task texts of a piece in the output, in order of appearance.
+
+        Raises:
+            DatasetError: one is empty.
+        """
+        numbers = self._take(self._tasks[piece.source], piece, ["task_index"])["task_index"]
+        texts = list(dict.fromkeys(self._texts(piece, numbers)))
+        if not all(text.strip() for text in texts):
+            source = self.plan.sources[piece.source]
+            problem = f"episode {int(source.episodes.ids[piece.row])} has a frame with an empty task text"
+            raise DatasetError(problem, where=source.root, fix="name its task: --task TEXT, or --tasks FILE")
+        return texts
 
     def _texts(self, piece: Piece, numbers: Any) -> list[str]:
         source_tasks = self.plan.sources[piece.source].tasks
@@ -118,15 +121,14 @@ class SourceRows:
         rows_of_frames = np.full(piece.length, piece.row)
         return rows.take(rows_of_frames, dict.fromkeys(keys, piece.frames))
 
-    def read(self, number: int) -> tuple[dict[str, Any], list[str]]:
-        """Return the columns of a piece (arrays, or lists of texts and encoded images), and the task of each frame."""
+    def read(self, number: int) -> tuple[dict[str, Any], list[str], bool]:
+        """Return the columns of a piece (arrays, or lists of texts and encoded images), tasks, and `has_clock`."""
         plan = self.plan
         piece = plan.pieces[number]
         taken = self._take(self._rows[piece.source], piece, [*self._keys, "task_index", "timestamp"])
         times = np.asarray(taken.pop("timestamp"), np.float64).reshape(-1)
         tasks = self._texts(piece, taken.pop("task_index"))
-        if len(times) and np.abs(times - piece.frames / plan.fps).max() > 1e-3:
-            self.clocks.add(number)
+        has_clock = not len(times) or np.abs(times - piece.frames / plan.fps).max() <= 1e-3
         source = plan.sources[piece.source]
         for key, feature in plan.features.items():
             values = taken.get(key)
@@ -140,7 +142,7 @@ class SourceRows:
                 taken[key] = made if isinstance(made, np.ndarray) else list(made)
             elif feature.dtype == "language" and piece.length < source.episodes.lengths[piece.row]:
                 taken[key] = shift_records(taken[key], piece.start, piece.length, plan.fps)
-        return taken, tasks
+        return taken, tasks, bool(has_clock)
 
     def _encoded(self, piece: Piece, key: str) -> list[bytes]:
         """Encoded images of an image column, as stored."""
@@ -150,8 +152,8 @@ class SourceRows:
         return [image_bytes(value, key, source, source.data_place(row)) for value in values]
 
 
-def _undeclared(source: Catalog) -> list[str]:
-    """Columns of a source's first data file that info.json does not declare."""
+def undeclared_columns(source: Catalog) -> list[str]:
+    """Return columns of a source's first data file that info.json does not declare."""
     declared = {*source.info.get("features", {}), *DEFAULTS}
     row = int(np.flatnonzero(source.episodes.lengths)[0])
     with source.files.parquet(source.data_path(row)) as file:
@@ -184,6 +186,12 @@ def nested_types(plan: Plan) -> dict[str, pa.DataType]:
     return kinds
 
 
+def row_starts(plan: Plan) -> list[int]:
+    """Return the index of the first row of each piece."""
+    lengths = [piece.length for piece in plan.pieces]
+    return (np.cumsum(lengths) - lengths).tolist()
+
+
 class RowWriter:
     """Writer of data files.
 
@@ -197,8 +205,8 @@ class RowWriter:
 
     def __init__(self, rows: SourceRows, tasks: Mapping[str, int]) -> None:
         self._plan, self._rows, self._tasks = rows.plan, rows, tasks
-        lengths = [piece.length for piece in self._plan.pieces]
-        self.starts: list[int] = (np.cumsum(lengths) - lengths).tolist()
+        self.starts = row_starts(self._plan)
+        self._stride = sample_stride(self._plan.frames)
         self._features, self._nested = {**self._plan.features, **DEFAULTS}, nested_types(self._plan)
         images = {key: feature for key, feature in self._plan.features.items() if feature.dtype == "image"}
         self._measured = {key: measured_before(self._plan, feature) for key, feature in images.items()}
@@ -209,12 +217,21 @@ class RowWriter:
 
         def tables() -> Any:
             for number in group:
-                columns, tasks = self._rows.read(number)
+                columns, tasks, has_clock = self._rows.read(number)
                 columns |= self._defaults(number, tasks)
                 yield pa.Table.from_arrays([self._column(columns[key], key) for key in schema.names], schema=schema)
-                numbers = {key: values for key, values in columns.items() if isinstance(values, np.ndarray)}
                 images = {key: self._measure(columns[key], key, number) for key in self._measured}
-                done.append(EpisodeRows(list(dict.fromkeys(tasks)), numbers, images))
+                episode = EpisodeRows(list(dict.fromkeys(tasks)), {}, {}, images, has_clock)
+                for key, feature in self._features.items():
+                    if isinstance(columns.get(key), np.ndarray) and not feature.is_text:
+                        values, statistics = columns[key].reshape(-1, *feature.shape), RunningStatistics(feature.shape)
+                        statistics.add(values)
+                        sample = values[-self.starts[number] % self._stride :: self._stride].copy()
+                        episode.numbers[key] = statistics.moments, sample
+                        episode.columns.update(statistic_columns(feature, statistics.result()))
+                    elif key in images:
+                        episode.columns.update(statistic_columns(feature, images[key].result()))
+                done.append(episode)
 
         replace_parquet(path, tables(), schema)
         return done

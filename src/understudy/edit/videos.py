@@ -9,13 +9,14 @@ channels and images together. SSIM is the mean of Wang, Bovik, Sheikh & Simoncel
 windows of 8x8 pixels at every second pixel, with K1 = 0.01 and K2 = 0.03.
 """
 
-import tempfile
+import shutil
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import astuple, dataclass, field, replace
+from functools import cached_property
 from math import inf, log10
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -23,9 +24,10 @@ import numpy as np
 from understudy.data.read.video_frames import VideoFrames
 from understudy.data.stats.running import ImageStatistics
 from understudy.data.write.dataset_files import VIDEO_PATH, file_path
-from understudy.edit.plan import Encoding, Plan
+from understudy.edit.plan import Encoding, Plan, PlanWork, run_plan
 from understudy.edit.rows import measured_before, step_of
 from understudy.errors import DatasetError
+from understudy.parts import Part, Work, Workers, cut_parts
 from understudy.storage.byte_source import ByteSource, LocalSource
 from understudy.video.color import AreaResize
 from understudy.video.encode import (
@@ -113,9 +115,13 @@ _ENCODER = {"h264": "libx264", "hevc": "libx265", "av1": "libsvtav1"}
 # 0.3 dB (crf 22, GOP 2).
 _OPTIONS = {"libx264": {"tune": "fastdecode"}}
 _BETTER = 6  # steps of crf by which images that are encoded again are better than the encoder's default
-_BATCH = 16  # images in memory per thread
+_BATCH = 16  # images in memory
 _SAMPLES = 8  # images per encoded piece whose quality is measured
-_STATISTICS = 16  # pieces of one task of measuring images
+_OPENED = 16  # source files
+PART_IMAGES = 4096
+"""Images of a part of the work."""
+PARTS = ".parts"
+"""Folder of encoded pieces, under that of the output."""
 
 
 @dataclass
@@ -143,6 +149,14 @@ class CameraVideos:
     pix_fmt: str | None = None
     bytes: int = 0
     bytes_before: int = 0
+
+    def place(self, files: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
+        """Set the places of pieces with these lengths, which lie in `files` in order."""
+        for file, members in enumerate(files):
+            before = 0
+            for number in members:
+                self.file[number], self.first[number] = file, before
+                before += lengths[number]
 
     @property
     def copied(self) -> int:
@@ -173,63 +187,218 @@ class Original:
         return int(self.index.size[packets].sum()) if isinstance(self.index, Mp4Index) else 0
 
 
+class Originals:
+    """Frames of each piece in the sources' files, by the number of the piece; a few files are open at a time."""
+
+    def __init__(self, plan: Plan, camera: str) -> None:
+        self._plan, self._camera = plan, camera
+        self._frames = [VideoFrames(source, 0, "pyav") for source in plan.sources]
+        self._opened: dict[tuple[int, int], tuple[ByteSource, VideoIndex]] = {}
+
+    def __getitem__(self, number: int) -> Original:
+        piece = self._plan.pieces[number]
+        frames, source = self._frames[piece.source], self._plan.sources[piece.source]
+        place = piece.source, int(source.videos(self._camera).file[piece.row])
+        if place not in self._opened:
+            frames.reader(self._camera, piece.row)  # checks size and number of frames
+            frames.close()
+            file = source.files.source(source.video_path(self._camera, piece.row))
+            if len(self._opened) == _OPENED:
+                self._opened.pop(next(iter(self._opened)))[0].close()
+            self._opened[place] = file, _read_index(file)
+        first = int(frames.first_frame(self._camera, np.array([piece.row]))[0])
+        return Original(*self._opened[place], first + piece.start, first + piece.stop)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Frames of a piece as one stream, to be divided into files.
+
+    Attributes:
+        settings: those that all pieces of a file share (`stream_settings`).
+        bytes: size of its packets.
+        bytes_before: the same in the source.
+        is_whole: whether its packets in the source depend on no others.
+        is_encodable: whether an encoder writes such videos.
+    """
+
+    settings: tuple[object, ...]
+    bytes: int
+    bytes_before: int
+    is_whole: bool
+    is_encodable: bool = True
+
+
+@dataclass(frozen=True)
+class CameraWork(PlanWork):
+    """Work on the pieces of one camera.
+
+    Attributes:
+        camera: key of the camera.
+        root: folder of the output.
+        encoded: bool (pieces,), those to encode.
+        file: number of each piece's video file, as far as it is known; `first` is its first frame there.
+    """
+
+    camera: str
+    root: Path
+    encoded: np.ndarray
+    file: Sequence[int] = ()
+    first: Sequence[int] = ()
+
+    @cached_property
+    def originals(self) -> Originals:
+        """The frames of the pieces."""
+        return Originals(self.plan, self.camera)
+
+    def depends_on(self, part: Part) -> Any:
+        """Return the mark and the camera."""
+        return super().depends_on(part), self.camera
+
+    def path(self, file: int) -> Path:
+        """Path of a video of the output."""
+        return self.root / file_path(VIDEO_PATH, file, self.camera)
+
+    def encoded_path(self, number: int) -> Path:
+        """Path of an encoded piece."""
+        return self.root / PARTS / self.camera / f"{number}.mp4"
+
+    def span(self, number: int) -> PacketSpan | None:
+        """Packets of a piece; None for those that depend on others."""
+        if self.encoded[number]:
+            index = _read_index(source := LocalSource(str(self.encoded_path(number))))
+            return PacketSpan(source, index, 0, len(index.display))
+        original = self.originals[number]
+        span = find_span(original.source, original.index, original.first, original.stop)
+        original.source.close()  # opens again when it is read
+        return span
+
+
+class FindStreams(CameraWork):
+    """Streams of pieces in the sources."""
+
+    def __call__(self, part: Part) -> list[Stream]:
+        """Return the stream of each piece."""
+        streams = []
+        for number in part:
+            original = self.originals[number]
+            span = None if self.encoded[number] else self.span(number)
+            size, settings = span.bytes if span else 0, stream_settings(original.index)
+            streams.append(Stream(settings, size, original.bytes, span is not None, _is_encodable(original.index)))
+        return streams
+
+
+class EncodePieces(CameraWork):
+    """Pieces encoded into files."""
+
+    def __call__(self, part: Part) -> list[tuple[tuple[object, ...], int, Quality]]:
+        """Return the settings, the bytes and the quality of each piece."""
+        encoded = []
+        for number in part:
+            original, path = self.originals[number], self.encoded_path(number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            settings = _complete(self.plan.encode.get(self.camera) or Encoding(), original.index)
+            quality = encode_frames(original, settings, self.plan.fps, path)
+            span = self.span(number)
+            assert span is not None
+            encoded.append((stream_settings(span.index), span.bytes, quality))
+        return encoded
+
+
+class JoinPieces(CameraWork):
+    """Videos of the output, by (number of a file, its pieces)."""
+
+    def __call__(self, part: Part) -> list[int]:
+        """Write files; return the bytes of each."""
+        sizes = []
+        for file, members in part:
+            path = self.path(file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            spans = [span for number in members if (span := self.span(number))]
+            assert len(spans) == len(members)
+            copy_spans(spans, path, self.plan.fps)
+            sizes.append(path.stat().st_size)
+        return sizes
+
+
+class MeasurePieces(CameraWork):
+    """Statistics of written images. The first image of a copied piece must equal the source's."""
+
+    def __call__(self, part: Part) -> tuple[list[dict[str, np.ndarray]], ImageStatistics]:
+        """Return the statistics of each piece, and of all."""
+        feature, figures = self.plan.features[self.camera], []
+        before, step = measured_before(self.plan, feature), step_of(feature)
+        total, readers = ImageStatistics(first=before[part[0]]), dict[int, VideoReader]()
+        with ExitStack() as stack:
+            for number in part:
+                file, first, length = self.file[number], self.first[number], self.plan.pieces[number].length
+                if file not in readers:
+                    readers[file] = stack.enter_context(closing(open_video(self.path(file))))
+                statistics, positions = ImageStatistics(first=before[number]), np.arange(first, first + length, step)
+                for offset in range(0, len(positions), _BATCH):
+                    images = readers[file].read(positions[offset : offset + _BATCH])
+                    if offset == 0 and not self.encoded[number]:
+                        _compare_first(images[0], self.originals[number])
+                    for image in images:
+                        statistics.add(image)
+                figures.append(statistics.result())
+                total.merge(statistics)
+        return figures, total
+
+
 def write_videos(
     plan: Plan,
     camera: str,
     root: Path,
-    pool: Executor,
+    workers: Workers,
+    mark: str,
     statistics: ImageStatistics,
     file_mb: float,
     count: Callable[[int], None],
 ) -> CameraVideos:
-    """Write all videos of a camera under `root`, and measure their images.
-
-    Args:
-        plan: the output.
-        camera: key of the camera.
-        root: folder of the output.
-        pool: threads that encode, copy and measure.
-        statistics: receives all measured images.
-        file_mb: size of a file from which on the next one begins.
-        count: called with numbers of frames as they are done, 0 between batches of images; its errors end the work.
+    """Write all videos of a camera under `root`, as `write_set` does, and measure their images into `statistics`.
 
     Raises:
         DatasetError: a source's video is missing or broken, or cannot be encoded.
     """
-    originals = list(find_originals(plan, camera))
-    spans = _find_spans(originals, plan.encode.get(camera))
-    done = CameraVideos([0] * len(originals), [0] * len(originals))
-    done.encoded = [number for number, span in enumerate(spans) if span is None]
-    with tempfile.TemporaryDirectory(prefix=".parts-", dir=root, ignore_cleanup_errors=True) as parts:
+    lengths = [piece.length for piece in plan.pieces]
+    encoded = np.full(len(lengths), camera in plan.encode)
+    base, done = (plan, mark, camera, root), CameraVideos([0] * len(lengths), [0] * len(lengths))
 
-        def encode(number: int) -> tuple[PacketSpan, Quality]:
-            settings = _complete(plan.encode.get(camera) or Encoding(), originals[number].index)
-            path = Path(parts, f"{number}.mp4")
-            quality = encode_frames(originals[number], settings, plan.fps, path, lambda: count(0))
-            index = _read_index(source := LocalSource(str(path)))
-            count(len(index.display) // 2)
-            return PacketSpan(source, index, 0, len(index.display)), quality
+    def cut(numbers: Sequence[int]) -> list[Part]:
+        return cut_parts(numbers, [lengths[number] for number in numbers], PART_IMAGES)
 
-        for number, (span, quality) in zip(done.encoded, pool.map(encode, done.encoded)):
-            spans[number], done.quality = span, done.quality.add(quality)
-        complete = [span for span in spans if span is not None]
-        files = _divide(complete, file_mb)
-        paths = [root / file_path(VIDEO_PATH, number, camera) for number in range(len(files))]
-        for path in paths:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        list(pool.map(lambda members, path: copy_spans([complete[n] for n in members], path, plan.fps), files, paths))
-    for file, members in enumerate(files):
-        before = 0
-        for number in members:
-            done.file[number], done.first[number] = file, before
-            before += plan.pieces[number].length
-    for part in _measure(plan, camera, paths, done, originals, pool, count):
-        statistics.merge(part)
-        done.figures.append(part.result())
-    done.bytes = sum(path.stat().st_size for path in paths)
-    done.bytes_before = sum(original.bytes for original in originals)
-    done.index = _read_index(str(paths[0]))
-    with av.open(str(paths[0])) as container:
+    def run(work: Work, parts: list[Part], finish: Callable[[Part], None] = lambda part: None) -> Iterator[Any]:
+        for part, results in run_plan(plan, workers, work, parts, finish):
+            yield from zip(part, results)
+
+    streams = [stream for _, stream in run(FindStreams(*base, encoded), cut(range(len(lengths))))]
+    done.bytes_before = sum(stream.bytes_before for stream in streams)
+    # Another codec will be written where no encoder writes this one, and one camera does not mix codecs.
+    mixes = any(not (stream.is_whole or stream.is_encodable) for stream in streams)
+    encoded = np.array([mixes or not stream.is_whole for stream in streams])
+    done.encoded = np.flatnonzero(encoded).tolist()
+    sizes = [(stream.settings, stream.bytes) for stream in streams]
+    measured = [length - length // 2 if is_encoded else length for length, is_encoded in zip(lengths, encoded)]
+    for number, (settings, size, quality) in run(
+        EncodePieces(*base, encoded),
+        cut(done.encoded),
+        lambda part: count(sum(lengths[number] - measured[number] for number in part)),
+    ):
+        sizes[number], done.quality = (settings, size), done.quality.add(quality)
+    files = _divide(sizes, file_mb)
+    done.place(files, lengths)
+    work = MeasurePieces(*base, encoded, done.file, done.first)
+    joined = run(JoinPieces(*base, encoded), [((file, tuple(members)),) for file, members in enumerate(files)])
+    done.bytes = sum(size for _, size in joined)
+    shutil.rmtree(root / PARTS / camera, ignore_errors=True)
+    for _, (figures, part_statistics) in run_plan(
+        plan, workers, work, cut(range(len(lengths))), lambda part: count(sum(measured[number] for number in part))
+    ):
+        done.figures += figures
+        statistics.merge(part_statistics)
+    done.index = _read_index(str(work.path(0)))
+    with av.open(str(work.path(0))) as container:
         done.pix_fmt = container.streams.video[0].pix_fmt
     return done
 
@@ -237,35 +406,6 @@ def write_videos(
 def _read_index(source: str | ByteSource) -> VideoIndex:
     with closing(open_packets(source)) as packets:
         return packets.index
-
-
-def _find_spans(originals: Sequence[Original], encoding: Encoding | None) -> list[PacketSpan | None]:
-    """Packets to copy of each piece; None for one to encode."""
-    if encoding is not None:
-        return [None] * len(originals)
-    spans = [find_span(o.source, o.index, o.first, o.stop) for o in originals]
-    for original in originals:
-        original.source.close()  # opens again when it is read
-    if any(span is None and not _is_encodable(o.index) for span, o in zip(spans, originals)):
-        return [None] * len(spans)  # another codec will be written, and one camera does not mix codecs
-    return spans
-
-
-def find_originals(plan: Plan, camera: str) -> Iterator[Original]:
-    """Find each piece's frames in the source's files; each file is opened once."""
-    readers = [VideoFrames(source, 0, "pyav") for source in plan.sources]
-    opened: dict[tuple[int, int], tuple[ByteSource, VideoIndex]] = {}
-    for piece in plan.pieces:
-        frames, source = readers[piece.source], plan.sources[piece.source]
-        place = piece.source, int(source.videos(camera).file[piece.row])
-        if place not in opened:
-            frames.reader(camera, piece.row)  # checks size and number of frames
-            file = source.files.source(source.video_path(camera, piece.row))
-            opened[place] = file, _read_index(file)
-        first = int(frames.first_frame(camera, np.array([piece.row]))[0])
-        yield Original(*opened[place], first + piece.start, first + piece.stop)
-    for reader in readers:
-        reader.close()
 
 
 def _is_encodable(index: VideoIndex) -> bool:
@@ -285,9 +425,7 @@ def _complete(encoding: Encoding, index: VideoIndex) -> Encoding:
     return replace(encoding, codec=codec, gop=encoding.gop or index.gops.median_length, crf=crf)
 
 
-def encode_frames(
-    original: Original, settings: Encoding, fps: float, path: Path, check: Callable[[], None] = lambda: None
-) -> Quality:
+def encode_frames(original: Original, settings: Encoding, fps: float, path: Path) -> Quality:
     """Encode the frames into `path`, and compare some of them with the images that were encoded.
 
     Args:
@@ -295,7 +433,6 @@ def encode_frames(
         settings: complete settings.
         fps: frames per second.
         path: the file to write.
-        check: called before each batch of images; an error that it raises ends the encoding.
     """
     reader = open_video(original.source)
     height, width = settings.size or (reader.height, reader.width)
@@ -316,7 +453,6 @@ def encode_frames(
     encoder = VideoEncoder(path, fps, height, width, codec, settings.gop or 1, settings.crf, _OPTIONS.get(codec))
     try:
         for first in range(original.first, original.stop, _BATCH):
-            check()
             for image in reader.read(np.arange(first, min(first + _BATCH, original.stop))):
                 if resize is not None:
                     planes = np.empty((3, height, width), np.uint8)
@@ -335,62 +471,18 @@ def encode_frames(
         return compare_images(np.stack(samples), written.read(np.array(sorted(sampled))))
 
 
-def _divide(spans: Sequence[PacketSpan], file_mb: float) -> list[list[int]]:
-    """Divide pieces into files: equal stream settings, and about `file_mb` megabytes each."""
+def _divide(streams: Sequence[tuple[tuple[object, ...], int]], file_mb: float) -> list[list[int]]:
+    """Divide pieces, each (stream settings, bytes), into files: equal settings, and about `file_mb` megabytes each."""
     files: list[list[int]] = []
     open_file: dict[tuple[object, ...], tuple[int, float]] = {}
-    for number, span in enumerate(spans):
-        settings = stream_settings(span.index)
+    for number, (settings, count) in enumerate(streams):
         file, size = open_file.get(settings, (-1, np.inf))
         if size >= file_mb * 1e6:
             files.append([])
             file, size = len(files) - 1, 0.0
         files[file].append(number)
-        open_file[settings] = file, size + span.bytes
+        open_file[settings] = file, size + count
     return files
-
-
-def _measure(
-    plan: Plan,
-    camera: str,
-    paths: Sequence[Path],
-    done: CameraVideos,
-    originals: Sequence[Original],
-    pool: Executor,
-    count: Callable[[int], None],
-) -> Iterator[ImageStatistics]:
-    """Yield the statistics of each piece's written images. The first one of a copied piece must equal the source's.
-
-    Raises:
-        DatasetError: a copied image differs.
-    """
-    feature, encoded = plan.features[camera], set(done.encoded)
-    before, step = measured_before(plan, feature), step_of(feature)
-
-    def measure(members: range) -> list[ImageStatistics]:
-        measured, readers = [], dict[int, VideoReader]()
-        with ExitStack() as stack:
-            for number in members:
-                file, first, length = done.file[number], done.first[number], plan.pieces[number].length
-                if file not in readers:
-                    readers[file] = stack.enter_context(closing(open_video(paths[file])))
-                reader = readers[file]
-                part, positions = ImageStatistics(first=before[number]), np.arange(first, first + length, step)
-                for offset in range(0, len(positions), _BATCH):
-                    count(0)
-                    images = reader.read(positions[offset : offset + _BATCH])
-                    if offset == 0 and number not in encoded:
-                        _compare_first(images[0], originals[number])
-                    for image in images:
-                        part.add(image)
-                measured.append(part)
-                count(length - length // 2 if number in encoded else length)
-        return measured
-
-    total = len(plan.pieces)
-    tasks = [range(first, min(first + _STATISTICS, total)) for first in range(0, total, _STATISTICS)]
-    for parts in pool.map(measure, tasks):
-        yield from parts
 
 
 def _compare_first(image: np.ndarray, original: Original) -> None:

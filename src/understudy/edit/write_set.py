@@ -9,12 +9,13 @@ appears in one step, complete.
 
 import hashlib
 import json
+import pickle
 import platform
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import av
@@ -22,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from understudy._version import __version__
-from understudy.atomic import BeingWritten, create_folder, is_taken
+from understudy.atomic import DRAFT_SUFFIX, BeingWritten, create_folder, is_taken, write_text
 from understudy.credentials import strip_credentials
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.data.format.features import DEFAULTS, Feature
@@ -44,10 +45,11 @@ from understudy.data.write.dataset_files import (
     tasks_table,
     video_info,
 )
-from understudy.edit.plan import Encoding, Plan
-from understudy.edit.rows import EpisodeRows, RowWriter, SourceRows, group_pieces
-from understudy.edit.videos import CameraVideos, write_videos
+from understudy.edit.plan import Encoding, Plan, PlanWork, run_plan
+from understudy.edit.rows import EpisodeRows, RowWriter, SourceRows, group_pieces, row_starts, undeclared_columns
+from understudy.edit.videos import PARTS, CameraVideos, write_videos
 from understudy.errors import DatasetError
+from understudy.parts import Part, Workers, cut_parts
 
 Statistics = dict[str, RunningStatistics | ImageStatistics]
 
@@ -79,15 +81,17 @@ class Written:
 def write_set(
     plan: Plan,
     root: Path,
-    num_workers: int,
+    workers: Workers,
+    mark: str,
     count: Callable[[int], None] = lambda frames: None,
 ) -> Written:
-    """Write a dataset into the empty folder `root`.
+    """Write a dataset into the folder `root`, which is empty or has files of the same call, cut by a kill.
 
     Args:
         plan: the dataset.
         root: the folder; its caller makes it appear in one step (`atomic.create_folder`).
-        num_workers: threads for rows, packets and images.
+        workers: processes for rows, packets and images.
+        mark: text that changes with the plan and its sources.
         count: called with numbers of frames as they are done, `plan.work` in all.
 
     Raises:
@@ -95,15 +99,20 @@ def write_set(
     """
     _check_plan(plan)
     metadata = {name: metadata_array(name, values) for name, values in plan.metadata.items()}
-    rows = SourceRows(plan)
-    tasks = _list_tasks(plan, rows)
+    work = replace(plan, metadata={}, origin={})
+    tasks = _list_tasks(work, workers, mark)
     features = {**plan.features, **DEFAULTS}
     statistics: Statistics = {
         key: ImageStatistics(feature.channels or 3) if feature.is_encoded else RunningStatistics(feature.shape)
         for key, feature in features.items()
         if not feature.is_text
     }
-    tables, videos = _write_files(plan, root, rows, tasks, statistics, num_workers, count)
+    tables, clocks = _write_rows(work, root, tasks, statistics, workers, mark, count)
+    videos = {}
+    for key in plan.cameras:
+        part = statistics[key]
+        assert isinstance(part, ImageStatistics)
+        videos[key] = write_videos(work, key, root, workers, mark, part, VIDEO_MB, count)
     _write_episodes(plan, root, tables, videos, metadata)
     listed = tasks_table(list(tasks))
     replace_parquet(root / "meta/tasks.parquet", [listed], listed.schema)
@@ -121,7 +130,11 @@ def write_set(
     replace_json(root / "meta/info.json", info)
     for path, content in plan.files.items():
         replace_json(root / path, content)
-    return Written(len(plan.pieces), plan.frames, len(tasks), len(rows.clocks), rows.undeclared, videos)
+    shutil.rmtree(root / PARTS, ignore_errors=True)
+    for draft in root.rglob(f"*{DRAFT_SUFFIX}"):
+        draft.unlink()  # of a killed process
+    undeclared = sorted({name for source in plan.sources for name in undeclared_columns(source)})
+    return Written(len(plan.pieces), plan.frames, len(tasks), clocks, undeclared, videos)
 
 
 def _check_plan(plan: Plan) -> None:
@@ -135,51 +148,41 @@ def _check_plan(plan: Plan) -> None:
         raise DatasetError("the output would hold no episode", fix="keep at least one")
 
 
-def _write_files(
-    plan: Plan,
-    root: Path,
-    rows: SourceRows,
-    tasks: Mapping[str, int],
-    statistics: Statistics,
-    num_workers: int,
-    count: Callable[[int], None],
-) -> tuple[list[pa.Table], dict[str, CameraVideos]]:
-    """Write rows and videos in threads, and fill `statistics`.
+class ReadTasks(PlanWork):
+    """Task texts of pieces, by their numbers."""
 
-    An interrupt waits for one batch of images, not for an episode.
-    """
-    stopped = Event()
+    def __call__(self, part: Part) -> list[list[str]]:
+        """Return the texts of each piece, in order of appearance."""
+        return [self._rows.tasks(self.plan.pieces[number]) for number in part]
 
-    def advance(done: int) -> None:
-        if stopped.is_set():
-            raise CancelledError
-        count(done)
-
-    with ThreadPoolExecutor(num_workers) as pool:
-        try:
-            tables = _write_rows(plan, root, rows, tasks, statistics, pool, advance)
-            videos = {}
-            for key in plan.cameras:
-                part = statistics[key]
-                assert isinstance(part, ImageStatistics)
-                videos[key] = write_videos(plan, key, root, pool, part, VIDEO_MB, advance)
-        except BaseException:
-            stopped.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-    return tables, videos
+    @cached_property
+    def _rows(self) -> SourceRows:
+        return SourceRows(self.plan)
 
 
-def _list_tasks(plan: Plan, rows: SourceRows) -> dict[str, int]:
+@dataclass(frozen=True)
+class WriteRows(PlanWork):
+    """Data files written under `root`, by (number of a file, its pieces)."""
+
+    root: Path
+    tasks: Mapping[str, int]
+
+    def __call__(self, part: Part) -> list[list[EpisodeRows]]:
+        """Write files; return the episodes of each."""
+        return [self.writer.write(self.root / file_path(DATA_PATH, number), group) for number, group in part]
+
+    @cached_property
+    def writer(self) -> RowWriter:
+        """The writer of files."""
+        return RowWriter(SourceRows(self.plan), self.tasks)
+
+
+def _list_tasks(plan: Plan, workers: Workers, mark: str) -> dict[str, int]:
     """Number the task texts in use: in order of the sources and of their task lists, then new texts as they appear."""
-    used: dict[str, None] = {}
-    for piece in plan.pieces:
-        for text in rows.tasks(piece):
-            if not text.strip():
-                source = plan.sources[piece.source]
-                problem = f"episode {int(source.episodes.ids[piece.row])} has a frame with an empty task text"
-                raise DatasetError(problem, where=source.root, fix="name its task: --task TEXT, or --tasks FILE")
-            used[text] = None
+    lengths = [piece.length for piece in plan.pieces]
+    parts = cut_parts(range(len(lengths)), lengths, PART_ROWS)
+    texts_of_parts = run_plan(plan, workers, ReadTasks(plan, mark), parts)
+    used = dict.fromkeys(text for _, texts in texts_of_parts for piece_texts in texts for text in piece_texts)
     listed = dict.fromkeys(text for source in plan.sources for text in source.tasks if text in used)
     return {text: number for number, text in enumerate(listed | used)}
 
@@ -187,42 +190,37 @@ def _list_tasks(plan: Plan, rows: SourceRows) -> dict[str, int]:
 def _write_rows(
     plan: Plan,
     root: Path,
-    rows: SourceRows,
     tasks: Mapping[str, int],
     statistics: Statistics,
-    pool: ThreadPoolExecutor,
+    workers: Workers,
+    mark: str,
     count: Callable[[int], None],
-) -> list[pa.Table]:
-    """Write all data files; return the rows of meta/episodes of each, without columns of videos."""
-    writer, groups = RowWriter(rows, tasks), group_pieces(plan, DATA_MB)
+) -> tuple[list[pa.Table], int]:
+    """Write all data files; return the rows of meta/episodes of each, without columns of videos, and odd clocks."""
+    parts: list[Part] = [((number, group),) for number, group in enumerate(group_pieces(plan, DATA_MB))]
     features = {**{key: f for key, f in plan.features.items() if not f.is_video}, **DEFAULTS}
-    schema = episode_schema(features).remove_metadata()
+    schema, starts = episode_schema(features).remove_metadata(), row_starts(plan)
+    tables, clocks = [], 0
 
-    def write(number: int) -> list[EpisodeRows]:
-        episodes = writer.write(root / file_path(DATA_PATH, number), groups[number])
-        count(sum(plan.pieces[piece].length for piece in groups[number]))
-        return episodes
+    def done(part: Part) -> None:
+        count(sum(plan.pieces[piece].length for _, group in part for piece in group))
 
-    tables = []
-    for number, episodes in enumerate(pool.map(write, range(len(groups)))):
-        table = []
-        for piece, episode in zip(groups[number], episodes):
-            row = episode_columns(piece, episode.tasks, plan.pieces[piece].length, writer.starts[piece])
-            row |= file_columns("data", number) | file_columns("meta/episodes", number)
-            for key, feature in features.items():
+    for (pair,), (episodes,) in run_plan(plan, workers, WriteRows(plan, mark, root, tasks), parts, done):
+        table, (number, group) = [], pair
+        for piece, episode in zip(group, episodes):
+            length = plan.pieces[piece].length
+            row = episode_columns(piece, episode.tasks, length, starts[piece]) | episode.columns
+            table.append(row | file_columns("data", number) | file_columns("meta/episodes", number))
+            clocks += not episode.has_clock
+            for key in features:
                 part = statistics.get(key)
                 if isinstance(part, RunningStatistics):
-                    values = episode.numbers[key].reshape(-1, *feature.shape)
-                    alone = RunningStatistics(feature.shape)
-                    alone.add(values)
-                    part.add(values)
-                    row |= statistic_columns(feature, alone.result())
+                    moments, sample = episode.numbers[key]
+                    part.merge(moments, length, sample)
                 elif isinstance(part, ImageStatistics):
                     part.merge(episode.images[key])
-                    row |= statistic_columns(feature, episode.images[key].result())
-            table.append(row)
         tables.append(pa.Table.from_pylist(table, schema))
-    return tables
+    return tables, clocks
 
 
 def _write_episodes(
@@ -295,31 +293,40 @@ def _number(value: float) -> Any:
 
 PATH = "meta/edit.json"
 """File of the origin, relative to the root."""
+VERSIONS = {
+    "understudy": __version__,
+    "python": platform.python_version(),
+    "pyarrow": pa.__version__,
+    "av": av.__version__,
+}
+"""Versions that an output depends on."""
+PART_ROWS = 1_000_000
+"""Rows of a part of the work of reading tasks."""
 _ENDS = 1 << 16  # bytes at each end of a file that count for its digest
 
 
-def write_provenance(root: Path, command: Sequence[str], plan: Plan) -> None:
+def describe_sources(plan: Plan) -> list[dict[str, Any]]:
+    """Describe the sources of a plan, as far as it uses them (`describe_source`)."""
+    return [
+        describe_source(catalog, sorted({p.row for p in plan.pieces if p.source == number}), plan.cameras)
+        for number, catalog in enumerate(plan.sources)
+    ]
+
+
+def write_provenance(root: Path, command: Sequence[str], plan: Plan, sources: Sequence[dict[str, Any]]) -> None:
     """Write meta/edit.json of an output; each of its episodes becomes [source, episode id, start, stop].
 
     Args:
         root: folder of the output.
         command: words of the command line.
         plan: the output.
+        sources: their descriptions.
     """
-    sources = []
-    for number, catalog in enumerate(plan.sources):
-        rows = sorted({piece.row for piece in plan.pieces if piece.source == number})
-        sources.append(describe_source(catalog, rows, plan.cameras))
     ids = [catalog.episodes.ids for catalog in plan.sources]
     content = {
         "format": 1,
         "command": [strip_credentials(word) for word in command],
-        "versions": {
-            "understudy": __version__,
-            "python": platform.python_version(),
-            "pyarrow": pa.__version__,
-            "av": av.__version__,
-        },
+        "versions": VERSIONS,
         "sources": sources,
         **plan.origin,
         "episodes": [[p.source, int(ids[p.source][p.row]), p.start, p.stop] for p in plan.pieces],
@@ -396,7 +403,7 @@ def write_outputs(
     plans: Mapping[str, Plan],
     out: Path,
     command: Sequence[str],
-    num_workers: int,
+    workers: Workers | None = None,
     count: Callable[[int], None] = lambda frames: None,
 ) -> dict[str, Written]:
     """Write datasets into the new folder `out`: one under the name "", or several in folders of it.
@@ -408,7 +415,7 @@ def write_outputs(
         plans: datasets by name.
         out: the folder.
         command: words of the command line, for meta/edit.json.
-        num_workers: threads.
+        workers: processes; None writes in this one. With a folder, unfinished output stays there for the next call.
         count: called with numbers of frames as they are done, the sum of `Plan.work`.
 
     Raises:
@@ -418,16 +425,31 @@ def write_outputs(
         check_output(out, plan.sources)
         check_files(plan)
     done: dict[str, Written] = {}
+    workers = workers or Workers()
+    described = {name: describe_sources(plan) for name, plan in plans.items()}
+    light = {name: replace(plan, metadata={}, origin={}) for name, plan in plans.items()}
+    mark = hashlib.sha256(pickle.dumps([light, described, VERSIONS])).hexdigest()
+    if workers.folder is not None:
+        _claim(workers.folder, mark)
     try:
-        with create_folder(out) as draft:
+        with create_folder(out, workers.folder) as draft:
             for name, plan in plans.items():
                 root = draft / name if name else draft
                 root.mkdir(exist_ok=True)
-                done[name] = write_set(plan, root, num_workers, count)
-                write_provenance(root, command, plan)
+                done[name] = write_set(plan, root, workers, f"{mark} {name}", count)
+                write_provenance(root, command, plan, described[name])
     except BeingWritten as error:
         fix = "wait for its end, or name another folder"
         raise DatasetError("another process is writing it", where=out, fix=fix) from error
     except FileExistsError as error:
         raise DatasetError("exists", where=out, fix="name a new folder; nothing is overwritten") from error
     return done
+
+
+def _claim(folder: Path, mark: str) -> None:
+    """Raise DatasetError unless `folder` is new, or holds parts of the output with this mark."""
+    path = folder / "mark"
+    if is_taken(folder) and not (path.is_file() and path.read_text() == mark):
+        raise DatasetError("holds other things than parts of this output", where=folder, fix="name a new --work folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(path, mark)

@@ -8,6 +8,7 @@ Statistics of uint8 images follow from histograms of 256 bins per channel.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -112,9 +113,18 @@ class RunningStatistics:
             raise ValueError(f"rows of shape {values.shape[1:]}, expected {self.shape}")
         if len(values) == 0:
             return
-        self._moments = merge_moments(self._moments, compute_moments(values))
-        self._sample.add(values.copy())
-        self.rows += len(values)
+        self.merge(compute_moments(values), len(values), values.copy())
+
+    @property
+    def moments(self) -> Moments:
+        """Moments of all rows."""
+        return self._moments
+
+    def merge(self, moments: Moments, rows: int, sample: np.ndarray) -> None:
+        """Add the next rows by their moments, their number and those that count for quantiles (`sample_stride`)."""
+        self._moments = merge_moments(self._moments, moments) if self.rows else moments
+        self._sample.add(sample)
+        self.rows += rows
 
     def result(self) -> dict[str, np.ndarray]:
         """Return float64 arrays of `shape` ((1,) for scalars) and `count` int64 (1,); NaN without finite values."""
@@ -131,6 +141,11 @@ class RunningStatistics:
         shaped = {name: np.where(some, figure, np.nan).reshape(self.shape or (1,)) for name, figure in figures.items()}
         ordered = {name: shaped[name] for name in ("min", "max", "mean", "std")}
         return ordered | {"count": np.array([self.rows], np.int64)} | {name: shaped[name] for name in QUANTILES}
+
+
+def sample_stride(rows: int, keep: int = 1 << 16) -> int:
+    """Return the stride of the rows that count for quantiles in the end, among `rows` in all."""
+    return 1 << max(0, (-(-rows // max(2, keep)) - 1).bit_length())
 
 
 _LEVELS = 40
@@ -170,6 +185,16 @@ class ImageStatistics:
             raise ValueError(f"images from number {other.first} on, expected {self.first + self.images}")
         self._histograms += other._histograms
         self.images += other.images
+
+    def __getstate__(self) -> dict[str, Any]:
+        levels = np.flatnonzero(self._histograms.any(axis=(1, 2)))
+        return {**vars(self), "_histograms": (levels, self._histograms[levels])}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        levels, histograms = state["_histograms"]
+        vars(self).update(state)
+        self._histograms = np.zeros((_LEVELS, *histograms.shape[1:]), np.int64)
+        self._histograms[levels] = histograms
 
     def result(self) -> dict[str, np.ndarray]:
         """Return float64 (C, 1, 1) in [0, 1], and `count` int64 (1,): the images that count."""

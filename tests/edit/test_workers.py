@@ -1,0 +1,157 @@
+"""Edits by several processes: the bytes of one process, kills of processes and of the command, poisoned episodes."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.datasets import Spec, write_dataset
+from support.edited import edit
+from support.part_work import DeadlyEncoding
+from support.refusals import refused
+from understudy.cli.edit import EditConfig, make_plans
+from understudy.data.format.catalog import Catalog
+from understudy.data.stats.running import RunningStatistics, compute_moments, sample_stride
+from understudy.edit import videos, write_set
+from understudy.edit.write_set import write_outputs
+from understudy.parts import Workers
+
+ENCODED: dict[str, Any] = {"codec": "libx264", "gop": 3, "cameras": ("observation.images.top",)}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("workers") / "source"
+    cameras = ("observation.images.top", "observation.images.wrist")
+    lengths = (30, 41, 22, 50, 9)
+    write_dataset(root, Spec("v3.0", lengths=lengths, cameras=cameras, gop=4, images=("observation.still",)))
+    return root
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of one episode and files of two, as in a dataset that is thousands of times as large."""
+    monkeypatch.setattr(videos, "PART_IMAGES", 1)
+    monkeypatch.setattr(write_set, "PART_ROWS", 1)
+    monkeypatch.setattr(write_set, "DATA_MB", 0.05)
+    monkeypatch.setattr(write_set, "VIDEO_MB", 0.02)
+
+
+def content(root: Path) -> dict[str, bytes]:
+    """All files but the origin, which has the command."""
+    files = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    assert not [name for name in files if "/." in f"/{name}"]
+    origin = json.loads(files.pop("meta/edit.json"))
+    del origin["command"]
+    return files | {"origin": json.dumps(origin).encode()}
+
+
+@pytest.mark.parametrize("settings", [ENCODED, {"drop_n_first_frames": 1, "task": "go"}, {}])
+def test_output_is_equal_for_any_number_of_processes(
+    source: Path, tmp_path: Path, small_parts: None, settings: dict[str, Any]
+) -> None:
+    edit(source, source, tmp_path / "one", **settings)
+    one = content(tmp_path / "one")
+    assert sum(name.startswith("data/") for name in one) > 2
+    with Workers(3) as workers:
+        edit(source, source, tmp_path / "three", workers=workers, **settings)
+    assert content(tmp_path / "three") == one
+
+
+def test_output_does_not_depend_on_the_cut(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit(source, tmp_path / "whole", **ENCODED)
+    monkeypatch.setattr(videos, "PART_IMAGES", 1)
+    monkeypatch.setattr(write_set, "PART_ROWS", 1)
+    edit(source, tmp_path / "cut", **ENCODED)
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 128, 1000])
+def test_merged_statistics_are_those_of_added_rows(rows: int) -> None:
+    values = np.random.default_rng(rows).normal(size=(rows, 2))
+    whole, merged = RunningStatistics((2,), keep=64), RunningStatistics((2,), keep=64)
+    stride = sample_stride(rows, 64)
+    for first in range(0, rows, 7):
+        part = values[first : first + 7]
+        whole.add(part)
+        merged.merge(compute_moments(part), len(part), part[-first % stride :: stride])
+    one, other = whole.result(), merged.result()
+    assert all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+def test_poisoned_episode_is_named(
+    source: Path, tmp_path: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(videos, "EncodePieces", DeadlyEncoding)
+    with refused("3", where="source"), Workers(2) as workers:
+        edit(source, tmp_path / "out", workers=workers, **ENCODED)
+    assert list(tmp_path.iterdir()) == []
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from support.edited import edit
+from understudy.edit import videos, write_set
+from understudy.parts import Workers
+if __name__ == "__main__":
+    videos.PART_IMAGES, write_set.PART_ROWS = 1, 1
+    source, out, work, count = sys.argv[1:]
+    with Workers(int(count), folder=work) as workers:
+        edit(Path(source), Path(out), workers=workers, codec="libx264", gop=3, cameras=("observation.images.top",))
+"""
+
+
+def processes_of(script: Path) -> list[int]:
+    """The process of a script and its children."""
+    listed = subprocess.run(["ps", "-eww", "-o", "pid=,ppid=,args="], capture_output=True, text=True).stdout
+    lines = [line.split(None, 2) for line in listed.splitlines()]
+    parents = [int(pid) for pid, _, args in lines if str(script) in args and "-c" not in args.split()[:2]]
+    return parents + [int(pid) for pid, parent, args in lines if int(parent) in parents and "spawn_main" in args]
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.long)])
+def test_kills_of_processes_and_of_the_command_change_nothing(source: Path, tmp_path: Path, kills: int) -> None:
+    edit(source, tmp_path / "whole", **ENCODED)
+    whole = content(tmp_path / "whole")
+    script, draw, done, rounds = tmp_path / "driver.py", random.Random(kills), 0, 0
+    script.write_text(DRIVER)
+    while done < kills:
+        out, work = tmp_path / f"out-{rounds}", tmp_path / f"work-{rounds}"
+        command = [sys.executable, str(script), str(source), str(out), str(work), str(draw.choice((1, 2, 3)))]
+        while not out.exists():
+            driver = subprocess.Popen(command, stderr=subprocess.PIPE)
+            parts = len(list(work.glob("*.part")))
+            while driver.poll() is None and done < kills:
+                wait = time.monotonic() + draw.uniform(0.05, 0.6)
+                while driver.poll() is None and time.monotonic() < wait:
+                    time.sleep(0.01)
+                if len(list(work.glob("*.part"))) > parts and (victims := processes_of(script)):
+                    victim, parts = draw.choice(victims), len(list(work.glob("*.part")))
+                    os.kill(victim, signal.SIGKILL)
+                    done += 1
+            driver.wait(120)
+            assert driver.stderr is not None
+            assert driver.returncode in (0, -signal.SIGKILL), driver.stderr.read().decode()
+        assert content(out) == whole
+        assert not work.exists()
+        rounds += 1
+    assert processes_of(script) == []
+
+
+def test_work_folder_of_another_output_is_refused(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/mine").touch()
+    with refused("parts", where="work"), Workers(folder=tmp_path / "work") as workers:
+        edit(source, tmp_path / "out", workers=workers)
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["mine"]
+    plans = make_plans(EditConfig((str(source), "out")), [Catalog.open(source)], tmp_path / "out")
+    assert write_outputs(plans, tmp_path / "out", ["edit"])[""].episodes == 5
