@@ -536,3 +536,46 @@ def test_import_of_bags_with_clocks_of_two_eras(tmp_path: Path) -> None:
     assert first[0] == 20_000_000
     assert (second - first).tolist() == [EPOCH] * len(first)
     np.testing.assert_array_equal(*np.split(found["observation.state"], 2))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_import_agrees_with_a_search_of_each_frame(tmp_path: Path, seed: int) -> None:
+    """Irregular times, some equal: each value is that of a search over all samples, by the rule of the page."""
+    rng = np.random.default_rng(seed)
+    clocks = {
+        name: np.sort(rng.integers(0, 3 * SECOND, count) // 1_000_000 * 1_000_000)
+        for name, count in (("/a", 40), ("/b", 9), ("/c", 90))
+    }
+    with Bag(tmp_path / "bag") as bag:
+        for name, clock in clocks.items():
+            for i, time in enumerate(clock.tolist()):
+                bag.number(name, time / SECOND, i**1.5)
+    fps, delay = int(rng.integers(3, 70)), 0.037
+    parts = {
+        "a": {"stream": "/a", "max_age": 9.0},
+        "b": {"stream": "/b", "max_age": 0.4, "resample": "linear"},
+        "c": {"stream": "/c", "max_age": 9.0, "delay": delay},
+    }
+    features = {key: {**part, "field": "data"} for key, part in parts.items()}
+    out = run(tmp_path, tmp_path / "bag", mapping=mapped(features=features, fps=fps), gaps="hold")
+    found = rows(out)
+    clocks["/c"] = clocks["/c"] - round(delay * SECOND)
+    start, end = max(clock[0] for clock in clocks.values()), min(clock[-1] for clock in clocks.values())
+    times = [start + round(frame * SECOND / fps) for frame in range(1000)]
+    times = [time for time in times if time <= end]
+    assert (found["source.time_ns"] - EPOCH).tolist() == times
+    for frame, time in enumerate(times):
+        for number, name in enumerate("abc"):
+            clock = clocks[f"/{name}"]
+            past = max(i for i in range(len(clock)) if clock[i] <= time)
+            value = past**1.5
+            if (
+                name == "b"
+                and clock[past] < time
+                and clock[past + 1] <= end
+                and clock[past + 1] - clock[past] <= 0.4 * SECOND
+            ):
+                share = (time - clock[past]) / (clock[past + 1] - clock[past])
+                value += share * ((past + 1) ** 1.5 - value)
+            assert found[name].ravel()[frame] == pytest.approx(value, rel=1e-6)
+            assert found["source.age_ns"][frame, number] == time - clock[past]
