@@ -2,7 +2,10 @@
 
 import json
 import logging
+import os
 import pickle
+import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -225,3 +228,69 @@ def first_indices(root: Path, seed: int) -> Iterator[int]:
 def hashed_indices(root: Path, seed: int) -> Iterator[int]:
     """Indices of a seed that Python's `hash` of a text makes."""
     return first_indices(root, hash(f"seed {seed}") % 2**32)
+
+
+def import_package(way: str) -> None:
+    """Import a package that is not installed, and fail as libraries do."""
+    if way == "wraps":
+        try:
+            import_package("bare")
+        except ImportError as error:
+            raise RuntimeError("no decoder") from error
+    if way == "quotes":
+        raise RuntimeError(
+            "Traceback (most recent call last):\n  ...\nModuleNotFoundError: No module named 'no_package'"
+        )
+    import no_package  # type: ignore[import-not-found]  # noqa: F401
+
+
+class LacksPackage(Reader):
+    """Its first sample needs a package."""
+
+    way = "bare"
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        import_package(self.way)
+        return super().__getitem__(number)
+
+
+class WrapsLack(LacksPackage):
+    way = "wraps"
+
+
+class QuotesLack(LacksPackage):
+    way = "quotes"
+
+
+class DiesOfLack(LacksPackage):
+    """Its process ends."""
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        try:
+            return super().__getitem__(number)
+        except ImportError:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+
+class LacksLater(Reader):
+    """Datasets of other versions need a package, which looks like a refusal."""
+
+    def check_version(self, version: str) -> None:
+        if version not in KNOWN:
+            import_package("bare")
+
+
+class ModelLacks:
+    """Its checkpoints need a package, which looks like a refusal, too."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weight": np.zeros(3, np.float32)}
+
+    def save(self, folder: Path, state: dict[str, Any]) -> None:
+        (folder / "weights").write_bytes(pickle.dumps(state))
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        import_package("bare")
+        return {}

@@ -74,6 +74,44 @@ def test_command_refuses_a_factory(path: str, capsys: pytest.CaptureFixture[str]
     assert path in capsys.readouterr().err
 
 
+MISSING = [
+    ("reader", "conformance_toys:LacksPackage", "R-READ-01"),
+    ("reader", "conformance_toys:WrapsLack", "R-READ-03"),
+    ("reader", "conformance_toys:QuotesLack", "R-READ-16"),
+    ("reader", "conformance_toys:DiesOfLack", "R-READ-05"),
+    ("reader", "conformance_toys:LacksLater", "R-READ-13"),
+    ("weights", "conformance_toys:ModelLacks", "R-WEIGHTS-03"),
+]
+
+
+@pytest.mark.parametrize(("subject", "path", "number"), MISSING)
+def test_missing_package_is_no_finding(
+    subject: str, path: str, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([subject, path, "--only", number]) == 2
+    printed = capsys.readouterr()
+    assert "failed" not in printed.out
+    assert "passed" not in printed.out
+    assert "pip install no_package" in printed.err
+
+
+def test_plugin_has_an_error_of_set_up_for_a_missing_package(tmp_path: Path) -> None:
+    options = ["-q", "-p", "understudy_conformance.plugin", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *options,
+        "--lerobot-conformance",
+        "reader=conformance_toys:LacksPackage",
+    ]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False, cwd=tmp_path)
+    count = len(select_requirements("reader"))
+    assert f"{count} errors" in done.stdout
+    assert "failed" not in done.stdout
+    assert "pip install no_package" in done.stdout
+
+
 def test_command_refuses_arguments() -> None:
     for arguments in (["reader"], ["pilot", "a:b"], ["reader", "a:b", "--only", "R-READ-99"]):
         with pytest.raises(SystemExit) as stop:

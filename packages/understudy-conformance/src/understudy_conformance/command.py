@@ -5,12 +5,13 @@ import json
 import sys
 
 from understudy_conformance.catalog import REQUIREMENTS, SUBJECTS, select_requirements
-from understudy_conformance.examination import Examination, FactoryError
+from understudy_conformance.examination import Examination
 from understudy_conformance.report import format_counts, format_requirements, format_result
+from understudy_conformance.requirement import FactoryError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command. Returns 0 if nothing failed, 1 after a failure, 2 if the factory cannot be imported."""
+    """Run the command. Returns 0 if nothing failed, 1 after a failure, 2 after an error of the set-up."""
     parser = argparse.ArgumentParser(prog="lerobot-conformance", description=__doc__)
     parser.add_argument("subject", choices=[*SUBJECTS, "list"], help="the kind of code; `list` prints all requirements")
     parser.add_argument("factory", nargs="?", metavar="MODULE:FACTORY", help="importable from the current folder")

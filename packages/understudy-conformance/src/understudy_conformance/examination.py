@@ -11,14 +11,10 @@ import threading
 from contextlib import suppress
 from typing import Any, Self
 
-from understudy_conformance.requirement import Requirement, Result
+from understudy_conformance.requirement import FactoryError, Requirement, Result, require_packages
 
 START_LIMIT = 600.0
 """Seconds in which the module of a factory must be imported."""
-
-
-class FactoryError(Exception):
-    """The factory cannot be imported."""
 
 
 class Examination:
@@ -52,7 +48,7 @@ class Examination:
         """Examine one requirement.
 
         Raises:
-            FactoryError: the module cannot be imported, or has no such function.
+            FactoryError: the module cannot be imported or has no such function, or a package is missing.
         """
         process = self._process or self._start()
         assert process.stdin is not None
@@ -66,9 +62,11 @@ class Examination:
         except (EOFError, OSError):
             code = process.wait()
             words = f"the process ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
-            lines = self._tail()
+            facts = ": ".join([words, *self._tail()])
             self._kill()
-            return Result(requirement.number, "failed", ": ".join([words, *lines]))
+            require_packages(facts)
+            return Result(requirement.number, "failed", facts)
+        self._refuse(answer)
         return Result(**{name: answer[name] for name in ("number", "status", "facts", "seconds")})
 
     def _start(self) -> subprocess.Popen[str]:
@@ -92,10 +90,13 @@ class Examination:
             raise FactoryError(f"{self._path}: no import within {START_LIMIT:g} s") from None
         except EOFError:
             answer = {"error": ": ".join(["the process ended", *self._tail()])}
+        self._refuse(answer)
+        return self._process
+
+    def _refuse(self, answer: dict[str, Any]) -> None:
         if "error" in answer:
             self._kill()
             raise FactoryError(f"{self._path}: {answer['error']}")
-        return self._process
 
     def _read(self, limit: float) -> dict[str, Any]:
         try:

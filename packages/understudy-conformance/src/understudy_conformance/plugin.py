@@ -64,8 +64,17 @@ class _Item(pytest.Item):
         super().__init__(**options)
         self._requirement, self._examination = requirement, examination
 
+    def setup(self) -> None:
+        """Examine here: a missing package is an error of the set-up, not a failure."""
+        from understudy_conformance.requirement import FactoryError
+
+        try:
+            self._result = self._examination.examine(self._requirement)
+        except FactoryError as error:
+            pytest.fail(str(error), pytrace=False)
+
     def runtest(self) -> None:
-        result = self._examination.examine(self._requirement)
+        result = self._result
         if result.status == "not applicable":
             pytest.skip(result.facts)
         if result.status == "failed":

@@ -1,6 +1,7 @@
 """Requirements with their numbers, and the examination of one."""
 
 import inspect
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,6 +18,10 @@ class Violation(Exception):
 
 class NotApplicable(Exception):
     """Why a requirement does not concern a subject: it takes no such argument, or refuses such data with an error."""
+
+
+class FactoryError(Exception):
+    """The set-up is at fault: the factory cannot be imported, or its code needs a package that is missing."""
 
 
 class Factory:
@@ -150,7 +155,11 @@ def select_requirements(subject: str) -> list[Requirement]:
 
 
 def examine(requirement: Requirement, factory: Factory) -> Result:
-    """Examine a factory in this process. Any error of its code is a failure."""
+    """Examine a factory in this process. Any error of its code is a failure.
+
+    Raises:
+        FactoryError: its code fails to import a package.
+    """
     begin, status = time.monotonic(), "passed"
     try:
         facts = requirement.check(factory)
@@ -164,11 +173,30 @@ def examine(requirement: Requirement, factory: Factory) -> Result:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error in one line; of an error that quotes a worker's traceback, the last line."""
+    """Return an error in one line; of an error that quotes a worker's traceback, the last line.
+
+    Raises:
+        FactoryError: it is, quotes or was raised from an ImportError.
+    """
+    if isinstance(error, FactoryError):
+        raise error
     text = str(error)
     if "Traceback (most recent call last)" in text:
-        return text.strip().splitlines()[-1][:300]
-    return f"{type(error).__name__}: {' '.join(text.split())[:300]}".removesuffix(": ")
+        line = text.strip().splitlines()[-1][:300]
+    else:
+        line = f"{type(error).__name__}: {' '.join(text.split())[:300]}".removesuffix(": ")
+    require_packages(line)
+    if error.__cause__ is not None:
+        describe_error(error.__cause__)
+    return line
+
+
+def require_packages(line: str) -> None:
+    """Raise FactoryError if an error's line has an ImportError."""
+    if re.search(r"\b(ModuleNotFoundError|ImportError)\b", line):
+        module = re.search(r"No module named '(\w+)", line)
+        command = f"`pip install {module[1]}`, or " if module else ""
+        raise FactoryError(f"{line}; {command}install the extra of the library that has the package")
 
 
 def list_places(places: list[tuple[int, int]]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_conformance.requirement import Factory, NotApplicable, Violation, require
+from understudy_conformance.requirement import Factory, NotApplicable, Violation, require, require_packages
 from understudy_conformance.samples import checksum, to_array
 from understudy_conformance.sets import root_of
 
@@ -92,7 +92,9 @@ def check_process(factory: Factory) -> str:
         variables = os.environ | {"PYTHONHASHSEED": number, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise Violation(f"another process fails: {done.stderr.strip().splitlines()[-1:]}")
+            line = " ".join(done.stderr.strip().splitlines()[-1:])
+            require_packages(line)
+            raise Violation(f"another process fails: {line}")
         outputs.append(done.stdout.split()[-1])
     if outputs[0] != outputs[1]:
         raise Violation("two processes read other items")
