@@ -180,14 +180,12 @@ class OrderFile:
         Raises:
             DatasetError: names or episode lengths differ, or a row is not in its dataset.
         """
-        recorded = self.facts.get("datasets") or [{"name": name, "lengths": ""} for name in self.names]
-        same = len(recorded) == len(sources)
-        for saved, source in zip(recorded, sources):
-            same &= lengths_digest(source) in (saved["lengths"] or lengths_digest(source), "")
-            same &= bool(self.facts) or len(recorded) == 1 or source.name == saved["name"]
-        if not same:
-            names = ", ".join(source.name for source in sources)
-            raise self._error(f"is not of the episodes of {names}", f"give {', '.join(self.names)}, as they were")
+        names, now = [source.name for source in sources], list(map(lengths_digest, sources))
+        before = [dataset["lengths"] for dataset in self.facts.get("datasets", ())] or [""] * len(self.names)
+        others = any(a and b and a != b for a, b in zip(now, before)) or len(now) != len(before)
+        if others or (names[1:] and not self.facts and names != list(self.names)):
+            problem = f"is not of the episodes of {', '.join(names)}"
+            raise self._error(problem, f"give {', '.join(self.names)}, as they were")
         for block in () if self.facts else self.blocks():
             for number, source in enumerate(sources):
                 rows = np.flatnonzero(block.source == number)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.audited import damage, eventful_run, recorded, trained
+from support.browser import browser, faults
 from support.mixtures import NAMES, mixed, tiny_sources
 from support.refusals import refused
 from support.runs import SHORT, tiny_config, tiny_dataset, trained_run
@@ -259,6 +260,13 @@ def test_factors_of_the_loss_are_the_weights(tmp_path: Path) -> None:
             weight = values[row["episode"], row["frame"]]
             expected = {"loss": weight, "order": 1.0, "both": weight / max(1, round(weight))}[kind]
             assert row["weight"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1200, "light")])
+def test_page_is_legible_in_a_browser(eventful: Path, tmp_path: Path, width: int, scheme: str) -> None:
+    main(["audit", str(eventful), "--without", "wide:0-1", "--out", str(tmp_path / "a")])
+    with browser() as opened:
+        assert faults(opened, tmp_path / "a/audit.html", width, scheme) == []
 
 
 @pytest.mark.parametrize("changes", [{"mode": "joint"}, {"max_samples": 3}])

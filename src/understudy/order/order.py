@@ -45,6 +45,8 @@ from understudy.order.spec import EXACT_VERSION, Entry, SourceSpec, Spec, compar
 if TYPE_CHECKING:
     from understudy.order_file import OrderFile
 
+_AHEAD = 1 << 20  # positions of a file that are read ahead for a clip: eight row groups
+
 
 class Order:
     """The order of a run, from `Order.from_datasets` (new), `from_json` (saved) or `from_file` (exported).
@@ -296,7 +298,7 @@ class Order:
         d, positions, line = self._mix.rest_of_clip(position, most)
         if self.file is None:
             return positions, *self.layouts[d].locate(line)
-        positions = positions[positions < self.stop]
+        positions = positions[positions < min(self.stop, position + _AHEAD)]
         source, episode, frame = self.locate(positions)
         same = source == source[0]
         return positions[same], episode[same], frame[same]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from understudy.report.page import render_page, section, table, text
+from understudy.report.page import render_page, section, table_card, text
 
 _LISTED = 20  # rows of a table in the text
 _PLACE = "step {step}, position {position}, frame {frame} of episode {episode} of {source}"
@@ -67,6 +67,6 @@ def audit_page(result: Mapping[str, Any]) -> str:
     """Render an account as one HTML page."""
     title, *lines = _statements(result)
     tables = _tables(result).items()
-    sections = [section(name, table(head, rows, "rows") if rows else None) for name, (head, *rows) in tables]
+    sections = [section(name, table_card("", head, rows, "rows")) for name, (head, *rows) in tables]
     style = "bad" if result["validation"]["samples"] else "soft"
     return render_page("understudy audit", title, sections, top=[text(line, style) for line in lines])

@@ -79,7 +79,7 @@ class Account:
 
     def samples(self, spans: Sequence[Span], world_size: int = 1) -> Iterator[Samples]:
         """Yield the samples of some steps, substitutes in their places; those of skipped steps weigh 0."""
-        positions, frames = [entry.position for entry in self.substitutes], self.frames
+        positions, frames = np.array([entry.position for entry in self.substitutes], np.int64), self.frames
         for block in rows_of(self.order.locate, spans, world_size):
             low, high = np.searchsorted(positions, [block.position[0], block.position[-1] + 1])
             for entry in self.substitutes[low:high]:

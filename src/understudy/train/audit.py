@@ -1,7 +1,7 @@
 """How often each frame was trained on, counted over every sample of a run or of an order file.
 
-Memory is 4 bytes per frame, and a block of samples. Steps are numbered from 1, as in metrics.jsonl: checkpoint N holds
-the steps 1 to N.
+Memory is 4 bytes per frame, twice that at the end, and a block of samples. Steps are numbered from 1, as in
+metrics.jsonl: checkpoint N holds the steps 1 to N.
 """
 
 import re
@@ -91,15 +91,20 @@ class FrameCounts:
         for mark, marked in self.marks.items():
             figures = {name: int(table[name][marked].sum()) for name in ("frames", "samples")}
             result[mark] = {"episodes": int(marked.sum()), **figures, "first": self.first.get(mark)}
-        result["sources"] = {}
-        for number, name in enumerate(self.names):
-            of_source = self.source == number
-            used = of_source & ~self.marks["validation"]
-            frames = {"episodes": int(used.sum()), "frames": int(table["frames"][used].sum())}
-            frames |= {column: int(table[column][of_source].sum()) for column in ("seen", "samples")}
-            result["sources"][name] = frames | {"most": int(table["most"][of_source].max(initial=0))}
-        sums = np.bincount(of_task, table["samples"]).astype(int).tolist()
-        return result | {"tasks": dict(zip(tasks.tolist(), sums)), "samples_per_s": total / max(seconds, 1e-9)}
+        used = ~self.marks["validation"]
+        columns = {
+            "episodes": used,
+            "frames": used * table["frames"],
+            "seen": table["seen"],
+            "samples": table["samples"],
+        }
+        sums = {name: np.bincount(self.source, column, len(self.names)) for name, column in columns.items()}
+        result["sources"] = {
+            source: {name: int(column[number]) for name, column in sums.items()}
+            for number, source in enumerate(self.names)
+        }
+        of_tasks = np.bincount(of_task, table["samples"]).astype(int).tolist()
+        return result | {"tasks": dict(zip(tasks.tolist(), of_tasks)), "samples_per_s": total / max(seconds, 1e-9)}
 
     def table(self) -> dict[str, np.ndarray]:
         """Columns of the episodes; `seen` are frames that were trained on, `most` the samples of one of them."""
