@@ -222,7 +222,7 @@ def test_import_names_a_recorder_that_was_set_back(tmp_path: Path, storage: str)
     assert (error.kind, error.time) == ("reset", pytest.approx(EPOCH / SECOND + 10.35))
 
 
-def test_import_names_two_clocks_and_reports_offsets(tmp_path: Path) -> None:
+def test_import_names_two_clocks_and_reports_offsets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Bag(tmp_path / "bag") as bag:
         for i in range(30):
             bag.joints("/left", i / 10, {"a": i}, stamp=i / 10 - 0.04)
@@ -233,6 +233,7 @@ def test_import_names_two_clocks_and_reports_offsets(tmp_path: Path) -> None:
     assert facts["streams"]["/left"]["offset"][1] == pytest.approx(0.04)
     assert facts["streams"]["/right"]["offset"][1] == pytest.approx(EPOCH / SECOND)
     assert [finding["kind"] for finding in facts["findings"]] == ["clocks"]
+    assert "/left: recorded 0.040 to 0.040 s after its stamp" in capsys.readouterr().out
     (tmp_path / "out").rename(tmp_path / "log")
     error = fault(lambda: run(tmp_path, tmp_path / "bag", mapping=mapped(features=features, clock="header")))
     assert (error.kind, error.stream) == ("clocks", "/right")
