@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -580,3 +581,21 @@ def test_import_agrees_with_a_search_of_each_frame(tmp_path: Path, seed: int) ->
                 value += share * ((past + 1) ** 1.5 - value)
             assert found[name].ravel()[frame] == pytest.approx(value, rel=1e-6)
             assert found["source.age_ns"][frame, number] == time - clock[past]
+
+
+def test_import_refuses_a_bag_whose_last_messages_are_in_a_journal(tmp_path: Path) -> None:
+    """As the recorder of ROS 2 leaves it when it is killed: a reader of the .db3 alone would miss them."""
+    with Bag(tmp_path / "bag", "sqlite3") as bag:
+        fill(bag)
+    (tmp_path / "killed").mkdir()
+    file = sqlite3.connect(tmp_path / "bag/bag.db3")
+    file.execute("PRAGMA journal_mode=wal")
+    file.execute("UPDATE messages SET timestamp = timestamp")
+    file.commit()
+    for path in (tmp_path / "bag").iterdir():
+        shutil.copy(path, tmp_path / "killed")
+    file.close()
+    error = fault(lambda: run(tmp_path, tmp_path / "killed"))
+    assert (error.kind, error.what.count("bag.db3-wal")) == ("unreadable", 1)
+    sqlite3.connect(tmp_path / "killed/bag.db3").execute("PRAGMA journal_mode=delete")
+    run(tmp_path, tmp_path / "killed")

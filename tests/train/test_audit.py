@@ -197,6 +197,20 @@ def test_withdrawn_episodes_are_those_of_every_source_of_their_dataset(tmp_path:
     assert result["without"]["samples"] == result["samples"] == counted(counts).total() > 0
 
 
+def test_frames_of_an_account_are_those_of_its_selection(tmp_path: Path) -> None:
+    keep = {str(episode): [[1, 3], [5, 7]] for episode in range(10)}
+    (tmp_path / "keep.json").write_text(json.dumps(keep))
+    config = tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "run", **SHORT)
+    config = override(config, data={"keep_ranges": str(tmp_path / "keep.json"), "keep_rule": "start"})
+    assert run.train(config) == run.DONE
+    result, counts = audit_run(tmp_path / "run", "latest", ())
+    data = run_data.open_data(RunDir(tmp_path / "run").settings())
+    (of_source,) = result["sources"].values()
+    assert of_source["frames"] == len(data.training[0]) < sum(data.training[0].catalog.episodes.lengths) // 2
+    assert result["validation"]["frames"] == len(data.validation[0] or ())
+    assert set(counts.table()["frames"].tolist()) == {3, 4}  # the shortest has 6 frames
+
+
 def test_account_of_a_file_needs_memory_for_its_episodes_and_not_for_its_rows(tmp_path: Path) -> None:
     table = pa.table({"episode": np.arange(2000), "frame": np.zeros(2000, int)})
     with pq.ParquetWriter(tmp_path / "order.parquet", table.schema) as writer:

@@ -30,15 +30,20 @@ class Bag(Recording):
     """
 
     def __init__(self, path: Path, distro: str = "") -> None:
-        files = path.iterdir() if path.is_dir() else [path]
+        files = list(path.iterdir()) if path.is_dir() else [path]
         super().__init__(str(path), sum(file.stat().st_size for file in files))
-        self._path, self._distro = path, distro
+        self._path, self._distro, self._files = path, distro, files
 
     def open(self) -> None:
         """Open the bag, and read its topics."""
         with optional_imports():
             from rosbags.highlevel import AnyReader
             from rosbags.typesys import Stores, get_typestore
+        for file in self._files:
+            for journal in (file.with_name(file.name + end) for end in ("-wal", "-journal")):
+                if file.suffix == ".db3" and journal.exists() and journal.stat().st_size:
+                    fix = f"end the recording, or in a copy: sqlite3 {file.name} 'PRAGMA journal_mode=delete'"
+                    raise RecordingError("unreadable", f"has messages in {journal.name}, which are not read", fix=fix)
         fix = "mend a cut file with `mcap recover`; `ros_distro` names the release of a bag without message types"
         with reading(fix=fix):
             store = get_typestore(Stores(f"ros2_{self._distro}")) if self._distro else None

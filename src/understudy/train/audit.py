@@ -41,6 +41,13 @@ class FrameCounts:
         """int64 (E + 1,): number of the first frame of each episode."""
         self.counts = np.zeros(self.begins[-1] + 1, np.uint32)
         """Samples of each frame, and a last 0."""
+        held = self.counts.view(np.int32)  # rows that hold each frame, before it counts samples
+        np.add.at(held, self.begins[inverse] + rows[:, 1], 1)
+        np.subtract.at(held, self.begins[inverse] + rows[:, 2], 1)
+        np.cumsum(held, dtype=np.int32, out=held)
+        self.lengths = np.add.reduceat(held > 0, self.begins[:-1], dtype=np.int64) * (lengths > 0)
+        """int64 (E,): frames of each episode that the rows hold."""
+        held[:] = 0
         self.marks: dict[str, np.ndarray] = {}
         """Marked episodes, bool (E,)."""
         self.first: dict[str, dict[str, Any]] = {}
@@ -108,14 +115,14 @@ class FrameCounts:
 
     def table(self) -> dict[str, np.ndarray]:
         """Columns of the episodes; `seen` are frames that were trained on, `most` the samples of one of them."""
-        frames, begins = np.diff(self.begins), self.begins[:-1]
+        begins = self.begins[:-1]
         columns = {
             "seen": np.add.reduceat(self.counts > 0, begins, dtype=np.uint32),
             "samples": np.add.reduceat(self.counts, begins, dtype=np.uint32),
             "most": np.maximum.reduceat(self.counts, begins),
         }
         table = {"source": np.array(self.names)[self.source], "episode": self.episode, "task": self.task}
-        return table | {"frames": frames} | {name: column * (frames > 0) for name, column in columns.items()}
+        return table | {"frames": self.lengths, **{name: of * (self.lengths > 0) for name, of in columns.items()}}
 
     def frames(self) -> Iterator[dict[str, np.ndarray]]:
         """Yield the columns of the frames, block by block."""
