@@ -16,6 +16,11 @@ PARTS: list[Part] = [(1, 2), (3,), (4, 5, 6), (7,), (8, 9)]
 RESULTS = [(part, [number**2 for number in part]) for part in PARTS]
 
 
+@pytest.fixture(autouse=True)
+def support_in_child_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+
+
 @pytest.fixture
 def calls(tmp_path: Path) -> Path:
     (tmp_path / "calls").mkdir()

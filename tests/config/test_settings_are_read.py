@@ -56,7 +56,7 @@ class PlantedConfig:
     def both(self) -> int:
         return self.helped
 
-    def unused(self) -> int:
+    def called_by_nobody(self) -> int:
         return self.alone
 
 

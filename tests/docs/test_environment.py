@@ -22,6 +22,7 @@ NO_VARIABLES = {
     "HWC",
     "JPEG",
     "LANG",
+    "LD_LIBRARY_PATH",
     "PATH",
     "PNG",
     "POLICY",

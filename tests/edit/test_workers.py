@@ -119,7 +119,10 @@ def processes_of(script: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.long)])
-def test_kills_of_processes_and_of_the_command_change_nothing(source: Path, tmp_path: Path, kills: int) -> None:
+def test_kills_of_processes_and_of_the_command_change_nothing(
+    source: Path, tmp_path: Path, kills: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))  # the driver needs `support`
     edit(source, tmp_path / "whole", **ENCODED)
     whole = content(tmp_path / "whole")
     script, draw, done, rounds = tmp_path / "driver.py", random.Random(kills), 0, 0

@@ -322,7 +322,7 @@ def test_loader_far_positions_and_large_batches(data: EpisodeDataset, start: int
             plain = data.batch(episode, frame)
             assert same({k: batch[k] for k in plain}, plain)
     assert loader.position == start + 400
-    with pytest.raises(ValueError, match="0 to 2"):
+    with pytest.raises(ValueError, match=str(2**62)):
         Loader([data], order=order, position=2**62)
 
 

@@ -66,7 +66,7 @@ class Order:
         self.layouts = tuple(layouts)
         self._reasons, self._weights = tuple(reasons), tuple(weights)  # known for a new order only
         self._mix = SharedSlots(spec) if spec.version == EXACT_VERSION else WholeSlots(spec)
-        self.start, self.stop = 0, LARGEST
+        self.start, self.stop = 0, 2 * LARGEST - 1
         """First position, and the position behind the last whole batch of a file."""
         if file is not None:
             self.start, self.stop = file.start, file.stop - (file.stop - file.start) % spec.batch
