@@ -2,7 +2,7 @@
 
 nox -s lerobot    LeRobot and transformers from the package index, and the tests that need them
 nox -s onnx       ONNX and its runtime
-nox -s ray        Ray, and the recipe that trains in its workers
+nox -s ray        Ray, the recipe that trains in its workers, and tools with `--ray`
 nox -s exams      tests, doctors and readers of other projects on understudy; writes docs/exams.md
 """
 
@@ -45,10 +45,10 @@ def onnx(session: nox.Session) -> None:
 
 @nox.session(python="3.12")
 def ray(session: nox.Session) -> None:
-    """Test the recipe for Ray Train on a cluster of two hosts' processes."""
+    """Test the recipe for Ray Train, and tools with `--ray`, on clusters of processes of this machine."""
     session.install("ray[default,train]==2.60.0", "-e", ".[train]", "pytest", "pytest-timeout", "hypothesis")
     session.env["OMP_NUM_THREADS"] = "1"
-    session.run("pytest", "-rs", "tests/docs/test_recipe_ray.py", *session.posargs)
+    session.run("pytest", "-rs", "tests/docs/test_recipe_ray.py", "tests/test_parts_ray.py", *session.posargs)
 
 
 @nox.session(python="3.12")

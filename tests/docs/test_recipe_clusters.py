@@ -116,6 +116,24 @@ def test_jobset_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
     assert "--steps 5" in note
 
 
+def test_job_checks_a_bucket_with_the_cores_of_its_pod() -> None:
+    pod = load("recipes/kubernetes/check.yaml")["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    understudy, command, *words = container["command"] + container["args"]
+    config = read_settings(command, words)
+    assert (understudy, config.problems()) == ("understudy", [])
+    assert config.workers == int(container["resources"]["requests"]["cpu"])
+    assert config.work.startswith(container["volumeMounts"][0]["mountPath"])
+    assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
+
+
+def test_job_of_ray_edits_on_its_cluster() -> None:
+    [line] = [line for line in PAGES[2].read_text().splitlines() if line.startswith("ray job submit")]
+    command, *words = shlex.split(line.partition(" -- understudy ")[2])
+    config = read_settings(command, words)
+    assert (config.problems(), config.ray) == ([], "auto")
+
+
 def test_skypilot_task_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
     task, volume = load("recipes/skypilot/train.sky.yaml"), load("recipes/skypilot/volume.yaml")
     [(place, name)] = task["volumes"].items()

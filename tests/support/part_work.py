@@ -50,6 +50,20 @@ class Squares:
         return len(list(self.folder.iterdir()))
 
 
+@dataclass(frozen=True)
+class SlowNode(Squares):
+    """Ten times slower on one node of a Ray cluster."""
+
+    node: str = ""
+
+    def __call__(self, part: Part) -> list[int]:
+        import ray
+
+        if ray.is_initialized() and ray.get_runtime_context().get_node_id() == self.node:
+            time.sleep(9 * self.slow)
+        return super().__call__(part)
+
+
 class DeadlyRows(ReadRows):
     """End the process that reads file 2."""
 
