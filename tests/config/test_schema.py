@@ -11,6 +11,7 @@ from support.refusals import refused
 from understudy.config.schema import complete, differences, dump_yaml, load, plain, read_file, validate
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
+from understudy.imports.settings import ImportMapping
 from understudy.policies.flow.config import FlowSettings
 
 
@@ -141,3 +142,10 @@ def test_setting_that_is_there_twice_is_refused(tmp_path: Path, name: str, text:
 def test_setting_beside_a_merge_of_yaml_is_no_second_one(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\n")
     assert read_file(tmp_path / "c.yaml")["b"] == {"x": 3, "y": 2}
+
+
+def test_unknown_names_inside_mappings_lists_and_unions_are_refused() -> None:
+    part = {"stream": "a", "dealy": 1}
+    content = {"features": {"action": [part]}, "task_from": part, "episodes": {"stream": "b", "idel": []}}
+    with refused("features.action.0.dealy", "task_from.dealy", "episodes.idel", kind=ConfigError):
+        validate(ImportMapping, content)

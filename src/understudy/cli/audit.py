@@ -37,6 +37,8 @@ class AuditConfig:
         problems = [] if self.path else ["path: required, a run or an order file: understudy audit RUN"]
         if self.validation and Path(self.path).is_dir():
             problems.append("validation: a run has its own; leave it out")
+        if self.checkpoint != "latest" and Path(self.path).is_file():
+            problems.append("checkpoint: an order file has none; leave it out")
         return problems
 
 

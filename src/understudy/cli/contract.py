@@ -158,7 +158,8 @@ def _list(faults: "Sequence[Mismatch]") -> list[str]:
     lines = []
     for fault in faults:
         where = f"{fault.key}: " if fault.key else ""
-        lines += [f"{where}{fault.kind}: {fault.trained} | {fault.came}", f"    {fault.remedy}: {fault.fix}"]
+        remedy = "" if fault.fix.startswith(fault.remedy) else f"{fault.remedy}: "
+        lines += [f"{where}{fault.kind}: {fault.trained} | {fault.came}", f"    {remedy}{fault.fix}"]
     return lines
 
 

@@ -122,7 +122,8 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
 
     try:
         command = COMMANDS[name]
-        require("train", command.extra)  # settings need the first
+        asks_help = not {"-h", "--help"}.isdisjoint(arguments)
+        require("train", *([] if asks_help else [command.extra]))  # settings need the first
         from understudy.config.schema import dump_yaml
         from understudy.progress import show_log
 

@@ -61,4 +61,4 @@ def why(config: WhyConfig) -> None:
     except (ValueError, OSError) as error:
         raise ConfigError(f"trace: {error}") from error
     write_page(page, why_page(diagnosis, trace.stem))
-    print("\n".join([*findings(diagnosis), str(page)]))
+    print("\n".join([*(findings(diagnosis) or ["no finding"]), str(page)]))

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from understudy.config.foreign import equivalent
-from understudy.config.help import OTHER_TYPE, expected, flag_of, item_class, nearest_choice
+from understudy.config.help import OTHER_TYPE, expected, flag_of, item_class, members, nearest_choice
 from understudy.credentials import remember_credentials
 from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
@@ -359,13 +359,24 @@ def _unknown_names(cls: type, content: Mapping[str, Any], prefix: str = "") -> I
             close = difflib.get_close_matches(str(name), field_names, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(field_names)}"
             yield f"{prefix}{name}: unknown name; {hint}"
-        elif isinstance(value, Mapping) and is_dataclass(hints[name]):
-            if (selected := _selected(hints[name], value)) is None:
-                yield from _of_other_tools(f"{prefix}{name}", value)
-            else:
-                yield from _unknown_names(selected, value, f"{prefix}{name}.")
-        elif isinstance(value, list):
-            item_type = item_class(hints[name])
+        else:
+            yield from _unknown_inside(hints[name], value, f"{prefix}{name}")
+
+
+def _unknown_inside(kind: Any, value: Any, path: str) -> Iterator[str]:
+    """One line for each unknown name in a value of the type `kind`: a dataclass, or a union or collection of some."""
+    if isinstance(kind, type) and is_dataclass(kind):
+        if isinstance(value, Mapping):
+            cls = _selected(kind, value)
+            yield from _of_other_tools(path, value) if cls is None else _unknown_names(cls, value, f"{path}.")
+        return
+    for member in members(kind):
+        origin, inner = get_origin(member), get_args(member)
+        if is_dataclass(member):
+            yield from _unknown_inside(member, value, path)
+        elif isinstance(value, Mapping) and inner and issubclass(origin, Mapping):
+            for name, item in value.items():
+                yield from _unknown_inside(inner[1], item, f"{path}.{name}")
+        elif isinstance(value, list) and origin is tuple:
             for number, item in enumerate(value):
-                if isinstance(item, Mapping) and item_type is not None:
-                    yield from _unknown_names(item_type, item, f"{prefix}{name}.{number}.")
+                yield from _unknown_inside(inner[0], item, f"{path}.{number}")

@@ -48,7 +48,7 @@ def read_layout(recording: Recording, mapping: ImportMapping, config: ImportConf
     rate = config.fps or mapping.fps or recording.rate or 0
     if not rate or rate != int(rate):
         raise RecordingError(
-            "rate", f"states {rate:g} frames per second", fix="--fps N; --propose prints a bag's rates"
+            "rate", f"states {rate or 'no'} frames per second", fix="--fps N; --propose prints a bag's rates"
         )
     samples, names, images = dict[str, np.ndarray](), dict[str, list[str] | None](), set[str]()
     resolved: dict[str, list[Part]] = {key: [] for key in mapping.features}

@@ -155,7 +155,7 @@ class Order:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], *, batch_size: int | None = None) -> "Order":
-        """Open an order file, of `understudy order export` or of other tools (docs/order.md); it is not read whole.
+        """Open an order file, of `understudy order export` or of other tools (docs/audit.md); it is not read whole.
 
         The samples at each position are those of the file. A loader ends with its last whole batch.
 
@@ -173,7 +173,7 @@ class Order:
         batch = file.batch_size if batch_size is None else as_int("batch_size", batch_size)
         if batch is None:
             raise ValueError(
-                f"{path}: its steps have no size in common; give batch_size, the samples of a global batch"
+                f"{path}: has no `step`, or steps of several sizes; give batch_size, the samples of a global batch"
             )
         if file.facts.get("order"):
             spec = replace(Spec.from_json(file.facts["order"]), batch=batch)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from understudy.plural import plural
 from understudy.report.page import render_page, section, table_card, text
 
 _LISTED = 20  # rows of a table in the text
@@ -22,7 +23,8 @@ def _statements(result: Mapping[str, Any]) -> list[str]:
         if part["episodes"] or unknown:
             place = part["first"] and _PLACE.format(**part["first"])
             seen = f"{part['samples']:,} samples, the first at {place}" if place else "none was trained on"
-            lines += [f"{part['episodes']:,} episodes of {part['frames']:,} frames {label}: {seen}", *unknown]
+            count = f"{plural(part['episodes'], 'episode')} of {plural(part['frames'], 'frame')}"
+            lines += [f"{count} {label}: {seen}", *unknown]
     if result["without"].get("episodes") and "checkpoints" in result:
         lines.append(f"checkpoints {result['without']['checkpoints']} of {result['checkpoints']} were trained on them")
         if result["without"]["in_statistics"]:
@@ -45,7 +47,7 @@ def _tables(result: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     return {
         "Sources": [["source", *next(iter(sources.values()))], *([name, *of.values()] for name, of in sources.items())],
         "Starts and shares": starts,
-        "Tasks": [["task", "samples"], *map(list, result["tasks"].items())],
+        "Tasks": [["task", "samples"], *([task, count] for task, count in result["tasks"].items() if task)],
         "Substituted samples": [list(entries[0]) if entries else [], *(list(entry.values()) for entry in entries)],
         "Skipped steps": [["step"], *([step] for step in result.get("skipped_steps", ()))],
     }
@@ -68,5 +70,6 @@ def audit_page(result: Mapping[str, Any]) -> str:
     title, *lines = _statements(result)
     tables = _tables(result).items()
     sections = [section(name, table_card("", head, rows, "rows")) for name, (head, *rows) in tables]
-    style = "bad" if result["validation"]["samples"] else "soft"
-    return render_page("understudy audit", title, sections, top=[text(line, style) for line in lines])
+    is_seen = result["validation"]["samples"] > 0
+    top = [text(line, "bad" if is_seen and "reserved for validation: " in line else "soft") for line in lines]
+    return render_page("understudy audit", title, sections, top=top)

@@ -241,7 +241,7 @@ def _filled(blocks: Sequence[Block | None]) -> list[Block]:
 def _alignment(cells: Sequence[Any]) -> str:
     """Class of a column: numbers, long text that wraps, or short text that does not."""
     texts = [cell.get("text", "") if isinstance(cell, dict) else cell for cell in cells]
-    if any(texts) and all(_NUMBER.fullmatch(str(text)) for text in texts):
+    if any(text != "" for text in texts) and all(_NUMBER.fullmatch(str(text)) for text in texts):
         return "number"
     longest = max((len(str(text)) for text in texts), default=0)
     return "long" if longest > 24 else "short" if longest else ""

@@ -233,7 +233,7 @@ class EpisodeSampler(Sampler[int]):
         return frame.tolist()
 
     def to_file(self, path: str | Path, steps: int) -> None:
-        """Write the samples of the first steps, over all ranks, as an order file (docs/order.md)."""
+        """Write the samples of the first steps, over all ranks, as an order file (docs/audit.md)."""
 
         def locate(positions: np.ndarray) -> Any:
             source, episode, frame = self._order.locate(positions)

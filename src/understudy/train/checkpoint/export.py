@@ -198,7 +198,7 @@ def find_checkpoint(checkpoints: Path, step: int | str, metric: str) -> Path:
         path = checkpoint.find_latest(checkpoints) if step == "latest" else checkpoint.find_best(checkpoints, by)
     if path is None:
         listed = ", ".join(map(str, steps)) or "none yet"
-        raise ConfigError(f"checkpoint: there is no {step} one in {checkpoints}; there are: {listed}")
+        raise ConfigError(f"checkpoint: {step} is not in {checkpoints}; there are: {listed}")
     return path
 
 
