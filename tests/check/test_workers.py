@@ -9,7 +9,7 @@ import pytest
 
 from support.datasets import Spec, write_dataset
 from support.part_work import DeadlyImages, DeadlyRows, DeadlyVideos
-from understudy.check import image_facts, row_facts
+from understudy.check import column_facts, image_facts, row_facts
 from understudy.check.examine import Facts, check_dataset, examine
 from understudy.cli import main
 from understudy.data.format.catalog import Catalog
@@ -75,6 +75,7 @@ def test_facts_are_equal_for_any_number_of_processes(
 
 def test_facts_do_not_depend_on_the_cut(sets: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_facts, "KNOWN", 1)
+    monkeypatch.setattr(column_facts, "SAMPLE", 10)
     whole = facts_of(sets["v3.0"])
     monkeypatch.setattr(row_facts, "PART_ROWS", 1)
     monkeypatch.setattr(image_facts, "PART_FILES", 1)

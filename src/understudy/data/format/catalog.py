@@ -9,6 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -29,7 +30,7 @@ from understudy.data.format.features import INDEX_KEYS, Feature, join_stats, par
 from understudy.data.format.meta_files import check_template, read_json
 from understudy.data.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy.data.format.sensors import Sensor, read_sensors
-from understudy.errors import DatasetError, SourceError
+from understudy.errors import DatasetError
 from understudy.hub.ids import model_id, near_path
 from understudy.plural import plural
 from understudy.storage.dataset_root import Files
@@ -308,15 +309,13 @@ def catalog_mark(catalog: Catalog) -> str:
 
 
 def marks(catalog: Catalog, paths: Iterable[str]) -> list[tuple[str, str]]:
-    """Return (path, version) of files under the root; a missing one has the version ""."""
+    """Return (path, version) of files under the root; one that cannot be accessed has the version ""."""
     versions = []
     for path in paths:
-        try:
-            versions.append((path, catalog.files.version(path)))
-        except SourceError:
-            raise
-        except DatasetError:
-            versions.append((path, ""))
+        version = ""
+        with suppress(DatasetError):  # its reader reports it
+            version = catalog.files.version(path)
+        versions.append((path, version))
     return versions
 
 
