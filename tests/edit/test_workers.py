@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from support.datasets import Spec, write_dataset
-from support.edited import edit
+from support.edited import edit, episode
 from support.part_work import DeadlyEncoding
 from support.refusals import refused
 from understudy.check.examine import check_dataset
 from understudy.cli.edit import EditConfig, make_plans
 from understudy.data.format.catalog import Catalog
 from understudy.data.stats.running import RunningStatistics, compute_moments, sample_stride
-from understudy.edit import videos, write_set
+from understudy.edit import rows, videos, write_set
 from understudy.edit.write_set import write_outputs
 from understudy.parts import Workers
 from understudy.storage.remote_options import RemoteOptions
@@ -77,17 +77,30 @@ def test_output_does_not_depend_on_the_cut(source: Path, tmp_path: Path, monkeyp
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("rows", [1, 63, 64, 65, 128, 1000])
-def test_merged_statistics_are_those_of_added_rows(rows: int) -> None:
-    values = np.random.default_rng(rows).normal(size=(rows, 2))
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 128, 1000])
+def test_merged_statistics_are_those_of_added_rows(count: int) -> None:
+    values = np.random.default_rng(count).normal(size=(count, 2))
     whole, merged = RunningStatistics((2,), keep=64), RunningStatistics((2,), keep=64)
-    stride = sample_stride(rows, 64)
-    for first in range(0, rows, 7):
+    stride = sample_stride(count, 64)
+    for first in range(0, count, 7):
         part = values[first : first + 7]
         whole.add(part)
         merged.merge(compute_moments(part), len(part), part[-first % stride :: stride])
     one, other = whole.result(), merged.result()
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+def test_quantiles_of_large_outputs_are_those_of_added_rows(
+    source: Path, tmp_path: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "sample_stride", lambda count: sample_stride(count, 64))
+    edit(source, tmp_path / "out", drop_features=("observation.images.top", "observation.images.wrist"))
+    whole = RunningStatistics((2,), keep=64)
+    for number in range(5):
+        whole.add(episode(tmp_path / "out", number)["action"].numpy())
+    written = json.loads((tmp_path / "out/meta/stats.json").read_text())["action"]
+    assert written["q10"] == whole.result()["q10"].tolist()
+    assert written["mean"] == whole.result()["mean"].tolist()
 
 
 def test_poisoned_episode_is_named(
@@ -102,8 +115,8 @@ def test_poisoned_episode_is_named(
 DRIVER = """
 import sys
 from pathlib import Path
-from support.edited import edit
-from understudy.edit import videos, write_set
+from support.edited import edit, episode
+from understudy.edit import rows, videos, write_set
 from understudy.parts import Workers
 if __name__ == "__main__":
     videos.PART_IMAGES, write_set.PART_ROWS = 1, 1
