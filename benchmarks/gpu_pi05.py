@@ -204,11 +204,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, help="measure no more than this many rows")
     args = parser.parse_args(arguments)
     ends, out = time.monotonic() + 60 * args.minutes, Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
     known = run_row({"kind": "conditions", "size": args.size, "device": args.device}, 120)
     if "error" in known:
         print(f"gpu_pi05: no {args.device} device can be used here: {known['error']}", file=sys.stderr)
         return 1
+    out.mkdir(parents=True, exist_ok=True)
     conditions = {name: value for name, value in known.items() if name not in ("kind", "size", "seconds")}
     found: dict[str, Any] = {"conditions": conditions, "minutes": args.minutes, "rows": [], "skipped": []}
     for row in rows(args.size, args.device):

@@ -270,6 +270,21 @@ def test_results_are_written_whole(tmp_path: Path) -> None:
     assert write_result(result(swap=True), tmp_path).name == "tabletop-seed4-swapped.json"
 
 
+def test_another_evaluation_moves_the_files_of_the_one_before(tmp_path: Path) -> None:
+    first = write_result(result(), tmp_path)
+    first.with_suffix(".jsonl").write_text("trace")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    write_result(result(swap=True), tmp_path)
+    assert write_result(result(), tmp_path) == first  # the same evaluation
+    assert not (tmp_path / "earlier-1").exists()
+    for number in (1, 2):
+        write_result(replace(result(), protocol={"action steps": str(2 + number)}), tmp_path)
+        assert (tmp_path / f"earlier-{number}/tabletop-seed4.json").exists()
+    assert {path.name: path.read_bytes() for path in (tmp_path / "earlier-1").iterdir()} == before
+    assert json.loads(first.read_text())["protocol"] == {"action steps": "4"}
+    assert (tmp_path / "tabletop-seed4-swapped.json").exists()
+
+
 def test_the_table_ends_with_the_line_for_machines() -> None:
     lines = result().table().splitlines()
     assert lines[-1] == "success 1/3"

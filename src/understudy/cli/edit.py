@@ -466,7 +466,7 @@ def _hold(robot: "RobotFacts", plan: "Plan", stored_names: Mapping[str, str]) ->
     cameras = {}
     for camera in robot.cameras.values():
         if (feature := outputs.get(camera.key)) is not None:
-            cameras[feature.key] = replace(camera, key=feature.key, size=feature.size or (0, 0))
+            cameras[feature.key] = replace(camera, key=feature.key, size=feature.size or (0, 0), look=None)
     return replace(
         robot,
         fps=float(plan.fps),

@@ -1,6 +1,7 @@
 """Files of rollouts: figures as JSON, and for every film a strip of images and an animation."""
 
 import json
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +14,33 @@ from understudy.rollout.result import RolloutResult
 def write_result(result: RolloutResult, folder: Path) -> Path:
     """Write `<world>-seed<seed>[-swapped].json`, with a strip of images (PNG) and an animation (WebP) per film.
 
-    The JSON is `to_json`, with `pictures` and `films`: episode -> file name. The same evaluation replaces its files.
+    The JSON is `to_json`, with `pictures` and `films`: episode -> file name. Files of another evaluation with the same
+    name move to a folder `earlier-<number>` beside them.
 
     Returns:
         Path of the JSON.
     """
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{result.world}-seed{result.seed}{'-swapped' if result.swap_text else ''}"
-    pictures, films = {}, {}
+    path = folder / f"{name}.json"
+    pictures, films = ({str(n): f"{name}-episode{n}.{kind}" for n in result.films} for kind in ("png", "webp"))
+    text = json.dumps(result.to_json() | {"pictures": pictures, "films": films}, indent=1) + "\n"
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        _put_aside(folder, name)
     for episode, film in result.films.items():
-        pictures[str(episode)] = f"{name}-episode{episode}.png"
-        films[str(episode)] = f"{name}-episode{episode}.webp"
         _write_strip(film, folder / pictures[str(episode)])
         _write_film(film, folder / films[str(episode)], result.fps)
-    path = folder / f"{name}.json"
-    write_text(path, json.dumps(result.to_json() | {"pictures": pictures, "films": films}, indent=1) + "\n")
+    write_text(path, text)
     return path
+
+
+def _put_aside(folder: Path, name: str) -> None:
+    """Move the files of an evaluation to the first folder `earlier-<number>` that does not exist."""
+    aside = next(path for path in (folder / f"earlier-{number}" for number in count(1)) if not path.exists())
+    aside.mkdir()
+    for file in list(folder.iterdir()):
+        if file.name.startswith((f"{name}.", f"{name}-episode")):
+            file.rename(aside / file.name)
 
 
 STRIP = 8
