@@ -374,7 +374,7 @@ def _unknown_inside(kind: Any, value: Any, path: str) -> Iterator[str]:
         origin, inner = get_origin(member), get_args(member)
         if is_dataclass(member):
             yield from _unknown_inside(member, value, path)
-        elif isinstance(value, Mapping) and inner and issubclass(origin, Mapping):
+        elif isinstance(value, Mapping) and isinstance(origin, type) and issubclass(origin, Mapping) and inner:
             for name, item in value.items():
                 yield from _unknown_inside(inner[1], item, f"{path}.{name}")
         elif isinstance(value, list) and origin is tuple:

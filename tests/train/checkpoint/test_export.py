@@ -122,7 +122,7 @@ def test_export_replaces_only_an_export(
 
 def test_export_failure_is_one_line(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(trained), "--checkpoint", "7"]) == 2
-    assert "there is no 7 one" in capsys.readouterr().err
+    assert "there are: 6, 12" in capsys.readouterr().err
     assert main(["export", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert main(["export"]) == 2
