@@ -31,7 +31,7 @@ def children() -> list[str]:
     listed = subprocess.run(
         ["ps", "-ww", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True
     ).stdout
-    return [line for line in listed.splitlines() if "multiprocessing" in line and "tracker" not in line]
+    return [line for line in listed.splitlines() if "spawn_main" in line]
 
 
 def test_cut_parts_have_equal_cost_and_keep_the_order() -> None:
