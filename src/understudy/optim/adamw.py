@@ -178,7 +178,8 @@ class Float32AdamW(Optimizer):
         """Update bfloat16 parameters one by one, so that the temporary memory is one float32 parameter."""
         if not params:
             return
-        hyper = as_tensor(group["lr"], **_hyper(group), device=params[0].device)
+        if self._compiled:
+            hyper = as_tensor(group["lr"], **_hyper(group), device=params[0].device)
         for p in params:
             assert p.grad is not None
             state = self.state[p]

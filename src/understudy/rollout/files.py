@@ -25,7 +25,7 @@ def write_result(result: RolloutResult, folder: Path) -> Path:
     path = folder / f"{name}.json"
     pictures, films = ({str(n): f"{name}-episode{n}.{kind}" for n in result.films} for kind in ("png", "webp"))
     text = json.dumps(result.to_json() | {"pictures": pictures, "films": films}, indent=1) + "\n"
-    if path.exists() and path.read_text(encoding="utf-8") != text:
+    if path.exists() and path.read_bytes() != text.encode():
         _put_aside(folder, name)
     for episode, film in result.films.items():
         _write_strip(film, folder / pictures[str(episode)])
