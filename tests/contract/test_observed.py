@@ -235,6 +235,9 @@ def test_declarations_are_compared(contract: Contract) -> None:
     assert kinds(action_names=["x", *NAMES[1:]]) == [("dimension names", "action")]
     assert kinds(cameras=["observation.images.front"]) == [("missing key", "cam_wrist_left")]
     assert kinds(robot_type="so101") == [("other robot", "")]
+    (unlike,) = compare_robots(facts, declare(robot_type="so101"))
+    assert "so101" in unlike.fix  # a policy to look for, and no head
+    assert "arm" not in unlike.fix
 
 
 def test_unknown_figures_stay_unknown(contract: Contract) -> None:

@@ -76,6 +76,8 @@ def test_states_images_and_age_are_named(tmp_path: Path) -> None:
     diagnosis = traced(tmp_path / "trace.jsonl", recorded(), with_recording=False, **shifted)
     assert diagnosis.errors == {}
     assert diagnosis.transitions == {"gripper": Transitions(4, 0, 0)}
+    page = why_page(diagnosis, "trace")
+    assert ("predicted" in page, "matched" in page) == (True, False)
     assert {name for name, share in diagnosis.outside.items() if share > 0.5} == {NAMES[1]}
     assert np.median(diagnosis.misfits["observation.images.front"]) > 1
     assert np.median(diagnosis.misfits["observation.images.wrist_left"]) < 1
@@ -138,9 +140,12 @@ def test_a_trace_is_compared_with_a_policy_of_any_tool(
     writer.close()
     assert [mismatch.kind for _, mismatch in diagnose(trace).mismatches] == ["missing key", "missing key"]
     why(WhyConfig(paths=(str(folder), str(trace))))
-    first = capsys.readouterr().out.splitlines()[0]
+    first, *_, page = capsys.readouterr().out.splitlines()
     assert "step 4" in first
     assert "degrees" in first
+    why(WhyConfig(paths=(str(trace),)))
+    assert capsys.readouterr().out.splitlines()[-1] != page  # neither page replaces the other
+    assert Path(page).is_file()
 
 
 def in_radians(folder: Path) -> Path:

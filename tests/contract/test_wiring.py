@@ -103,8 +103,8 @@ def test_unknown_facts_are_listed_and_contradict_nothing(tmp_path: Path) -> None
     unknown = Contract({"": RobotFacts(float("nan"), 0, "", "", nothing, nothing, {})}, kind="robot")
     known = Contract({"": wiring.facts()})
     assert compare_contracts(known, unknown) == []
-    assert {"robots..fps", "robots..state.units", "robots..action.gripper", "weights"} <= set(unknown.unknowns())
-    assert "robots..fps" not in known.unknowns()
+    assert {'robots."".fps', 'robots."".state.units', 'robots."".action.gripper', "weights"} <= set(unknown.unknowns())
+    assert 'robots."".fps' not in known.unknowns()
     for each in (unknown, known):
         plain = json.loads(json.dumps(each.to_json()))
         jsonschema.validate(plain, SCHEMA)
@@ -140,7 +140,7 @@ def test_contract_command_prints_and_writes(
     assert contract(ContractConfig(paths=(str(policy),), output=str(tmp_path / "c.json"), json=True)) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["contract"] == json.loads((tmp_path / "c.json").read_text())
-    assert "robots..fps" in printed["open"]
+    assert 'robots."".fps' in printed["open"]
     assert contract(ContractConfig(paths=(str(policy), str(dataset)), images=0)) == 0
     assert "no contradiction" in capsys.readouterr().out
     broken, _ = wiring.FAULTS["statistics under the name of a dataset"].make(sets)

@@ -18,6 +18,7 @@ pytest.importorskip("msgpack", reason="needs the extra serve")
 from support.arm import NAMES, Observation, write_arm_policy
 from support.refusals import refused, warned
 from support.serving import held_passes, outcomes, plain, reply, served
+from understudy.cli.contract import ContractConfig, contract
 from understudy.config.serve import ServeConfig
 from understudy.contract.declared import declare
 from understudy.contract.mismatch import ContractError, ContractWarning
@@ -63,6 +64,16 @@ def test_the_client_imports_no_torch(server: PolicyServer) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[7], []]
+
+
+def test_contract_command_reads_a_server_and_disconnects(
+    server: PolicyServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed: list[RemotePolicy] = []
+    monkeypatch.setattr(RemotePolicy, "close", lambda policy: closed.append(policy) or RemotePolicy._drop(policy))
+    assert contract(ContractConfig(paths=(f"ws://{server.address.removeprefix('ws://')}",), json=True)) == 0
+    assert list(json.loads(capsys.readouterr().out)["contract"]["robots"]) == ["arm"]
+    assert len(closed) == 1
 
 
 def test_errors_have_the_types_of_the_local_policy(server: PolicyServer, seen: list[Observation]) -> None:

@@ -127,7 +127,8 @@ def _of_server(url: str) -> "Contract":
     from understudy.contract.facts import Contract
     from understudy.serve.client import RemotePolicy
 
-    stored = RemotePolicy(url).metadata.get("contract")
+    with RemotePolicy(url) as server:
+        stored = server.metadata.get("contract")
     if not isinstance(stored, Mapping):
         raise ValueError(
             "the server sends no contract: its policy has none, or it is another one than `understudy serve`"

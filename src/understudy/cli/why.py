@@ -1,5 +1,6 @@
 """`understudy why [POLICY] TRACE`: why a policy does not grasp, of the trace of a rollout, a server or a replay."""
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ class WhyConfig:
     head: str = ""
     """Norm head of that policy, where it has several."""
     page: str = ""
-    """HTML page to write; the default is the file with the suffix .html."""
+    """HTML page to write; the default is the file with the suffix .html, and the policy in its name."""
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
@@ -47,7 +48,8 @@ def why(config: WhyConfig) -> None:
     from understudy.report.why import findings, why_page
 
     trace = find_trace(Path(config.paths[-1]))
-    page = Path(config.page or trace.with_suffix(".html"))
+    stem = "-".join([trace.stem, *re.findall(r"\w+", config.paths[0][-80:] if config.paths[1:] else "")])
+    page = Path(config.page or trace.with_name(f"{stem}.html"))
     refuse_foreign(page)
     policy = None
     if len(config.paths) > 1:

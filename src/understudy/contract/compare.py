@@ -99,16 +99,17 @@ def _rates(trained: RobotFacts, robot: RobotFacts) -> Iterator[Mismatch]:
 def _robots(trained: RobotFacts, robot: RobotFacts) -> list[Mismatch]:
     types, modes = ((_plain(trained), _plain(other)) for trained, other in (
         (trained.robot_type, robot.robot_type), (trained.control_mode, robot.control_mode)))  # fmt: skip
-    return [*_differing("other robot", "", *types), *_differing("control mode", "", *modes)]
+    fix = f"choose the policy of {robot.robot_type}, or correct the robot type"
+    return [*_differing("other robot", "", *types, fix), *_differing("control mode", "", *modes)]
 
 
 def _plain(text: str) -> str:
     return text.strip().lower().removeprefix("unknown")
 
 
-def _differing(kind: str, key: str, trained: str, other: str) -> list[Mismatch]:
+def _differing(kind: str, key: str, trained: str, other: str, fix: str = "") -> list[Mismatch]:
     """List the difference between two texts; none where one is unknown."""
-    fix = f"{REMEDIES[kind]}: {trained}"
+    fix = fix or f"{REMEDIES[kind]}: {trained}"
     return [Mismatch(kind, key, trained, other, fix)] if trained and other and trained != other else []
 
 

@@ -25,6 +25,7 @@ from understudy.errors import ConfigError, DatasetError
 FILE = "contract.json"
 VERSION = 2
 UNKNOWN = "unknown"
+_NAMELESS = '""'  # norm head in a place
 Kind = Literal["policy", "dataset", "robot", "environment"]
 """Whose contract it is; a server has that of its policy."""
 FIGURES = ("mean", "std", "min", "max", "q01", "q99")
@@ -62,7 +63,7 @@ def check_plain(value: Any, rule: Mapping[str, Any] = SCHEMA, place: str = "the 
             inner = rule.get("properties", {}).get(key, rule.get("additionalProperties", {}))
             if inner is False:
                 raise ValueError(f"{place} has the key {key!r:.60}; it has {', '.join(rule['properties'])}")
-            check_plain(part, inner, f"{place}.{key}".removeprefix("the contract."))
+            check_plain(part, inner, f"{place}.{key or _NAMELESS}".removeprefix("the contract."))
     for number, part in enumerate(value if "items" in rule else ()):
         check_plain(part, rule["items"], f"{place}[{number}]")
 
@@ -404,7 +405,7 @@ def _unknowns(value: Any, place: str = "") -> Iterator[str]:
     """Places of `unknown`; one for a list."""
     if isinstance(value, Mapping):
         for key, part in value.items():
-            yield from _unknowns(part, f"{place}.{key}" if place else str(key))
+            yield from _unknowns(part, f"{place}.{key or _NAMELESS}".removeprefix("."))
     elif value == UNKNOWN or (isinstance(value, list) and UNKNOWN in value):
         yield place
 

@@ -26,7 +26,7 @@ REMEDIES: Mapping[str, str] = {
     "action horizon": "set the horizon",
     "replanning": "set the horizon",
     "rate": "set the rate",
-    "other robot": "choose the head",
+    "other robot": "choose the policy",
     "camera map": "map cameras",
     "swapped cameras": "exchange cameras",
     "color order": "convert colors",

@@ -46,14 +46,15 @@ def why_page(diagnosis: Diagnosis, name: str) -> str:
         [joint, *(f"{error[i]:.3g}" for error in diagnosis.errors.values())] for i, joint in enumerate(action.names)
     ]
     errors = table_card("Mean absolute error", ["action", *diagnosis.errors], rows) if diagnosis.errors else None
-    turns = [[gripper, *map(str, vars(turn).values())] for gripper, turn in diagnosis.transitions.items()]
+    columns = ["predicted", "recorded", "matched"] if diagnosis.errors else ["predicted"]
+    turns = [[gripper, *(str(vars(of)[name]) for name in columns)] for gripper, of in diagnosis.transitions.items()]
     shares = [[joint, f"{share:.0%}"] for joint, share in diagnosis.outside.items()]
     numbers = np.arange(len(diagnosis.steps))
     likelihood = line("state", numbers[: len(diagnosis.likelihood)], diagnosis.likelihood)
     looks = [line(camera, numbers, misfit, color) for color, (camera, misfit) in enumerate(diagnosis.misfits.items())]
     sections: list[Block] = [
         section("Error against the recording", errors, note="By phase of the gripper; the newest chunk of each step."),
-        section("Gripper transitions", table_card("", ["gripper", "predicted", "recorded", "matched"], turns)),
+        section("Gripper transitions", table_card("", ["gripper", *columns], turns)),
         section("States", chart("Likelihood of the states", "prediction", "nats per number, 0 is usual", [likelihood]),
                 table_card("Outside the range of training", ["dimension", "share"], shares)),
         section("Images", chart("Misfit of the images", "prediction", "misfit, 1 is the largest usual one", looks)),
