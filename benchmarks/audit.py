@@ -31,7 +31,7 @@ from support.audited import damage, eventful_run, trained
 from support.mixtures import mixed, tiny_sources
 from support.peak_memory import peak_bytes, start_peak
 from understudy.cli.bench.measure import conditions
-from understudy.cli.order import Table, droid_like
+from understudy.cli.data.order import Table, droid_like
 from understudy.load.order_rows import Span, order_facts, rows_of
 from understudy.order import Order
 from understudy.order_file import write_order_file

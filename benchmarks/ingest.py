@@ -30,7 +30,7 @@ from rosbags.highlevel import AnyReader
 
 from common import conditions, make_parser
 from support.bags import JOINTS, Bag
-from understudy.cli.importing import import_
+from understudy.cli.data.importing import import_
 from understudy.imports.settings import ImportConfig
 from understudy.imports.values import to_image
 from understudy.video.encode import VideoEncoder

@@ -16,7 +16,7 @@ import numpy as np
 
 import order_baselines
 from order_audit import WINDOWS, Audit, as_read, audit
-from understudy.cli.order import ExplainConfig, Table, choose, describe, order_of, read_tables
+from understudy.cli.data.order import ExplainConfig, Table, choose, describe, order_of, read_tables
 from understudy.config.declare import Interval
 from understudy.config.flags import read_flags
 from understudy.config.schema import complete

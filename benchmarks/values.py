@@ -40,7 +40,7 @@ import torch
 
 import understudy as us
 from common import make_parser
-from understudy.cli.score import ScoreConfig, score
+from understudy.cli.data.score import ScoreConfig, score
 from understudy.config.schema import validate_new
 from understudy.config.train import TrainConfig
 from understudy.envs.env import Outcome, layout_seed, vector_feature

@@ -14,7 +14,7 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 import understudy as us
 from shared import RowStatistics, accept_our_refusals, explain
-from understudy.cli.edit import EditConfig, make_plans
+from understudy.cli.data.edit import EditConfig, make_plans
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.recorded_stats import aggregate
 from understudy.data.stats.running import ImageStatistics, RunningStatistics

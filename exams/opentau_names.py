@@ -21,7 +21,7 @@ import torch
 import understudy as us
 from shared import RowStatistics, accept_our_refusals, explain
 from understudy.batch_keys import ACTION, STATE
-from understudy.cli.edit import SegmentConfig, segment
+from understudy.cli.data.edit import SegmentConfig, segment
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.recorded_stats import aggregate
 from understudy.data.stats.norm_heads import Member, compute_statistics, head_name

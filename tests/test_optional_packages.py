@@ -212,7 +212,7 @@ def test_missing_package_of_no_extra_keeps_its_traceback() -> None:
     """A failing import of our own is a bug, not a missing extra."""
     code = (
         """
-import understudy.cli.record as tool
+import understudy.cli.data.record as tool
 def broken(config):
     import nowhere_to_be_found
 tool.record = broken

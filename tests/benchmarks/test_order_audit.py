@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from order_audit import as_read, audit, count_decoded, count_open, find_lives, measure_revisit
 from support.refusals import refused
-from understudy.cli.order import droid_like
+from understudy.cli.data.order import droid_like
 from understudy.order import Order
 from understudy.order.design_effect import expected_uniform
 

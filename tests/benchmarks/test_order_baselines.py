@@ -9,7 +9,7 @@ import pytest
 import order_baselines
 from order_baselines import Read, block, episode_lanes, episode_stream, worker_pool
 from support.refusals import refused
-from understudy.cli.order import droid_like
+from understudy.cli.data.order import droid_like
 from understudy.order.design_effect import design_effect
 
 LENGTHS = np.array([7, 1, 12, 30, 3, 3, 18, 5, 9, 2, 26, 11])

@@ -13,7 +13,7 @@ from support.datasets import Spec, edit_column, edit_json, edit_times, write_dat
 from understudy.check.examine import check_dataset
 from understudy.check.findings import Finding
 from understudy.cli import main
-from understudy.cli.edit import format_summary
+from understudy.cli.data.edit import format_summary
 from understudy.data.dataset import EpisodeDataset
 from understudy.errors import DatasetError
 

@@ -17,7 +17,7 @@ import torch
 from support.runs import series, tiny_config, tiny_dataset
 from understudy.cli import main
 from understudy.cli.arguments import settings as parse
-from understudy.cli.record import RecordConfig
+from understudy.cli.data.record import RecordConfig
 from understudy.config.help import groups
 from understudy.config.schema import dump_yaml, load
 from understudy.config.train import TrainConfig

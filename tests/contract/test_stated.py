@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 
 from support.refusals import refused
-from understudy.cli.edit import EditConfig, edit
-from understudy.cli.record import RecordConfig, record
+from understudy.cli.data.edit import EditConfig, edit
+from understudy.cli.data.record import RecordConfig, record
 from understudy.contract.facts import Contract, RobotFacts, read_contract, write_contract
 from understudy.envs.registry import open_env
 from understudy.rollout.env_contract import env_contract

@@ -9,7 +9,7 @@ import pytest
 from support.datasets import Spec, write_dataset
 from support.edited import edit, segment
 from support.refusals import refused
-from understudy.cli.edit import EditConfig, make_plans
+from understudy.cli.data.edit import EditConfig, make_plans
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import Feature
 from understudy.data.write.dataset_files import statistic_value

@@ -19,7 +19,7 @@ from support.refusals import refused
 from support.servers import RangeServer, folder
 from support.videos import moving_pictures, write_video
 from understudy.check.examine import check_dataset
-from understudy.cli.edit import EditConfig, make_plans
+from understudy.cli.data.edit import EditConfig, make_plans
 from understudy.data.format.catalog import Catalog
 from understudy.data.write.writer import EpisodeWriter
 from understudy.edit.features import cast_values

@@ -19,7 +19,7 @@ from support.edited import edit, episode
 from support.part_work import DeadlyEncoding
 from support.refusals import refused
 from understudy.check.examine import check_dataset
-from understudy.cli.edit import EditConfig, make_plans
+from understudy.cli.data.edit import EditConfig, make_plans
 from understudy.data.format.catalog import Catalog
 from understudy.data.stats.running import RunningStatistics, compute_moments, sample_stride
 from understudy.edit import rows, videos, write_set

@@ -14,7 +14,7 @@ import gymnasium
 from gymnasium.spaces import Box, Dict, Discrete
 
 from support.refusals import refused
-from understudy.cli.record import RecordConfig, record
+from understudy.cli.data.record import RecordConfig, record
 from understudy.config.rollout import Play
 from understudy.config.schema import validate
 from understudy.data.dataset import EpisodeDataset

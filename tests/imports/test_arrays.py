@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from support.bags import pixels
-from understudy.cli.importing import import_
+from understudy.cli.data.importing import import_
 from understudy.data.format.catalog import Catalog
 from understudy.imports.recording import RecordingError
 from understudy.imports.settings import ImportConfig

@@ -16,7 +16,7 @@ from PIL import Image
 pytest.importorskip("rosbags", reason="needs the extra `import`")
 
 from support.bags import EPOCH, JOINTS, SECOND, Bag, pixels
-from understudy.cli.importing import import_
+from understudy.cli.data.importing import import_
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.imports.recording import RecordingError

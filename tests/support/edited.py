@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 import understudy as us
-from understudy.cli.edit import EditConfig, SegmentConfig, make_plan, make_plans
+from understudy.cli.data.edit import EditConfig, SegmentConfig, make_plan, make_plans
 from understudy.data.format.catalog import Catalog
 from understudy.edit.write_set import Written, write_outputs
 from understudy.parts import Workers

@@ -44,7 +44,7 @@ STEPS = (5, 10, 12)
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six episodes of the tabletop."""
-    from understudy.cli.record import RecordConfig, record
+    from understudy.cli.data.record import RecordConfig, record
 
     root = tmp_path_factory.mktemp("rollouts") / "dataset"
     record(RecordConfig(output_dir=str(root), episodes=6, image_size=16, codec="libx264"))

@@ -5,25 +5,17 @@ commands     the table of commands
 arguments    settings of a command from its words, or its help
 help_texts   examples and general flags of the help
 completion   `understudy completion`, and the answers that its scripts ask for
+versions     `understudy --version -v`
 demo         `understudy demo`
-record       `understudy record`
+data         commands that write datasets, or look at them
 runs         `understudy train`, `resume`, `validate`, `rollout`, `export` and `report`
 plan         `understudy plan`
 profile      `understudy profile`
-score        `understudy score`
-check        `understudy check`
-view         `understudy view`
-importing    `understudy import`
-edit         `understudy edit` and `understudy segment`
-ranges       `understudy ranges`
-order        `understudy order explain` and `understudy order export`
 audit        `understudy audit`
-hub          `understudy push` and `understudy pull`
-prepare      `understudy fast fit` and `understudy tokenizer fit`
+bench        `understudy bench`
 serve        `understudy serve`
 replay       `understudy replay`
 contract     `understudy contract`
 why          `understudy why`
-bench        `understudy bench`
-versions     `understudy --version -v`
+hub          `understudy push` and `understudy pull`
 """

@@ -38,7 +38,7 @@ class Command:
 
 COMMANDS = {
     "demo": Command("demo:demo", "the whole job in minutes, on a simulated table", "[FILE]", extra="demo"),
-    "record": Command("record:record", "record demonstrations of a scripted expert", "[FILE]"),
+    "record": Command("data.record:record", "record demonstrations of a scripted expert", "[FILE]"),
     "train": Command("runs:train", "train a policy", "[FILE]", launchable=True),
     "resume": Command("runs:resume", "continue at the exact next sample", "RUN", launchable=True),
     "validate": Command("runs:validate", "validation loss per norm head, source and task", "RUN", launchable=True),
@@ -55,20 +55,20 @@ COMMANDS = {
     "contract": Command("contract:contract", "a contract, or the contradictions between two", "PATH [PATH]"),
     "why": Command("why:why", "why a policy does not grasp, of a trace", "[POLICY] TRACE", extra="report"),
     "report": Command("runs:report", "a run's report.html again, or several runs side by side", "RUN [RUN ...]"),
-    "score": Command("score:score", "values and advantages of a dataset's frames", "RUN DATA OUT"),
+    "score": Command("data.score:score", "values and advantages of a dataset's frames", "RUN DATA OUT"),
     "import": Command(
-        "importing:import_", "bags, HDF5 and Zarr files as a LeRobot dataset", "[PATH ...]", extra="import"
+        "data.importing:import_", "bags, HDF5 and Zarr files as a LeRobot dataset", "[PATH ...]", extra="import"
     ),
-    "check": Command("check:check", "contents and faults of a dataset", "PATH"),
-    "view": Command("view:view", "look through episodes in a browser", "PATH"),
-    "edit": Command("edit:edit", "select, merge, change or transcode datasets", "[PATH ...]"),
-    "segment": Command("edit:segment", "cut episodes into segments", "[PATH ...]"),
-    "ranges": Command("ranges:ranges", "find the frames in which a robot moves", "PATH"),
+    "check": Command("data.check:check", "contents and faults of a dataset", "PATH"),
+    "view": Command("data.view:view", "look through episodes in a browser", "PATH"),
+    "edit": Command("data.edit:edit", "select, merge, change or transcode datasets", "[PATH ...]"),
+    "segment": Command("data.edit:segment", "cut episodes into segments", "[PATH ...]"),
+    "ranges": Command("data.ranges:ranges", "find the frames in which a robot moves", "PATH"),
     "bench": Command("bench.bench:bench", "loading speed of a dataset, and of its codec", "PATH", launchable=True),
-    "fast fit": Command("prepare:fit_fast", "fit action tokens (FAST) to a dataset", "[FILE]"),
-    "tokenizer fit": Command("prepare:fit_tokenizer", "fit a small text tokenizer to a dataset", "[FILE]"),
-    "order explain": Command("order:explain", "the order of samples, and how well it mixes", "[PATH ...]"),
-    "order export": Command("order:export", "the samples of a run or an order, as parquet", "PATH [PATH ...]"),
+    "fast fit": Command("data.prepare:fit_fast", "fit action tokens (FAST) to a dataset", "[FILE]"),
+    "tokenizer fit": Command("data.prepare:fit_tokenizer", "fit a small text tokenizer to a dataset", "[FILE]"),
+    "order explain": Command("data.order:explain", "the order of samples, and how well it mixes", "[PATH ...]"),
+    "order export": Command("data.order:export", "the samples of a run or an order, as parquet", "PATH [PATH ...]"),
     "audit": Command("audit:audit", "how often each frame was trained on, and by which step", "RUN"),
     "completion": Command("completion:completion", "print a completion script for a shell", "SHELL"),
 }

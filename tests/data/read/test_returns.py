@@ -15,7 +15,7 @@ import understudy as us
 from support.datasets import rate_episodes
 from support.outcomes import FPS, write_outcomes
 from support.refusals import refused
-from understudy.cli.edit import EditConfig, SegmentConfig, edit, segment
+from understudy.cli.data.edit import EditConfig, SegmentConfig, edit, segment
 from understudy.data.format.catalog import Catalog
 from understudy.data.read.returns import END_IS_CUT, ReturnTarget, n_step_advantages
 from understudy.data.read.rows import Rows

@@ -23,7 +23,7 @@ from support.pi05_policy import policy as pi05_policy
 from support.refusals import refused
 from support.runs import final_tensors, series, tiny_config, tiny_dataset
 from support.sentences import write_model
-from understudy.cli.score import ScoreConfig, score
+from understudy.cli.data.score import ScoreConfig, score
 from understudy.config.schema import override
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError

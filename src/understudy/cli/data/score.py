@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from understudy.atomic import BeingWritten, hold_folder
-from understudy.cli.edit import EditConfig, make_plans, output_problems
+from understudy.cli.data.edit import EditConfig, make_plans, output_problems
 from understudy.config.declare import Ge, Interval, Positional
 from understudy.config.workers import WorkersConfig
 from understudy.cores import available_cores

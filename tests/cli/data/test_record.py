@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from support.refusals import refused
-from understudy.cli import record as module
-from understudy.cli.record import RecordConfig, demonstrate, record
+from understudy.cli.data import record as module
+from understudy.cli.data.record import RecordConfig, demonstrate, record
 from understudy.config.schema import complete
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
@@ -118,7 +118,7 @@ def test_record_of_another_environment_has_its_keys(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from understudy.data.write.writer import EpisodeWriter
-from understudy.cli.record import RecordConfig, record
+from understudy.cli.data.record import RecordConfig, record
 add, frames = EpisodeWriter.add_frame, 0
 def add_frame(self, values, task):
     global frames

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from understudy.atomic import is_taken
-from understudy.cli.ranges import RangesConfig, keys_of, rule_of
+from understudy.cli.data.ranges import RangesConfig, keys_of, rule_of
 from understudy.config.declare import Ge, Gt, Interval, Positional
 from understudy.config.workers import WorkersConfig
 from understudy.errors import DatasetError

@@ -22,8 +22,8 @@ from support.refusals import refused
 from support.runs import tiny_config
 from understudy.atomic import BeingWritten, hold_folder
 from understudy.cli import main
-from understudy.cli.edit import EditConfig, edit
-from understudy.cli.score import ScoreConfig, score
+from understudy.cli.data.edit import EditConfig, edit
+from understudy.cli.data.score import ScoreConfig, score
 from understudy.config.schema import override
 from understudy.errors import ConfigError, DatasetError
 from understudy.policies.policy import load
@@ -139,7 +139,7 @@ def slow(self, part):
 score.ValueFunction.read = slow
 seconds, paths = float(sys.argv[1]), tuple(sys.argv[2:])
 sys.argv[1:] = ["score"]  # the command in meta/edit.json
-from understudy.cli.score import ScoreConfig, score as command
+from understudy.cli.data.score import ScoreConfig, score as command
 command(ScoreConfig(paths=paths, num_threads=1))
 """
 

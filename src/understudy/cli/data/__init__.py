@@ -1,0 +1,12 @@
+"""Commands that write datasets, or look at them.
+
+record     `understudy record`
+importing  `understudy import`
+edit       `understudy edit` and `understudy segment`
+score      `understudy score`
+check      `understudy check`
+view       `understudy view`
+ranges     `understudy ranges`
+order      `understudy order explain` and `understudy order export`
+prepare    `understudy fast fit` and `understudy tokenizer fit`
+"""
