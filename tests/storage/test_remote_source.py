@@ -22,6 +22,7 @@ from support.servers import FAULTS, Asked, RangeServer, change_retry_policy
 from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy, TransientError, call_with_retries
+from understudy.storage.remote_store import WebStore, web_store
 
 DATA = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8).tobytes()
 QUICK = RetryPolicy(deadline=120.0, stall=60.0, initial_backoff=0.001, max_backoff=0.004)
@@ -257,6 +258,28 @@ def test_redirect_is_resolved_once_and_gets_no_credentials(tmp_path: Path) -> No
         far.answer = lambda asked: (403, {}, b"") if len(far.log) == 4 else None  # the redirect has expired
         assert source.read(250_000, 10) == DATA[250_000:250_010]
         assert len(near.log) == 4
+
+
+def test_unchanged_files_are_asked_for_on_one_connection(tmp_path: Path) -> None:
+    paths = [f"/set/{number}" for number in range(5)]
+    with RangeServer(dict.fromkeys(paths, DATA[:900])) as server:
+        for _ in range(2):  # the first process of a host, and the second
+            before, files = server.http.accepted, files_of(server, tmp_path)
+            assert all(files.read(path.removeprefix("/set/")) == DATA[:900] for path in paths)
+            assert server.http.accepted == before + 1
+        assert [asked.status for asked in server.log] == [206] * 5 + [304] * 5
+
+
+def test_signed_url_of_another_s3_needs_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only Amazon has regions to look up, with a request before every signature and listing."""
+    with RangeServer({PATH: DATA}) as server:
+        for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+            with monkeypatch.context() as patch:
+                patch.setenv(name, server.url)
+                store = web_store("s3://set", {"key": name, "secret": "x"})
+                assert isinstance(store, WebStore)
+                assert store.backend.address("videos/a.mp4").url.startswith(f"{server.url}{PATH}?")
+        assert not server.log
 
 
 def test_read_beyond_the_end_raises_dataset_error(tmp_path: Path) -> None:

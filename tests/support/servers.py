@@ -129,10 +129,12 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, *args: Any) -> None:
         self.open: set[socket.socket] = set()
+        self.accepted = 0  # connections so far
         super().__init__(*args)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self.open.add(request)
+        self.accepted += 1
         super().process_request(request, client_address)
 
     def hang_up(self) -> None:

@@ -259,6 +259,7 @@ class HttpClient:
                     with contextlib.suppress(Exception):  # a connection is reusable once its response is read
                         response.read(_CHUNK, decode_content=False)
                 elif known_tag and response.status == 304:
+                    response.drain_conn()  # of nothing; a connection is reusable once its response is read
                     return RangeResponse(unchanged=True, date=_parse_date(response.headers.get("Date")))
                 else:
                     set_deadline(end, retry.stall)

@@ -365,7 +365,8 @@ class S3Backend(WebBackend):
             signed = {"signature_version": "s3v4", **options.get("config_kwargs", {})}
             self._options["config_kwargs"] = signed
         client = options.get("client_kwargs", {})
-        if not (options.get("endpoint_url") or client.get("endpoint_url") or client.get("region_name")):
+        other = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"} & os.environ.keys()  # not Amazon: no region to look up
+        if not (other or options.get("endpoint_url") or client.get("endpoint_url") or client.get("region_name")):
             self._options.setdefault("cache_regions", True)  # such a signature names the bucket's region
         self._open()
 
