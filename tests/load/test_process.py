@@ -103,7 +103,7 @@ def check_memory(root: Path, megabytes: int, lanes: int, way: str, batches: int 
     found = json.loads(output)
     assert way in found["plan"]
     assert found["planned"] <= megabytes * 10**6
-    assert 0.8 <= found["grown"] / found["planned"] <= 1.02, found  # 0.87 to 0.993; less beside other work
+    assert 0.65 <= found["grown"] / found["planned"] <= 1.02, found  # 0.87 to 0.993 alone, 0.7 at load 15
 
 
 @pytest.mark.long
