@@ -20,6 +20,7 @@ from understudy.config.help import flag_of, item_class, members, negation_of, ta
 from understudy.config.schema import SUFFIXES, validate, validate_new
 from understudy.errors import ConfigError
 from understudy.policies.registry import BUILT_IN, PolicySettings, is_code, pin, policy_type
+from understudy.records import Record
 
 TRAINS = "--data.root"
 """Flag of the commands with the settings of a training, into which names of other trainers are translated."""
@@ -59,9 +60,7 @@ def is_policy(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, PolicySettings)
 
 
-def read_flags(
-    cls: type, words: Sequence[str], content: Mapping[str, Any], where: object = None, *, new: bool = True
-) -> Any:
+def read_flags(cls: type, words: Sequence[str], content: Record, where: object = None, *, new: bool = True) -> Any:
     """Return the settings of a file with flags over them.
 
     Args:

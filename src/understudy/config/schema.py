@@ -18,6 +18,7 @@ from understudy.config.help import OTHER_TYPE, expected, flag_of, item_class, me
 from understudy.credentials import remember_credentials
 from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
+from understudy.records import Record
 
 T = TypeVar("T")
 
@@ -95,10 +96,10 @@ def _as_mapping(path: Path, content: Any) -> dict[str, Any]:
 
 def validate(
     cls: type[T],
-    content: Mapping[str, Any],
+    content: Record,
     where: object = None,
     fresh: bool = True,
-    brought: Mapping[str, Any] | None = None,
+    brought: Record | None = None,
     flags: Collection[str] = (),
 ) -> T:
     """Make an instance of the dataclass `cls` from a nested mapping; missing names take the defaults.
@@ -143,7 +144,7 @@ def _adapter(cls: Any) -> Any:
 
 
 def validate_new(
-    cls: type[T], content: Mapping[str, Any], where: object = None, fresh: bool = True, flags: Collection[str] = ()
+    cls: type[T], content: Record, where: object = None, fresh: bool = True, flags: Collection[str] = ()
 ) -> T:
     """`validate` the settings of a new run: missing names take the defaults that its policy brings (`run_defaults`).
 
@@ -163,7 +164,7 @@ def run_defaults(config: Any) -> dict[str, Any]:
     return config.run_defaults() if hasattr(config, "run_defaults") else {}
 
 
-def _joined(cls: type, brought: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+def _joined(cls: type, brought: Record, content: Record) -> dict[str, Any]:
     """Return `content` with the values of `brought` under the names that it lacks, group by group."""
     hints, joined = get_type_hints(cls), {**brought, **content}
     for name in brought.keys() & content.keys():
@@ -255,7 +256,7 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     return {p: (before.get(p), after.get(p)) for p in paths if before.get(p) != after.get(p)}
 
 
-def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(content: Record, prefix: str = "") -> dict[str, Any]:
     """Return dotted path -> value for every leaf of nested settings (`plain`)."""
     leaves: dict[str, Any] = {}
     for key, value in content.items():
@@ -273,7 +274,7 @@ def _as_error(lines: list[str], where: object) -> ConfigError:
     return ConfigError(f"{head}{len(lines)} settings cannot be used\n" + "\n".join(f"  {line}" for line in lines))
 
 
-def _describe_errors(cls: type, content: Mapping[str, Any], errors: Iterable[Any], flags: Collection[str]) -> list[str]:
+def _describe_errors(cls: type, content: Record, errors: Iterable[Any], flags: Collection[str]) -> list[str]:
     """One line for each wrong setting: path or flag, rule, and the value if it is a plain one."""
     reports: dict[tuple[str, ...], list[Any]] = {}
     kinds: dict[tuple[str, ...], Any] = {}
@@ -347,7 +348,7 @@ def _of_other_tools(path: str, value: Any) -> list[str]:
     return [line for name, item in inside for line in _of_other_tools(f"{path}.{name}", item)]
 
 
-def _unknown_names(cls: type, content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _unknown_names(cls: type, content: Record, prefix: str = "") -> Iterator[str]:
     """One line for each unknown name: pydantic ignores them, and a misspelt setting would silently be its default."""
     hints = get_type_hints(cls)
     field_names = [field.name for field in fields(cls)]

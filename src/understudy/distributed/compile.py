@@ -9,10 +9,12 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from understudy.errors import ConfigError
 
@@ -76,3 +78,14 @@ def is_compile_error(error: BaseException) -> bool:
     """Return whether torch.compile failed: among other causes, a signal to the process group ended its compiler."""
     modules = [kind.__module__ for kind in type(error).__mro__]
     return any(module.startswith(("torch._dynamo", "torch._inductor")) for module in modules)
+
+
+def attention_kernels(setting: str) -> AbstractContextManager[None]:
+    """Compute each `scaled_dot_product_attention` of this block with the kernels that a setting names.
+
+    It holds for a backward pass inside the block, too, which may recompute attention.
+
+    Args:
+        setting: "sdpa": the fastest kernel that fits. "eager": two matrix products and a softmax.
+    """
+    return nullcontext() if setting == "sdpa" else sdpa_kernel(SDPBackend.MATH)

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from understudy.records import Record
+
 IMAGE = "observation.image"
 """Prefix of the keys of images: `observation.image`, `observation.images.<camera>`."""
 
@@ -50,7 +52,7 @@ class Env(Protocol):
     """Standard deviation of the noise that suits the scripted expert (actions are in [-1, 1])."""
     features: dict[str, dict[str, Any]]
     """Features of a recorded dataset, `action` included: dtype, shape, names as in LeRobot's `info.json`."""
-    meanings: Mapping[str, Mapping[str, Any]]
+    meanings: Mapping[str, Record]
     """Key -> facts for the contract: `units`, `roles`, `references`, `frame`, `gripper` of vectors, `role` and
     `orientation` of cameras (`contract/facts.py`). An environment may leave them out."""
 

@@ -20,6 +20,7 @@ import numpy as np
 from understudy.envs.env import IMAGE, ActionError, Outcome, package_versions, uniforms, vector_feature
 from understudy.envs.gymnasium_options import GymnasiumOptions
 from understudy.optional_packages import optional_imports
+from understudy.records import Record
 
 with optional_imports():
     import gymnasium
@@ -132,7 +133,7 @@ class GymnasiumEnv:
             raise ActionError(f"action_{index} is {action[index]:g}, outside {bounds}")
         return action
 
-    def _is_success(self, reward: float, info: Mapping[str, Any], over: bool) -> bool:
+    def _is_success(self, reward: float, info: Record, over: bool) -> bool:
         if self._options.success_reward is not None:
             return reward >= self._options.success_reward
         choices = [self._options.success_key] if self._options.success_key else SUCCESS

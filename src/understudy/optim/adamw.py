@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from understudy.optim.bf16_split import adamw_split_, adamw_whole_, as_tensor, compiled_step_, join, split_
 from understudy.optim.state import check_master, given_masters, in_order_of, local, named_parameters, refuse_foreign
+from understudy.records import Record
 
 
 class Float32AdamW(Optimizer):
@@ -223,7 +224,7 @@ class Float32AdamW(Optimizer):
         return {**super().__getstate__(), "_compiled": self._compiled, "_versions": {}}  # a copy's weights are its own
 
 
-def _hyper(group: Mapping[str, Any]) -> dict[str, float]:
+def _hyper(group: Record) -> dict[str, float]:
     beta1, beta2 = group["betas"]
     return {"beta1": beta1, "beta2": beta2, "eps": group["eps"], "weight_decay": group["weight_decay"]}
 

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-Groups = Sequence[Mapping[str, Any]]
+from understudy.records import Record
+
+Groups = Sequence[Record]
 
 
 def named_parameters(groups: Groups) -> Iterator[tuple[str, Tensor]]:
@@ -97,7 +99,7 @@ def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
-def in_order_of(groups: Groups, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+def in_order_of(groups: Groups, state_dict: Record) -> dict[str, Any]:
     """Reorder the groups and parameters of a state dict as in this optimizer: torch itself loads by order alone.
 
     Groups are matched by the set of their parameters' plain names, so a state saved under DistributedDataParallel loads

@@ -1,7 +1,7 @@
 """Parts of `RobotPolicy`: bounds of actions, reactions to unknown inputs, and one pass for several robots."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from understudy.contract.mismatch import ContractError, ContractWarning, Mismatc
 from understudy.policies.draws import Draws
 from understudy.policies.observation_history import ObservationHistory
 from understudy.policies.policy import Policy
+from understudy.records import Batch
 
 ActionBounds = Literal["clamp", "error", "off"]
 """Actions outside of their bounds are moved to the nearest bound, are an error, or reach the robot as they are."""
@@ -112,7 +113,7 @@ class Prepared:
         histories: past observations with this one added; None: the policy sees none.
     """
 
-    batch: Mapping[str, Any]
+    batch: Batch
     draws: Draws
     executing: Tensor | None
     delay: int

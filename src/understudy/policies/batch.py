@@ -1,7 +1,7 @@
 """Checks of a policy's batch, whose errors name the key, copies to its device, and arithmetic on the host."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,16 +10,17 @@ from torch import Tensor
 
 from understudy.batch_keys import ACTION, PROMPT_METADATA, STATE, TASK
 from understudy.prompt_metadata import add_metadata
+from understudy.records import Batch
 
 
-def value_of(batch: Mapping[str, Any], key: str) -> Any:
+def value_of(batch: Batch, key: str) -> Any:
     """Return `batch[key]`. Raises ValueError, with the keys, where it is missing."""
     if key not in batch:
         raise ValueError(f"the batch has {sorted(batch)}, the policy needs {key!r}")
     return batch[key]
 
 
-def prompts_of(batch: Mapping[str, Any]) -> list[str]:
+def prompts_of(batch: Batch) -> list[str]:
     """Return the instruction of each sample, with its metadata where the batch has `prompt_metadata`."""
     return add_metadata(value_of(batch, TASK), batch.get(PROMPT_METADATA))
 
@@ -39,7 +40,7 @@ def check_image(name: str, image: Tensor, shape: tuple[int | None, ...]) -> None
         raise ValueError(f"{name} is {image.dtype}, images are uint8")
 
 
-def from_present(batch: Mapping[str, Any], config: Any) -> dict[str, Any]:
+def from_present(batch: Batch, config: Any) -> dict[str, Any]:
     """Return a batch whose actions begin at the present: without those before it that a policy trains on."""
     keys = [key for key in (ACTION, f"{ACTION}_is_pad") if key in batch and config.past_actions]
     return {**batch, **{key: batch[key][:, config.past_actions :] for key in keys}}
@@ -76,7 +77,7 @@ STATES, STATES_IS_PAD = "state_history", "state_history_is_pad"
 """Keys of the states over time, [B, T, S], and of their padding, bool [B, T]."""
 
 
-def split_states(batch: Mapping[str, Any], count: int) -> dict[str, Any]:
+def split_states(batch: Batch, count: int) -> dict[str, Any]:
     """Replace states over time [B, T, S] by the present ones [B, S], and keep all of them under `STATES`.
 
     Args:

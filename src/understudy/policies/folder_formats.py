@@ -22,6 +22,7 @@ from understudy.checksums import write_checksums
 from understudy.errors import ConfigError
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.registry import policy_type
+from understudy.records import Record
 
 WEIGHTS = "model.safetensors"
 
@@ -63,7 +64,7 @@ class Robot(NamedTuple):
     """Action dimensions that are differences to the state."""
 
     @classmethod
-    def from_head(cls, config: Any, normalization: Mapping[str, Any], head: int) -> "Robot":
+    def from_head(cls, config: Any, normalization: Record, head: int) -> "Robot":
         """Read a head of a normalization.
 
         Args:
@@ -93,8 +94,8 @@ class Robot(NamedTuple):
 def describe_folder(
     tool: str,
     config: Any,
-    normalization: Mapping[str, Any],
-    metadata: Mapping[str, Any],
+    normalization: Record,
+    metadata: Record,
     head: str = "",
     dtype: str = "fp32",
 ) -> ForeignFolder:

@@ -20,6 +20,7 @@ from understudy.optional_packages import require
 from understudy.policies.draws import generate_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.registry import imported, policy_type
+from understudy.records import Record
 
 
 @dataclass(frozen=True)
@@ -190,9 +191,7 @@ def compare(
     return {"largest_difference": {str(rows): value for rows, value in differences.items()}, "largest_action": largest}
 
 
-def describe_graph(
-    graph: PolicyGraph, kind: Format, steps: int, parity: Mapping[str, Any], metadata: Mapping[str, Any]
-) -> str:
+def describe_graph(graph: PolicyGraph, kind: Format, steps: int, parity: Record, metadata: Record) -> str:
     """Describe a written graph in JSON: its inputs, output and parity report.
 
     Args:

@@ -33,6 +33,7 @@ from understudy.policies.observation_history import ObservationHistory, seen_tim
 from understudy.policies.policy import Policy, build_saved
 from understudy.policies.registry import given_code
 from understudy.prompt_metadata import observed_metadata
+from understudy.records import Batch, Record
 
 
 def load_policy(
@@ -41,7 +42,7 @@ def load_policy(
     device: str | torch.device = "cpu",
     head: str | None = None,
     compute: Literal["float32", "bfloat16"] | None = None,
-    normalization: Mapping[str, Any] | None = None,
+    normalization: Record | None = None,
     norm_asset: str = "",
     contract: Reaction = "warn",
     action_bounds: ActionBounds = "off",
@@ -103,7 +104,7 @@ class RobotPolicy:
     def __init__(
         self,
         policy: Policy,
-        metadata: Mapping[str, Any],
+        metadata: Record,
         head: str | None = None,
         *,
         contract: Contract | None = None,
@@ -428,7 +429,7 @@ class RobotPolicy:
         height, width = facts.size if facts is not None and facts.size[0] else self.policy.config.image_size
         return height, width
 
-    def _standard(self, observation: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _standard(self, observation: Mapping[str, Any]) -> Record:
         """Give the values under the robot's own keys the policy's keys; those that are there already stay."""
         if self.facts is None:
             return observation
@@ -448,7 +449,7 @@ class RobotPolicy:
         times = dict.fromkeys(self.policy.config.cameras if image_times else (), image_times)
         return times | ({STATE: state_times} if state_times else {})
 
-    def _remember(self, batch: Mapping[str, Any], time: float | None) -> list[ObservationHistory]:
+    def _remember(self, batch: Batch, time: float | None) -> list[ObservationHistory]:
         """Return the history of each row with a batch added. Those of the policy stay as they are."""
         rows = len(batch[TASK])
         if self._histories is None:
@@ -463,7 +464,7 @@ class RobotPolicy:
             history.add({key: batch[key][row].numpy() for key in windows}, time)
         return copies
 
-    def _seen(self, batch: Mapping[str, Any], histories: Sequence[ObservationHistory]) -> dict[str, Any]:
+    def _seen(self, batch: Batch, histories: Sequence[ObservationHistory]) -> dict[str, Any]:
         """Windows [B, T, ...] of the histories of a batch, with `<key>_is_pad` [B, T]."""
         windows = [history.windows() for history in histories]
         seen: dict[str, Any] = {

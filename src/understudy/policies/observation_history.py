@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from understudy.records import Record
+
 TOLERANCE_S = 1e-4
 """Seconds by which a time may miss a step or the start of an episode, as in `data/time_windows.py`."""
 
@@ -97,7 +99,7 @@ class ObservationHistory:
         duplicate._kept = self._kept.copy()
         return duplicate
 
-    def add(self, values: Mapping[str, Any], time: float | None = None) -> None:
+    def add(self, values: Record, time: float | None = None) -> None:
         """Add a copy of the present observation.
 
         Args:
@@ -158,7 +160,7 @@ class ObservationHistory:
             )
         return nearest, False
 
-    def _copy(self, key: str, values: Mapping[str, Any]) -> np.ndarray:
+    def _copy(self, key: str, values: Record) -> np.ndarray:
         if key not in values:
             raise ValueError(f"the observation has {sorted(values)}, the history needs {key!r}")
         value = np.array(values[key])  # a copy: drivers reuse their buffers

@@ -30,6 +30,7 @@ from understudy.policies.weight_files import (
     fill_state,
     stored_shapes,
 )
+from understudy.records import Batch, Record
 
 
 class Policy(nn.Module):
@@ -124,7 +125,7 @@ class Policy(nn.Module):
     def check_ready(self) -> None:
         """Raise ConfigError where the policy lacks a file that `preprocess` needs. A run calls it at its start."""
 
-    def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
+    def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample per loss term, int64 [B]: the divisor of the loss, known before it.
 
         A sum over the batch, int64 [], is enough where samples have no weights (`LOSS_WEIGHT`). With `scalar_losses`
@@ -137,7 +138,7 @@ class Policy(nn.Module):
         return dict.fromkeys(self.loss_terms, elements)
 
     def losses(
-        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
+        self, batch: Batch, draws: Draws, terms: Collection[str] | None = None, detail: bool = False
     ) -> dict[str, Loss] | dict[str, Tensor]:
         """Compute the sum and the count of each loss term for each sample; with `scalar_losses` the mean over them.
 
@@ -155,7 +156,7 @@ class Policy(nn.Module):
         return [name for name in needed if getattr(type(self), name) is getattr(Policy, name)]
 
     def sample_losses(
-        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str], detail: bool = False
+        self, batch: Batch, draws: Draws, terms: Collection[str], detail: bool = False
     ) -> dict[str, Loss]:
         """Compute `losses`; with `scalar_losses` each element of a batch gets the mean over it.
 
@@ -164,7 +165,7 @@ class Policy(nn.Module):
         Raises:
             ConfigError: the losses lack a term, or are not of the form that `scalar_losses` names.
         """
-        losses: Mapping[str, Any] = self.losses(batch, draws, terms=terms, detail=detail)
+        losses: Record = self.losses(batch, draws, terms=terms, detail=detail)
         for term in terms:
             if term not in losses:
                 raise ConfigError(
@@ -181,7 +182,7 @@ class Policy(nn.Module):
         counts = self.counts(batch, draws)
         return {term: Loss(losses[term].float() * counts[term], counts[term]) for term in terms}
 
-    def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
         """Predict actions, float32 [B, T, A] in the robot's units; 0 in dimensions that a robot does not have.
 
         Args:
@@ -194,7 +195,7 @@ class Policy(nn.Module):
 
     def continue_chunk(
         self,
-        batch: Mapping[str, Any],
+        batch: Batch,
         draws: Draws,
         executing: Tensor,
         delay: int,
@@ -224,7 +225,7 @@ class Policy(nn.Module):
         """Whether the type has `continue_chunk`."""
         return type(self).continue_chunk is not Policy.continue_chunk
 
-    def values(self, batch: Mapping[str, Any]) -> Tensor:
+    def values(self, batch: Batch) -> Tensor:
         """Predict the return of each sample, float32 [B]; optional (`PolicySettings.return_target`).
 
         Raises:
@@ -237,7 +238,7 @@ class Policy(nn.Module):
         """Whether `imagine` can predict the consequences of given actions."""
         return False
 
-    def imagine(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
+    def imagine(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
         """Predict the states that follow, and images where the policy has them; optional (`imagines`).
 
         Args:
@@ -311,11 +312,11 @@ class Policy(nn.Module):
         """
         return None
 
-    def tokens(self, batch: Mapping[str, Any]) -> list[int] | None:
+    def tokens(self, batch: Batch) -> list[int] | None:
         """Count the tokens of each sample of a prepared batch, on the host; None: the policy has no tokens."""
         return None
 
-    def processed_tokens(self, batch: Mapping[str, Any]) -> int:
+    def processed_tokens(self, batch: Batch) -> int:
         """Count the tokens that `losses` computes for a prepared batch, padding included; 0 where it has none."""
         return sum(self.tokens(batch) or ())
 
@@ -333,7 +334,7 @@ class Policy(nn.Module):
         self,
         directory: str | Path,
         weights: Mapping[str, Tensor] | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Record | None = None,
     ) -> None:
         """Write model.safetensors, config.json and normalisation.json; an older policy there is replaced atomically.
 

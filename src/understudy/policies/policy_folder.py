@@ -39,6 +39,7 @@ from understudy.hub.ids import SCHEME, model_id
 from understudy.optional_packages import MissingExtraError
 from understudy.policies.registry import CODE, code_of, policy_type, stored_type, type_functions
 from understudy.policies.weight_files import TensorReader, WeightFiles
+from understudy.records import Record
 
 WEIGHTS, CONFIG, NORMALIZATION = "model.safetensors", "config.json", "normalisation.json"
 METADATA = "metadata"
@@ -62,9 +63,9 @@ class Saved(NamedTuple):
 def save(
     directory: str | Path,
     config: Any,
-    normalization: Mapping[str, Any],
+    normalization: Record,
     weights: Mapping[str, Tensor],
-    metadata: Mapping[str, Any] | None = None,
+    metadata: Record | None = None,
 ) -> None:
     """Write the files next to `directory`, flush them to the disk, then rename: no reader ever sees half a policy.
 
@@ -102,7 +103,7 @@ def save(
             (fresh / CARD).write_bytes(text)  # a user's own
 
 
-def with_digests(contract: Mapping[str, Any], normalization: Mapping[str, Any], weights: str) -> dict[str, Any]:
+def with_digests(contract: Record, normalization: Record, weights: str) -> dict[str, Any]:
     """Return the plain values of a contract with the digests of a folder's weights and normalization.
 
     Args:
@@ -176,7 +177,7 @@ def of_run(folder: Path) -> Path:
     return inner if not (folder / CONFIG).is_file() and (inner / CONFIG).is_file() else folder
 
 
-def load(directory: str | Path, normalization: Mapping[str, Any] | None = None, asset: str = "") -> Saved:
+def load(directory: str | Path, normalization: Record | None = None, asset: str = "") -> Saved:
     """Read a saved policy of any registered type, or a folder of another tool that a type can read (`FOLDER`).
 
     Each file that has a checksum is read whole once, to compare it.
@@ -241,7 +242,7 @@ def read_metadata(directory: str | Path) -> dict[str, Any]:
     return dict(_object(Path(directory) / CONFIG).get(METADATA, {}))
 
 
-def read_config(stored: Mapping[str, Any]) -> Any:
+def read_config(stored: Record) -> Any:
     """Build the config of a policy from its JSON.
 
     Raises:
@@ -267,7 +268,7 @@ def _object(path: Path) -> dict[str, Any]:
     return value
 
 
-def type_problems(kind: type[Any], stored: Mapping[str, Any]) -> list[str]:
+def type_problems(kind: type[Any], stored: Record) -> list[str]:
     """List the values that are not of their field's type, one line each.
 
     Args:

@@ -44,6 +44,7 @@ from typing import Any, ClassVar, Literal, Self
 from understudy.batch_keys import ACTION, STATE
 from understudy.checksums import ChecksumError, check_checksums
 from understudy.errors import ConfigError
+from understudy.records import Record
 
 CODE = "policy_code.py"
 """Name of the copy in runs and exported folders, for readers: it is not imported from there."""
@@ -263,7 +264,7 @@ class PolicySettings:
         """Height and width of the images that the network computes with."""
         return self.image_size
 
-    def run_defaults(self, steps: int, lora_rank: int) -> Mapping[str, Any]:
+    def run_defaults(self, steps: int, lora_rank: int) -> Record:
         """Return the defaults of a run of this type, those of a group nested: `{"steps": 100, "optim": {"lr": 1e-5}}`.
 
         A flag or a settings file takes precedence over them, and they over the defaults of every run.
@@ -340,7 +341,7 @@ class PolicySettings:
         return False
 
     @property
-    def return_target(self) -> Mapping[str, Any]:
+    def return_target(self) -> Record:
         """Fields of `ReturnTarget` (`data/read/returns.py`) of a value function, whose batches then have `return`.
 
         Empty: the policy learns no returns.
@@ -383,7 +384,7 @@ class PolicySettings:
         """Return the actions per chunk of released weights that a run starts from; None: there are none."""
         return None
 
-    def choose_normalization(self, computed: Mapping[str, Any]) -> Mapping[str, Any]:
+    def choose_normalization(self, computed: Record) -> Record:
         """Return the normalization of a new run: `computed` from its data, or that of weights it starts from.
 
         Raises:
@@ -396,7 +397,7 @@ class PolicySettings:
         return name
 
     @classmethod
-    def select(cls, values: Mapping[str, Any]) -> "builtins.type[PolicySettings]":
+    def select(cls, values: Record) -> "builtins.type[PolicySettings]":
         """Return the settings class that `values` name by their `type`.
 
         Raises:
@@ -405,7 +406,7 @@ class PolicySettings:
         return policy_type(pin(stored_type(values))).settings
 
     @classmethod
-    def from_mapping(cls, stored: Mapping[str, Any]) -> Self:
+    def from_mapping(cls, stored: Record) -> Self:
         """Read the fields of this class from JSON: lists become tuples; other keys are ignored."""
         names = {field.name for field in fields(cls)} - {"type"}
         values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in stored.items() if n in names}
@@ -517,7 +518,7 @@ def network_differences(first: Any, second: Any) -> list[str]:
     return [f"{name}: {theirs.get(name)} there, {ours.get(name)} here" for name in names]
 
 
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(values: Record) -> dict[str, Any]:
     """Replace the mapping `config`, of a policy of another package, by its fields, `config.NAME`."""
     package = values.get("config")
     if not isinstance(package, Mapping):
@@ -533,10 +534,10 @@ class PolicyType:
     """Settings that a run chooses."""
     config: type[Any]
     """Settings and facts of the data, derived from `settings` and `PolicyConfig`."""
-    builder: str | Callable[[Any, Mapping[str, Any]], Any]
+    builder: str | Callable[[Any, Record], Any]
     """(config, normalization) -> policy with fresh float32 weights; as "module:name" it is imported when needed."""
 
-    def build(self, config: Any, normalization: Mapping[str, Any]) -> Any:
+    def build(self, config: Any, normalization: Record) -> Any:
         """Build the policy (`policies.policy.Policy`) with fresh weights from torch's generator.
 
         Raises:
@@ -578,7 +579,7 @@ def type_names() -> list[str]:
     return sorted(_points())
 
 
-def stored_type(stored: Mapping[str, Any]) -> str:
+def stored_type(stored: Record) -> str:
     """Return the `type` of a stored config; `flow` where there is none.
 
     LeRobot's folders have its own types: `act` is our `lerobot-act`, and `pi052` our `pi05`.

@@ -5,11 +5,12 @@ smoothed value at its end, and its least and greatest value, so that no peak is 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from understudy.records import Records
 from understudy.report.page import COLORS, Block, text
 
 POINTS = 400
@@ -18,8 +19,6 @@ FRAMES = 600
 """Most points of a curve over the frames of an episode."""
 DIGITS = 5
 """Significant digits of a value on the page."""
-
-Records = Sequence[Mapping[str, Any]]
 
 
 def chart(

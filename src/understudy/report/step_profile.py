@@ -6,14 +6,13 @@ the memory, predicted and measured, are from `understudy profile` with the folde
 
 import json
 import math
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.report.curves import Records
+from understudy.records import Record, Records
 from understudy.report.page import Block, Blocks, card, interval_bar, render_page, section, table, text, tiles
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def _recorded(config: "TrainConfig", speed: Records) -> Block:
     return table([f"median of {len(speed)} logs", "per step"], rows)
 
 
-def render_sources(order: Mapping[str, Any], speed: Records) -> Block | None:
+def render_sources(order: Record, speed: Records) -> Block | None:
     """Render the throughput of each source of a mixture: its exact share in the order, of the run's median.
 
     Args:
@@ -182,7 +181,7 @@ def headlines(profile: "Profile") -> list[tuple[str, str]]:
     return lines
 
 
-def describe(conditions: Mapping[str, Any]) -> str:
+def describe(conditions: Record) -> str:
     """Describe the conditions of a measurement on one line."""
     c = conditions
     mesh = f"{c['ranks']} ranks ({c['replicas']} replicas of {c['shards']} shards)" if c["ranks"] > 1 else "1 rank"

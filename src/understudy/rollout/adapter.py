@@ -18,6 +18,7 @@ from understudy.config.rollout import Play
 from understudy.envs.env import IMAGE, Env
 from understudy.errors import ConfigError
 from understudy.prompt_metadata import metadata_lines
+from understudy.records import Record
 
 STATE, TASK = "observation.state", "task"
 
@@ -102,7 +103,7 @@ class _SourceKeys:
     head: str = ""
 
 
-def make_adapter(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> EnvAdapter:
+def make_adapter(data: DataConfig, frozen: Record, play: Play) -> EnvAdapter:
     """Make the adapter between the policy of a run and the robot of one of its sources.
 
     Args:
@@ -147,7 +148,7 @@ def make_adapter(data: DataConfig, frozen: Mapping[str, Any], play: Play) -> Env
     )
 
 
-def check_env(adapter: EnvAdapter, world: Env, frozen: Mapping[str, Any]) -> None:
+def check_env(adapter: EnvAdapter, world: Env, frozen: Record) -> None:
     """Raise ConfigError where the environment lacks a key of the adapter, or has it in another width."""
     vectors = {key: f["shape"][0] for key, f in world.features.items() if len(f["shape"]) == 1 and key != "action"}
     dims = frozen["normalisation"].get("dims", {})
@@ -164,7 +165,7 @@ def check_env(adapter: EnvAdapter, world: Env, frozen: Mapping[str, Any]) -> Non
         raise ConfigError(f"the policy's actions have {adapter.action_dim} numbers, those of {world.name} {width}")
 
 
-def _source_keys(data: DataConfig, frozen: Mapping[str, Any], cameras: Sequence[str], state: bool) -> list[_SourceKeys]:
+def _source_keys(data: DataConfig, frozen: Record, cameras: Sequence[str], state: bool) -> list[_SourceKeys]:
     """Keys of each source; a source without `cameras` has those of its dataset, by their own keys."""
     recorded = frozen.get("sources") or [{}] * len(data.mixed())
     keys_by_source = []

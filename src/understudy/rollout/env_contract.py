@@ -1,10 +1,10 @@
 """The contract of an environment: rate, keys, names, and the meanings that it states."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from understudy.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
 from understudy.envs.env import IMAGE, Env
+from understudy.records import Record
 
 
 def env_contract(env: Env, state: str = "observation.state", replan: int = 0) -> Contract:
@@ -15,7 +15,7 @@ def env_contract(env: Env, state: str = "observation.state", replan: int = 0) ->
         state: key of the state that the policy sees.
         replan: actions that are executed before the next prediction; 0: unknown.
     """
-    meanings: Mapping[str, Mapping[str, Any]] = getattr(env, "meanings", {})
+    meanings: Mapping[str, Record] = getattr(env, "meanings", {})
     cameras = {
         key: CameraFacts(key, feature["shape"][:2], color="RGB", layout="HWC", dtype="uint8", **meanings.get(key, {}))
         for key, feature in env.features.items()

@@ -29,6 +29,7 @@ from understudy.policies.inference import check_acts
 from understudy.policies.observation_history import ObservationHistory, seen_times
 from understudy.policies.policy import Policy, load
 from understudy.progress import Progress
+from understudy.records import Record
 from understudy.rollout.adapter import STATE, TASK, EnvAdapter, check_env, make_adapter
 from understudy.rollout.env_contract import env_contract
 from understudy.rollout.result import PROMPT, Episode, RolloutResult
@@ -196,9 +197,7 @@ def _begin(
     return lane
 
 
-def prepare_env(
-    data: DataConfig, frozen: Mapping[str, Any], play: Play, contract: Contract | None
-) -> tuple[EnvAdapter, Env]:
+def prepare_env(data: DataConfig, frozen: Record, play: Play, contract: Contract | None) -> tuple[EnvAdapter, Env]:
     """Make the adapter and the environment of a rollout, and check that keys and widths fit.
 
     Args:

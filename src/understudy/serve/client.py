@@ -23,6 +23,7 @@ from understudy.contract.facts import RobotFacts
 from understudy.contract.mismatch import ContractWarning, Mismatch
 from understudy.credentials import redact
 from understudy.optional_packages import optional_imports
+from understudy.records import Record
 from understudy.serve.access import VARIABLE, is_loopback, read_token
 from understudy.serve.protocol import (
     CONTROL,
@@ -395,7 +396,7 @@ class RemotePolicy:
             self._connection = None
 
 
-def _identity(metadata: Mapping[str, Any]) -> tuple[Any, ...]:
+def _identity(metadata: Record) -> tuple[Any, ...]:
     keys = ("chunk", "action_dim", "head", "history", "cameras", "state_dim")
     return (*(repr(metadata.get(key)) for key in keys), metadata.get("max_delay") or 0)
 
@@ -469,7 +470,7 @@ def _exchange(connection: ClientConnection, message: bytes, timeout: float) -> A
 
 # -- observations of a policy with a history --------------------------------------------------------------------------
 
-Entry = tuple[int, float | None, Mapping[str, Any]]
+Entry = tuple[int, float | None, Record]
 """(control step, seconds or None, observation)."""
 _SLACK_S = 1e-4  # as in `policies/observation_history.py`
 

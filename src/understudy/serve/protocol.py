@@ -11,7 +11,7 @@ objects are refused.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ import numpy as np
 from understudy.contract.mismatch import ContractError, Mismatch
 from understudy.errors import UnderstudyError
 from understudy.optional_packages import optional_imports
+from understudy.records import Record
 
 with optional_imports():
     import msgpack
@@ -198,7 +199,7 @@ def read_mismatches(values: Any) -> list[Mismatch]:
     return [Mismatch(**value) for value in values or ()]
 
 
-def rebuild_error(stored: Mapping[str, Any]) -> Exception:
+def rebuild_error(stored: Record) -> Exception:
     """Return the error of a reply, of the type that the policy itself raises for it."""
     fault, message = str(stored.get("fault", "server")), str(stored.get("message", ""))
     if fault == "contract":

@@ -16,6 +16,7 @@ from understudy.policies.acting import Prepared, Reaction, predict
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.observation_history import seen_times, step_rate
+from understudy.records import Record
 from understudy.serve.protocol import VERSION, MessageError
 from understudy.serve.requests import Request, seconds
 
@@ -66,7 +67,7 @@ class Session:
         self._mismatches: list[Mismatch] = []  # in this episode
         self.fresh: list[Mismatch] = []
         self.clamped: set[str] = set()
-        self.compared: Mapping[str, Any] = {}
+        self.compared: Record = {}
         self._declared: list[Mismatch] = []  # for the whole connection
         self._last: float | None = None  # time of the latest observation in the history
         self._generator = torch.Generator()

@@ -27,7 +27,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from understudy.records import Record
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 class _CallablePackage(ModuleType):
     """This package as the function `understudy.train`, which has its name."""
 
-    def __call__(self, config: "TrainConfig | Mapping[str, Any] | str | Path") -> Path:
+    def __call__(self, config: "TrainConfig | Record | str | Path") -> Path:
         """Train a policy to the end, or until a signal stops the run.
 
         Args:

@@ -19,6 +19,7 @@ from understudy.policies.common.images import drop_texts, shift_images
 from understudy.policies.common.settings import MODES
 from understudy.policies.draws import Draws, RandomSpec, make_draws
 from understudy.prompt_metadata import drop_fields, label
+from understudy.records import Batch
 
 if TYPE_CHECKING:
     from understudy.config.data import DataConfig
@@ -39,14 +40,12 @@ def draw_modes(seed: int, positions: Tensor, shares: Mapping[str, float]) -> Ten
     return torch.from_numpy(np.minimum(np.searchsorted(bounds, drawn, side="right"), last).astype(np.int64))
 
 
-def apply_augmentation(
-    batch: Mapping[str, Any], cameras: tuple[str, ...], augment: "AugmentConfig", seed: int
-) -> dict[str, Any]:
+def apply_augmentation(batch: Batch, cameras: tuple[str, ...], augment: "AugmentConfig", seed: int) -> dict[str, Any]:
     """Shift the images and drop some instructions; `batch["position"]` keys the random numbers."""
     return shift_cameras(drop_instructions(batch, augment, seed), cameras, augment, seed)
 
 
-def drop_instructions(batch: Mapping[str, Any], augment: "AugmentConfig", seed: int) -> dict[str, Any]:
+def drop_instructions(batch: Batch, augment: "AugmentConfig", seed: int) -> dict[str, Any]:
     """Draw one of several instructions, and replace some by the empty text, on the host."""
     if not (augment.text_dropout or augment.task_separator):
         return dict(batch)
@@ -58,7 +57,7 @@ def drop_instructions(batch: Mapping[str, Any], augment: "AugmentConfig", seed: 
     return {**batch, TASK: texts}
 
 
-def drop_metadata(batch: Mapping[str, Any], data: "DataConfig", seed: int) -> dict[str, Any]:
+def drop_metadata(batch: Batch, data: "DataConfig", seed: int) -> dict[str, Any]:
     """Drop metadata from some prompts, on the host: each field for its share of the samples, and all for a share.
 
     Fields draw independently; `batch["position"]` keys the draws, so an epoch differs from the next one.
@@ -78,9 +77,7 @@ def drop_metadata(batch: Mapping[str, Any], data: "DataConfig", seed: int) -> di
     return {**batch, PROMPT_METADATA: metadata}
 
 
-def shift_cameras(
-    batch: Mapping[str, Any], cameras: tuple[str, ...], augment: "AugmentConfig", seed: int
-) -> dict[str, Any]:
+def shift_cameras(batch: Batch, cameras: tuple[str, ...], augment: "AugmentConfig", seed: int) -> dict[str, Any]:
     """Shift the images of each sample by a few pixels, on the device of the images."""
     changed = dict(batch)
     for camera in cameras if augment.shift else ():
@@ -91,7 +88,7 @@ def shift_cameras(
     return changed
 
 
-def batch_to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def batch_to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
     """Copy a batch to `device`; `position` and `source`, which the host reads, and texts stay on the host."""
     return {
         key: to_device(value, device) if isinstance(value, Tensor) and key not in HOST_KEYS else value

@@ -23,7 +23,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -40,6 +39,7 @@ from understudy.distributed.signals import Stop
 from understudy.errors import ConfigError
 from understudy.policies import policy_folder
 from understudy.progress import Progress
+from understudy.records import Record
 from understudy.rollout.result import wilson_interval
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track.trackers import MetricsLog
@@ -60,7 +60,7 @@ def check_action_steps(config: TrainConfig) -> None:
         raise ConfigError("\n".join(problems))
 
 
-def check_rollouts(config: TrainConfig, record: Mapping[str, Any]) -> None:
+def check_rollouts(config: TrainConfig, record: Record) -> None:
     """Check that the rollouts of a run can be played here: otherwise the first one would fail hours later.
 
     Args:
@@ -98,7 +98,7 @@ class BackgroundRollouts:
         ConfigError: these rollouts cannot run here.
     """
 
-    def __init__(self, run: RunDir, config: TrainConfig, record: Mapping[str, Any], step: int, first: bool) -> None:
+    def __init__(self, run: RunDir, config: TrainConfig, record: Record, step: int, first: bool) -> None:
         self._run, self._config = run, config
         self._active = first and (config.rollout.every > 0 or run.rollouts.is_dir())
         self._logged_at = step
@@ -115,7 +115,7 @@ class BackgroundRollouts:
         every = self._config.rollout.every
         return every > 0 and (step % every == 0 or step == self._config.steps)
 
-    def enqueue(self, step: int, policy: Any, weights: Mapping[str, Any]) -> None:
+    def enqueue(self, step: int, policy: Any, weights: Record) -> None:
         """Queue the weights of `step` on disk.
 
         Args:
@@ -273,7 +273,7 @@ class BackgroundRollouts:
         logger.info("rollout: step %s: success %s/%s (%s)", step, rate["successes"], rate["episodes"], interval)
 
 
-def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
+def summarize(result: Record) -> dict[str, Any]:
     """Summarise a result for metrics.jsonl.
 
     Returns:
@@ -281,7 +281,7 @@ def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
         % interval `low`, `high`.
     """
 
-    def rate(counts: Mapping[str, Any]) -> dict[str, Any]:
+    def rate(counts: Record) -> dict[str, Any]:
         successes, episodes = counts["successes"], counts["episodes"]
         low, high = wilson_interval(successes, episodes)
         return {

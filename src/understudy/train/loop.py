@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ from understudy.load.loader import Loader
 from understudy.load.validation_data import ValidationData
 from understudy.optim.lora import merge_adapters
 from understudy.progress import Progress
+from understudy.records import Batch, Record
 from understudy.train import precision
 from understudy.train.background_rollouts import BackgroundRollouts
 from understudy.train.checkpoint import checkpoint
@@ -72,7 +73,7 @@ def run_steps(
             if validate_now or rollout_now or save or _is_due(state.step, config.log.every):
                 runner.log_steps()
                 rollouts.poll(log, state.step)
-            result: Mapping[str, Any] | None = {}
+            result: Record | None = {}
             error = None
             if validate_now and validation is not None:
                 result, error = validate_and_log(state, validation, stop, log)
@@ -126,7 +127,7 @@ def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _checkpoint_state(state: TrainState, loader: Loader, result: Mapping[str, Any] | None) -> dict[str, Any]:
+def _checkpoint_state(state: TrainState, loader: Loader, result: Record | None) -> dict[str, Any]:
     """State of a checkpoint besides its tensors. result: of its validation; None if that is still to be made."""
     pending = {checkpoint.PENDING: True} if result is None else {}
     return {
@@ -318,7 +319,7 @@ def _peak_bytes() -> dict[str, int]:
     return peaks
 
 
-def count_cuts(batch: Mapping[str, Any]) -> dict[str, int]:
+def count_cuts(batch: Batch) -> dict[str, int]:
     """Count the cut samples of a batch on the host, by name: `prompt_is_cut` bool [B] counts as `prompt`."""
     return {key.removesuffix(CUT_SUFFIX): int(mark.sum()) for key, mark in batch.items() if key.endswith(CUT_SUFFIX)}
 

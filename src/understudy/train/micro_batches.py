@@ -9,7 +9,7 @@ parts, because the collectives of sharded weights must match.
     none of them                 one part
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from understudy.errors import ConfigError
 from understudy.order.rank_positions import rank_slice
 from understudy.policies.draws import Draws
 from understudy.policies.policy import Policy
+from understudy.records import Batch
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig
@@ -34,7 +35,7 @@ Span = tuple[int, int]
 class MicroBatch(NamedTuple):
     """Samples of one forward pass with their random numbers, on the policy's device."""
 
-    batch: Mapping[str, Any]
+    batch: Batch
     draws: Draws
 
 
@@ -77,7 +78,7 @@ def add_counts(steps: Sequence[PartCounts]) -> PartCounts:
 
 
 def cut_batch(
-    policy: Policy, config: "TrainConfig", mesh: Mesh, batch: Mapping[str, Any], draws: Draws
+    policy: Policy, config: "TrainConfig", mesh: Mesh, batch: Batch, draws: Draws
 ) -> tuple[list[MicroBatch], PartCounts]:
     """Cut a rank's share of a batch by the settings; all ranks call this together.
 
@@ -157,7 +158,7 @@ def spread_spans(spans: Sequence[Span], count: int) -> list[Span]:
     return parts
 
 
-def take_parts(batch: Mapping[str, Any], draws: Draws, spans: Sequence[Span]) -> list[MicroBatch]:
+def take_parts(batch: Batch, draws: Draws, spans: Sequence[Span]) -> list[MicroBatch]:
     """Take micro-batches out of a batch; an empty span becomes an `IdleMicroBatch` of the sample before it."""
 
     def cut(value: Any, low: int, high: int) -> Any:

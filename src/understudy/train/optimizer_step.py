@@ -12,7 +12,7 @@ rank and in any micro-batch. Nothing here waits for the device: losses and norms
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from understudy.optim.state import clip_factor, grad_dtype, local
 from understudy.policies.batch import to_device
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
+from understudy.records import Batch
 from understudy.train.micro_batches import IdleMicroBatch, MicroBatch
 
 
@@ -150,7 +151,7 @@ def _clip_and_update(
     return reduced, norm, skipped
 
 
-def weighted(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
+def weighted(values: Tensor, batch: Batch) -> Tensor:
     """Multiply per-sample values [B] by the weights of the samples, if they have any, in the values' dtype."""
     weight = batch.get(LOSS_WEIGHT)
     return values if weight is None else values * weight.to(values.dtype)
@@ -181,9 +182,7 @@ def sum_counts(policy: Policy, parts: Sequence[MicroBatch], terms: Sequence[str]
 
 
 @torch.no_grad()
-def group_sums(
-    losses: Mapping[str, Loss], terms: Sequence[str], batch: Mapping[str, Any], groups: Mapping[str, int]
-) -> Tensor:
+def group_sums(losses: Mapping[str, Loss], terms: Sequence[str], batch: Batch, groups: Mapping[str, int]) -> Tensor:
     """Sum losses and counts of a micro-batch per group: float64 [2, G, K], without waiting for the device.
 
     A sample whose loss is not finite affects its own groups alone.

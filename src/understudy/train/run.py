@@ -7,7 +7,7 @@ never stopped. Rank 0 alone writes the run's own files; all ranks write checkpoi
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from understudy.errors import ConfigError, DatasetError, RankError, is_out_of_me
 from understudy.load.bad_frames import truncate_journals
 from understudy.load.validation_data import ValidationData
 from understudy.policies.policy_folder import check_unchanged
+from understudy.records import Record
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train import precision
 from understudy.train.background_rollouts import BackgroundRollouts, check_action_steps, check_rollouts
@@ -245,7 +246,7 @@ def _check_changes(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainC
     return then, data
 
 
-def _open_same_data(run: RunDir, record: Mapping[str, Any], config: TrainConfig, mesh: Mesh, remedy: str) -> RunData:
+def _open_same_data(run: RunDir, record: Record, config: TrainConfig, mesh: Mesh, remedy: str) -> RunData:
     """Open the data of `config`. Raises ConfigError if the dataset changed since the run started."""
     try:
         data = open_data(config, recorded_sources(record), mesh.rank == 0)
@@ -268,7 +269,7 @@ def _open_same_data(run: RunDir, record: Mapping[str, Any], config: TrainConfig,
     return data
 
 
-def _check_files(run: RunDir, before: Mapping[str, Any], data: RunData, config: TrainConfig) -> None:
+def _check_files(run: RunDir, before: Record, data: RunData, config: TrainConfig) -> None:
     """Raise ConfigError if data or video files changed; with `data.changed_files` accept, log them instead."""
     now = file_digests(data, Path(RemoteOptions(cache=config.data.cache).folder))
     lines = [f"  {name}: {describe_change(before[name], now[name] or [])}" for name in changed_kinds(before, now)]
@@ -358,7 +359,7 @@ def _run(
     return STOPPED
 
 
-def _export_policy(run: RunDir, state: TrainState, record: Mapping[str, Any]) -> None:
+def _export_policy(run: RunDir, state: TrainState, record: Record) -> None:
     weights, facts = gather_weights(state), with_provenance(record.get("metadata"), run.root, state.step)
     state.mesh.first(lambda: state.eval_policy.save(run.policy, weights, facts))
 

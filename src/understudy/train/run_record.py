@@ -6,7 +6,6 @@ therefore define every sample up to that checkpoint.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from understudy.errors import ConfigError
 from understudy.order import Order
 from understudy.policies.policy_folder import CONTRACT, digests
 from understudy.policies.weight_files import TensorReader
+from understudy.records import Record
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.export import read_initial_policy
 from understudy.train.data.input_contract import make_contract, named_heads
@@ -65,12 +65,12 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
     }
 
 
-def recorded_sources(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def recorded_sources(record: Record) -> dict[str, dict[str, Any]]:
     """Return the entry of each source in order.json, by name."""
     return {source["name"]: source for source in record.get("sources", ())}
 
 
-def _check_same_meaning(path: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+def _check_same_meaning(path: str, theirs: Record, ours: Record) -> None:
     """Raise ConfigError if the numbers of an exported policy have another meaning than those of this run's data."""
     heads, our_heads = list(theirs.get("heads", [""])), list(ours["heads"])
     # A policy of one robot may continue on a dataset of another name, but not as another known robot.
@@ -96,8 +96,8 @@ def _check_same_meaning(path: str, theirs: Mapping[str, Any], ours: Mapping[str,
 
 
 def current_order(
-    record: Mapping[str, Any],
-    saved: Mapping[str, Any] | None,
+    record: Record,
+    saved: Record | None,
     then: TrainConfig,
     config: TrainConfig,
     data: RunData,
@@ -129,7 +129,7 @@ def current_order(
     return order
 
 
-def load_initial_weights(config: TrainConfig, data: RunData, record: Mapping[str, Any]) -> TensorReader | None:
+def load_initial_weights(config: TrainConfig, data: RunData, record: Record) -> TensorReader | None:
     """Load the weights of `init_from`, if set. Raises ConfigError if that policy changed since the run started."""
     if not config.init_from:
         return None

@@ -25,6 +25,7 @@ from understudy.load.instructions import draw_instructions
 from understudy.load.validation_data import prefetch_chunks, sample_identity
 from understudy.policies.policy import Policy, load
 from understudy.progress import Progress
+from understudy.records import Record
 from understudy.train.augment_batch import batch_to_device
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.sources import open_source, split_source
@@ -48,7 +49,7 @@ class ValueFunction:
     """Its norm head of the dataset's robot."""
     dataset: EpisodeDataset
     """All frames, with the returns of the policy."""
-    source: Mapping[str, Any]
+    source: Record
     """Keys and facts of the run's source that the dataset is read with, and `task_separator`, as JSON has them."""
     checksums: Mapping[str, str]
     """SHA-256 of the policy's files."""

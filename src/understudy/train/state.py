@@ -19,8 +19,7 @@ from torch import Tensor
 from understudy.batch_keys import MODE, SOURCE
 from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing, select_blocks
-from understudy.distributed.attention import attention_kernels
-from understudy.distributed.compile import compile_blocks
+from understudy.distributed.compile import attention_kernels, compile_blocks
 from understudy.distributed.fill_weights import ReadRows, RowsAsTensors, fill, materialise, to_device_or_meta
 from understudy.distributed.mesh import Mesh, shard
 from understudy.errors import ConfigError
@@ -35,6 +34,7 @@ from understudy.policies.common.settings import MODES
 from understudy.policies.policy import Policy
 from understudy.policies.registry import policy_type
 from understudy.policies.weight_files import OnMeta, TensorReader, stored_dtypes
+from understudy.records import Batch, Record
 from understudy.train import precision
 from understudy.train.augment_batch import (
     batch_to_device,
@@ -95,7 +95,7 @@ class TrainState:
     rounded: int = 0
     """Frozen weights that the start has rounded to bfloat16."""
 
-    def begin(self, saved: Mapping[str, Any] | None, position: int, weights: Sequence[float]) -> None:
+    def begin(self, saved: Record | None, position: int, weights: Sequence[float]) -> None:
         """Add the start of this process to those of the checkpoint `saved`."""
         start: dict[str, Any] = {"step": self.step, "position": position, "batch": self.config.batch_size}
         start |= {"world": self.mesh.world_size, "weights": list(weights)}
@@ -119,13 +119,13 @@ class TrainState:
         """Learning rate of the next step, before the factors of groups."""
         return self.config.optim.lr * lr_factor(self.step, self.config.schedule, self.config.steps)
 
-    def train_step(self, batch: Mapping[str, Any], timer: Timer = NULL) -> StepResult:
+    def train_step(self, batch: Batch, timer: Timer = NULL) -> StepResult:
         """Run one optimizer step on this rank's share of a global batch, as the loader returns it."""
         with timer("host to device"):
             inputs = self.device_inputs(batch)
         return self.device_step(inputs.batch, inputs.draws, timer)
 
-    def device_inputs(self, batch: Mapping[str, Any]) -> MicroBatch:
+    def device_inputs(self, batch: Batch) -> MicroBatch:
         """Prepare and augment a rank's share of a global batch, draw its random numbers, copy both to the device."""
         config, device = self.config, self.mesh.device
         if not isinstance(batch, PreparedBatch):
@@ -134,7 +134,7 @@ class TrainState:
         inputs = shift_cameras(batch_to_device(batch, device), self.policy.config.cameras, config.augment, config.seed)
         return MicroBatch(inputs, draws)
 
-    def device_step(self, batch: Mapping[str, Any], draws: Mapping[str, Tensor], timer: Timer = NULL) -> StepResult:
+    def device_step(self, batch: Batch, draws: Mapping[str, Tensor], timer: Timer = NULL) -> StepResult:
         """Run the part of a step that is the device's: all arithmetic, and no randomness.
 
         Args:
@@ -163,7 +163,7 @@ class TrainState:
                 update_average(self.average, self.policy, self.optimizer, ema_decay(self.step, config.optim.ema))
         return result
 
-    def prepare(self, batch: Mapping[str, Any]) -> "PreparedBatch":
+    def prepare(self, batch: Batch) -> "PreparedBatch":
         """Add marks, drop instructions and metadata, and run the policy's preprocessing: all host work of a batch.
 
         It changes no state, so that loader threads may call it.
@@ -172,7 +172,7 @@ class TrainState:
         marked = drop_metadata(marked, self.config.data, self.config.seed)
         return PreparedBatch(self.policy.preprocess(marked))
 
-    def marked(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def marked(self, batch: Batch) -> dict[str, Any]:
         """Add norm head and task mode of each sample, int64 [B], where there is more than one."""
         marks: dict[str, Tensor] = {}
         if self.heads is not None:
@@ -186,7 +186,7 @@ class TrainState:
         return precision.named_tensors(self.policy, self.optimizer, self.average)
 
 
-def build_on_meta(config: TrainConfig, network: Any, normalization: Mapping[str, Any]) -> Policy:
+def build_on_meta(config: TrainConfig, network: Any, normalization: Record) -> Policy:
     """Build a policy whose large parameters are on the meta device; the global generator does not change.
 
     Raises:
@@ -196,7 +196,7 @@ def build_on_meta(config: TrainConfig, network: Any, normalization: Mapping[str,
         return _build(config, network, normalization)
 
 
-def _build(config: TrainConfig, network: Any, normalization: Mapping[str, Any]) -> Policy:
+def _build(config: TrainConfig, network: Any, normalization: Record) -> Policy:
     torch.manual_seed(make_key(config.seed, "first weights"))
     try:
         policy: Policy = policy_type(network.type).build(network, normalization)
@@ -231,7 +231,7 @@ def _check_scalar_losses(config: TrainConfig) -> None:
 def init_train_state(
     config: TrainConfig,
     data: "RunData",
-    normalization: Mapping[str, Any],
+    normalization: Record,
     mesh: Mesh,
     weights: Mapping[str, Tensor] | None = None,
     resumed: Mapping[str, torch.dtype] | None = None,

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save
 
 from understudy.batch_keys import STATE
 from understudy.errors import ConfigError
+from understudy.records import Record
 
 LEROBOT, LEROBOT_OUT = "policy_preprocessor.json", "policy_postprocessor.json"
 """Files next to weights."""
@@ -41,7 +42,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_features(stored: Mapping[str, Any], name: str) -> dict[str, tuple[str, list[int]]]:
+def read_features(stored: Record, name: str) -> dict[str, tuple[str, list[int]]]:
     """Return type and shape of the features of a config.json by key.
 
     Args:
@@ -61,7 +62,7 @@ def read_features(stored: Mapping[str, Any], name: str) -> dict[str, tuple[str, 
         raise ValueError(f"{name}: {stored[name]!r}: must have `type` and `shape` of each feature") from error
 
 
-def find_step(path: Path, name: str) -> Mapping[str, Any]:
+def find_step(path: Path, name: str) -> Record:
     """Return the only step of this name, by its registry name or its class."""
     steps = read_object(path).get("steps")
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
@@ -80,7 +81,7 @@ def find_step(path: Path, name: str) -> Mapping[str, Any]:
     return matching[0]
 
 
-def read_statistics(path: Path, step: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
+def read_statistics(path: Path, step: Record) -> dict[str, dict[str, np.ndarray]]:
     """Return the statistics of a step by key and name; none where it has no file."""
     name = step.get("state_file")
     if not name:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from understudy.batch_keys import ACTION, HEAD, STATE
 from understudy.policies.batch import check_shape, value_of
+from understudy.records import Batch, Record
 
 
 class Affine(nn.Module):
@@ -67,7 +68,7 @@ class Affine(nn.Module):
         return {"offset": self.offset.tolist(), "spread": self.spread.tolist()}
 
     @staticmethod
-    def from_arrays(arrays: Mapping[str, Any], key: str, dim: int, heads: int = 1) -> "Affine":
+    def from_arrays(arrays: Record, key: str, dim: int, heads: int = 1) -> "Affine":
         """Make the maps of one key from {"offset": ..., "spread": ...}.
 
         Raises:
@@ -123,7 +124,7 @@ class Normalizer(nn.Module):
     delta: Tensor | None
     """bool [H, A]: the dimensions that are differences; None where none is."""
 
-    def __init__(self, normalization: Mapping[str, Any], widths: Mapping[str, int]) -> None:
+    def __init__(self, normalization: Record, widths: Mapping[str, int]) -> None:
         """Read the normalization of H heads.
 
             "heads": H names; without it there is one, and the arrays may lack their first dimension
@@ -169,14 +170,14 @@ class Normalizer(nn.Module):
             self._check_inverse(head, dim)
         self.register_buffer("delta", delta if delta.any() else None, persistent=False)
 
-    def head(self, batch: Mapping[str, Any]) -> Tensor | None:
+    def head(self, batch: Batch) -> Tensor | None:
         """Return the head of each sample, int64 [B]; None where there is one head and the batch names none."""
         if HEAD not in batch and len(self.heads) > 1:
             names = ", ".join(self.heads)
             raise ValueError(f"the policy has the norm heads {names}: the batch must number each sample's, 'head' [B]")
         return batch.get(HEAD)
 
-    def dim_is_pad(self, key: str, batch: Mapping[str, Any]) -> Tensor | None:
+    def dim_is_pad(self, key: str, batch: Batch) -> Tensor | None:
         """Return the padded dimensions, bool [B, dim], by head and by `<key>_dim_is_pad`; None where there are none."""
         past: Tensor | None = getattr(self, f"{_short(key)}_past")
         mask = None
@@ -187,26 +188,26 @@ class Normalizer(nn.Module):
             mask = of_batch if mask is None else mask | of_batch
         return mask
 
-    def actions(self, batch: Mapping[str, Any]) -> Tensor:
+    def actions(self, batch: Batch) -> Tensor:
         """Normalize `action` [B, T, A] of a batch, float32; differences to the state where its head learns those."""
         actions, head = value_of(batch, ACTION).float(), self.head(batch)
         if (now := self._learnt_from(batch)) is not None:
             actions = actions - now[:, None]
         return blanked(self.action.normalize(actions, head), self.dim_is_pad(ACTION, batch))
 
-    def robot_actions(self, x: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    def robot_actions(self, x: Tensor, batch: Batch) -> Tensor:
         """Convert normalized actions, float32 [B, T, A], to the robot's units; 0 behind its own dimensions."""
         actions = self.action.unnormalize(x, self.head(batch))
         if (now := self._learnt_from(batch)) is not None:
             actions = actions + now[:, None]
         return blanked(actions, self.dim_is_pad(ACTION, batch))
 
-    def states(self, batch: Mapping[str, Any], values: Tensor) -> Tensor:
+    def states(self, batch: Batch, values: Tensor) -> Tensor:
         """Normalize states [B, ..., S] of the samples of a batch, float32."""
         assert self.state is not None
         return blanked(self.state.normalize(values, self.head(batch)), self.dim_is_pad(STATE, batch))
 
-    def robot_states(self, x: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    def robot_states(self, x: Tensor, batch: Batch) -> Tensor:
         """Convert normalized states, float32 [B, ..., S], to the robot's units; 0 behind its own dimensions."""
         assert self.state is not None
         return blanked(self.state.unnormalize(x, self.head(batch)), self.dim_is_pad(STATE, batch))
@@ -219,7 +220,7 @@ class Normalizer(nn.Module):
         none = torch.zeros(len(self.heads), self.widths[ACTION], dtype=torch.bool)
         return arrays | {"delta": (none if self.delta is None else self.delta).tolist(), "dims": dict(self.dims)}
 
-    def _learnt_from(self, batch: Mapping[str, Any]) -> Tensor | None:
+    def _learnt_from(self, batch: Batch) -> Tensor | None:
         """Values to subtract from the actions, float32 [B, A]: the current state where they are differences, else 0."""
         if self.delta is None:
             return None
@@ -239,7 +240,7 @@ class Normalizer(nn.Module):
             )
 
 
-def state_now(batch: Mapping[str, Any]) -> Tensor:
+def state_now(batch: Batch) -> Tensor:
     """Return the current state [B, S] of `observation.state` [B, S] or [B, 1 + T, S] with its future."""
     state: Tensor = value_of(batch, STATE)
     return state[:, 0] if state.ndim == 3 else state
@@ -253,7 +254,7 @@ def blanked(x: Tensor, dim_is_pad: Tensor | None) -> Tensor:
     return torch.where(dim_is_pad.view(rows, *[1] * (x.ndim - 2), dim), 0.0, x)
 
 
-def _check_types(normalization: Mapping[str, Any], widths: Mapping[str, int]) -> None:
+def _check_types(normalization: Record, widths: Mapping[str, int]) -> None:
     """Raise ValueError where a key is missing, or an entry of a JSON file has another type."""
     for key in widths:
         if key not in normalization:

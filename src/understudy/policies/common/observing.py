@@ -1,6 +1,5 @@
 """One vector from the images, the state and the instruction of a sample."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from understudy.policies.common.encoders import ImageEncoder, TextEncoder
 from understudy.policies.common.layers import Linear
 from understudy.policies.common.normalizer import state_now
 from understudy.policies.common.streams import StreamPolicy
+from understudy.records import Batch, Record
 
 TOKENS = "task_tokens"
 """Key of a batch with `byte_tokens` [B, L] in place of the instructions, for graphs."""
@@ -21,7 +21,7 @@ TOKENS = "task_tokens"
 class ObservingPolicy(StreamPolicy):
     """Base class of the policies that see one vector, with a `config` of `EncoderSettings` and `width`."""
 
-    def __init__(self, config: Any, normalization: Mapping[str, Any]) -> None:
+    def __init__(self, config: Any, normalization: Record) -> None:
         """Build the encoders; arguments and errors are those of `StreamPolicy`."""
         super().__init__(config, normalization)
         width = config.width
@@ -36,7 +36,7 @@ class ObservingPolicy(StreamPolicy):
         """The layer of the text encoder whose output is a phase in radians."""
         return [self.text.out]
 
-    def observe(self, batch: Mapping[str, Any]) -> Tensor:
+    def observe(self, batch: Batch) -> Tensor:
         """Encode images, state and instruction: [B, width].
 
         Raises:

@@ -1,6 +1,6 @@
 """Streams of a policy with a future: actions, and the states and images behind them, as targets of loss terms."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from understudy.policies.common.flow_matching import noisy_actions
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.common.settings import DYNAMICS, FLOW, MODES, POLICY, TRAINS
 from understudy.policies.policy import Policy
+from understudy.records import Batch, Record
 
 KEY_OF = {FLOW: ACTION, DYNAMICS: STATE}
 """Key of a batch that each loss term of vectors predicts."""
@@ -47,7 +48,7 @@ class Stream(NamedTuple):
         return points if self.first is None else torch.where(self.first[:, None, :, None], clean, points)
 
 
-def read_values(term: str, batch: Mapping[str, Any], config: Any, normalizer: Normalizer) -> Tensor:
+def read_values(term: str, batch: Batch, config: Any, normalizer: Normalizer) -> Tensor:
     """Return the actions of a batch, or the states behind them: normalized, float32 [B, T, dim].
 
     Raises:
@@ -61,7 +62,7 @@ def read_values(term: str, batch: Mapping[str, Any], config: Any, normalizer: No
     return normalizer.states(batch, values[:, 1:])
 
 
-def read_stream(term: str, batch: Mapping[str, Any], config: Any, normalizer: Normalizer) -> Stream:
+def read_stream(term: str, batch: Batch, config: Any, normalizer: Normalizer) -> Stream:
     """Read the target of a loss term of vectors from a training batch; raises as `read_values`.
 
     Values in padded slots must not matter, and x_t at a padded slot is an input of the network. So the values are
@@ -75,7 +76,7 @@ def read_stream(term: str, batch: Mapping[str, Any], config: Any, normalizer: No
     return Stream(clean, is_pad, normalizer.dim_is_pad(key, batch), samples_given(term, batch, config))
 
 
-def samples_given(term: str, batch: Mapping[str, Any], config: Any) -> Tensor | None:
+def samples_given(term: str, batch: Batch, config: Any) -> Tensor | None:
     """Return the samples whose mode gives the target of `term`, bool [B]; None: there are no modes.
 
     Raises:
@@ -97,7 +98,7 @@ class StreamPolicy(Policy):
 
     validation_draws = VALIDATION_DRAWS
 
-    def __init__(self, config: Any, normalization: Mapping[str, Any]) -> None:
+    def __init__(self, config: Any, normalization: Record) -> None:
         """Read the normalization; see `policies/common/normalizer.py` for it and its errors."""
         super().__init__()
         self.config = config

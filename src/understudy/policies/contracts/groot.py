@@ -19,6 +19,7 @@ from understudy.contract.facts import (
 from understudy.contract.mismatch import Mismatch
 from understudy.policies.common.lerobot_processors import read_object
 from understudy.policies.contracts.tensors import tensor_shapes, unfit, weights_digest
+from understudy.records import Record
 
 METADATA = "experiment_cfg/metadata.json"
 PROCESSOR, STATISTICS = "processor_config.json", "statistics.json"
@@ -83,17 +84,17 @@ def _read_processor(folder: Path) -> dict[str, Any]:
     return entries
 
 
-def _fps(videos: Mapping[str, Mapping[str, Any]]) -> float:
+def _fps(videos: Mapping[str, Record]) -> float:
     rates = {float(video["fps"]) for video in videos.values() if video.get("fps")}
     return rates.pop() if len(rates) == 1 else np.nan
 
 
-def _camera(name: str, video: Mapping[str, Any]) -> CameraFacts:
+def _camera(name: str, video: Record) -> CameraFacts:
     width, height = video.get("resolution") or (0, 0)
     return CameraFacts(name, (int(height), int(width)), role=name)
 
 
-def _vector(modality: Mapping[str, Any], statistics: Mapping[str, Any], mode: str) -> tuple[VectorFacts, list[str]]:
+def _vector(modality: Record, statistics: Record, mode: str) -> tuple[VectorFacts, list[str]]:
     """Facts of the groups of a vector, one after the other, and the groups without statistics."""
     roles: list[str] = []
     references: list[str] = []

@@ -28,6 +28,7 @@ from understudy.policies.common.lerobot_processors import (
 from understudy.policies.contracts.tensors import Shapes, tensor_shapes, unfit, weights_digest
 from understudy.policies.pi05.normalization import KINDS, RANGES
 from understudy.policies.pi05.released_keys import is_adaptive
+from understudy.records import Record
 
 Statistics = Mapping[str, Mapping[str, np.ndarray]]
 _NEEDED = {"MEAN_STD": ("mean", "std"), **RANGES}
@@ -48,7 +49,7 @@ class Processor:
         """Read the file; a missing one has no steps. Raises ConfigError for a damaged one."""
         self.is_there = path.is_file()
         stored = read_object(path).get("steps", []) if self.is_there else []
-        self.steps: dict[str, Mapping[str, Any]] = {str(step.get("registry_name", "")): step for step in stored}
+        self.steps: dict[str, Record] = {str(step.get("registry_name", "")): step for step in stored}
         self.normalizer = self.config(normalizer)
         step = self.steps.get(normalizer, {})
         try:
@@ -56,7 +57,7 @@ class Processor:
         except ConfigError:
             self.statistics = {}  # a missing file is named as missing statistics
 
-    def config(self, name: str) -> Mapping[str, Any]:
+    def config(self, name: str) -> Record:
         """Return the config of a step; empty where there is none."""
         return self.steps.get(name, {}).get("config") or {}
 
@@ -105,7 +106,7 @@ def read_lerobot_contract(folder: Path) -> Contract:
     return Contract({"": facts}, _provenance(folder), "policy", weights_digest(folder), tuple(faults))
 
 
-def _chunk(stored: Mapping[str, Any]) -> int:
+def _chunk(stored: Record) -> int:
     """Actions of a prediction; a diffusion policy's horizon begins with the first of its observations."""
     if "chunk_size" in stored:
         return int(stored["chunk_size"] or 0)
@@ -124,14 +125,14 @@ def _prompt(before: Processor) -> str:
     return "plain" if "tokenizer_processor" in before.steps else ""
 
 
-def _camera(key: str, shape: Sequence[int], renamed: Mapping[str, str], stored: Mapping[str, Any]) -> CameraFacts:
+def _camera(key: str, shape: Sequence[int], renamed: Mapping[str, str], stored: Record) -> CameraFacts:
     source = next((name for name, target in renamed.items() if target == key), key)
     resize = next((name for name in _RESIZES if stored.get(name)), "")
     size = tuple(stored[resize]) if resize else (0, 0)
     return CameraFacts(source, (shape[-2], shape[-1]), color="RGB", resize=_RESIZES.get(resize, ""), network_size=size)
 
 
-def _vector(key: str, width: int, stored: Mapping[str, Any], side: Processor, baked: bool) -> VectorFacts:
+def _vector(key: str, width: int, stored: Record, side: Processor, baked: bool) -> VectorFacts:
     mode, figures = _mode(key, stored, side), side.statistics.get(key, {})
     source = "baked" if baked else "external" if figures else "none" if mode == "IDENTITY" else ""
     return VectorFacts.from_figures(key, figures, width, source, _MODES.get(mode, mode))
@@ -151,13 +152,13 @@ def _named(action: VectorFacts, before: Processor) -> VectorFacts:
     return replace(action, figures=figures, learned=tuple(np.where(relative, "state", "absolute").tolist()))
 
 
-def _mode(key: str, stored: Mapping[str, Any], side: Processor) -> str:
+def _mode(key: str, stored: Record, side: Processor) -> str:
     """Mode that the policy was configured with; the processor's where the config has none."""
     modes = stored.get("normalization_mapping") or side.normalizer.get("norm_map") or {}
     return str(modes.get(KINDS[key], "IDENTITY"))
 
 
-def _statistics(key: str, shape: Sequence[int], stored: Mapping[str, Any], side: Processor) -> Iterator[Mismatch]:
+def _statistics(key: str, shape: Sequence[int], stored: Record, side: Processor) -> Iterator[Mismatch]:
     """Faults of the statistics of one vector."""
     mode, figures = _mode(key, stored, side), side.statistics.get(key)
     if mode == "IDENTITY":
@@ -189,16 +190,14 @@ def _differences(before: Processor, behind: Processor) -> Iterator[Mismatch]:
         yield Mismatch("delta", ACTION, text[not learns], text[learns], f"absolute_actions_processor: {fix}")
 
 
-def _renames(renamed: Mapping[str, str], cameras: Mapping[str, Any]) -> Iterator[Mismatch]:
+def _renames(renamed: Mapping[str, str], cameras: Record) -> Iterator[Mismatch]:
     for source, target in renamed.items():
         if "image" in source and target not in cameras:
             came, fix = f"{source} is given as {target}", f"give it as one of {', '.join(cameras)}"
             yield Mismatch("camera map", target, ", ".join(cameras), came, fix)
 
 
-def _weights(
-    stored: Mapping[str, Any], features: Mapping[str, tuple[str, list[int]]], shapes: Shapes
-) -> Iterator[Mismatch]:
+def _weights(stored: Record, features: Mapping[str, tuple[str, list[int]]], shapes: Shapes) -> Iterator[Mismatch]:
     """Tensors that contradict the config: LeRobot may load such a policy with fresh weights, and only print a line."""
     kind = str(stored.get("type", ""))
     if not shapes and not stored.get("use_peft"):

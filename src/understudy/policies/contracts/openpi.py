@@ -12,6 +12,7 @@ from understudy.policies.common.lerobot_processors import read_object
 from understudy.policies.contracts.tensors import tensor_shapes, unfit, weights_digest
 from understudy.policies.pi05.normalization import OPENPI, openpi_files
 from understudy.policies.pi05.released_keys import is_adaptive
+from understudy.records import Record
 
 _KEYS = {"state": "observation.state", "actions": "action"}
 
@@ -22,7 +23,7 @@ def read_openpi_contract(folder: Path) -> Contract:
     Raises:
         ConfigError: a file is damaged.
     """
-    stored: Mapping[str, Any] = next(
+    stored: Record = next(
         (read_object(folder / name) for name in ("config.json", "metadata.json") if (folder / name).is_file()), {}
     )
     faults: list[Mismatch] = []
@@ -58,7 +59,7 @@ def read_openpi_contract(folder: Path) -> Contract:
     return Contract(robots, {"tool": "openpi"}, "policy", weights_digest(folder), tuple(faults))
 
 
-def _vector(entry: Mapping[str, Any], mode: str) -> VectorFacts:
+def _vector(entry: Record, mode: str) -> VectorFacts:
     """Facts of a vector without the dimensions of padding at its end, all of whose figures are 0."""
     values = {name: np.asarray(entry[name], float).reshape(-1) for name in FIGURES if entry.get(name) is not None}
     widths = [int(np.flatnonzero(figure)[-1]) + 1 for figure in values.values() if figure.any()]

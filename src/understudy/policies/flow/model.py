@@ -10,9 +10,9 @@ actions, with its own flow time. Given one stream (time 0), the network finds th
 dynamics (`policies/common/settings.py`), as in Zhu et al. 2025, "Unified World Models".
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,7 @@ from understudy.policies.common.streams import KEY_OF, VALIDATION_DRAWS, Stream,
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.losses import Imagined, Loss, masked_squared_error, valid_elements
+from understudy.records import Batch, Record
 
 Integrate = Callable[[Field, Tensor, int], Tensor]
 """(velocity field, noise [B, T, dim], steps) -> [B, T, dim]."""
@@ -47,7 +48,7 @@ Integrate = Callable[[Field, Tensor, int], Tensor]
 def make_integration(
     config: FlowPolicyConfig,
     normalizer: Normalizer,
-    batch: Mapping[str, Any],
+    batch: Batch,
     executing: Tensor,
     delay: int,
     horizon: int | None,
@@ -89,7 +90,7 @@ class FlowPolicy(ObservingPolicy):
     forward_methods: ClassVar[tuple[str, ...]] = ("losses", "act", "imagine")
     config: FlowPolicyConfig
 
-    def __init__(self, config: FlowPolicyConfig, normalization: Mapping[str, Any]) -> None:
+    def __init__(self, config: FlowPolicyConfig, normalization: Record) -> None:
         """Build the network.
 
         Args:
@@ -141,7 +142,7 @@ class FlowPolicy(ObservingPolicy):
             spec["flow delay"] = RandomSpec("uniform", (), partial(delays_or_none, most=config.max_delay))
         return spec
 
-    def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
+    def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample per loss term, int64 [B]."""
         number, delay = draws["flow time"].shape[1], draws.get("flow delay")
         streams = {term: self._stream(batch, term, delay) for term in self._streams}
@@ -151,7 +152,7 @@ class FlowPolicy(ObservingPolicy):
         }
 
     def losses(
-        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
+        self, batch: Batch, draws: Draws, terms: Collection[str] | None = None, detail: bool = False
     ) -> dict[str, Loss]:
         """Flow-matching loss per sample (`flow_losses`) from the draws of `random_spec`."""
         noise, time = draws["flow noise"], draws["flow time"]
@@ -162,7 +163,7 @@ class FlowPolicy(ObservingPolicy):
 
     def flow_losses(
         self,
-        batch: Mapping[str, Any],
+        batch: Batch,
         noise: Tensor,
         time: Tensor,
         terms: Collection[str] | None = None,
@@ -216,7 +217,7 @@ class FlowPolicy(ObservingPolicy):
         return losses
 
     @torch.no_grad()
-    def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
         """Sample actions; see `Policy.act`.
 
         Args:
@@ -229,7 +230,7 @@ class FlowPolicy(ObservingPolicy):
 
     @torch.no_grad()
     def continue_chunk(
-        self, batch: Mapping[str, Any], draws: Draws, executing: Tensor, delay: int, steps: int = 10,
+        self, batch: Batch, draws: Draws, executing: Tensor, delay: int, steps: int = 10,
         horizon: int | None = None,
     ) -> Tensor:  # fmt: skip
         """Sample actions that continue the chunk in execution; see `Policy.continue_chunk`."""
@@ -239,7 +240,7 @@ class FlowPolicy(ObservingPolicy):
         return self.normalizer.robot_actions(actions, batch)
 
     @torch.no_grad()
-    def imagine(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
+    def imagine(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
         """Sample the states that follow; see `Policy.imagine`. There are no images."""
         sampled, units = self._sample(batch, draws["noise"], steps, mode, DYNAMICS), self.normalizer
         actions, states = units.robot_actions(sampled[FLOW], batch), units.robot_states(sampled[DYNAMICS], batch)
@@ -252,14 +253,14 @@ class FlowPolicy(ObservingPolicy):
         """Names of the streams that are found from noise side by side, by their loss terms."""
         return (FLOW, DYNAMICS) if self.config.future else (FLOW,)
 
-    def _stream(self, batch: Mapping[str, Any], term: str, delay: Tensor | None = None) -> Stream:
+    def _stream(self, batch: Batch, term: str, delay: Tensor | None = None) -> Stream:
         """Target of `term` in a batch for training; the first `delay` actions are given."""
         stream = read_stream(term, batch, self.config, self.normalizer)
         if delay is None or term != FLOW:
             return stream
         return stream._replace(first=given_actions(delay, self.config.chunk))
 
-    def _condition(self, batch: Mapping[str, Any], delay: Tensor | int = 0) -> Tensor:
+    def _condition(self, batch: Batch, delay: Tensor | int = 0) -> Tensor:
         """Condition of the action network from images, state, instruction and number of given actions: [B, width]."""
         fused = self.observe(batch)
         if self.delay is None:
@@ -281,7 +282,7 @@ class FlowPolicy(ObservingPolicy):
 
     def _sample(
         self,
-        batch: Mapping[str, Any],
+        batch: Batch,
         noise: Tensor,
         steps: int,
         mode: str,
@@ -315,7 +316,7 @@ class FlowPolicy(ObservingPolicy):
         sampled = integrate(field, torch.cat(start, dim=2), steps)
         return dict(zip(self._streams, self._split(sampled)))
 
-    def _given_stream(self, batch: Mapping[str, Any], term: str) -> Tensor:
+    def _given_stream(self, batch: Batch, term: str) -> Tensor:
         """Stream that a mode gives as an input, [B, T, dim]; slots are padded where the batch has a mask."""
         if f"{KEY_OF[term]}_is_pad" not in batch:
             return read_values(term, batch, self.config, self.normalizer)

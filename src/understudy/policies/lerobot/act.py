@@ -18,6 +18,7 @@ from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.lerobot.adapter import GivenNoise, LerobotPolicy, build_errors
 from understudy.policies.lerobot.settings import LerobotActConfig
 from understudy.policies.losses import Loss, padded_elements, valid_elements
+from understudy.records import Batch, Record
 
 L1, KL = "l1", "kl"
 
@@ -31,7 +32,7 @@ class LerobotAct(LerobotPolicy):
 
     config: LerobotActConfig
 
-    def __init__(self, config: LerobotActConfig, normalization: Mapping[str, Any]) -> None:
+    def __init__(self, config: LerobotActConfig, normalization: Record) -> None:
         """Build the network; arguments and errors: see `LerobotPolicy`."""
         super().__init__(config, normalization)
         with optional_imports():
@@ -58,14 +59,14 @@ class LerobotAct(LerobotPolicy):
         spec = {"latent": RandomSpec("normal", (self.config.theirs.latent_dim,))} if self.config.theirs.use_vae else {}
         return {**spec, "dropout": RandomSpec("uniform", (1,))}
 
-    def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
+    def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample per loss term, int64 [B]; one of `kl` in training, else none."""
         is_pad = value_of(batch, f"{ACTION}_is_pad")
         counts = {L1: valid_elements(is_pad, 1, self.config.action_dim, self.normalizer.dim_is_pad(ACTION, batch))}
         return counts | ({KL: torch.full_like(counts[L1], "latent" in draws)} if self.config.theirs.use_vae else {})
 
     def losses(
-        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
+        self, batch: Batch, draws: Draws, terms: Collection[str] | None = None, detail: bool = False
     ) -> dict[str, Loss]:
         """Absolute error of the normalized actions, and the divergence of the latent variable; see `Policy.losses`.
 
@@ -92,13 +93,13 @@ class LerobotAct(LerobotPolicy):
         return {term: loss for term, loss in losses.items() if terms is None or term in terms}
 
     @torch.no_grad()
-    def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
         """Predict actions, float32 [B, T, A] in the robot's units; it samples nothing, so `steps` has no effect."""
         with self._mode({}, self.image_mean.device):
             predicted, _ = self.model(self._inputs(batch))
         return self.normalizer.robot_actions(predicted.float(), batch)
 
-    def _inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def _inputs(self, batch: Batch) -> dict[str, Any]:
         """Inputs of the network: normalized images and state."""
         images = [self.normal_images(batch, camera) for camera in self.config.cameras]
         state = self.normalizer.states(batch, state_now(batch))

@@ -1,6 +1,6 @@
 """Parts that the adapters of LeRobot's policies share: normalized images, and draws in the network."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -14,6 +14,7 @@ from understudy.policies.batch import check_image, value_of
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.lerobot.settings import ColorSettings, LerobotConfig
 from understudy.policies.policy import Policy
+from understudy.records import Batch, Record
 
 _EPS = 1e-8  # LeRobot adds it to deviations
 
@@ -25,7 +26,7 @@ class LerobotPolicy(Policy):
     image_mean: Tensor
     image_std: Tensor
 
-    def __init__(self, config: LerobotConfig, normalization: Mapping[str, Any]) -> None:
+    def __init__(self, config: LerobotConfig, normalization: Record) -> None:
         """Read the normalization, that of the colors included.
 
         Args:
@@ -50,14 +51,14 @@ class LerobotPolicy(Policy):
             child.eval()
         return self
 
-    def pixels(self, batch: Mapping[str, Any], camera: str) -> Tensor:
+    def pixels(self, batch: Batch, camera: str) -> Tensor:
         """Return images of the batch in 0..1, float32 [B, 3, H, W], or [B, n, 3, H, W] of n times."""
         image: Tensor = value_of(batch, camera)
         past = self.config.past_steps
         check_image(camera, image, (None, *([past + 1] if past else []), 3, None, None))
         return image.float() / 255
 
-    def normal_images(self, batch: Mapping[str, Any], camera: str) -> Tensor:
+    def normal_images(self, batch: Batch, camera: str) -> Tensor:
         """Return images of the size `image_size` with normalized colors, float32."""
         pixels = self.pixels(batch, camera)
         if tuple(pixels.shape[-2:]) != tuple(self.config.image_size):

@@ -4,9 +4,8 @@ LeRobot's horizon begins at the first of the observations that the policy sees, 
 the present: training reads those actions too (`past_actions`), and `act` returns the chunk from the present on.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.lerobot.adapter import GivenNoise, LerobotPolicy, build_errors
 from understudy.policies.lerobot.settings import LerobotDiffusionConfig
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
+from understudy.records import Batch, Record
 
 DIFFUSION = "diffusion"
 VALIDATION_DRAWS = 4
@@ -36,7 +36,7 @@ class LerobotDiffusion(LerobotPolicy):
     config: LerobotDiffusionConfig
     validation_draws = VALIDATION_DRAWS
 
-    def __init__(self, config: LerobotDiffusionConfig, normalization: Mapping[str, Any]) -> None:
+    def __init__(self, config: LerobotDiffusionConfig, normalization: Record) -> None:
         """Build the network; arguments and errors: see `LerobotPolicy`."""
         super().__init__(config, normalization)
         with optional_imports():
@@ -92,14 +92,14 @@ class LerobotDiffusion(LerobotPolicy):
             spec["crop"] = RandomSpec("uniform", (len(self.config.cameras), 2))
         return spec
 
-    def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
+    def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample, int64 [B]; those of padding too, without a mask of the loss."""
         dim_is_pad = self.normalizer.dim_is_pad(ACTION, batch)
         shape = draws["timestep"].shape[1], self.config.action_dim
         return {DIFFUSION: valid_elements(self._is_pad(batch), *shape, dim_is_pad)}
 
     def losses(
-        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
+        self, batch: Batch, draws: Draws, terms: Collection[str] | None = None, detail: bool = False
     ) -> dict[str, Loss]:
         """Squared error of the predicted noise, or of the predicted actions (`prediction_type`); see `Policy.losses`.
 
@@ -128,7 +128,7 @@ class LerobotDiffusion(LerobotPolicy):
         return {DIFFUSION: masked_squared_error(predicted, target, self._is_pad(batch), dim_is_pad, detail)}
 
     @torch.no_grad()
-    def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
         """Sample actions, float32 [B, T, A] in the robot's units, in `num_inference_steps` of the config, not `steps`.
 
         Args:
@@ -151,18 +151,18 @@ class LerobotDiffusion(LerobotPolicy):
                 x = blanked(x, dim_is_pad)
         return self.normalizer.robot_actions(x[:, self.config.past_actions :].float(), batch)
 
-    def _with_history(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _with_history(self, batch: Batch) -> Record:
         """Return the batch with the present state under its key, and all states under `STATES` [B, n, S]."""
         if self.config.past_steps:
             return split_states(batch, self.config.past_steps + 1)
         return {**batch, STATES: value_of(batch, STATE)[:, None]}
 
-    def _is_pad(self, batch: Mapping[str, Any]) -> Tensor:
+    def _is_pad(self, batch: Batch) -> Tensor:
         """Slots that count nothing, bool [B, horizon]."""
         is_pad: Tensor = value_of(batch, f"{ACTION}_is_pad")
         return is_pad if self.config.theirs.do_mask_loss_for_padding else torch.zeros_like(is_pad)
 
-    def _condition(self, batch: Mapping[str, Any], crop: Tensor | None) -> Tensor:
+    def _condition(self, batch: Batch, crop: Tensor | None) -> Tensor:
         """Condition of the U-Net, float32 [B, C]; `crop` [B, cameras, 2] in [0, 1) decides the crops; None: center."""
         views = []
         for number, camera in enumerate(self.config.cameras):

@@ -8,7 +8,6 @@
 The processors that we write normalize by MEAN_STD with the policy's own offset and spread: (x - mean) / (std + eps).
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,13 @@ from understudy.policies.folder_formats import ForeignFolder, Robot
 from understudy.policies.lerobot.settings import IDENTITY, LerobotConfig, LerobotSettings
 from understudy.policies.pi05.normalization import read_lerobot
 from understudy.policies.registry import policy_type, stored_type
+from understudy.records import Record
 
 EPS = 1e-8
 
 
 def read_folder(
-    folder: Path, stored: Mapping[str, Any], normalization: Mapping[str, Any] | None, shapes: Any, asset: str = ""
+    folder: Path, stored: Record, normalization: Record | None, shapes: Any, asset: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Return config and normalization as our own folders have them; None: the folder is not LeRobot's.
 
@@ -104,7 +104,7 @@ def _image_figures(folder: Path, cameras: list[str], name: str) -> dict[str, lis
 
 
 def describe_folder(
-    config: LerobotConfig, normalization: Mapping[str, Any], robot_facts: Mapping[str, Any], head: int, dtype: str
+    config: LerobotConfig, normalization: Record, robot_facts: Record, head: int, dtype: str
 ) -> ForeignFolder:
     """Describe a policy as LeRobot's folder; see `folder_formats.describe_folder`.
 

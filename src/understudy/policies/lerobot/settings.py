@@ -18,6 +18,7 @@ from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
 from understudy.policies.common.lerobot_processors import VISUAL, read_object
 from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType, imported, stored_type
+from understudy.records import Record
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IDENTITY = {"image_mean": [0.0] * 3, "image_std": [1.0 - 1e-8] * 3}
@@ -46,9 +47,9 @@ class LerobotSettings(PolicySettings):
     FORMATS: ClassVar[Mapping[str, str]] = {"lerobot": "understudy.policies.lerobot.folder:describe_folder"}
     THEIR_CONFIG: ClassVar[str] = ""
     """LeRobot's config class, as "module:name"."""
-    FIXED: ClassVar[Mapping[str, Any]] = {"n_obs_steps": 1}
+    FIXED: ClassVar[Record] = {"n_obs_steps": 1}
     """Fields of LeRobot's config -> the only value that the adapter takes."""
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    DEFAULTS: ClassVar[Record] = {}
     """Fields whose default is not LeRobot's."""
     CHUNK_FIELDS: ClassVar[tuple[str, ...]] = ("chunk_size", "n_action_steps")
     """Fields that have the length of the chunk."""
@@ -92,7 +93,7 @@ class LerobotSettings(PolicySettings):
         return {}
 
     @classmethod
-    def network_fields(cls, stored: Mapping[str, Any]) -> dict[str, Any]:
+    def network_fields(cls, stored: Record) -> dict[str, Any]:
         """Return the fields of LeRobot's config.json that describe a network."""
         shared = {entry.name for entry in fields(_import("lerobot.configs.policies:PreTrainedConfig"))}
         names = {entry.name for entry in fields(_import(cls.THEIR_CONFIG))} - shared
@@ -105,7 +106,7 @@ class LerobotSettings(PolicySettings):
         return self.network_fields(_import("draccus").encode(self.theirs))
 
     @classmethod
-    def read_stored(cls, stored: Mapping[str, Any], colors: Mapping[str, Any]) -> dict[str, Any]:
+    def read_stored(cls, stored: Record, colors: Record) -> dict[str, Any]:
         """Return the fields of our config that follow from LeRobot's config.json.
 
         Args:
@@ -120,7 +121,7 @@ class LerobotSettings(PolicySettings):
                 raise ValueError(f"{name}: {stored[name]}: {cls.type} has {value} alone")
         return {"config": cls.network_fields(stored), "chunk": stored.get("chunk_size")}
 
-    def run_defaults(self, steps: int, lora_rank: int) -> Mapping[str, Any]:
+    def run_defaults(self, steps: int, lora_rank: int) -> Record:
         """Return the preset of LeRobot's config class; see `PolicySettings.run_defaults`."""
         with_chunk = self.stored_chunk() is None and not getattr(self, "weights", "")
         return read_preset(self.THEIR_CONFIG, steps, with_chunk)
@@ -157,7 +158,7 @@ class ColorSettings(LerobotSettings):
         return replace(self, image_size=size)
 
     @classmethod
-    def read_stored(cls, stored: Mapping[str, Any], colors: Mapping[str, Any]) -> dict[str, Any]:
+    def read_stored(cls, stored: Record, colors: Record) -> dict[str, Any]:
         """Return the colors, too; see the base class."""
         return {**super().read_stored(stored, colors), **colors}
 
@@ -216,7 +217,7 @@ class LerobotActSettings(ColorSettings):
     """LeRobot's ACT. The ResNet starts with the weights of ImageNet; `init_from` starts from a folder of LeRobot."""
 
     THEIR_CONFIG: ClassVar[str] = "lerobot.policies.act.configuration_act:ACTConfig"
-    FIXED: ClassVar[Mapping[str, Any]] = {"n_obs_steps": 1, "temporal_ensemble_coeff": None}
+    FIXED: ClassVar[Record] = {"n_obs_steps": 1, "temporal_ensemble_coeff": None}
     RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute", "config.pretrained_backbone_weights")
     START_CHECK: ClassVar[str] = "understudy.policies.lerobot.act:check_backbone"
 
@@ -224,7 +225,7 @@ class LerobotActSettings(ColorSettings):
     """Type of the policy."""
 
     @classmethod
-    def read_stored(cls, stored: Mapping[str, Any], colors: Mapping[str, Any]) -> dict[str, Any]:
+    def read_stored(cls, stored: Record, colors: Record) -> dict[str, Any]:
         """Return the values without weights of ImageNet: the folder has weights; see `LerobotSettings.read_stored`."""
         values = super().read_stored(stored, colors)
         return {**values, "config": {**values["config"], "pretrained_backbone_weights": None}}
@@ -240,8 +241,8 @@ class LerobotDiffusionSettings(ColorSettings):
     """LeRobot's Diffusion Policy. The ResNets start with fresh weights; `init_from` starts from a folder of LeRobot."""
 
     THEIR_CONFIG: ClassVar[str] = "lerobot.policies.diffusion.configuration_diffusion:DiffusionConfig"
-    FIXED: ClassVar[Mapping[str, Any]] = {"pretrained_backbone_weights": None}
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {"use_group_norm": True}
+    FIXED: ClassVar[Record] = {"pretrained_backbone_weights": None}
+    DEFAULTS: ClassVar[Record] = {"use_group_norm": True}
     CHUNK_FIELDS: ClassVar[tuple[str, ...]] = ()
     RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute", "config.n_action_steps", "config.num_inference_steps")
     TORCH_ATTENTION: ClassVar[bool] = False
@@ -273,7 +274,7 @@ class LerobotDiffusionSettings(ColorSettings):
         return int(self.theirs.horizon) - self.past_actions
 
     @classmethod
-    def read_stored(cls, stored: Mapping[str, Any], colors: Mapping[str, Any]) -> dict[str, Any]:
+    def read_stored(cls, stored: Record, colors: Record) -> dict[str, Any]:
         """Return the values with the length of the chunk; see `LerobotSettings.read_stored`."""
         values = super().read_stored({**stored, **cls.FIXED}, colors)
         return {**values, "chunk": cls(config=values["config"]).stored_chunk()}
@@ -303,7 +304,7 @@ class LerobotSmolvlaSettings(LerobotSettings):
     """
 
     THEIR_CONFIG: ClassVar[str] = "lerobot.policies.smolvla.configuration_smolvla:SmolVLAConfig"
-    FIXED: ClassVar[Mapping[str, Any]] = {
+    FIXED: ClassVar[Record] = {
         "n_obs_steps": 1,
         "empty_cameras": 0,
         "adapt_to_pi_aloha": False,
@@ -384,7 +385,7 @@ class LerobotSmolvlaSettings(LerobotSettings):
             raise ConfigError(f"policy.weights: {file}: {error}") from error
 
     @classmethod
-    def read_stored(cls, stored: Mapping[str, Any], colors: Mapping[str, Any]) -> dict[str, Any]:
+    def read_stored(cls, stored: Record, colors: Record) -> dict[str, Any]:
         """Return the values of a policy without normalized images; see `LerobotSettings.read_stored`."""
         if colors != IDENTITY:
             raise ValueError(f"normalization_mapping: {VISUAL}: {cls.type} normalizes no images")

@@ -24,6 +24,7 @@ from understudy.policies.lerobot.settings import LerobotSmolvlaConfig
 from understudy.policies.losses import Detail, Loss, padded_elements, valid_elements
 from understudy.policies.pi05.released_keys import WeightsError
 from understudy.policies.weight_files import WeightFiles, fill_state
+from understudy.records import Batch, Record
 
 TOKENS, TOKENS_MASK = "language_tokens", "language_tokens_mask"
 """Keys of a prepared batch: tokens of the instructions, int64 [B, L], and bool [B, L], False where they are padding."""
@@ -40,7 +41,7 @@ class LerobotSmolvla(LerobotPolicy):
 
     config: LerobotSmolvlaConfig
 
-    def __init__(self, config: LerobotSmolvlaConfig, normalization: Mapping[str, Any]) -> None:
+    def __init__(self, config: LerobotSmolvlaConfig, normalization: Record) -> None:
         """Build the network; arguments and errors: see `LerobotPolicy`.
 
         Raises:
@@ -117,13 +118,13 @@ class LerobotSmolvla(LerobotPolicy):
         """Copy a state dict into the policy; LeRobot's may lack the head that shares the embedding's weights."""
         fill_state(self.state_dict(), weights, {} if HEAD in weights else {HEAD: EMBEDDING})
 
-    def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
+    def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample, int64 [B]."""
         dim_is_pad = self.normalizer.dim_is_pad(ACTION, batch)
         return {FLOW: valid_elements(value_of(batch, f"{ACTION}_is_pad"), 1, self.config.action_dim, dim_is_pad)}
 
     def losses(
-        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
+        self, batch: Batch, draws: Draws, terms: Collection[str] | None = None, detail: bool = False
     ) -> dict[str, Loss]:
         """Squared error of the velocity over the robot's own dimensions and unpadded slots; see `Policy.losses`.
 
@@ -148,7 +149,7 @@ class LerobotSmolvla(LerobotPolicy):
         return {FLOW: Loss(squares.sum(dim=(1, 2)), self.counts(batch, draws)[FLOW], parts)}
 
     @torch.no_grad()
-    def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
         """Sample actions, float32 [B, T, A] in the robot's units, in `num_steps` of the config, not `steps`.
 
         All steps share one pass over images, instruction and state.
@@ -162,7 +163,7 @@ class LerobotSmolvla(LerobotPolicy):
         actions = self.model.sample_actions(*self._inputs(batch), noise=draws["noise"])
         return self.normalizer.robot_actions(actions[..., : self.config.action_dim].float(), batch)
 
-    def _inputs(self, batch: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _inputs(self, batch: Batch) -> tuple[Any, ...]:
         """Images and their masks, tokens and their mask, and the state, as the network takes them."""
         size, images, masks = self.config.theirs.resize_imgs_with_padding, [], []
         for camera in self.config.cameras:

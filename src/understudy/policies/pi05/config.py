@@ -16,6 +16,7 @@ from understudy.policies.common.settings import TowerSizes, age_problems, times_
 from understudy.policies.pi05.released_keys import released_key
 from understudy.policies.pi05.text import RESERVED, TextSettings
 from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType
+from understudy.records import Record
 
 T = TypeVar("T")
 
@@ -114,7 +115,7 @@ class Sizes:
         return problems
 
     @classmethod
-    def from_mapping(cls, stored: Mapping[str, Any], **replaced: Any) -> Self:
+    def from_mapping(cls, stored: Record, **replaced: Any) -> Self:
         """Read the sizes from JSON: `{"vision": {...}, "vlm": {...}, "expert": {...}, "vocab": ..., ...}`.
 
         Args:
@@ -147,7 +148,7 @@ def _numbers(sizes: Sizes) -> dict[str, Any]:
     return numbers
 
 
-def _read(kind: type[T], stored: Mapping[str, Any], prefix: str) -> T:
+def _read(kind: type[T], stored: Record, prefix: str) -> T:
     names = {field.name: field.default for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     missing = [prefix + name for name, default in names.items() if name not in stored and default is MISSING]
     unknown = [prefix + str(name) for name in stored if name not in names]
@@ -331,7 +332,7 @@ class Pi05Settings(TextSettings, PolicySettings):
             return self
         return replace(self, network=json.dumps({k: v for k, v in asdict(sizes).items() if k != "adaptive"}))
 
-    def run_defaults(self, steps: int, lora_rank: int) -> Mapping[str, Any]:
+    def run_defaults(self, steps: int, lora_rank: int) -> Record:
         """Return openpi's values for dimensions of `base`; others have those of every run, but for the normalization.
 
         A run of less steps than openpi's schedule compresses it.
@@ -426,7 +427,7 @@ class Pi0Settings(Pi05Settings):
 class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
     """Config of a `Pi05Policy`: the run's settings and the facts of its data."""
 
-    dimensions: Mapping[str, Any] | None = None
+    dimensions: Record | None = None
     """Dimensions of the network (`Sizes`) as a JSON object; None: those of `size`. config.json always has them."""
 
     def __post_init__(self) -> None:
@@ -479,13 +480,13 @@ class Pi0PolicyConfig(Pi0Settings, Pi05PolicyConfig):
     """Config of a `Pi05Policy` of type pi0."""
 
 
-def _stored_facts(weights: str) -> Mapping[str, Any]:
+def _stored_facts(weights: str) -> Record:
     """Return dimensions and chunk of released weights, without torch until there are any.
 
     Raises:
         ConfigError: a file is damaged, or contradicts another.
     """
-    read: Callable[[str], Mapping[str, Any]] = getattr(import_module(FACTS[0]), FACTS[1])
+    read: Callable[[str], Record] = getattr(import_module(FACTS[0]), FACTS[1])
     return read(weights)
 
 

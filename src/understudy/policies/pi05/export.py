@@ -24,7 +24,7 @@ openpi's `safetensors.torch.load_model` takes one name of a tied tensor and refu
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ from understudy.policies.pi05.config import Pi05PolicyConfig, Sizes
 from understudy.policies.pi05.normalization import OPENPI, OPENPI_EPS
 from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
 from understudy.policies.pi05.text import TOKENIZER
+from understudy.records import Record
 
 VARIANTS = {Sizes.BASE.vlm: "gemma_2b", Sizes.BASE.expert: "gemma_300m"}
 """Names of towers in openpi and LeRobot."""
@@ -106,7 +107,7 @@ NORMALIZED = {"pi05": "QUANTILES", "pi0": "MEAN_STD"}
 
 
 def lerobot_folder(
-    config: Pi05PolicyConfig, normalization: Mapping[str, Any], robot_facts: Mapping[str, Any], head: int, dtype: str
+    config: Pi05PolicyConfig, normalization: Record, robot_facts: Record, head: int, dtype: str
 ) -> ForeignFolder:
     """Describe a policy as LeRobot's folder; see `describe_folder`.
 
@@ -159,7 +160,7 @@ def _check(config: Pi05PolicyConfig, robot: Robot) -> None:
         )
 
 
-def _features(config: Pi05PolicyConfig, robot: Robot, facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _features(config: Pi05PolicyConfig, robot: Robot, facts: Record) -> dict[str, dict[str, Any]]:
     """LeRobot's features by key; cameras in the network's order."""
     side = config.sizes.vision.image
     cameras = [key for key in config.cameras if key in facts.get("cameras", config.cameras)]
@@ -169,9 +170,7 @@ def _features(config: Pi05PolicyConfig, robot: Robot, facts: Mapping[str, Any]) 
     return features
 
 
-def _config(
-    config: Pi05PolicyConfig, robot: Robot, facts: Mapping[str, Any], features: Mapping[str, Any], dtype: str
-) -> dict[str, Any]:
+def _config(config: Pi05PolicyConfig, robot: Robot, facts: Record, features: Record, dtype: str) -> dict[str, Any]:
     """Fields of LeRobot's config that the policy decides; all others have LeRobot's defaults."""
     sizes, released, mode = config.sizes, config.flow_time == "released", NORMALIZED[config.type]
     names, excluded = _relative_names(robot, facts)
@@ -200,7 +199,7 @@ def _config(
     }
 
 
-def _relative_names(robot: Robot, facts: Mapping[str, Any]) -> tuple[list[str] | None, list[str]]:
+def _relative_names(robot: Robot, facts: Record) -> tuple[list[str] | None, list[str]]:
     """Names of the action dimensions, and those that are no differences.
 
     LeRobot excludes a dimension if its name contains an excluded one. Where the data's names cannot express the
@@ -220,9 +219,7 @@ def _relative_names(robot: Robot, facts: Mapping[str, Any]) -> tuple[list[str] |
     return names, excluded
 
 
-def _processors(
-    config: Pi05PolicyConfig, robot: Robot, facts: Mapping[str, Any], features: Mapping[str, Any]
-) -> dict[str, bytes]:
+def _processors(config: Pi05PolicyConfig, robot: Robot, facts: Record, features: Record) -> dict[str, bytes]:
     """Both processor files, and the file of statistics of each."""
     names, excluded = _relative_names(robot, facts)
     named = {"tokenizer_name": TOKENIZER_NAME} if config.sizes.vocab == Sizes.BASE.vocab else {}
@@ -257,7 +254,7 @@ CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 
 
 def openpi_folder(
-    config: Pi05PolicyConfig, normalization: Mapping[str, Any], robot_facts: Mapping[str, Any], head: int, dtype: str
+    config: Pi05PolicyConfig, normalization: Record, robot_facts: Record, head: int, dtype: str
 ) -> ForeignFolder:
     """Describe a policy as openpi's folder; see `describe_folder`.
 

@@ -19,6 +19,7 @@ import numpy as np
 from understudy.batch_keys import ACTION, STATE
 from understudy.errors import ConfigError
 from understudy.policies.common.lerobot_processors import LEROBOT, LEROBOT_OUT, find_step, read_object, read_statistics
+from understudy.records import Record
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,13 @@ class Stored:
     """Normalization as it is stored next to weights."""
 
     where: Path
-    maps: Mapping[str, Mapping[str, Any]]
+    maps: Mapping[str, Record]
     """Key -> {"offset": [dim], "spread": [dim]}, or [H][dim] with several heads."""
     padding: Mapping[str, np.ndarray]
     """Key -> bool [dim]: dimensions that may be left out, since their figures are those of padding."""
     delta: tuple[int, ...] | None = None
     """Action dimensions that are differences to the state; None: unknown."""
-    whole: Mapping[str, Any] | None = None
+    whole: Record | None = None
     """The content of an own file."""
 
 
@@ -57,7 +58,7 @@ def map_range(low: np.ndarray, high: np.ndarray, size: np.ndarray) -> dict[str, 
     return {"offset": offset.tolist(), "spread": spread.tolist()}
 
 
-def keep_low(computed: Mapping[str, Any]) -> Mapping[str, Any]:
+def keep_low(computed: Record) -> Record:
     """Return a normalization of data whose lower ends of the state, of which it has rounded maps, are never below -1.
 
     Offset and spread are rounded to float32 separately, so the lower end can lie as far from their difference as the
@@ -132,7 +133,7 @@ def read_lerobot(folder: Path) -> Stored:
 
 
 def _maps(
-    path: Path, step: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]], keys: Sequence[str]
+    path: Path, step: Record, figures: Mapping[str, Record], keys: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return offset and spread of each key that the step normalizes, and its dimensions of padding."""
     config = step["config"]
@@ -168,12 +169,12 @@ def _maps(
     return maps, padding
 
 
-def _delta(path: Path, maps: Mapping[str, Any]) -> tuple[int, ...]:
+def _delta(path: Path, maps: Record) -> tuple[int, ...]:
     """Return the action dimensions that the processors make differences to the state."""
     relative = [
         step for step in read_object(path)["steps"] if step.get("registry_name") == "relative_actions_processor"
     ]
-    config: Mapping[str, Any] = (relative[0].get("config") if relative else None) or {}
+    config: Record = (relative[0].get("config") if relative else None) or {}
     if not config.get("enabled") or ACTION not in maps:
         return ()
     width = len(maps[ACTION]["offset"])
@@ -261,7 +262,7 @@ class NormalizationSettings:
     weights: str = ""
     """Released weights to start from; "" for fresh ones, which take the normalization of the data."""
 
-    def choose_normalization(self, computed: Mapping[str, Any]) -> Mapping[str, Any]:
+    def choose_normalization(self, computed: Record) -> Record:
         """Return the normalization of a new run.
 
         Args:
@@ -307,7 +308,7 @@ def find_normalization(weights: str | Path, asset: str = "", quantiles: bool = T
     )
 
 
-def fit_normalization(stored: Stored, computed: Mapping[str, Any]) -> dict[str, Any]:
+def fit_normalization(stored: Stored, computed: Record) -> dict[str, Any]:
     """Return a stored normalization in the shape of one that was computed from the data of a run.
 
     Raises:
@@ -347,7 +348,7 @@ def _read_own(path: Path) -> Stored:
     return Stored(path, {}, {}, None, content)
 
 
-def _check_own(stored: Stored, computed: Mapping[str, Any], fix: str) -> None:
+def _check_own(stored: Stored, computed: Record, fix: str) -> None:
     """Raise ConfigError unless an own normalization has the heads, dimensions and differences of the data."""
     assert stored.whole is not None
     whole, heads = stored.whole, list(computed["heads"])

@@ -63,6 +63,7 @@ from understudy.policies.pi05.targets import (
 from understudy.policies.pi05.tokenize_batch import Shared, Texts
 from understudy.policies.policy import Policy
 from understudy.policies.weight_files import StoredRows, TensorReader, fill_parameters
+from understudy.records import Batch, Record
 
 VALIDATION_DRAWS = 8
 """Noises and flow times per sample of a validation."""
@@ -81,7 +82,7 @@ class Pi05Policy(Policy, Pi0Network):
     fills_weights: ClassVar[bool] = True
     config: Pi05PolicyConfig
 
-    def __init__(self, config: Pi05PolicyConfig, normalization: Mapping[str, Any]) -> None:
+    def __init__(self, config: Pi05PolicyConfig, normalization: Record) -> None:
         """Build the network; it may be on the meta device.
 
         Args:
@@ -174,7 +175,7 @@ class Pi05Policy(Policy, Pi0Network):
         longest_prompt = self.texts.longest_prompt(prompts)
         return None if longest_prompt is None else (longest_prompt, self.config.prompt_tokens, "prompt_tokens")
 
-    def tokens(self, batch: Mapping[str, Any]) -> list[int]:
+    def tokens(self, batch: Batch) -> list[int]:
         """Count the tokens of each sample in training: images, texts, past states, and `noise_samples` chunks."""
         expert = self.config.noise_samples * self.suffix_tokens
         return [extent.total(self.sizes.vision.tokens) + expert for extent in known_extents(batch, self.config.cameras)]
@@ -184,7 +185,7 @@ class Pi05Policy(Policy, Pi0Network):
         """Tokens of a noisy chunk in the expert: its actions, and in pi0 the state."""
         return self.config.chunk + (not self.sizes.adaptive)
 
-    def processed_tokens(self, batch: Mapping[str, Any]) -> int:
+    def processed_tokens(self, batch: Batch) -> int:
         """Count the tokens that the towers compute: without `packs` each sample is as long as the longest."""
         counts, sizes = self.tokens(batch), known_extents(batch, self.config.cameras)
         return sum(counts) + (0 if self.packs else padded_tokens(sizes, self.sizes.vision.tokens, *self._padding))
@@ -193,7 +194,7 @@ class Pi05Policy(Policy, Pi0Network):
     def _padding(self) -> tuple[int, tuple[int, int, int]]:
         return (1 if self.packs else self.length_multiple), self.config.longest_texts
 
-    def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
+    def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample per loss term, int64 [B]."""
         counts = {}
         for term in (term for term in self.loss_terms if term == FLOW or term in TOKENS):
@@ -213,7 +214,7 @@ class Pi05Policy(Policy, Pi0Network):
         return counts
 
     def losses(
-        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
+        self, batch: Batch, draws: Draws, terms: Collection[str] | None = None, detail: bool = False
     ) -> dict[str, Loss]:
         """Compute the loss terms per sample, from the draws of `random_spec`.
 
@@ -244,7 +245,7 @@ class Pi05Policy(Policy, Pi0Network):
         return losses
 
     @torch.no_grad()
-    def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
         """Sample actions from the noise of `random_spec("act")`, float32 [B, T, A] in the robot's units.
 
         A policy with responses first predicts its own, unless the batch has them (`response`).
@@ -259,7 +260,7 @@ class Pi05Policy(Policy, Pi0Network):
     @torch.no_grad()
     def continue_chunk(
         self,
-        batch: Mapping[str, Any],
+        batch: Batch,
         draws: Draws,
         executing: Tensor,
         delay: int,
@@ -294,7 +295,7 @@ class Pi05Policy(Policy, Pi0Network):
             actions = sample_guided(field, draws["noise"], chunk, delay, horizon, steps, dims=self._own_dims(batch))
         return self.robot_actions(actions, batch)
 
-    def robot_actions(self, x: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    def robot_actions(self, x: Tensor, batch: Batch) -> Tensor:
         """Convert actions of the network [B, T, dim] to the robot's units, float32 [B, T, A]."""
         return self.normalizer.robot_actions(x[..., : self.config.action_dim], batch)
 
@@ -318,7 +319,7 @@ class Pi05Policy(Policy, Pi0Network):
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _noisy(
-        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str], detail: bool
+        self, batch: Batch, draws: Draws, terms: Collection[str], detail: bool
     ) -> tuple[Suffix, Callable[[Tensor], dict[str, Loss]]]:
         """Embed the noisy chunks of a batch, and return the function that reads the loss of `terms` off `run`."""
         noisy, times, clean = noisy_chunks(batch, draws, self.config, self.normalizer, self.sizes.dim)
@@ -330,7 +331,7 @@ class Pi05Policy(Policy, Pi0Network):
 
         return suffix, read
 
-    def _observed(self, batch: Mapping[str, Any]) -> tuple[Observation, list[Extent]]:
+    def _observed(self, batch: Batch) -> tuple[Observation, list[Extent]]:
         """Embed the images and the prompt of a batch, without the cameras and the padding that no sample needs."""
         sizes, config = known_extents(batch, self.config.cameras), self.config
         tokens = value_of(batch, PROMPT[0])
@@ -339,13 +340,13 @@ class Pi05Policy(Policy, Pi0Network):
         states = self._states(batch) if config.state_times else None
         return self.observe(images.pixels, images.has, tokens, masks, images.frames, states), sizes
 
-    def _states(self, batch: Mapping[str, Any]) -> States:
+    def _states(self, batch: Batch) -> States:
         """States over time in the network's units and width."""
         values, is_pad = value_of(batch, STATES), value_of(batch, STATES_IS_PAD)
         check_shape(STATES, values, (None, len(self.config.state_times), self.config.state_dim))
         return States(widened(self.normalizer.states(batch, values), self.sizes.dim), ~is_pad)
 
-    def _before_acting(self, batch: Mapping[str, Any]) -> Observation:
+    def _before_acting(self, batch: Batch) -> Observation:
         """Embed a batch to act on, with the response that the expert sees."""
         observed, sizes = self._observed(batch)
         if not self.config.response_tokens:
@@ -355,7 +356,7 @@ class Pi05Policy(Policy, Pi0Network):
         end = self.texts.required().model.eos_id()
         return self.with_tail(observed, respond(self, observed, self.config.response_tokens, end))
 
-    def _state(self, batch: Mapping[str, Any]) -> Tensor | None:
+    def _state(self, batch: Batch) -> Tensor | None:
         """State in the network's units and width, float32 [B, dim]; None where the network has no such input."""
         if self.sizes.adaptive:
             return None
@@ -363,7 +364,7 @@ class Pi05Policy(Policy, Pi0Network):
         check_shape(STATE, state, (None, self.config.state_dim))
         return widened(self.normalizer.states(batch, state), self.sizes.dim)
 
-    def _field(self, observed: Observation, batch: Mapping[str, Any], noise: Tensor) -> Field:
+    def _field(self, observed: Observation, batch: Batch, noise: Tensor) -> Field:
         """Make the velocity field of a batch that starts at `noise` [B, T, dim].
 
         In dimensions that a robot does not have, training shows time * noise and asks for nothing. So the velocity is
@@ -372,7 +373,7 @@ class Pi05Policy(Policy, Pi0Network):
         field, is_own = self.field(observed, self._state(batch)), self._own_dims(batch)
         return lambda x, time: torch.where(is_own, field(x, time), noise)
 
-    def _own_dims(self, batch: Mapping[str, Any], key: str = ACTION) -> Tensor:
+    def _own_dims(self, batch: Batch, key: str = ACTION) -> Tensor:
         """Mark the dimensions of the network's actions, or states, that the robot has, bool [B or 1, 1, dim]."""
         is_pad = self.normalizer.dim_is_pad(key, batch)
         if is_pad is None:

@@ -33,11 +33,12 @@ from understudy.policies.pi05.jax_tree import open_weights
 from understudy.policies.pi05.normalization import Stored, find_normalization
 from understudy.policies.pi05.released_keys import EMBEDDING, HEAD, Shapes, canonical, is_adaptive, own_name
 from understudy.policies.registry import stored_type
+from understudy.records import Record
 
 PARTS = ("vision", "vlm", "expert")
 
 
-def complete_dimensions(shapes: Shapes, stated: Mapping[str, Any], where: object = "weights") -> dict[str, Any]:
+def complete_dimensions(shapes: Shapes, stated: Record, where: object = "weights") -> dict[str, Any]:
     """Return the dimensions that `stated` has, and for the others those of the tensors.
 
     Args:
@@ -180,7 +181,7 @@ Values = dict[str, Any]
 
 
 def read_folder(
-    folder: Path, stored: Mapping[str, Any], normalization: Mapping[str, Any] | None, shapes: Shapes, asset: str = ""
+    folder: Path, stored: Record, normalization: Record | None, shapes: Shapes, asset: str = ""
 ) -> tuple[Values, Values] | None:
     """Return config and normalization as our own folders have them; None: the weights are of another type.
 
@@ -246,13 +247,13 @@ def stored_facts(weights: str | Path) -> Values:
     return {"dimensions": {"chunk": chunk or Sizes.BASE.chunk} | dimensions} | ({"chunk": chunk} if chunk else {})
 
 
-def _towers(stored: Mapping[str, Any], kind: str) -> str:
+def _towers(stored: Record, kind: str) -> str:
     """Return the type of a stored config; `kind` where it has none, and for a world-action model, which has either."""
     name = stored_type({"type": kind, **stored})
     return kind if name == "world_action" else name
 
 
-def _tool(stored: Mapping[str, Any]) -> str:
+def _tool(stored: Record) -> str:
     """Return the tool that wrote a config; "" where it is empty or of none."""
     if "chunk_size" in stored or "input_features" in stored:
         return "LeRobot"
@@ -261,7 +262,7 @@ def _tool(stored: Mapping[str, Any]) -> str:
     return "understudy" if "type" in stored else ""
 
 
-def _stated(folder: Path, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+def _stated(folder: Path, stored: Record) -> Record:
     """Return the dimensions that a folder states: in its config, in sizes.json, or by the names of its towers."""
     in_file = read_object(folder / SIZES) if (folder / SIZES).is_file() else None
     for where, dimensions in ((CONFIG, stored.get("dimensions")), (SIZES, in_file)):
@@ -277,13 +278,13 @@ def _stated(folder: Path, stored: Mapping[str, Any]) -> Mapping[str, Any]:
     return named
 
 
-def _lerobot_prompt(stored: Mapping[str, Any], kind: str) -> str:
+def _lerobot_prompt(stored: Record, kind: str) -> str:
     """Return the format of prompts of LeRobot's types, one each; pi052 without a recipe has that of pi05."""
     has_recipe = stored.get("type") == "pi052" and stored.get("recipe_path", True)
     return "message" if has_recipe else PROMPTS[kind == "pi05"]
 
 
-def _translate(stored: Mapping[str, Any], kind: str) -> Values:
+def _translate(stored: Record, kind: str) -> Values:
     """Return the fields of our config that follow from a config of any tool."""
     tool = _tool(stored)
     if tool == "understudy":
@@ -341,7 +342,7 @@ def _normalization(stored: Stored, widths: Mapping[str, int | None]) -> Values:
     return made
 
 
-def _width(normalization: Mapping[str, Any], key: str) -> int:
+def _width(normalization: Record, key: str) -> int:
     """Return the number of dimensions of a key in a normalization; 0 where it has none."""
     return int(np.atleast_2d(np.asarray(normalization.get(key, {}).get("offset", []), float)).shape[-1])
 
@@ -373,7 +374,7 @@ def check_implied(config: Pi05PolicyConfig) -> None:
         )
 
 
-def _compare(stored: Mapping[str, Any], config: Pi05PolicyConfig) -> Iterator[tuple[str, Any, str, Any]]:
+def _compare(stored: Record, config: Pi05PolicyConfig) -> Iterator[tuple[str, Any, str, Any]]:
     """Yield (field of the file, its value, our setting, our value) for each field that the file has."""
     sizes, prompt = config.sizes, ("policy.prompt", config.prompt)
     chunk, length = ("data.chunk_size", config.chunk), ("policy.prompt_tokens", config.prompt_tokens)

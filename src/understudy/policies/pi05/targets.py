@@ -3,7 +3,7 @@
 Cameras and numbers of tokens of a sample are on the host, so that shapes do not wait for a GPU.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from understudy.policies.draws import Draws
 from understudy.policies.losses import Loss, masked_squared_error
 from understudy.policies.pi05.config import Pi05PolicyConfig
 from understudy.policies.pi05.network import Frames, Observation, Pi0Network, Tail
+from understudy.records import Batch
 
 TEXT, FAST = "text", "fast"
 """Loss terms of predicted tokens."""
@@ -59,7 +60,7 @@ def enclosing(sizes: Sequence[Extent]) -> Extent:
     return Extent(shown, max(prompts), max(texts), max(fasts), (True,) * len(states[0]))
 
 
-def extents(batch: Mapping[str, Any], cameras: Sequence[str]) -> list[Extent]:
+def extents(batch: Batch, cameras: Sequence[str]) -> list[Extent]:
     """Read the extent of each sample from a batch.
 
     Raises:
@@ -95,7 +96,7 @@ class Images(NamedTuple):
 
 
 def images_of(
-    batch: Mapping[str, Any],
+    batch: Batch,
     cameras: Sequence[str],
     sizes: Sequence[Extent],
     side: int,
@@ -137,7 +138,7 @@ def images_of(
     return Images(pixels, has, frames)
 
 
-def known_extents(batch: Mapping[str, Any], cameras: Sequence[str]) -> list[Extent]:
+def known_extents(batch: Batch, cameras: Sequence[str]) -> list[Extent]:
     """Return the extents of a batch; those of a prepared one are not read from the device."""
     return batch[EXTENTS] if EXTENTS in batch else extents(batch, cameras)
 
@@ -186,7 +187,7 @@ def packing_of(sizes: Sequence[Extent], image: int, tail: bool) -> Packing | Non
     return Packing(marks.flatten().nonzero()[:, 0], images + past + prompt, response, response + fast)
 
 
-def longest(batch: Mapping[str, Any], cameras: Sequence[str], *lengths: int) -> dict[str, Any]:
+def longest(batch: Batch, cameras: Sequence[str], *lengths: int) -> dict[str, Any]:
     """Add tokens without meaning to a batch, of these lengths of prompt, response and FAST actions; 0: none.
 
     Past states count as present, too.
@@ -231,7 +232,7 @@ def widened(x: Tensor, dim: int) -> Tensor:
     return nn.functional.pad(x, (0, dim - x.shape[-1]))
 
 
-def unlearnt_actions(batch: Mapping[str, Any], draws: Draws, chunk: int) -> Tensor:
+def unlearnt_actions(batch: Batch, draws: Draws, chunk: int) -> Tensor:
     """Mark the actions without a loss, bool [B, T]: padded ones and given ones."""
     is_pad: Tensor = value_of(batch, f"{ACTION}_is_pad")
     check_shape(f"{ACTION}_is_pad", is_pad, (None, chunk))
@@ -245,7 +246,7 @@ def _given_actions(draws: Draws, chunk: int) -> Tensor | None:
 
 
 def noisy_chunks(
-    batch: Mapping[str, Any], draws: Draws, config: Pi05PolicyConfig, normalizer: Normalizer, dim: int
+    batch: Batch, draws: Draws, config: Pi05PolicyConfig, normalizer: Normalizer, dim: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return noisy actions [B, D, T, dim], their times [B, D] or [B, D, T], and the clean actions [B, T, dim].
 
@@ -277,9 +278,7 @@ def noisy_chunks(
     return noisy_actions(every.unsqueeze(3), noise.unsqueeze(3), times).squeeze(3), times, clean
 
 
-def flow_loss(
-    batch: Mapping[str, Any], draws: Draws, moves: Tensor, clean: Tensor, normalizer: Normalizer, detail: bool
-) -> Loss:
+def flow_loss(batch: Batch, draws: Draws, moves: Tensor, clean: Tensor, normalizer: Normalizer, detail: bool) -> Loss:
     """Compute the squared error of the velocity per sample, over the robot's own dimensions.
 
     Args:
@@ -300,9 +299,7 @@ def flow_loss(
     return loss
 
 
-def tail_of(
-    batch: Mapping[str, Any], sizes: Sequence[Extent], multiple: int = 1, most: Sequence[int] = (0, 0, 0)
-) -> Tail:
+def tail_of(batch: Batch, sizes: Sequence[Extent], multiple: int = 1, most: Sequence[int] = (0, 0, 0)) -> Tail:
     """Read the tokens to predict; without any, a tail of no tokens, so that every rank uses the same weights.
 
     Args:

@@ -1,6 +1,6 @@
 """Tokens of a batch, which `Policy.preprocess` adds in loader threads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from understudy.policies.batch import check_shape, prompts_of, value_of
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.common.normalizer import Normalizer, state_now
 from understudy.policies.pi05.text import Rows, TextSettings, TextTokenizer, find_tokenizer, state_bins
+from understudy.records import Batch
 
 CUT = {
     "prompts": f"prompt{CUT_SUFFIX}",
@@ -91,7 +92,7 @@ class Texts:
         settings = {"response": self.config.learns_responses, "message": self.config.has_messages}
         return self.tokenizer.longest_prompt(texts, bins, **settings)
 
-    def add(self, batch: Mapping[str, Any], normalizer: Normalizer) -> dict[str, Any]:
+    def add(self, batch: Batch, normalizer: Normalizer) -> dict[str, Any]:
         """Return the batch with the tokens of its texts.
 
         It adds `prompt_tokens` int64 [B, L], `prompt_is_pad` bool [B, L] and `prompt_is_cut` bool [B]. Where the policy
@@ -129,7 +130,7 @@ class Texts:
             added[CUT["action range"]] = torch.from_numpy(clipped)
         return added
 
-    def _bins(self, batch: Mapping[str, Any], normalizer: Normalizer) -> list[list[int]]:
+    def _bins(self, batch: Batch, normalizer: Normalizer) -> list[list[int]]:
         """Numbers of each sample's state, of its robot's own dimensions alone."""
         states = normalizer.states(batch, state_now(batch))  # [B, S]
         real = _real(states, normalizer.dim_is_pad(STATE, batch))
@@ -137,7 +138,7 @@ class Texts:
         return [numbers[keep].tolist() for numbers, keep in zip(bins, real)]
 
     def _codes(
-        self, fast: FastTokenizer, batch: Mapping[str, Any], normalizer: Normalizer
+        self, fast: FastTokenizer, batch: Batch, normalizer: Normalizer
     ) -> tuple[list[list[int] | None], np.ndarray]:
         """FAST ids of each sample's own dimensions, None where every step is padded; and where actions were clipped.
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from understudy.policies.common.settings import EncoderSettings
 from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
 from understudy.policies.registry import PolicyConfig, PolicyType
+from understudy.records import Record
 
 SUCCESS, TIME = "success", "time"
 FINEST = 2.0**-16
@@ -44,7 +45,7 @@ class ReturnSettings:
         return {SUCCESS: (0.0, 1.0), TIME: (-self.horizon, 0.0)}.get(self.returns, self.value_range)
 
     @property
-    def return_target(self) -> Mapping[str, Any]:
+    def return_target(self) -> Record:
         """Fields of `ReturnTarget`."""
         low, high = self.bounds
         marks = {"success": self.success, "truncated": self.truncated}

@@ -5,8 +5,8 @@ Reinforcement Learning"). Its target is a Gaussian around the return: HL-Gauss o
 Regressing: Training Value Functions via Classification for Scalable Deep RL", equations 3.2 and 3.3.
 """
 
-from collections.abc import Collection, Mapping
-from typing import Any, ClassVar
+from collections.abc import Collection
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.targets import packing_of
 from understudy.policies.policy import Policy
 from understudy.policies.value.config import SUCCESS, TIME, Pi05ValueConfig, ValueConfig
+from understudy.records import Batch, Record
 
 VALUE, ERROR, ACCURACY = "value", "l1", "accuracy"
 
@@ -69,7 +70,7 @@ class ReturnPolicy(Policy):
     forward_methods: ClassVar[tuple[str, ...]] = ("losses", "values")
     validation_draws = 1
 
-    def logits(self, batch: Mapping[str, Any]) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         """Predict the distribution of the return, float32 [B, bins]."""
         raise NotImplementedError
 
@@ -91,13 +92,13 @@ class ReturnPolicy(Policy):
         """
         return (ERROR, ACCURACY) if self.config.returns in (SUCCESS, TIME) else (ERROR,)
 
-    def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
+    def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """1 for each sample with a known return, int64 [B]."""
         counts = (~value_of(batch, RETURN_IS_PAD)).long()
         return dict.fromkeys((*self.loss_terms, *self.metrics), counts)
 
     def losses(
-        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str] | None = None, detail: bool = False
+        self, batch: Batch, draws: Draws, terms: Collection[str] | None = None, detail: bool = False
     ) -> dict[str, Loss]:
         """Cross-entropy per sample, and the `metrics` that `terms` names; 0 where the return is not known."""
         returns, counts = value_of(batch, RETURN), self.counts(batch, draws)
@@ -115,12 +116,12 @@ class ReturnPolicy(Policy):
         chosen = [term for term in figures if term in (self.loss_terms if terms is None else terms)]
         return {term: Loss(torch.where(counts[term] > 0, figures[term], 0.0), counts[term]) for term in chosen}
 
-    def values(self, batch: Mapping[str, Any]) -> Tensor:
+    def values(self, batch: Batch) -> Tensor:
         """Return the mean of the predicted distribution, float32 [B], in units of the return."""
         logits = self.logits(batch)
         return logits.softmax(dim=1) @ bin_centers(self.config).to(logits.device)
 
-    def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
         """Refuse: raises ValueError, as the policy predicts no actions."""
         raise ValueError(f"a policy of type {self.config.type} predicts returns, not actions; see `understudy score`")
 
@@ -130,7 +131,7 @@ class ValuePolicy(ReturnPolicy, ObservingPolicy):
 
     config: ValueConfig
 
-    def __init__(self, config: ValueConfig, normalization: Mapping[str, Any]) -> None:
+    def __init__(self, config: ValueConfig, normalization: Record) -> None:
         """Build the network; for the arguments and errors see `FlowPolicy`."""
         super().__init__(config, normalization)
         self.value_head = ReturnHead(config.width, config.bins)
@@ -139,7 +140,7 @@ class ValuePolicy(ReturnPolicy, ObservingPolicy):
         """Modules to recompute, compile and shard one by one."""
         return [*self.vision.blocks] if self.vision is not None else []
 
-    def logits(self, batch: Mapping[str, Any]) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         """Predict the distribution of the return, float32 [B, bins]."""
         logits: Tensor = self.value_head(self.observe(batch))
         return logits
@@ -151,7 +152,7 @@ class Pi05ValuePolicy(ReturnPolicy, Pi05Policy):
     has_expert = False
     config: Pi05ValueConfig
 
-    def __init__(self, config: Pi05ValueConfig, normalization: Mapping[str, Any]) -> None:
+    def __init__(self, config: Pi05ValueConfig, normalization: Record) -> None:
         """Build the network; see `Pi05Policy`."""
         super().__init__(config, normalization)
         self.value_head = ReturnHead(self.sizes.vlm.width, config.bins)
@@ -169,7 +170,7 @@ class Pi05ValuePolicy(ReturnPolicy, Pi05Policy):
         """Describe the history; the loss reaches every part."""
         return self.config.describe_history()
 
-    def logits(self, batch: Mapping[str, Any]) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         """Predict the distribution of the return, float32 [B, bins]."""
         observed, sizes = self._observed(batch)
         packing = packing_of(sizes, self.sizes.vision.tokens, False) if self.packs else None

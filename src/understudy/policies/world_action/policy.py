@@ -6,7 +6,7 @@ the world (forward dynamics) and an inverse of it, and the future costs the poli
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.targets import Extent, widened
 from understudy.policies.world_action.config import WorldActionConfig
 from understudy.policies.world_action.network import CHANGE, Future, to_images, to_patches
+from understudy.records import Batch, Record
 
 IMAGE_SHIFT = 8.0
 """Shift of the flow times of images towards noise. A patch has hundreds of correlated numbers: at even times their
@@ -47,7 +48,7 @@ class WorldActionPolicy(Pi05Policy):
     forward_methods: ClassVar[tuple[str, ...]] = ("losses", "act", "imagine")
     config: WorldActionConfig
 
-    def __init__(self, config: WorldActionConfig, normalization: Mapping[str, Any]) -> None:
+    def __init__(self, config: WorldActionConfig, normalization: Record) -> None:
         """Build the network; see `Pi05Policy`."""
         super().__init__(config, normalization)
         if config.future:
@@ -93,7 +94,7 @@ class WorldActionPolicy(Pi05Policy):
                     spec[f"{name} time"] = RandomSpec("uniform", draws, times)
         return spec
 
-    def counts(self, batch: Mapping[str, Any], draws: Draws) -> dict[str, Tensor]:
+    def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample per loss term, int64 [B]."""
         counts = super().counts(batch, draws)
         if not self.config.future:
@@ -107,7 +108,7 @@ class WorldActionPolicy(Pi05Policy):
         return counts
 
     @torch.no_grad()
-    def act(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
         """Sample actions from the noise of `random_spec("act")`, float32 [B, T, A] in the robot's units.
 
         Args:
@@ -126,7 +127,7 @@ class WorldActionPolicy(Pi05Policy):
         return self.robot_actions(self._sample(batch, draws, steps, inputs)[FLOW], batch)
 
     @torch.no_grad()
-    def imagine(self, batch: Mapping[str, Any], draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
+    def imagine(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
         """Sample the states and images that follow, by Euler steps; see `Policy.imagine`."""
         if mode not in self.modes or DYNAMICS not in TRAINS[mode] or not self.config.future:
             raise ValueError(
@@ -147,7 +148,7 @@ class WorldActionPolicy(Pi05Policy):
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _observed(self, batch: Mapping[str, Any]) -> tuple[Observation, list[Extent]]:
+    def _observed(self, batch: Batch) -> tuple[Observation, list[Extent]]:
         """Embed the present of a batch."""
         if not self.config.future:
             return super()._observed(batch)
@@ -156,7 +157,7 @@ class WorldActionPolicy(Pi05Policy):
         )
 
     def _noisy(
-        self, batch: Mapping[str, Any], draws: Draws, terms: Collection[str], detail: bool
+        self, batch: Batch, draws: Draws, terms: Collection[str], detail: bool
     ) -> tuple[Suffix, Callable[[Tensor], dict[str, Loss]]]:
         """Embed noisy points of the streams, in both blocks, and return the function that reads their losses."""
         if not self.config.future:
@@ -197,7 +198,7 @@ class WorldActionPolicy(Pi05Policy):
 
         return suffix, read
 
-    def _unlearnt(self, stream: Stream, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    def _unlearnt(self, stream: Stream, batch: Batch) -> tuple[Tensor, Tensor]:
         """Mark the actions without a loss in the policy's block and in the other one, bool [B, T] each.
 
         The latter has the samples of mode `inverse_dynamics`, the former the rest of a validation and all of a training
@@ -213,7 +214,7 @@ class WorldActionPolicy(Pi05Policy):
         """Return the own dimensions of a stream: the robot's, or all of a patch."""
         return {FLOW: self.config.action_dim, DYNAMICS: self.config.state_dim}.get(term, dim)
 
-    def _stream(self, term: str, batch: Mapping[str, Any]) -> Stream:
+    def _stream(self, term: str, batch: Batch) -> Stream:
         """Read the target of a loss term from a training batch, as wide as the network.
 
         Raises:
@@ -242,7 +243,7 @@ class WorldActionPolicy(Pi05Policy):
         pixels = letterbox(images.flatten(0, 1), self.sizes.vision.image).unflatten(0, images.shape[:2])
         return to_patches(pixels, self.config.patch_side)
 
-    def _now(self, batch: Mapping[str, Any]) -> Tensor | None:
+    def _now(self, batch: Batch) -> Tensor | None:
         """Patches of the present images, float32 [B, cameras * P, dim]; 0 for missing cameras."""
         if not self.config.imagined:
             return None
@@ -253,7 +254,7 @@ class WorldActionPolicy(Pi05Policy):
             parts.append(patches if lacks is None else torch.where(lacks[:, None, None], 0.0, patches))
         return torch.cat(parts, dim=1)
 
-    def _images(self, changes: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    def _images(self, changes: Tensor, batch: Batch) -> Tensor:
         """Add predicted changes [B, tokens, dim] to the present images: uint8 [B, K, cameras, 3, side, side]."""
         config, side = self.config, self.sizes.vision.image
         now = torch.stack([letterbox(present(batch[camera]), side) for camera in config.cameras], dim=1)
@@ -261,9 +262,7 @@ class WorldActionPolicy(Pi05Policy):
         change = to_images(changes.unflatten(1, shape) * CHANGE, side, config.patch_side)
         return ((now[:, None] + change + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
-    def _sample(
-        self, batch: Mapping[str, Any], draws: Draws, steps: int, inputs: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
+    def _sample(self, batch: Batch, draws: Draws, steps: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Integrate the streams that are not given side by side from noise; normalized, [B, tokens, dim] each."""
         expert, now = self.expert_alone(self._before_acting(batch)), self._now(batch)
         noises = {

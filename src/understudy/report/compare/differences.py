@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from understudy.config.schema import differences
+from understudy.records import Record
 from understudy.report.compare.runs import Run
 from understudy.train.data.run_data import VALIDATION_EPISODES
 
@@ -76,7 +77,7 @@ def _reasons(first: Run, run: Run) -> list[dict[str, Any]]:
     return reasons
 
 
-def comparable_sources(reasons: Sequence[Mapping[str, Any]], letter: str, names: Sequence[str]) -> list[str]:
+def comparable_sources(reasons: Sequence[Record], letter: str, names: Sequence[str]) -> list[str]:
     """Return the datasets of `names` whose losses no reason of `losses_differ` concerns for the run `letter`."""
     concerned = {name for reason in reasons if letter in reason["runs"] for name in reason["sources"]}
     return [name for name in names if name not in concerned]
@@ -97,7 +98,7 @@ def _flag(path: str) -> str:
     return "--" + path.replace("_", "-")
 
 
-def _differing(facts: Mapping[str, Mapping[str, Any]], show: Callable[[Any], str]) -> dict[str, dict[str, str]]:
+def _differing(facts: Mapping[str, Record], show: Callable[[Any], str]) -> dict[str, dict[str, str]]:
     keys = list(dict.fromkeys(key for values in facts.values() for key in values))
     rows = {key: {run: show(values[key]) if key in values else "" for run, values in facts.items()} for key in keys}
     return {key: row for key, row in rows.items() if len(set(row.values())) > 1}
@@ -111,7 +112,7 @@ def _short(value: Any) -> str:
     return f"{len(value)} files, {sha256(repr(value).encode()).hexdigest()[:12]}"
 
 
-def _sources(run: Run) -> dict[str, Mapping[str, Any]]:
+def _sources(run: Run) -> dict[str, Record]:
     """Entry of each source in order.json, by name."""
     return {source["name"]: source for source in run.record.get("sources", ())}
 

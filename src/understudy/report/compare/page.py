@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from understudy.records import Record
 from understudy.report.compare.differences import (
     differing_datasets,
     differing_settings,
@@ -94,7 +95,7 @@ _SUCCESS_NOTE = "In brackets are intervals of 95 %: Wilson's for a rate, Newcomb
 _SPEED_NOTE = "Medians over the logs of a run; memory is of rank 0."
 
 
-def _page(runs: Sequence[Run], data: Mapping[str, Any]) -> str:
+def _page(runs: Sequence[Run], data: Record) -> str:
     colors = {run.letter: COLORS[index % len(COLORS)] for index, run in enumerate(runs)}
     names = ", ".join(run["name"] for run in data["runs"])
     charts = render_curves(runs, colors)
@@ -154,12 +155,12 @@ def render_curves(runs: Sequence[Run], colors: Mapping[str, str]) -> Blocks:
                 run, thinned_line(run.letter, logged["step"], logged[key], colors[run.letter], smooth=smooth)
             )
 
-    def points(table: str, row_of: Callable[[Mapping[str, Any]], tuple[Any, Any, Any]]) -> Iterable[Block]:
+    def points(table: str, row_of: Callable[[Record], tuple[Any, Any, Any]]) -> Iterable[Block]:
         for run in runs:
             rows = [(record["step"], *row_of(record)) for record in getattr(run, table)]
             yield _with_axes(run, _interval_line(run.letter, rows, colors[run.letter]))
 
-    def loss(record: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    def loss(record: Record) -> tuple[Any, Any, Any]:
         bounds = loss_interval(record["loss"], record.get("se"), record.get("episodes", 0))
         return record["loss"], *(bounds or 2 * [record["loss"]])
 
@@ -209,7 +210,7 @@ def _interval_line(letter: str, rows: Sequence[tuple[int, Any, Any, Any]], color
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _about(data: Mapping[str, Any], colors: Mapping[str, str]) -> Block:
+def _about(data: Record, colors: Mapping[str, str]) -> Block:
     rows = []
     for run in data["runs"]:
         changed = ", ".join(f"{path} {old} → {new}" for path, (old, new) in run["changed on resume"].items())
@@ -221,11 +222,11 @@ def _about(data: Mapping[str, Any], colors: Mapping[str, str]) -> Block:
     return card("", table(head, rows))
 
 
-def _letters(data: Mapping[str, Any]) -> list[str]:
+def _letters(data: Record) -> list[str]:
     return [run["letter"] for run in data["runs"]]
 
 
-def _differences(data: Mapping[str, Any]) -> Blocks:
+def _differences(data: Record) -> Blocks:
     letters, cards = _letters(data), Blocks()
     if reasons := data["losses are not comparable"]:
         rows = [[" and ".join(r["runs"]), r["property"], r["why"], ", ".join(r["sources"])] for r in reasons]
@@ -240,7 +241,7 @@ def _differences(data: Mapping[str, Any]) -> Blocks:
     return cards
 
 
-def _validation(data: Mapping[str, Any]) -> Blocks:
+def _validation(data: Record) -> Blocks:
     letters = _letters(data)
     without = [run["letter"] for run in data["runs"] if not run["validations"]]
     head = ["dataset", "norm head", *letters, *(f"{letters[0]} − {letter}" for letter in letters[1:])]
@@ -257,7 +258,7 @@ def _validation(data: Mapping[str, Any]) -> Blocks:
     return cards
 
 
-def _worst(data: Mapping[str, Any]) -> Block | None:
+def _worst(data: Record) -> Block | None:
     letters, rows = _letters(data), []
     for entry in data["worst episodes"]:
         losses = entry["losses"]
@@ -266,7 +267,7 @@ def _worst(data: Mapping[str, Any]) -> Block | None:
     return table_card("", ["dataset", "episode", *letters], rows, "rows")
 
 
-def _success(data: Mapping[str, Any]) -> Blocks:
+def _success(data: Record) -> Blocks:
     letters, cards = _letters(data), Blocks()
     head = ["task", *letters, *(f"difference to {letter}" for letter in letters[1:])]
     for entry in data["success"]:
@@ -283,7 +284,7 @@ def _success(data: Mapping[str, Any]) -> Blocks:
     return cards
 
 
-def _speed(data: Mapping[str, Any]) -> Block:
+def _speed(data: Record) -> Block:
     names = {
         "samples_per_s": ("samples per second", "{:,.1f}"),
         "tokens_per_s": ("tokens per second", "{:,.0f}"),
@@ -314,7 +315,7 @@ def _figure(key: str, value: float | None, form: str) -> str:
     return f"{value / 2**30:.2f} GiB" if key.endswith("bytes") else form.format(value)
 
 
-def _loss(figures: Mapping[str, Any] | None) -> str:
+def _loss(figures: Record | None) -> str:
     if figures is None:
         return "–"
     if figures["loss"] is None:
@@ -323,7 +324,7 @@ def _loss(figures: Mapping[str, Any] | None) -> str:
     return f"{figures['loss']:.4f}{interval}, step {figures['step']:,}"
 
 
-def _difference(figures: Mapping[str, Any] | None) -> str:
+def _difference(figures: Record | None) -> str:
     if figures is None or figures["difference"] is None:
         return "–"
     return f"{figures['difference']:+.4f}" + (_brackets(figures["interval"], "+") if figures["interval"] else "")
@@ -333,13 +334,13 @@ def _brackets(interval: Sequence[float], sign: str = "") -> str:
     return f" [{interval[0]:{sign}.4f}, {interval[1]:{sign}.4f}]"
 
 
-def _rate(rate: Mapping[str, Any] | None) -> str:
+def _rate(rate: Record | None) -> str:
     if rate is None:
         return "–"
     return f"{rate['successes']}/{rate['episodes']} [{rate['low']:.0%}, {rate['high']:.0%}]"
 
 
-def _points(figures: Mapping[str, Any] | None) -> str:
+def _points(figures: Record | None) -> str:
     if figures is None:
         return "–"
     low, high = figures["interval"]

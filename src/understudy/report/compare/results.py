@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from understudy.records import Record
 from understudy.report.compare.differences import comparable_sources, head_of
 from understudy.report.compare.intervals import loss_interval, paired_difference, success_difference
 from understudy.report.compare.runs import Run
@@ -22,7 +23,7 @@ prompt, which is a part of the policy."""
 # -- validation losses ------------------------------------------------------------------------------------------------
 
 
-def validation_losses(runs: Sequence[Run], reasons: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def validation_losses(runs: Sequence[Run], reasons: Sequence[Record]) -> list[dict[str, Any]]:
     """Compare the validation losses of all samples, and of each dataset where a run has several.
 
     Args:
@@ -72,16 +73,14 @@ def _losses(run: Run, group: str) -> dict[str, Any]:
     return {"last": _figures(*entries[-1]), "lowest": _figures(*lowest)}
 
 
-def _figures(step: int, entry: Mapping[str, Any]) -> dict[str, Any]:
+def _figures(step: int, entry: Record) -> dict[str, Any]:
     episodes = entry.get("episodes", 0)
     interval = loss_interval(entry["loss"], entry.get("se"), episodes)
     loss = {"step": step, "loss": entry["loss"], "interval": interval}
     return loss | {"samples": entry.get("samples", 0), "episodes": episodes}
 
 
-def _difference(
-    first: tuple[Run, Mapping[str, Any]], second: tuple[Run, Mapping[str, Any]], group: str
-) -> dict[str, Any]:
+def _difference(first: tuple[Run, Record], second: tuple[Run, Record], group: str) -> dict[str, Any]:
     losses = [figures["loss"] for _, figures in (first, second)]
     if None in losses:
         return {"difference": None, "interval": None}
@@ -92,7 +91,7 @@ def _difference(
     return {"difference": losses[0] - losses[1], "interval": None}
 
 
-def _sums(run: Run, figures: Mapping[str, Any], source: str | None) -> EpisodeSums | None:
+def _sums(run: Run, figures: Record, source: str | None) -> EpisodeSums | None:
     """Sums of the episodes of a validation; None without a file of this very validation."""
     sums = EpisodeSums.read(RunDir(run.root).episode_losses(figures["step"]))
     # A file may be of a step that was trained again with other settings.
@@ -180,14 +179,14 @@ def _results(run: Run) -> dict[str, dict[str, Any]]:
     return results
 
 
-def _counts(result: Mapping[str, Any]) -> dict[str, Any]:
-    def pair(rate: Mapping[str, Any]) -> tuple[int, int]:
+def _counts(result: Record) -> dict[str, Any]:
+    def pair(rate: Record) -> tuple[int, int]:
         return rate["successes"], rate["episodes"]
 
     return {"tasks": {task: pair(rate) for task, rate in result["tasks"].items()}, "success": pair(result["success"])}
 
 
-def _entry(title: str, results: Mapping[str, Mapping[str, Any]], runs: Sequence[Run]) -> dict[str, Any]:
+def _entry(title: str, results: Mapping[str, Record], runs: Sequence[Run]) -> dict[str, Any]:
     tasks = sorted({task for result in results.values() for task in result["tasks"]})
     rows = {task: {letter: r["tasks"][task] for letter, r in results.items() if task in r["tasks"]} for task in tasks}
     compared = {task: _compare(counts) for task, counts in rows.items()}
@@ -210,7 +209,7 @@ def _entry(title: str, results: Mapping[str, Mapping[str, Any]], runs: Sequence[
     return {"title": title, "notes": notes, "not comparable": refused, "tasks": compared}
 
 
-def _unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+def _unlike(a: Record, b: Record) -> list[str]:
     """Names of the conditions in which two results differ."""
     names = dict.fromkeys([*a["settings"], *b["settings"]])
     return [name for name in names if name not in SAMPLED and a["settings"].get(name) != b["settings"].get(name)]

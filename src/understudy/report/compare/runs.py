@@ -1,7 +1,7 @@
 """Files of a run, read for a comparison, and its speed. Nothing is locked or written: an active run continues."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 from understudy.config.schema import differences
 from understudy.config.train import TrainConfig
 from understudy.errors import CheckpointError, ConfigError
+from understudy.records import Record
 from understudy.report.run.rollouts import read_results
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir, read_settings
@@ -138,7 +139,7 @@ def _array(key: str, values: Sequence[Any]) -> np.ndarray:
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
-def _checkpoints(folder: Path) -> list[Mapping[str, Any]]:
+def _checkpoints(folder: Path) -> list[Record]:
     """States of the complete checkpoints that can be read, by step."""
     states = []
     for path in sorted(folder.glob("step-*")) if folder.is_dir() else []:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.report.curves import Records, chart, line, record_line
+from understudy.records import Records
+from understudy.report.curves import chart, line, record_line
 from understudy.report.page import (
     Block,
     Blocks,

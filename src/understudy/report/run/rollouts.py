@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from understudy.report.curves import Records, chart, line, record_line
+from understudy.records import Record, Records
+from understudy.report.curves import chart, line, record_line
 from understudy.report.page import Block, Blocks, card, encoded_image, film, fold, interval_bar, table, text
 from understudy.report.run.tables import short
 
@@ -15,7 +16,7 @@ Rate = Mapping[str, Any]
 """Successes, episodes and the 95 % interval `low` to `high`."""
 
 
-def render_rollouts(records: Records, results: Sequence[Mapping[str, Any]], folder: Path) -> Blocks:
+def render_rollouts(records: Records, results: Sequence[Record], folder: Path) -> Blocks:
     """Render success per task with its interval, and images and films of episodes.
 
     Args:
@@ -85,7 +86,7 @@ def _row(name: str, rate: Rate) -> list[Any]:
     return [name, f"{rate['successes']}/{rate['episodes']}", interval_text(rate), bar]
 
 
-def _result_card(result: Mapping[str, Any], folder: Path) -> Block:
+def _result_card(result: Record, folder: Path) -> Block:
     rows = [_row(task, rate) for task, rate in result["tasks"].items()]
     rows.append(_row("all", result["success"]))
     if result["swap_text"]:
@@ -99,12 +100,12 @@ def _result_card(result: Mapping[str, Any], folder: Path) -> Block:
     return card(title, rates, _protocol(result), images)
 
 
-def _protocol(result: Mapping[str, Any]) -> Block | None:
+def _protocol(result: Record) -> Block | None:
     rows = [list(row) for row in result.get("protocol", {}).items()]
     return fold("conditions", table(["condition", "value"], rows)) if rows else None
 
 
-def _episode(result: Mapping[str, Any], episode: str, name: str, folder: Path) -> Blocks:
+def _episode(result: Record, episode: str, name: str, folder: Path) -> Blocks:
     """Render some images of an episode with their times, and the whole episode as a folded animation."""
     from PIL import Image
 
@@ -128,7 +129,7 @@ def _episode(result: Mapping[str, Any], episode: str, name: str, folder: Path) -
     ]
 
 
-def _animation(result: Mapping[str, Any], episode: str, folder: Path) -> Block | None:
+def _animation(result: Record, episode: str, folder: Path) -> Block | None:
     path = folder / result.get("films", {}).get(episode, "")
     if not path.is_file():
         return None

@@ -1,9 +1,9 @@
 """A validation record as text: a table per kind of group, and open-loop errors."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from understudy.policies.common.settings import TRAINS
+from understudy.records import Record
 from understudy.train.validation.metrics import notes_on_groups
 
 KINDS = {"heads": "norm head", "sources": "source", "tasks": "task"}
@@ -13,7 +13,7 @@ LONGEST = 80
 """Most characters of a name to show."""
 
 
-def format_validation(result: Mapping[str, Any], mode: str = "policy") -> str:
+def format_validation(result: Record, mode: str = "policy") -> str:
     """Format a validation with its `step` for a terminal.
 
     Args:
@@ -53,13 +53,13 @@ def format_validation(result: Mapping[str, Any], mode: str = "policy") -> str:
     return "\n\n".join(parts)
 
 
-def several_terms(result: Mapping[str, Any]) -> list[str]:
+def several_terms(result: Record) -> list[str]:
     """Return the names of the loss terms of a validation, none for a single one, which is the loss."""
     terms = list(result.get("terms", ()))
     return terms if len(terms) > 1 else []
 
 
-def mode_rows(modes: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
+def mode_rows(modes: Mapping[str, Record]) -> list[tuple[str, ...]]:
     """Return a table of validations in several task modes: a head, and for each mode all samples and every task.
 
     A loss term that a mode gives, and the open-loop error where a group has none, are empty cells.
@@ -84,7 +84,7 @@ def mode_rows(modes: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _imagined(figures: Mapping[str, Any]) -> list[str]:
+def _imagined(figures: Record) -> list[str]:
     """Format errors of imagined states and images, and of a copy of the present."""
     parts = []
     if states := figures.get("states"):
@@ -115,7 +115,7 @@ def short(name: str) -> str:
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
-def _open_loop(result: Mapping[str, Any]) -> list[str]:
+def _open_loop(result: Record) -> list[str]:
     parts = [
         f"open-loop error of predicted actions on one frame in {result['every']}: mean squared error "
         f"{_number(result['normalised'])} in normalized units"
@@ -130,7 +130,7 @@ def _open_loop(result: Mapping[str, Any]) -> list[str]:
     return parts
 
 
-def with_error(entry: Mapping[str, Any]) -> list[str]:
+def with_error(entry: Record) -> list[str]:
     """Return the joints of a source (`OpenLoop.result`) with any open-loop error; a joint that never moves has none."""
     return [joint for joint, mse in entry["mse"].items() if mse != 0 or entry["mae"][joint] != 0]
 
@@ -138,7 +138,7 @@ def with_error(entry: Mapping[str, Any]) -> list[str]:
 STILL = "more without any error: they never move"
 
 
-def _row(name: str, entry: Mapping[str, Any], terms: Sequence[str]) -> tuple[str, ...]:
+def _row(name: str, entry: Record, terms: Sequence[str]) -> tuple[str, ...]:
     se = "" if entry["se"] is None else f"± {_number(entry['se'])}"
     means = entry.get("terms", {})
     losses = [_number(means[term]["loss"]) if term in means else "" for term in terms]

@@ -1,14 +1,15 @@
 """Sections of the report on losses, validation and imagined futures, from the records of `metrics.jsonl`."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import floor, inf, isfinite, log2, log10
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from understudy.report.curves import Records, chart, line, record_line, step_line
+from understudy.records import Record, Records
+from understudy.report.curves import chart, line, record_line, step_line
 from understudy.report.page import Block, Blocks, card, film, grid, styled, table, table_card, text
 from understudy.report.run.tables import KINDS, STILL, mode_rows, several_terms, short, with_error
 from understudy.train.track.metrics_file import STEPS, mean_loss
@@ -64,7 +65,7 @@ def _term_chart(train: Records, val: Records, name: str) -> Block | None:
     return chart(f"{name} loss", "step", f"{name} loss", lines, cut=True)
 
 
-def _group_losses(train: Records, last: Mapping[str, Any]) -> Block | None:
+def _group_losses(train: Records, last: Record) -> Block | None:
     """Render the mean loss of each term per source and task mode, in training and in the latest validation."""
     rows: list[list[str]] = []
     terms = list(dict.fromkeys(name for record in train for name in record.get("terms", ())))
@@ -119,7 +120,7 @@ def _overall_table(val: Records) -> Block:
     frames = last.get("held_out", samples)
     evaluated = f"all {samples:,} samples" if frames == samples else f"{samples:,} of {frames:,} validation frames"
     rows = [[evaluated, *_figures(last, last, [(r["loss"], r["step"]) for r in val])]]
-    means: dict[str, Callable[[Mapping[str, Any]], float | None]] = {"mean of the tasks": lambda r: r["macro"]}
+    means: dict[str, Callable[[Record], float | None]] = {"mean of the tasks": lambda r: r["macro"]}
     if len(last.get("heads", {})) > 1:
         means["heads by their weights"] = lambda r: r.get("weighted")
     rows += [
@@ -143,13 +144,11 @@ def _group_table(val: Records) -> Block:
     return table(["kind", "group", "samples", "episodes", *_figure_head(last)], rows, "groups")
 
 
-def _figure_head(last: Mapping[str, Any]) -> list[str]:
+def _figure_head(last: Record) -> list[str]:
     return [f"at step {last['step']:,}", "standard error", *several_terms(last), "lowest so far", "at step"]
 
 
-def _figures(
-    last: Mapping[str, Any], entry: Mapping[str, Any], history: Sequence[tuple[float | None, int]]
-) -> list[Any]:
+def _figures(last: Record, entry: Record, history: Sequence[tuple[float | None, int]]) -> list[Any]:
     """Loss of a group with its standard error and terms, and the lowest of its `history` with its step."""
     lowest, step = min(((loss, step) for loss, step in history if loss is not None), default=(None, 0))
     error, means = entry.get("se"), entry.get("terms", {})
@@ -180,7 +179,7 @@ def _flow_time_chart(val: Records) -> Block | None:
     """
     lines = []
     for record in [val[0], val[-1]] if len(val) > 1 else [val[-1]]:
-        intervals: dict[str, list[Mapping[str, Any]]] = {}
+        intervals: dict[str, list[Record]] = {}
         for interval in record.get("time", []):
             if interval["loss"] is not None:
                 intervals.setdefault(" and ".join(interval.get("terms", ())), []).append(interval)
@@ -192,7 +191,7 @@ def _flow_time_chart(val: Records) -> Block | None:
     return chart("validation loss over flow time", "flow time", "validation loss", lines)
 
 
-def _open_loop(errors: Mapping[str, Any]) -> Block:
+def _open_loop(errors: Record) -> Block:
     rows = []
     for source, entry in errors["sources"].items():
         moved = with_error(entry)
@@ -245,7 +244,7 @@ def heatmap(val: Records) -> Block | None:
     return card("Each group over the steps", table(head, rows), rest, note=note)
 
 
-def _groups_of(record: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _groups_of(record: Record) -> dict[str, Record]:
     """Entries of the groups of one validation by name: tasks, with their sources if there are several."""
     groups = record.get("groups", [])
     if len({group["source"] for group in groups}) > 1:
@@ -325,7 +324,7 @@ def render_imagined(val: Records, strips: Path) -> Blocks:
     return [text(note), *cards]
 
 
-def _imagined_images(images: Mapping[str, Any]) -> Block:
+def _imagined_images(images: Record) -> Block:
     rows = []
     for index, ahead in enumerate(images["ahead"]):
         for kind, pixels in (("psnr", "all"), ("psnr_moved", "changing")):

@@ -12,7 +12,8 @@ import numpy as np
 
 from understudy.batch_keys import ACTION
 from understudy.errors import DatasetError, UnderstudyError, is_out_of_memory, summarize
-from understudy.report.curves import Records, bucketed_line, chart, line
+from understudy.records import Records
+from understudy.report.curves import bucketed_line, chart, line
 from understudy.report.page import Block, Blocks, card, film, fold, grid, text
 from understudy.report.view.episodes import Columns
 from understudy.report.view.sheets import Sheets

@@ -32,6 +32,7 @@ from torch import distributed as dist
 from understudy.atomic import sync, write_text
 from understudy.config.train import CheckpointConfig
 from understudy.errors import CheckpointError
+from understudy.records import Record
 from understudy.train.checkpoint import checkpoint, checksums, tensor_files
 from understudy.train.checkpoint.tensor_files import FROZEN, INDEX, PREFIX
 
@@ -63,7 +64,7 @@ def save(
     folder: Path,
     step: int,
     tensors: Mapping[str, Tensor],
-    state: Mapping[str, Any],
+    state: Record,
     group: dist.ProcessGroup | None = None,
     frozen: Collection[str] = (),
     earlier: Path | None = None,
@@ -223,7 +224,7 @@ def read_metrics(path: Path) -> dict[str, Any]:
         return {}
 
 
-def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
+def write_metrics(path: Path, metrics: Record) -> None:
     """Add the figures of an interrupted validation to its checkpoint."""
     write_text(path / LATER_METRICS, json.dumps(metrics))
 
@@ -272,7 +273,7 @@ def _write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup
     }
 
 
-def _check_files(path: Path, state: Mapping[str, Any], group: dist.ProcessGroup | None) -> None:
+def _check_files(path: Path, state: Record, group: dist.ProcessGroup | None) -> None:
     """Compare the files of a checkpoint with their checksums, each file on one rank. Raises as `load` does."""
     rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
     with _as_checkpoint_error(f"{path}: cannot be loaded", instead=path):
@@ -290,7 +291,7 @@ def _prepare_folder(final: Path, unfinished: Path) -> bool:
     return True
 
 
-def publish(unfinished: Path, final: Path, state: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+def publish(unfinished: Path, final: Path, state: Record, files: Record) -> None:
     """Make a written checkpoint durable and give it its final name.
 
     Raises ValueError if a file of another rank is missing: DCP creates missing folders, so a rank on another disk, or a
@@ -432,11 +433,11 @@ class Saver:
         """Whether this rank knows that the save in flight failed."""
         return self._error is not None
 
-    def improves(self, metrics: Mapping[str, Any]) -> bool:
+    def improves(self, metrics: Record) -> bool:
         """Return whether a validation, the same on all ranks, is better than that of every checkpoint so far."""
         return self._best_by is not None and metrics.get(self._best_by, inf) < self._best
 
-    def record_metrics(self, path: Path, metrics: Mapping[str, Any]) -> None:
+    def record_metrics(self, path: Path, metrics: Record) -> None:
         """Add the figures of a validation to a checkpoint that was saved before it; all ranks call this together."""
         checkpoint.run_on_rank_0(self.group, lambda: checkpoint.write_metrics(path, metrics))
         if self._best_by is not None:
@@ -448,9 +449,7 @@ class Saver:
         self._latest = path
         return state
 
-    def save(
-        self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], frozen: Collection[str] = ()
-    ) -> None:
+    def save(self, step: int, tensors: Mapping[str, Tensor], state: Record, frozen: Collection[str] = ()) -> None:
         """Save checkpoint `step`, then prune; in the background, return when the tensors are copied.
 
         Args:
@@ -513,9 +512,7 @@ class Saver:
             except OSError as error:
                 logger.warning("%s: old checkpoints cannot be removed: %s", self._folder, error)
 
-    def _write(
-        self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], frozen: Collection[str]
-    ) -> None:
+    def _write(self, step: int, tensors: Mapping[str, Tensor], state: Record, frozen: Collection[str]) -> None:
         self._latest = checkpoint.save(self._folder, step, tensors, state, self.group, frozen, self._latest)
         self.prune()
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from understudy.records import Record
+
 SEAL, FILES = "seal", "files"
 BLOCK = 1 << 22
 
@@ -20,20 +22,18 @@ def checksum_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, An
     return {name: _checksum(folder / name) for name in sorted(names)}
 
 
-def add_seal(state: Mapping[str, Any]) -> dict[str, Any]:
+def add_seal(state: Record) -> dict[str, Any]:
     """Return `state`, converted to JSON types, with a checksum over all of it."""
     plain = json.loads(json.dumps(state))
     return plain | {SEAL: _seal(plain)}
 
 
-def is_intact(state: Mapping[str, Any]) -> bool:
+def is_intact(state: Record) -> bool:
     """Return whether a state matches its checksum."""
     return bool(state.get(SEAL) == _seal({key: value for key, value in state.items() if key != SEAL}))
 
 
-def find_damage(
-    folder: Path, files: Mapping[str, Mapping[str, Any]], share: slice = slice(None)
-) -> tuple[str, str] | None:
+def find_damage(folder: Path, files: Mapping[str, Record], share: slice = slice(None)) -> tuple[str, str] | None:
     """Return the name of the first damaged file of a checkpoint, and its damage; None if all are intact.
 
     Args:
@@ -62,5 +62,5 @@ def _checksum(path: Path) -> dict[str, Any]:
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def _seal(plain: Mapping[str, Any]) -> str:
+def _seal(plain: Record) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]

@@ -11,7 +11,7 @@ With `format` the folder is one of another tool instead (`policies/folder_format
 same actions as the exported one.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from understudy.config.declare import Count, Natural, Positional
 from understudy.errors import ConfigError
+from understudy.records import Record
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -257,9 +258,7 @@ def export_graph(config: ExportConfig) -> None:
     print(f"  largest difference from the policy: {differences}; largest action {parity['largest_action']:.3g}")
 
 
-def _camera_sizes(
-    facts: Mapping[str, Any], head: str, network: Any, metadata: Mapping[str, Any]
-) -> dict[str, tuple[int, int]]:
+def _camera_sizes(facts: Record, head: str, network: Any, metadata: Record) -> dict[str, tuple[int, int]]:
     """Height and width of the images of a robot: those of its recordings, else those of the network."""
     from understudy.contract.facts import CameraFacts
 

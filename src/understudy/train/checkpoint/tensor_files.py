@@ -23,6 +23,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.checkpoint import FileSystemReader, metadata
 
+from understudy.records import Record
 from understudy.train.checkpoint import checksums
 
 FROZEN = "frozen"
@@ -90,7 +91,7 @@ def read(path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | N
 
 
 def link_frozen(
-    earlier: Path, files: Mapping[str, Mapping[str, Any]], unfinished: Path, tensors: Mapping[str, Tensor]
+    earlier: Path, files: Mapping[str, Record], unfinished: Path, tensors: Mapping[str, Tensor]
 ) -> dict[str, Any]:
     """Link the frozen tensors of an earlier checkpoint into an unfinished one.
 

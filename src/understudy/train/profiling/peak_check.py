@@ -18,6 +18,7 @@ from typing import Any
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.errors import is_out_of_memory, summarize
+from understudy.records import Record
 from understudy.train.data.run_data import RunData
 from understudy.train.memory_check import RESERVED, free_memory
 
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 class PeakForecast:
     """Prediction in another process, whose outcome a thread of rank 0 logs; `close` ends both."""
 
-    def __init__(self, config: TrainConfig, data: RunData, normalization: Mapping[str, Any], mesh: Mesh) -> None:
+    def __init__(self, config: TrainConfig, data: RunData, normalization: Record, mesh: Mesh) -> None:
         """Start the prediction where there is a GPU and `peak_check` is on; all ranks call this together.
 
         Args:
@@ -52,9 +53,7 @@ class PeakForecast:
             except Exception as error:  # of any kind, say a bad first sample: the run itself reports it
                 _log_unknown(summarize(error))
 
-    def _start(
-        self, config: TrainConfig, data: RunData, normalization: Mapping[str, Any], world_size: int, free: int
-    ) -> None:
+    def _start(self, config: TrainConfig, data: RunData, normalization: Record, world_size: int, free: int) -> None:
         from understudy.train.profiling.plan import one_sample
 
         inputs = pickle.dumps((config, data, dict(normalization), one_sample(config, data), world_size))

@@ -11,7 +11,7 @@ card is left to them.
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from math import floor, prod
@@ -35,6 +35,7 @@ from understudy.optional_packages import MissingExtraError
 from understudy.policies.draws import make_draws
 from understudy.policies.weight_files import WeightFiles
 from understudy.progress import Progress
+from understudy.records import Batch, Record
 from understudy.train.data.run_data import (
     RunData,
     choose_normalization,
@@ -245,8 +246,8 @@ def one_sample(config: TrainConfig, data: RunData) -> dict[str, Any]:
 def trace_step(
     config: TrainConfig,
     data: RunData,
-    normalization: Mapping[str, Any],
-    sample: Mapping[str, Any],
+    normalization: Record,
+    sample: Record,
     world_size: int,
     device: str,
     size: int,
@@ -295,8 +296,8 @@ def trace_step(
 def trace_batch(
     config: TrainConfig,
     data: RunData,
-    normalization: Mapping[str, Any],
-    batch: Mapping[str, Any],
+    normalization: Record,
+    batch: Batch,
     world_size: int,
     device: str,
 ) -> dict[str, int]:
@@ -320,7 +321,7 @@ def trace_batch(
 def _trace(
     config: TrainConfig,
     data: RunData,
-    normalization: Mapping[str, Any],
+    normalization: Record,
     inputs: Callable[[TrainState], dict[str, Any]],
     world_size: int,
     device: str,
@@ -438,7 +439,7 @@ def _storage(tensor: Tensor) -> int:
     return local(tensor).untyped_storage()._cdata
 
 
-def with_known_base(config: TrainConfig, data: RunData, normalization: Mapping[str, Any]) -> TrainConfig:
+def with_known_base(config: TrainConfig, data: RunData, normalization: Record) -> TrainConfig:
     """Add the parameters that the file of the first weights lacks to `lora.also_train`, and find its dtype.
 
     The setting `lora.base: stored` is replaced by the dtype of most weights. Only names, shapes and dtypes of the file
@@ -468,9 +469,7 @@ def with_known_base(config: TrainConfig, data: RunData, normalization: Mapping[s
     return replace(config, lora=replace(lora, base=base, also_train=(*lora.also_train, *fresh)))
 
 
-def _stored(
-    config: TrainConfig, data: RunData, normalization: Mapping[str, Any]
-) -> dict[str, tuple[int, torch.dtype | None]]:
+def _stored(config: TrainConfig, data: RunData, normalization: Record) -> dict[str, tuple[int, torch.dtype | None]]:
     """Number of weights and dtype of each tensor by name, None for one that the file lacks; empty without a file."""
     if config.init_from:
         files = WeightFiles(config.init_from, floats_only=False)

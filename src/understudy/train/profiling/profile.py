@@ -14,7 +14,7 @@ import logging
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from understudy.config.schema import override, plain
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import join_mesh
 from understudy.load.loader import Loader
+from understudy.records import Record
 from understudy.train.data.run_data import choose_normalization, make_loader, make_order, open_data
 from understudy.train.loop import StepRunner
 from understudy.train.micro_batches import PartCounts, add_counts
@@ -121,7 +122,7 @@ class Profile:
         return asdict(self)
 
     @classmethod
-    def from_plain(cls, facts: Mapping[str, Any]) -> Self:
+    def from_plain(cls, facts: Record) -> Self:
         """Return the profile that `plain` gave as JSON.
 
         Raises:
@@ -305,7 +306,7 @@ def combine(ranks: Sequence[RankProfile], batch: int, fastest: float | None, con
         phases[name] = Phase(max(taken), taken.index(max(taken)), sum(taken) / len(taken))
     flops = sum(rank.flops for rank in ranks)
     counted = [rank.parts for rank in ranks if rank.parts is not None]
-    rates: Mapping[str, Any] = add_counts(counted).rates(step * conditions["steps"]) if counted else {}
+    rates: Record = add_counts(counted).rates(step * conditions["steps"]) if counted else {}
     speed = flops / len(ranks) / step
     return Profile(
         samples_per_s=batch / step,

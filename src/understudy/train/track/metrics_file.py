@@ -22,7 +22,7 @@ import json
 import math
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ import numpy as np
 
 from understudy.atomic import path_in_errors, write_text
 from understudy.errors import ConfigError
+from understudy.records import Record, Records
 from understudy.train.track import metrics_file
 
 NAME = "metrics.jsonl"
@@ -45,7 +46,7 @@ class MetricsFile:
         self._path = path
         self._file = path.open("a", encoding="utf-8")
 
-    def write(self, records: Iterable[Mapping[str, Any]]) -> None:
+    def write(self, records: Iterable[Record]) -> None:
         """Append each record as a line; a number that is not finite becomes null (JSON has no NaN)."""
         with path_in_errors(self._path):
             self._file.write("".join(json.dumps(finite(record), ensure_ascii=False) + "\n" for record in records))
@@ -113,8 +114,6 @@ def finite(value: Any) -> Any:
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
-
-Records = Sequence[Mapping[str, Any]]
 
 STEPS = 100
 """Most steps of the mean of the training loss."""
@@ -210,7 +209,7 @@ def compare_losses(train: Records, val: Records) -> Verdict | None:
     return Verdict(term, training, len(before), last, step, previous, lowest, lowest_step, len(finite))
 
 
-def loss_of(record: Mapping[str, Any], term: str) -> float | None:
+def loss_of(record: Record, term: str) -> float | None:
     """Return a record's loss, or that of a term; None where it has none or is not finite."""
     loss = record.get("terms", {}).get(term, {}).get("loss") if term else record["loss"]
     return None if loss is None else float(loss)

@@ -30,6 +30,7 @@ from understudy.atomic import write_text
 from understudy.config.schema import plain
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
+from understudy.records import Record
 from understudy.train.track import metrics_file
 
 PROJECT = "understudy"
@@ -212,7 +213,7 @@ class MetricsLog:
         """Highest step that any tracker has in its storage and does not accept again."""
         return max((tracker.last_step for tracker in self._trackers.values()), default=0)
 
-    def log(self, step: int, record: Mapping[str, Any]) -> None:
+    def log(self, step: int, record: Record) -> None:
         """Log one record (`kind` and figures, see `metrics_file.py`) of `step`, in ascending order.
 
         A record about an earlier step has that step itself; the trackers get it with the figures of `step`.
@@ -224,7 +225,7 @@ class MetricsLog:
             if self._trackers:
                 self._collect(step, record)
 
-    def log_all(self, records: Iterable[Mapping[str, Any]]) -> None:
+    def log_all(self, records: Iterable[Record]) -> None:
         """Log records that have a `step`."""
         for record in records:
             self.log(record["step"], record)
@@ -248,12 +249,12 @@ class MetricsLog:
             self._file.close()
             self._file = None
 
-    def _note_validation(self, step: int, record: Mapping[str, Any]) -> None:
+    def _note_validation(self, step: int, record: Record) -> None:
         loss = record["loss"]
         if loss is not None and math.isfinite(loss) and (self.lowest is None or loss < self.lowest[0]):
             self.lowest = (loss, step)
 
-    def _collect(self, step: int, record: Mapping[str, Any]) -> None:
+    def _collect(self, step: int, record: Record) -> None:
         """Add figures to the row of a step. Trackers get a row once it is complete."""
         if step != self._row[0]:
             self._write_row()
@@ -280,7 +281,7 @@ class MetricsLog:
                 )
 
 
-def flatten(record: Mapping[str, Any]) -> Values:
+def flatten(record: Record) -> Values:
     """Flatten the finite numbers of a record for trackers: {"train/loss": ..., "val/tasks/pick up/loss": ...}.
 
     Of lists the groups and the intervals of flow time are flattened, by their names and limits.
@@ -317,7 +318,7 @@ def check_trackers(names: Iterable[str]) -> None:
                 package.login()
 
 
-def _label(entry: Mapping[str, Any]) -> str:
+def _label(entry: Record) -> str:
     """Name an entry of a list: its head, source and task, or its terms and its interval of flow time."""
     if "from" in entry:
         terms = ["+".join(entry["terms"])] if "terms" in entry else []

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from understudy.atomic import write_bytes
+from understudy.records import Record
 
 if TYPE_CHECKING:
     from understudy.load.validation_data import ValidationData
@@ -144,7 +145,7 @@ class EpisodeSums:
             return None
 
 
-def read_validated(run: "RunDir", val: Sequence[Mapping[str, Any]]) -> tuple[int, EpisodeSums] | None:
+def read_validated(run: "RunDir", val: Sequence[Record]) -> tuple[int, EpisodeSums] | None:
     """Return the step and the sums of the latest validation that kept them; None without one.
 
     A file of another validation of the same step, before the run was resumed with other settings, does not count.
@@ -160,7 +161,7 @@ def read_validated(run: "RunDir", val: Sequence[Mapping[str, Any]]) -> tuple[int
     return None
 
 
-def pack(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
+def pack(about: Record, arrays: Mapping[str, np.ndarray]) -> bytes:
     """Pack JSON and arrays into the bytes of a compressed .npz file."""
     buffer = io.BytesIO()
     text = np.frombuffer(json.dumps(about, ensure_ascii=False).encode(), np.uint8)

@@ -25,6 +25,7 @@ from understudy.distributed.mesh import Mesh
 from understudy.load.validation_data import UNREADABLE, ValidationData
 from understudy.policies.common.normalizer import of_head
 from understudy.policies.policy import Policy
+from understudy.records import Batch
 from understudy.train.augment_batch import batch_to_device, draw_on_device
 
 logger = logging.getLogger(__name__)
@@ -147,7 +148,7 @@ def moved(now: Tensor, then: Tensor) -> Tensor:
     return ((then.int() - now.int()).abs() >= MOVED).any(dim=-3, keepdim=True)
 
 
-def _compare(policy: Policy, batch: Mapping[str, Any], draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _compare(policy: Policy, batch: Batch, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Imagine a batch: squared errors of states [B, T, S], images [B, K, cameras, 3, H, W], and marks of both."""
     imagined = policy.imagine(batch, draws)
     normalizer, head = policy.normalizer, policy.normalizer.head(batch)

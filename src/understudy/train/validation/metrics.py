@@ -26,12 +26,13 @@ from understudy.errors import ConfigError
 from understudy.load.instructions import split_task
 from understudy.load.validation_data import ValidationData
 from understudy.policies.common.settings import FLOW, TRAINS
+from understudy.records import Record
 
 KINDS = ("head", "source", "task")
 PLAIN = ("loss", "macro", "weighted", "open_loop")
 ALL = "all"
 """Name of the only group of a validation without losses per sample."""
-EMPTY: Mapping[str, Any] = MappingProxyType(
+EMPTY: Record = MappingProxyType(
     {"loss": math.nan, "se": None, "samples": 0, "episodes": 0, "elements": 0, "terms": {}}
 )
 """Figures of no element."""
@@ -157,7 +158,7 @@ def loss_by_dimension(
     return means
 
 
-def best_metrics(record: Mapping[str, Any]) -> dict[str, float]:
+def best_metrics(record: Record) -> dict[str, float]:
     """Return the figures of a validation record that can choose the best checkpoint (`keep_best`), by name."""
     figures = {name: record.get(name) for name in PLAIN[:3]}
     for kind in KINDS:
@@ -196,7 +197,7 @@ def check_keep_best(config: TrainConfig, validation: ValidationData) -> None:
         )
 
 
-def notes_on_groups(result: Mapping[str, Any]) -> list[str]:
+def notes_on_groups(result: Record) -> list[str]:
     """Return notes on the meaning of a validation's groups, none for groups that can be compared."""
     if result.get("scalar"):
         return ["the policy returns one loss per batch: no losses per source, task or episode, no standard errors"]
@@ -270,9 +271,7 @@ def _split_by_label(labels: np.ndarray) -> list[tuple[int, np.ndarray]]:
     return list(zip(values.tolist(), np.split(order, starts[1:])))
 
 
-def _mean(
-    entries: Sequence[Mapping[str, Any]], weights: Mapping[str, float], shares: Sequence[float] | None = None
-) -> float:
+def _mean(entries: Sequence[Record], weights: Mapping[str, float], shares: Sequence[float] | None = None) -> float:
     """Average each term over the groups that have it, by their shares, and add the terms by their weights."""
     ones, means = [1.0] * len(entries), []
     for term, weight in weights.items():

@@ -21,6 +21,7 @@ from understudy.policies.batch import from_present
 from understudy.policies.common.normalizer import of_head
 from understudy.policies.common.settings import FLOW, MODES, POLICY, TRAINS
 from understudy.policies.policy import Policy
+from understudy.records import Batch
 from understudy.train.augment_batch import batch_to_device, draw_on_device
 from understudy.train.state import TrainState
 
@@ -46,7 +47,7 @@ class OpenLoop:
         self.shapes = {name: (size, len(self._chosen)) for name, size in rows.items()}
         """Shapes (numbers, chosen samples) of the figures per sample: sums over the steps of the chunk."""
 
-    def errors(self, policy: Policy, batch: Mapping[str, Any], part: slice) -> dict[str, tuple[Tensor, Tensor]]:
+    def errors(self, policy: Policy, batch: Batch, part: slice) -> dict[str, tuple[Tensor, Tensor]]:
         """Compute the figures of the chosen samples of a chunk, by name of `shapes`: (indices int64 [n], [numbers, n]).
 
         There is at least one forward pass, so that all ranks run equally many.
@@ -112,7 +113,7 @@ class OpenLoop:
         return {"every": self.every, "normalised": normalized, "sources": sources}
 
 
-def predict_actions(policy: Policy, batch: Mapping[str, Any], identity: Tensor, seed: int, mode: str) -> Tensor:
+def predict_actions(policy: Policy, batch: Batch, identity: Tensor, seed: int, mode: str) -> Tensor:
     """Predict chunks of actions for validation samples: [n, T, A] in the robot's units.
 
     Args:

@@ -25,7 +25,7 @@ from understudy.batch_keys import MODE, TASK
 from understudy.bytesize import parse_bytes
 from understudy.config.train import TrainConfig
 from understudy.cores import fair_threads
-from understudy.distributed.attention import attention_kernels
+from understudy.distributed.compile import attention_kernels
 from understudy.distributed.mesh import Mesh, reshard_weights
 from understudy.distributed.signals import Stop
 from understudy.errors import DatasetError, RankError, is_wrong_input
@@ -34,6 +34,7 @@ from understudy.policies.common.settings import FLOW, FORWARD, MODES, POLICY, TR
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
 from understudy.progress import Progress, tqdm
+from understudy.records import Record
 from understudy.train.augment_batch import batch_to_device, draw_on_device
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import RunData
@@ -355,7 +356,7 @@ def _find_readable(unreadable: Mapping[int, str], count: int, first: bool) -> np
     return readable
 
 
-def describe_validation(step: int, result: Mapping[str, Any], lowest: tuple[float, int] | None) -> str:
+def describe_validation(step: int, result: Record, lowest: tuple[float, int] | None) -> str:
     """Describe a validation in one line: its loss, the terms, the lowest loss so far with its step, and notes."""
     terms = result["terms"] if len(result["terms"]) > 1 else {}
     means = ", ".join(f"{term} {entry['loss']:.4g}" for term, entry in terms.items())
@@ -383,7 +384,7 @@ def open_validation(config: TrainConfig, data: RunData) -> ValidationData | None
 
 def validate_and_log(
     state: TrainState, validation: ValidationData, stop: Stop, log: MetricsLog
-) -> tuple[Mapping[str, Any] | None, ValidationFailed | None]:
+) -> tuple[Record | None, ValidationFailed | None]:
     """Make a validation and log it; all ranks call this together.
 
     Returns:
