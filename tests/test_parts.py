@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.part_work import Squares
+from support.processes import children
 from understudy.parts import TRIES, Lost, Part, Workers, cut_parts
 
 PARTS: list[Part] = [(1, 2), (3,), (4, 5, 6), (7,), (8, 9)]
@@ -25,13 +26,6 @@ def support_in_child_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 def calls(tmp_path: Path) -> Path:
     (tmp_path / "calls").mkdir()
     return tmp_path / "calls"
-
-
-def children() -> list[str]:
-    listed = subprocess.run(
-        ["ps", "-ww", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True
-    ).stdout
-    return [line for line in listed.splitlines() if "spawn_main" in line]
 
 
 def test_cut_parts_have_equal_cost_and_keep_the_order() -> None:
@@ -73,6 +67,22 @@ def test_run_raises_the_error_of_a_part_and_ends_the_others(calls: Path, count: 
     assert children() == []
 
 
+def test_run_is_refused_while_the_results_of_another_are_read(calls: Path) -> None:
+    with Workers(2) as workers:
+        reading = workers.run(Squares(calls), PARTS)
+        assert next(reading) == RESULTS[0]
+        with pytest.raises(RuntimeError):
+            next(workers.run(Squares(calls), PARTS))
+        reading.close()  # type: ignore[attr-defined]
+        assert list(workers.run(Squares(calls, setting=1), PARTS)) == RESULTS
+
+
+def test_a_single_process_apart_survives_an_item(calls: Path) -> None:
+    with Workers(1, apart=True) as workers:
+        results = list(workers.run(Squares(calls, deadly=(3,)), [(3,), (4,)]))
+    assert [isinstance(result, Lost) for _, result in results] == [True, False]
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_run_continues_with_the_results_of_a_folder(calls: Path, tmp_path: Path, count: int) -> None:
     folder = tmp_path / "work"
@@ -93,6 +103,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from support.part_work import Squares
+from support.processes import children
 from understudy.parts import Workers
 if __name__ == "__main__":
     calls, folder = map(Path, sys.argv[1:])

@@ -74,12 +74,15 @@ class Workers:
         count: number of processes; 1 computes in this one, which an item can then end.
         ray: address of a Ray cluster, which computes instead; "" for none.
         folder: folder of results; None keeps none.
+        apart: also let a single process be another one.
     """
 
-    def __init__(self, count: int = 1, ray: str = "", folder: str | Path | None = None) -> None:
+    def __init__(self, count: int = 1, ray: str = "", folder: str | Path | None = None, apart: bool = False) -> None:
         self._count, self._ray = count, ray
         self.folder = Path(folder) if folder else None
+        self._is_here = count == 1 and not ray and not apart
         self._engine: _Processes | _Cluster | None = None
+        self._is_running = False
 
     def __enter__(self) -> Self:
         return self
@@ -87,6 +90,9 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._close()
+
+    def _close(self) -> None:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
@@ -102,8 +108,21 @@ class Workers:
             done: called with each part as it is finished, in any order.
 
         Raises:
+            RuntimeError: the results of an earlier call are still being read.
             BaseException: the error of a part; the others end.
         """
+        if self._is_running:
+            raise RuntimeError("read or close the results of the earlier call first")
+        self._is_running, is_done = True, False
+        try:
+            yield from self._run(work, parts, done)
+            is_done = True
+        finally:
+            self._is_running = False
+            if not is_done:
+                self._close()  # its tasks are of no use to a later call
+
+    def _run(self, work: Work, parts: Sequence[Part], done: Callable[[Part], None]) -> Iterator[tuple[Part, Any]]:
         files = [self._file(work, part) for part in parts]
         results = {number: _open(file) for number, file in enumerate(files) if file and file.exists()}
         for number in results:
@@ -123,7 +142,6 @@ class Workers:
                     results[index] = pairs.copy
                 done(parts[index])
             yield from results.pop(number)()
-        finished.close()
 
     def _file(self, work: Work, part: Part) -> Path | None:
         if self.folder is None:
@@ -133,7 +151,7 @@ class Workers:
 
     def _compute(self, work: Work, parts: Sequence[Part]) -> Generator[tuple[int, list[tuple[Part, Any]]], None, None]:
         """Yield (number of a part, its items with their results) as they are finished."""
-        if self._count == 1 and not self._ray:
+        if self._is_here:
             yield from ((number, [(part, work(part))]) for number, part in enumerate(parts))
             return
         if not parts:

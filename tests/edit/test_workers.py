@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from support.datasets import Spec, write_dataset
-from support.edited import edit, episode
+from support.edited import content, edit, episode
 from support.part_work import DeadlyEncoding
+from support.processes import processes_of
 from support.refusals import refused
 from understudy.check.examine import check_dataset
 from understudy.cli.data.edit import EditConfig, make_plans
@@ -46,15 +47,6 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_set, "PART_ROWS", 1)
     monkeypatch.setattr(write_set, "DATA_MB", 0.05)
     monkeypatch.setattr(write_set, "VIDEO_MB", 0.02)
-
-
-def content(root: Path) -> dict[str, bytes]:
-    """All files but the origin, which has the command."""
-    files = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    assert not [name for name in files if "/." in f"/{name}"]
-    origin = json.loads(files.pop("meta/edit.json"))
-    del origin["command"]
-    return files | {"origin": json.dumps(origin).encode()}
 
 
 @pytest.mark.parametrize("settings", [ENCODED, {"drop_n_first_frames": 1, "task": "go"}, {}])
@@ -124,14 +116,6 @@ if __name__ == "__main__":
     with Workers(int(count), folder=work) as workers:
         edit(Path(source), Path(out), workers=workers, codec="libx264", gop=3, cameras=("observation.images.top",))
 """
-
-
-def processes_of(script: Path) -> list[int]:
-    """The process of a script and its children."""
-    listed = subprocess.run(["ps", "-eww", "-o", "pid=,ppid=,args="], capture_output=True, text=True).stdout
-    lines = [line.split(None, 2) for line in listed.splitlines()]
-    parents = [int(pid) for pid, _, args in lines if str(script) in args and "-c" not in args.split()[:2]]
-    return parents + [int(pid) for pid, parent, args in lines if int(parent) in parents and "spawn_main" in args]
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.long)])

@@ -1,5 +1,6 @@
 """Edited datasets, and the comparison of episodes between two datasets."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,15 @@ def episode(root: Path, number: int) -> dict[str, Any]:
     data = us.EpisodeDataset(root)
     length = int(data.catalog.episodes.lengths[data.catalog.episodes.row_of(number)])
     return data.batch(np.full(length, number), np.arange(length))
+
+
+def content(root: Path) -> dict[str, bytes]:
+    """All files but the origin, which has the command."""
+    files = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    assert not [name for name in files if "/." in f"/{name}"]
+    origin = json.loads(files.pop("meta/edit.json"))
+    del origin["command"]
+    return files | {"origin": json.dumps(origin).encode()}
 
 
 def assert_equal_frames(now: dict[str, Any], before: dict[str, Any], frames: slice = slice(None)) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from understudy.check.image_facts import ReadImages, ReadVideos
 from understudy.check.row_facts import ReadRows
-from understudy.edit.videos import EncodePieces
+from understudy.edit.videos import EncodePieces, JoinPieces
+from understudy.edit.write_set import WriteRows
 from understudy.parts import Part
 
 
@@ -86,10 +87,24 @@ class DeadlyImages(ReadImages):
 
 
 class DeadlyEncoding(EncodePieces):
-    """End the process that encodes piece 3."""
+    """End the process that encodes row 3."""
 
-    def __call__(self, part: Part) -> Any:
-        return _end(3 in part) or super().__call__(part)
+    def compute(self, item: Any) -> Any:
+        return _end(self.plan.pieces[item].row == 3) or super().compute(item)
+
+
+class DeadlyJoin(JoinPieces):
+    """End the process that copies the packets of row 3."""
+
+    def compute(self, item: Any) -> Any:
+        return _end(3 in [self.plan.pieces[number].row for number in item[1]]) or super().compute(item)
+
+
+class DeadlyRowFiles(WriteRows):
+    """End the process that writes row 3."""
+
+    def compute(self, item: Any) -> Any:
+        return _end(3 in [self.plan.pieces[number].row for number in item[1]]) or super().compute(item)
 
 
 def _end(now: bool) -> None:

@@ -65,6 +65,9 @@ COMMANDS = {
     "segment": Command("data.edit:segment", "cut episodes into segments", "[PATH ...]"),
     "ranges": Command("data.ranges:ranges", "find the frames in which a robot moves", "PATH"),
     "bench": Command("bench.bench:bench", "loading speed of a dataset, and of its codec", "PATH", launchable=True),
+    "statistics": Command(
+        "data.prepare:prepare_statistics", "the statistics of a run's data, before it starts", "[FILE]"
+    ),
     "fast fit": Command("data.prepare:fit_fast", "fit action tokens (FAST) to a dataset", "[FILE]"),
     "tokenizer fit": Command("data.prepare:fit_tokenizer", "fit a small text tokenizer to a dataset", "[FILE]"),
     "order explain": Command("data.order:explain", "the order of samples, and how well it mixes", "[PATH ...]"),

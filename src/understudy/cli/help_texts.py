@@ -74,6 +74,10 @@ EXAMPLES = {
         "understudy plan settings.yaml --gpu-memory 24GB 48GB 80GB",
         "understudy plan --data.root data/table --policy.type pi05 --precision bf16-split --gpu-memory 80GB",
     ),
+    "statistics": (
+        "understudy statistics settings.yaml --workers 16",
+        "understudy statistics settings.yaml --ray auto --work parts",
+    ),
     "fast fit": (
         "understudy fast fit settings.yaml --output-dir fast",
         "understudy fast fit --policy.type pi05 --data.root data/table --data.chunk-size 50 --output-dir fast",
@@ -127,7 +131,7 @@ EXAMPLES = {
     "edit": (
         "understudy edit data/table data/red --where '\"red\" in task'",
         "understudy edit data/table data/rated --metadata ratings.csv",
-        "understudy edit data/monday data/tuesday data/both",
+        "understudy edit data/monday data/tuesday data/both --skip-bad",
         "understudy edit data/table data/small --size 224 --codec libx264 --gop 2",
         "understudy edit data/table data/parts --split train=0.9 val=0.1",
     ),

@@ -15,8 +15,8 @@ class WorkersConfig:
     """Processes that share the work of a command; the result is the same for any number of them."""
 
     workers: Processes | None = None
-    """Processes on this machine; the default is 1 for `check`, else one per core, and fewer for little work. Above 1 a
-    killed process is replaced and its part of the work done again."""
+    """Processes on this machine. The default is 1 for `check`, `ranges` and the values of `score`, else one per core,
+    and fewer for little work. Above 1 a killed process is replaced and its part of the work done again."""
     ray: str = ""
     """Address of a Ray cluster (`auto`, HOST:PORT or ray://HOST:PORT) that does the work, instead of `--workers`. All
     nodes see the same paths and have the same version."""
@@ -25,10 +25,10 @@ class WorkersConfig:
     computed again when its files or settings have changed. A command that writes a dataset needs a new or its own
     folder, on the file system of the output, and removes it at its end."""
 
-    def open_workers(self, frames: int) -> Workers:
-        """Return the processes for a number of frames to read or write."""
+    def open_workers(self, frames: int, apart: bool = False) -> Workers:
+        """Return the processes for a number of frames to read or write; `apart`, none of them is this one."""
         default = max(1, min(available_cores(), frames // LITTLE))
-        return Workers(self.workers or default, self.ray, self.work)
+        return Workers(self.workers or default, self.ray, self.work, apart)
 
     def worker_problems(self) -> list[str]:
         """List errors in these settings."""

@@ -7,7 +7,7 @@ or at idle gaps.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,10 +19,10 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import describe_ids
 from understudy.data.format.features import Feature
 from understudy.data.selection.keep_ranges import match_keys, read_object
-from understudy.data.selection.motion import IdleRule, episode_values, non_idle_ranges
+from understudy.data.selection.motion import FindRanges, IdleRule
 from understudy.data.selection.select import Selection
-from understudy.errors import DatasetError
-from understudy.parts import Lost, Part, Work, Workers
+from understudy.errors import DatasetError, SourceError
+from understudy.parts import Lost, Part, Workers
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,7 @@ class Plan:
         metadata: values of the pieces by name, None where a piece has none.
         encode: cameras to encode completely.
         files: contents of further JSON files of the output by path.
+        skip_bad: leave pieces that cannot be read out, in place of an error.
     """
 
     sources: tuple[Catalog, ...]
@@ -110,6 +111,7 @@ class Plan:
     metadata: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     encode: Mapping[str, Encoding] = field(default_factory=dict)
     files: Mapping[str, Any] = field(default_factory=dict)
+    skip_bad: bool = False
 
     @property
     def cameras(self) -> list[str]:
@@ -126,10 +128,16 @@ class Plan:
         """Steps that `write_set` counts: each frame once for its rows and once per camera."""
         return self.frames * (1 + len(self.cameras))
 
+    def without(self, numbers: Container[int]) -> "Plan":
+        """Return the plan without the pieces of these numbers."""
+        remaining = [number for number in range(len(self.pieces)) if number not in numbers]
+        metadata = {name: [values[number] for number in remaining] for name, values in self.metadata.items()}
+        return replace(self, pieces=tuple(self.pieces[number] for number in remaining), metadata=metadata)
+
 
 @dataclass(frozen=True)
 class PlanWork:
-    """Work on pieces (`parts.Work`); its classes differ in `__call__`.
+    """Work on items of pieces (`parts.Work`); its classes differ in `compute`.
 
     Attributes:
         plan: the output.
@@ -143,23 +151,98 @@ class PlanWork:
         """Return the mark."""
         return self.mark
 
+    def compute(self, item: Any) -> Any:
+        """Compute the result of an item: the number of a piece, or the number of a file with those of its pieces."""
+        raise NotImplementedError
+
+    def __call__(self, part: Part) -> list[Any]:
+        """Return the result of each item; with `Plan.skip_bad` its error."""
+        results = []
+        for item in part:
+            try:
+                results.append(self.compute(item))
+            except DatasetError as error:
+                if not self.plan.skip_bad or isinstance(error, SourceError):
+                    raise
+                results.append(error)
+        return results
+
+
+Bad = dict[int, DatasetError]
+"""Number of a piece -> the reason to leave it out."""
+
 
 def run_plan(
-    plan: Plan, workers: Workers, work: Work, parts: Sequence[Part], done: Callable[[Part], None] = lambda part: None
-) -> Iterator[tuple[Part, Any]]:
-    """Yield each part, a tuple of numbers of pieces, with its result.
+    plan: Plan,
+    workers: Workers,
+    work: PlanWork,
+    parts: Sequence[Part],
+    done: Callable[[Part], None] = lambda part: None,
+) -> Iterator[tuple[Any, Any]]:
+    """Yield each item with its result; with `Plan.skip_bad` that can be an error.
 
     Raises:
-        DatasetError: a piece has ended its processes.
+        DatasetError: an item cannot be read, or has ended its processes.
     """
-    for part, result in workers.run(work, parts, done):
-        if isinstance(result, Lost):
+    for part, results in workers.run(work, parts, done):
+        if isinstance(results, Lost):
             pieces = [plan.pieces[number] for number in (part if isinstance(part[0], int) else part[0][1])]
             source = plan.sources[pieces[0].source]
             episodes = source.episodes.ids[[piece.row for piece in pieces if piece.source == pieces[0].source]]
-            problem = f"episodes {describe_ids(episodes)} cannot be written: {result.reason}"
-            raise DatasetError(problem, where=source.root, fix="leave the bad one out: --exclude-episodes ID")
-        yield part, result
+            problem = f"episodes {describe_ids(episodes)} cannot be written: {results.reason}"
+            error = DatasetError(problem, where=source.root, fix="leave them out: --skip-bad, or --exclude-episodes ID")
+            if not plan.skip_bad:
+                raise error
+            results = [error]
+        yield from zip(part, results, strict=True)
+
+
+def keep_sound(results: Iterable[tuple[int, Any]], bad: Bad) -> dict[int, Any]:
+    """Return the results of pieces by their numbers, and add those that are errors to `bad`."""
+    sound = {}
+    for number, result in results:
+        if isinstance(result, DatasetError):
+            bad.setdefault(number, result)
+        else:
+            sound[number] = result
+    return sound
+
+
+def write_files(
+    plan: Plan,
+    workers: Workers,
+    work: PlanWork,
+    files: Sequence[Sequence[int]],
+    bad: Bad,
+    done: Callable[[Part], None] = lambda part: None,
+) -> Iterator[tuple[Sequence[int], Any]]:
+    """Write files of pieces; yield pieces and result of each, up to the first error. Then try each piece of such files.
+
+    Args:
+        plan: the output.
+        workers: processes.
+        work: writes (number of a file, its pieces).
+        files: pieces of each file.
+        bad: receives the pieces that cannot be written; files above the last one then have other pieces.
+        done: called with each finished part.
+
+    Raises:
+        DatasetError: a file cannot be written, and each of its pieces can.
+    """
+    parts: list[Part] = [((number, tuple(members)),) for number, members in enumerate(files)]
+    failed = []
+    for (_, members), result in run_plan(plan, workers, work, parts, done):
+        if isinstance(result, DatasetError):
+            failed.append((members, result))
+        elif not failed:
+            yield members, result
+    for members, error in failed:
+        trials: list[Part] = [((len(files) + number, (number,)),) for number in members]
+        unwritable: Bad = {}
+        keep_sound(((numbers[0], trial) for (_, numbers), trial in run_plan(plan, workers, work, trials)), unwritable)
+        if not unwritable:
+            raise error
+        bad |= unwritable
 
 
 _MOST, _DIGITS = 10_000_000, 12  # ids, and digits of them that are read
@@ -367,8 +450,9 @@ def cut_at_pauses(catalog: Catalog, source: int, keys: Sequence[str], rule: Idle
     """
     pieces = [
         Piece(source, row, start, stop)
-        for row, values in episode_values(catalog, keys)
-        for start, stop in non_idle_ranges(values, rule)
+        for part in FindRanges(catalog, tuple(keys), (), rule).run(Workers())
+        for row, ranges, *_ in part
+        for start, stop in ranges
     ]
     return sorted(pieces, key=lambda piece: (piece.row, piece.start))
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import DEFAULTS, Feature
 from understudy.data.read.image_column import ImageColumns, decode_image, image_bytes
 from understudy.data.read.rows import Rows
@@ -152,10 +151,13 @@ class SourceRows:
         return [image_bytes(value, key, source, source.data_place(row)) for value in values]
 
 
-def undeclared_columns(source: Catalog) -> list[str]:
-    """Return columns of a source's first data file that info.json does not declare."""
+def undeclared_columns(plan: Plan, number: int) -> list[str]:
+    """Return columns of the first data file in use of a source that info.json does not declare."""
+    source = plan.sources[number]
     declared = {*source.info.get("features", {}), *DEFAULTS}
-    row = int(np.flatnonzero(source.episodes.lengths)[0])
+    row = next((piece.row for piece in plan.pieces if piece.source == number), None)
+    if row is None:
+        return []
     with source.files.parquet(source.data_path(row)) as file:
         return [name for name in file.schema_arrow.names if name not in declared]
 
@@ -211,7 +213,7 @@ class RowWriter:
         images = {key: feature for key, feature in self._plan.features.items() if feature.dtype == "image"}
         self._measured = {key: measured_before(self._plan, feature) for key, feature in images.items()}
 
-    def write(self, path: Path, group: range) -> list[EpisodeRows]:
+    def write(self, path: Path, group: Sequence[int]) -> list[EpisodeRows]:
         """Write the pieces `group` to one file, one row group each."""
         done, schema = list[EpisodeRows](), data_schema(self._features, self._nested)
 

@@ -10,8 +10,8 @@ windows of 8x8 pixels at every second pixel, with K1 = 0.01 and K2 = 0.03.
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from math import inf, log10
@@ -24,10 +24,10 @@ import numpy as np
 from understudy.data.read.video_frames import VideoFrames
 from understudy.data.stats.running import ImageStatistics
 from understudy.data.write.dataset_files import VIDEO_PATH, file_path
-from understudy.edit.plan import Encoding, Plan, PlanWork, run_plan
+from understudy.edit.plan import Bad, Encoding, Piece, Plan, PlanWork, keep_sound, run_plan, write_files
 from understudy.edit.rows import measured_before, step_of
 from understudy.errors import DatasetError
-from understudy.parts import Part, Work, Workers, cut_parts
+from understudy.parts import Part, Workers, cut_parts
 from understudy.storage.byte_source import ByteSource, LocalSource
 from understudy.video.color import AreaResize
 from understudy.video.encode import (
@@ -260,8 +260,9 @@ class CameraWork(PlanWork):
         return self.root / file_path(VIDEO_PATH, file, self.camera)
 
     def encoded_path(self, number: int) -> Path:
-        """Path of an encoded piece."""
-        return self.root / PARTS / self.camera / f"{number}.mp4"
+        """Path of an encoded piece, the same among other pieces."""
+        name = "-".join(map(str, astuple(self.plan.pieces[number])))
+        return self.root / PARTS / self.camera / f"{name}.mp4"
 
     def span(self, number: int) -> PacketSpan | None:
         """Packets of a piece; None for those that depend on others."""
@@ -277,129 +278,180 @@ class CameraWork(PlanWork):
 class FindStreams(CameraWork):
     """Streams of pieces in the sources."""
 
-    def __call__(self, part: Part) -> list[Stream]:
-        """Return the stream of each piece."""
-        streams = []
-        for number in part:
-            original = self.originals[number]
-            span = None if self.encoded[number] else self.span(number)
-            size, settings = span.bytes if span else 0, stream_settings(original.index)
-            streams.append(Stream(settings, size, original.bytes, span is not None, _is_encodable(original.index)))
-        return streams
+    def compute(self, item: int) -> Stream:
+        """Return the stream of a piece."""
+        original = self.originals[item]
+        span = None if self.encoded[item] else self.span(item)
+        size, settings = span.bytes if span else 0, stream_settings(original.index)
+        return Stream(settings, size, original.bytes, span is not None, _is_encodable(original.index))
 
 
 class EncodePieces(CameraWork):
     """Pieces encoded into files."""
 
-    def __call__(self, part: Part) -> list[tuple[tuple[object, ...], int, Quality]]:
-        """Return the settings, the bytes and the quality of each piece."""
-        encoded = []
-        for number in part:
-            original, path = self.originals[number], self.encoded_path(number)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            settings = _complete(self.plan.encode.get(self.camera) or Encoding(), original.index)
-            quality = encode_frames(original, settings, self.plan.fps, path)
-            span = self.span(number)
-            assert span is not None
-            encoded.append((stream_settings(span.index), span.bytes, quality))
-        return encoded
+    def compute(self, item: int) -> tuple[tuple[object, ...], int, Quality]:
+        """Return the settings, the bytes and the quality of a piece."""
+        original, path = self.originals[item], self.encoded_path(item)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        settings = _complete(self.plan.encode.get(self.camera) or Encoding(), original.index)
+        quality = encode_frames(original, settings, self.plan.fps, path)
+        span = self.span(item)
+        assert span is not None
+        return stream_settings(span.index), span.bytes, quality
 
 
 class JoinPieces(CameraWork):
     """Videos of the output, by (number of a file, its pieces)."""
 
-    def __call__(self, part: Part) -> list[int]:
-        """Write files; return the bytes of each."""
-        sizes = []
-        for file, members in part:
-            path = self.path(file)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            spans = [span for number in members if (span := self.span(number))]
-            assert len(spans) == len(members)
-            copy_spans(spans, path, self.plan.fps)
-            sizes.append(path.stat().st_size)
-        return sizes
+    def compute(self, item: tuple[int, Sequence[int]]) -> int:
+        """Write a file; return its bytes."""
+        path = self.path(item[0])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        spans = [span for number in item[1] if (span := self.span(number))]
+        assert len(spans) == len(item[1])
+        copy_spans(spans, path, self.plan.fps)
+        return path.stat().st_size
 
 
 class MeasurePieces(CameraWork):
     """Statistics of written images. The first image of a copied piece must equal the source's."""
 
-    def __call__(self, part: Part) -> tuple[list[dict[str, np.ndarray]], ImageStatistics]:
-        """Return the statistics of each piece, and of all."""
-        feature, figures = self.plan.features[self.camera], []
-        before, step = measured_before(self.plan, feature), step_of(feature)
-        total, readers = ImageStatistics(first=before[part[0]]), dict[int, VideoReader]()
-        with ExitStack() as stack:
-            for number in part:
-                file, first, length = self.file[number], self.first[number], self.plan.pieces[number].length
-                if file not in readers:
-                    readers[file] = stack.enter_context(closing(open_video(self.path(file))))
-                statistics, positions = ImageStatistics(first=before[number]), np.arange(first, first + length, step)
-                for offset in range(0, len(positions), _BATCH):
-                    images = readers[file].read(positions[offset : offset + _BATCH])
-                    if offset == 0 and not self.encoded[number]:
-                        _compare_first(images[0], self.originals[number])
-                    for image in images:
-                        statistics.add(image)
-                figures.append(statistics.result())
-                total.merge(statistics)
-        return figures, total
+    def __call__(self, part: Part) -> list[Any]:
+        """Return the statistics of each piece."""
+        try:
+            return super().__call__(part)
+        finally:
+            while self.readers:
+                self.readers.popitem()[1].close()
+
+    @cached_property
+    def readers(self) -> dict[int, VideoReader]:
+        """Open files by their numbers."""
+        return {}
+
+    @cached_property
+    def before(self) -> list[int]:
+        """Number of measured images before each piece."""
+        return measured_before(self.plan, self.plan.features[self.camera])
+
+    def compute(self, item: int) -> ImageStatistics:
+        """Return the statistics of a piece."""
+        file, first, length = self.file[item], self.first[item], self.plan.pieces[item].length
+        if file not in self.readers:
+            self.readers[file] = open_video(self.path(file))
+        positions = np.arange(first, first + length, step_of(self.plan.features[self.camera]))
+        statistics = ImageStatistics(first=self.before[item])
+        for offset in range(0, len(positions), _BATCH):
+            images = self.readers[file].read(positions[offset : offset + _BATCH])
+            if offset == 0 and not self.encoded[item]:
+                _compare_first(images[0], self.originals[item])
+            for image in images:
+                statistics.add(image)
+        return statistics
+
+
+@dataclass(frozen=True)
+class CameraStreams:
+    """Streams of the pieces of one camera; those that are encoded lie in files.
+
+    Attributes:
+        camera: key of the camera.
+        stored: stream of each piece in its source.
+        made: settings, bytes and quality of encoded pieces.
+    """
+
+    camera: str
+    stored: Mapping[Piece, Stream]
+    made: Mapping[Piece, tuple[tuple[object, ...], int, Quality]] = field(default_factory=dict)
+
+    def encoded(self, pieces: Sequence[Piece]) -> np.ndarray:
+        """Return which pieces of a dataset are to be encoded, bool (pieces,)."""
+        streams = [self.stored[piece] for piece in pieces if piece in self.stored]
+        # Another codec will be written where no encoder writes this one, and one camera does not mix codecs.
+        mixes = any(not (stream.is_whole or stream.is_encodable) for stream in streams)
+        return np.array([piece in self.stored and (mixes or not self.stored[piece].is_whole) for piece in pieces])
+
+
+def _cut(plan: Plan, numbers: Sequence[int]) -> list[Part]:
+    return cut_parts(numbers, [plan.pieces[number].length for number in numbers], PART_IMAGES)
+
+
+def _before_encoding(length: int) -> int:
+    """Frames of an encoded piece that count as done when it is encoded; the others do when it is measured."""
+    return length // 2
+
+
+def find_streams(
+    plan: Plan, camera: str, root: Path, workers: Workers, mark: str, count: Callable[[int], None], bad: Bad
+) -> CameraStreams:
+    """Find the streams of a camera's pieces, and encode those that cannot be copied; see `write_set`.
+
+    Raises:
+        DatasetError: a source's video is missing or broken, or cannot be encoded.
+    """
+    pieces, encoded = plan.pieces, np.full(len(plan.pieces), camera in plan.encode)
+    work = FindStreams(plan, mark, camera, root, encoded)
+    stored = keep_sound(run_plan(plan, workers, work, _cut(plan, range(len(pieces)))), bad)
+    streams = CameraStreams(camera, {pieces[number]: stream for number, stream in stored.items()})
+    encoded = streams.encoded(pieces)
+
+    def done(part: Part) -> None:
+        count(sum(_before_encoding(pieces[number].length) for number in part))
+
+    encode = EncodePieces(plan, mark, camera, root, encoded)
+    made = keep_sound(run_plan(plan, workers, encode, _cut(plan, np.flatnonzero(encoded).tolist()), done), bad)
+    return replace(streams, made={pieces[number]: result for number, result in made.items()})
 
 
 def write_videos(
     plan: Plan,
-    camera: str,
+    streams: CameraStreams,
     root: Path,
     workers: Workers,
     mark: str,
     statistics: ImageStatistics,
     file_mb: float,
     count: Callable[[int], None],
+    bad: Bad,
 ) -> CameraVideos:
     """Write all videos of a camera under `root`, as `write_set` does, and measure their images into `statistics`.
 
     Raises:
-        DatasetError: a source's video is missing or broken, or cannot be encoded.
+        DatasetError: a source's video is missing or broken.
     """
-    lengths = [piece.length for piece in plan.pieces]
-    encoded = np.full(len(lengths), camera in plan.encode)
-    base, done = (plan, mark, camera, root), CameraVideos([0] * len(lengths), [0] * len(lengths))
-
-    def cut(numbers: Sequence[int]) -> list[Part]:
-        return cut_parts(numbers, [lengths[number] for number in numbers], PART_IMAGES)
-
-    def run(work: Work, parts: list[Part], finish: Callable[[Part], None] = lambda part: None) -> Iterator[Any]:
-        for part, results in run_plan(plan, workers, work, parts, finish):
-            yield from zip(part, results)
-
-    streams = [stream for _, stream in run(FindStreams(*base, encoded), cut(range(len(lengths))))]
-    done.bytes_before = sum(stream.bytes_before for stream in streams)
-    # Another codec will be written where no encoder writes this one, and one camera does not mix codecs.
-    mixes = any(not (stream.is_whole or stream.is_encodable) for stream in streams)
-    encoded = np.array([mixes or not stream.is_whole for stream in streams])
-    done.encoded = np.flatnonzero(encoded).tolist()
-    sizes = [(stream.settings, stream.bytes) for stream in streams]
-    measured = [length - length // 2 if is_encoded else length for length, is_encoded in zip(lengths, encoded)]
-    for number, (settings, size, quality) in run(
-        EncodePieces(*base, encoded),
-        cut(done.encoded),
-        lambda part: count(sum(lengths[number] - measured[number] for number in part)),
-    ):
+    camera, pieces = streams.camera, plan.pieces
+    stored, encoded, lengths = (
+        [streams.stored[piece] for piece in pieces],
+        streams.encoded(pieces),
+        [p.length for p in pieces],
+    )
+    done = CameraVideos([0] * len(pieces), [0] * len(pieces), encoded=np.flatnonzero(encoded).tolist())
+    done.bytes_before = sum(stream.bytes_before for stream in stored)
+    sizes = [(stream.settings, stream.bytes) for stream in stored]
+    for number in done.encoded:
+        settings, size, quality = streams.made[pieces[number]]
         sizes[number], done.quality = (settings, size), done.quality.add(quality)
     files = _divide(sizes, file_mb)
     done.place(files, lengths)
-    work = MeasurePieces(*base, encoded, done.file, done.first)
-    joined = run(JoinPieces(*base, encoded), [((file, tuple(members)),) for file, members in enumerate(files)])
-    done.bytes = sum(size for _, size in joined)
-    shutil.rmtree(root / PARTS / camera, ignore_errors=True)
-    for _, (figures, part_statistics) in run_plan(
-        plan, workers, work, cut(range(len(lengths))), lambda part: count(sum(measured[number] for number in part))
-    ):
-        done.figures += figures
-        statistics.merge(part_statistics)
-    done.index = _read_index(str(work.path(0)))
-    with av.open(str(work.path(0))) as container:
-        done.pix_fmt = container.streams.video[0].pix_fmt
+    base = plan, mark, camera, root, encoded
+    done.bytes = sum(size for _, size in write_files(plan, workers, JoinPieces(*base), files, bad))
+    if not plan.skip_bad:
+        shutil.rmtree(root / PARTS / camera, ignore_errors=True)
+
+    def finish(part: Part) -> None:
+        count(sum(lengths[n] - (_before_encoding(lengths[n]) if encoded[n] else 0) for n in part))
+
+    work = MeasurePieces(*base, done.file, done.first)
+    for number, measured in () if bad else run_plan(plan, workers, work, _cut(plan, range(len(pieces))), finish):
+        if isinstance(measured, DatasetError):
+            bad[number] = measured
+        elif not bad:
+            done.figures.append(measured.result())
+            statistics.merge(measured)
+    if not bad:
+        done.index = _read_index(str(work.path(0)))
+        with av.open(str(work.path(0))) as container:
+            done.pix_fmt = container.streams.video[0].pix_fmt
     return done
 
 

@@ -12,8 +12,9 @@ import json
 import pickle
 import platform
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from understudy._version import __version__
-from understudy.atomic import DRAFT_SUFFIX, BeingWritten, create_folder, is_taken, write_text
+from understudy.atomic import DRAFT_SUFFIX, BeingWritten, create_folder, is_taken, write_bytes, write_text
 from understudy.credentials import strip_credentials
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.data.format.features import DEFAULTS, Feature
@@ -33,6 +34,7 @@ from understudy.data.write.dataset_files import (
     DATA_PATH,
     EPISODES_PATH,
     PLAIN_VIDEO,
+    VIDEO_PATH,
     episode_columns,
     episode_schema,
     file_columns,
@@ -45,9 +47,9 @@ from understudy.data.write.dataset_files import (
     tasks_table,
     video_info,
 )
-from understudy.edit.plan import Encoding, Plan, PlanWork, run_plan
+from understudy.edit.plan import Bad, Encoding, Plan, PlanWork, keep_sound, run_plan, write_files
 from understudy.edit.rows import EpisodeRows, RowWriter, SourceRows, group_pieces, row_starts, undeclared_columns
-from understudy.edit.videos import PARTS, CameraVideos, write_videos
+from understudy.edit.videos import PARTS, CameraStreams, CameraVideos, find_streams, write_videos
 from understudy.errors import DatasetError
 from understudy.parts import Part, Workers, cut_parts
 
@@ -68,6 +70,8 @@ class Written:
         clocks: episodes whose timestamps differed from frame / fps; the output has frame / fps.
         undeclared: columns of the sources that info.json does not declare, and that were left out.
         videos: camera -> its videos.
+        plan: the written episodes.
+        skipped: pieces that were left out, with the reasons.
     """
 
     episodes: int
@@ -76,6 +80,8 @@ class Written:
     clocks: int
     undeclared: list[str]
     videos: dict[str, CameraVideos]
+    plan: Plan
+    skipped: list[dict[str, Any]] = field(default_factory=list)
 
 
 def write_set(
@@ -95,24 +101,61 @@ def write_set(
         count: called with numbers of frames as they are done, `plan.work` in all.
 
     Raises:
-        DatasetError: a source cannot be read.
+        DatasetError: a source cannot be read; with `skip_bad`, none of the pieces.
     """
     _check_plan(plan)
+    work, lengths = replace(plan, metadata={}, origin={}), [piece.length for piece in plan.pieces]
+    path = workers.folder / f"{hashlib.sha256(mark.encode()).hexdigest()[:32]}.bad" if workers.folder else None
+    bad: Bad = pickle.loads(path.read_bytes()) if path is not None and path.exists() else {}
+    read = ReadTasks(work, mark)
+    texts = keep_sound(run_plan(work, workers, read, cut_parts(range(len(lengths)), lengths, PART_ROWS)), bad)
+    streams = {key: find_streams(work, key, root, workers, mark, count, bad) for key in plan.cameras}
+    while len(bad) < len(lengths):
+        if bad and path is not None:
+            write_bytes(path, pickle.dumps(bad))  # no later call may write the files of another choice
+        numbers, late = [number for number in range(len(lengths)) if number not in bad], Bad()
+        used = dict.fromkeys(text for number in numbers for text in texts[number])
+        choice = f"{mark} {sorted(bad)}"
+        written = _write_kept(plan.without(bad), root, workers, choice, used, streams, late, count)
+        if not late:
+            return replace(written, skipped=describe_bad(plan, bad))
+        bad |= {numbers[number]: error for number, error in late.items()}
+        count = _count_nothing
+    raise next(iter(bad.values()))
+
+
+def _count_nothing(frames: int) -> None:
+    pass
+
+
+def _write_kept(
+    plan: Plan,
+    root: Path,
+    workers: Workers,
+    mark: str,
+    used: Iterable[str],
+    streams: Mapping[str, CameraStreams],
+    bad: Bad,
+    count: Callable[[int], None],
+) -> Written:
+    """Write a dataset of pieces with known task texts and streams; with pieces in `bad` it remains incomplete."""
     metadata = {name: metadata_array(name, values) for name, values in plan.metadata.items()}
-    work = replace(plan, metadata={}, origin={})
-    tasks = _list_tasks(work, workers, mark)
+    work, tasks = replace(plan, metadata={}, origin={}), _number_tasks(plan, used)
     features = {**plan.features, **DEFAULTS}
     statistics: Statistics = {
         key: ImageStatistics(feature.channels or 3) if feature.is_encoded else RunningStatistics(feature.shape)
         for key, feature in features.items()
         if not feature.is_text
     }
-    tables, clocks = _write_rows(work, root, tasks, statistics, workers, mark, count)
-    videos = {}
-    for key in plan.cameras:
+    tables, clocks = _write_rows(work, root, tasks, statistics, workers, mark, count, bad)
+    videos: dict[str, CameraVideos] = {}
+    for key in () if bad else plan.cameras:
         part = statistics[key]
         assert isinstance(part, ImageStatistics)
-        videos[key] = write_videos(work, key, root, workers, mark, part, VIDEO_MB, count)
+        videos[key] = write_videos(work, streams[key], root, workers, mark, part, VIDEO_MB, count, bad)
+    written = Written(len(plan.pieces), plan.frames, len(tasks), clocks, [], videos, plan)
+    if bad:
+        return written
     _write_episodes(plan, root, tables, videos, metadata)
     listed = tasks_table(list(tasks))
     replace_parquet(root / "meta/tasks.parquet", [listed], listed.schema)
@@ -133,8 +176,28 @@ def write_set(
     shutil.rmtree(root / PARTS, ignore_errors=True)
     for draft in root.rglob(f"*{DRAFT_SUFFIX}"):
         draft.unlink()  # of a killed process
-    undeclared = sorted({name for source in plan.sources for name in undeclared_columns(source)})
-    return Written(len(plan.pieces), plan.frames, len(tasks), clocks, undeclared, videos)
+    files = {root / file_path(DATA_PATH, number) for number in range(len(tables))}
+    files |= {root / file_path(VIDEO_PATH, number, key) for key, done in videos.items() for number in done.file}
+    for other in {*root.glob("data/*/*"), *root.glob("videos/*/*/*")} - files:
+        other.unlink()  # of a choice with more pieces
+        with suppress(OSError):
+            other.parent.rmdir()
+    undeclared = {name for number in range(len(plan.sources)) for name in undeclared_columns(plan, number)}
+    return replace(written, undeclared=sorted(undeclared))
+
+
+def describe_bad(plan: Plan, bad: Bad) -> list[dict[str, Any]]:
+    """Describe pieces that were left out, for meta/edit.json."""
+    pieces = [(plan.pieces[number], error) for number, error in sorted(bad.items())]
+    return [
+        {
+            "source": piece.source,
+            "episode": int(plan.sources[piece.source].episodes.ids[piece.row]),
+            "frames": [piece.start, piece.stop],
+            "reason": str(error),
+        }
+        for piece, error in pieces
+    ]
 
 
 def _check_plan(plan: Plan) -> None:
@@ -151,9 +214,9 @@ def _check_plan(plan: Plan) -> None:
 class ReadTasks(PlanWork):
     """Task texts of pieces, by their numbers."""
 
-    def __call__(self, part: Part) -> list[list[str]]:
-        """Return the texts of each piece, in order of appearance."""
-        return [self._rows.tasks(self.plan.pieces[number]) for number in part]
+    def compute(self, item: int) -> list[str]:
+        """Return the texts of a piece, in order of appearance."""
+        return self._rows.tasks(self.plan.pieces[item])
 
     @cached_property
     def _rows(self) -> SourceRows:
@@ -167,9 +230,9 @@ class WriteRows(PlanWork):
     root: Path
     tasks: Mapping[str, int]
 
-    def __call__(self, part: Part) -> list[list[EpisodeRows]]:
-        """Write files; return the episodes of each."""
-        return [self.writer.write(self.root / file_path(DATA_PATH, number), group) for number, group in part]
+    def compute(self, item: tuple[int, Sequence[int]]) -> list[EpisodeRows]:
+        """Write a file; return its episodes."""
+        return self.writer.write(self.root / file_path(DATA_PATH, item[0]), item[1])
 
     @cached_property
     def writer(self) -> RowWriter:
@@ -177,12 +240,9 @@ class WriteRows(PlanWork):
         return RowWriter(SourceRows(self.plan), self.tasks)
 
 
-def _list_tasks(plan: Plan, workers: Workers, mark: str) -> dict[str, int]:
+def _number_tasks(plan: Plan, used: Iterable[str]) -> dict[str, int]:
     """Number the task texts in use: in order of the sources and of their task lists, then new texts as they appear."""
-    lengths = [piece.length for piece in plan.pieces]
-    parts = cut_parts(range(len(lengths)), lengths, PART_ROWS)
-    texts_of_parts = run_plan(plan, workers, ReadTasks(plan, mark), parts)
-    used = dict.fromkeys(text for _, texts in texts_of_parts for piece_texts in texts for text in piece_texts)
+    used = dict.fromkeys(used)
     listed = dict.fromkeys(text for source in plan.sources for text in source.tasks if text in used)
     return {text: number for number, text in enumerate(listed | used)}
 
@@ -195,9 +255,10 @@ def _write_rows(
     workers: Workers,
     mark: str,
     count: Callable[[int], None],
+    bad: Bad,
 ) -> tuple[list[pa.Table], int]:
     """Write all data files; return the rows of meta/episodes of each, without columns of videos, and odd clocks."""
-    parts: list[Part] = [((number, group),) for number, group in enumerate(group_pieces(plan, DATA_MB))]
+    groups = group_pieces(plan, DATA_MB)
     features = {**{key: f for key, f in plan.features.items() if not f.is_video}, **DEFAULTS}
     schema, starts = episode_schema(features).remove_metadata(), row_starts(plan)
     tables, clocks = [], 0
@@ -205,8 +266,9 @@ def _write_rows(
     def done(part: Part) -> None:
         count(sum(plan.pieces[piece].length for _, group in part for piece in group))
 
-    for (pair,), (episodes,) in run_plan(plan, workers, WriteRows(plan, mark, root, tasks), parts, done):
-        table, (number, group) = [], pair
+    files = write_files(plan, workers, WriteRows(plan, mark, root, tasks), groups, bad, done)
+    for number, (group, episodes) in enumerate(files):
+        table = []
         for piece, episode in zip(group, episodes):
             length = plan.pieces[piece].length
             row = episode_columns(piece, episode.tasks, length, starts[piece]) | episode.columns
@@ -313,15 +375,16 @@ def describe_sources(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def write_provenance(root: Path, command: Sequence[str], plan: Plan, sources: Sequence[dict[str, Any]]) -> None:
+def write_provenance(root: Path, command: Sequence[str], written: Written, sources: Sequence[dict[str, Any]]) -> None:
     """Write meta/edit.json of an output; each of its episodes becomes [source, episode id, start, stop].
 
     Args:
         root: folder of the output.
         command: words of the command line.
-        plan: the output.
+        written: the output.
         sources: their descriptions.
     """
+    plan = written.plan
     ids = [catalog.episodes.ids for catalog in plan.sources]
     content = {
         "format": 1,
@@ -329,6 +392,7 @@ def write_provenance(root: Path, command: Sequence[str], plan: Plan, sources: Se
         "versions": VERSIONS,
         "sources": sources,
         **plan.origin,
+        **({"skipped": written.skipped} if written.skipped else {}),
         "episodes": [[p.source, int(ids[p.source][p.row]), p.start, p.stop] for p in plan.pieces],
     }
     replace_json(root / PATH, content)
@@ -386,17 +450,29 @@ def check_output(out: Path, catalogs: Sequence[Catalog]) -> None:
         raise DatasetError("exists", where=out, fix="name a new folder; nothing is overwritten")
 
 
-def check_files(plan: Plan) -> None:
-    """Raise DatasetError where listings show that a data or video file of a piece is missing."""
+def missing_pieces(plan: Plan) -> Bad:
+    """Find pieces whose data or video file is missing by listings.
+
+    Raises:
+        DatasetError: there is one, and the plan does not skip it.
+    """
+    bad: Bad = {}
     for number, source in enumerate(plan.sources):
-        rows = {piece.row for piece in plan.pieces if piece.source == number}
+        of_row: dict[int, list[int]] = {}
+        for place, piece in enumerate(plan.pieces):
+            if piece.source == number:
+                of_row.setdefault(piece.row, []).append(place)
         for gap in source.missing_files(plan.cameras) or []:
-            if lost := sorted(rows.intersection(gap.rows.tolist())):
+            if lost := sorted(of_row.keys() & set(gap.rows.tolist())):
                 ids = source.episodes.ids[lost].tolist()
-                fix = "restore the files, or leave their episodes out: --exclude-episodes " + " ".join(
+                fix = "restore the files, or leave their episodes out: --skip-bad, or --exclude-episodes " + " ".join(
                     map(str, ids[:99])
                 )
-                raise DatasetError(gap.line, where=source.root, fix=fix)
+                error = DatasetError(gap.line, where=source.root, fix=fix)
+                if not plan.skip_bad:
+                    raise error
+                bad |= {place: error for row in lost for place in of_row[row]}
+    return bad
 
 
 def write_outputs(
@@ -423,7 +499,9 @@ def write_outputs(
     """
     for plan in plans.values():
         check_output(out, plan.sources)
-        check_files(plan)
+    missing = {name: missing_pieces(plan) for name, plan in plans.items()}
+    skipped = {name: describe_bad(plans[name], bad) for name, bad in missing.items()}
+    plans = {name: plan.without(missing[name]) for name, plan in plans.items()}
     done: dict[str, Written] = {}
     workers = workers or Workers()
     described = {name: describe_sources(plan) for name, plan in plans.items()}
@@ -436,8 +514,11 @@ def write_outputs(
             for name, plan in plans.items():
                 root = draft / name if name else draft
                 root.mkdir(exist_ok=True)
-                done[name] = write_set(plan, root, workers, f"{mark} {name}", count)
-                write_provenance(root, command, plan, described[name])
+                written = write_set(plan, root, workers, f"{mark} {name}", count)
+                bad = sorted(skipped[name] + written.skipped, key=lambda entry: (entry["source"], entry["episode"]))
+                done[name] = replace(written, skipped=bad)
+                used = describe_sources(written.plan) if written.skipped else described[name]
+                write_provenance(root, command, done[name], used)
     except BeingWritten as error:
         fix = "wait for its end, or name another folder"
         raise DatasetError("another process is writing it", where=out, fix=fix) from error

@@ -1,28 +1,28 @@
 """Values of all frames of a dataset by the value function of a run.
 
-The frames are read in their stored sequence, in chunks that are the same on every machine. Values are kept piece by
-piece in a folder, so that a kill loses the piece in progress alone, and a continued pass has equal bits.
+The frames are read in their stored sequence, in chunks that are the same on every machine and for any number of
+processes.
 """
 
-import re
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from understudy.atomic import replace_file, write_text
 from understudy.batch_keys import HEAD, STATE, TASK
 from understudy.checksums import file_sha256
 from understudy.config.data import SourceConfig
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
-from understudy.errors import ConfigError, DatasetError
+from understudy.errors import ConfigError
 from understudy.load.instructions import draw_instructions
 from understudy.load.validation_data import prefetch_chunks, sample_identity
+from understudy.parts import Lost, Part, Workers
 from understudy.policies.policy import Policy, load
 from understudy.progress import Progress
 from understudy.records import Record
@@ -33,10 +33,7 @@ from understudy.train.data.sources import open_source, split_source
 BATCH = 128
 """Frames of a pass of the network."""
 PIECE = 32 * BATCH
-"""Frames whose values are kept together."""
-_OURS = re.compile(
-    r"(\d+\.npy|identity\.json)|\.(\d+\.npy|identity\.json)\..*"
-)  # pieces, their identity, and drafts of both
+"""Frames of a part of the work."""
 _MEMORY = 1 << 30  # bytes of prefetched chunks
 
 
@@ -66,50 +63,59 @@ class ValueFunction:
         batch[HEAD] = torch.full((len(frames),), self.head)
         return self.policy.preprocess(batch)
 
-    @torch.no_grad()
-    def compute(self, folder: Path, identity: str, threads: int) -> np.ndarray:
-        """Compute the value of each frame, float32 (N,), or read those that an earlier call kept.
 
-        Args:
-            folder: place of the pieces, which is there; the caller locks it, and removes it at the end.
-            identity: text of everything that the values depend on; pieces of another one are removed.
-            threads: threads that read; without effect on the values.
+@dataclass(frozen=True)
+class ComputeValues:
+    """Values of spans of frames, float32 (`parts.Work`).
 
-        Raises:
-            DatasetError: a frame cannot be read, or the folder has other files.
-        """
-        about, count = folder / "identity.json", len(self.dataset)
-        if not about.is_file() or about.read_text(encoding="utf-8") != identity:
-            if others := [path.name for path in folder.glob("*") if not _OURS.fullmatch(path.name)]:
-                fix = "move it away, or name another output"
-                raise DatasetError(f"has {others[0]!r}, and is the place of values", where=folder, fix=fix)
-            for path in folder.glob("*"):
-                path.unlink()
-            write_text(about, identity)
-        values = np.empty(count, np.float32)
-        pieces = {first: folder / f"{first:012d}.npy" for first in range(0, count, PIECE)}
-        done = sum(path.is_file() for path in pieces.values()) * PIECE
-        with Progress(count, "score", "frame", done=min(count, done)) as bar:
-            for first, path in pieces.items():
-                piece = values[first : first + PIECE]
-                if path.is_file():
-                    piece[:] = np.load(path)
-                    continue
-                with closing(self._passes(slice(first, first + len(piece)), threads)) as passes:
-                    for part, of_part in passes:
-                        values[part] = of_part
-                        bar.update(len(of_part))
-                with replace_file(path) as draft, draft.open("wb") as file:
-                    np.save(file, piece)
+    Attributes:
+        opened: arguments of `open_value_function`.
+        threads: threads that read; without effect on the values.
+        identity: text of everything that the values depend on.
+        function: the value function, if this process has opened it.
+    """
+
+    opened: tuple[Path, str, str, str]
+    threads: int
+    identity: str
+    function: ValueFunction | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.opened, self.threads, self.identity)
+
+    def depends_on(self, part: Part) -> Any:
+        """Return the identity."""
+        return self.identity
+
+    def __call__(self, part: Part) -> np.ndarray:
+        """Return the values of the frames [first, stop) of the only item."""
+        torch.set_num_threads(1)  # the rounding of sums may depend on their number
+        function, (first, stop) = self.function or _reopen(*self.opened), part[0]
+        device = next(function.policy.parameters()).device
+        batches = [slice(low, min(low + BATCH, stop)) for low in range(first, stop, BATCH)]
+        values = np.empty(stop - first, np.float32)
+        reading = prefetch_chunks(lambda n: function.read(batches[n]), range(len(batches)), self.threads, _MEMORY)
+        with torch.no_grad(), closing(reading):
+            for number, batch in reading:
+                low = number * BATCH
+                values[low : low + BATCH] = function.policy.values(batch_to_device(batch, device)).cpu().numpy()
         return values
 
-    def _passes(self, span: slice, threads: int) -> Generator[tuple[slice, np.ndarray], None, None]:
-        """Yield the values of parts of the frames of `span`, in any sequence."""
-        device = next(self.policy.parameters()).device
-        parts = [slice(low, min(low + BATCH, span.stop)) for low in range(span.start, span.stop, BATCH)]
-        with closing(prefetch_chunks(lambda n: self.read(parts[n]), range(len(parts)), threads, _MEMORY)) as reading:
-            for number, batch in reading:
-                yield parts[number], self.policy.values(batch_to_device(batch, device)).cpu().numpy()
+
+def compute_values(work: ComputeValues, frames: int, workers: Workers) -> np.ndarray:
+    """Compute the value of each frame, float32 (N,).
+
+    Raises:
+        DatasetError: a frame cannot be read.
+    """
+    parts: list[Part] = [((first, min(first + PIECE, frames)),) for first in range(0, frames, PIECE)]
+    values = list[np.ndarray]()
+    with Progress(frames, "score", "frame") as bar:
+        for _, result in workers.run(work, parts, lambda part: bar.update(part[0][1] - part[0][0])):
+            if isinstance(result, Lost):
+                raise result.error.replaced(where=work.opened[1])
+            values.append(result)
+    return np.concatenate(values)
 
 
 def open_value_function(root: Path, data: str, source: str, device: str) -> ValueFunction:
@@ -159,3 +165,6 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
     number = policy.norm_heads.index(head) if head in policy.norm_heads else 0
     read_as = {**mapping, "head": head, "task_separator": settings.augment.task_separator}
     return ValueFunction(policy.to(device).eval(), number, dataset, read_as, checksums)
+
+
+_reopen = lru_cache(maxsize=1)(open_value_function)

@@ -13,13 +13,15 @@ from support.runs import tiny_config, tiny_dataset
 from understudy.cli.data.prepare import read_chunks
 from understudy.cli.main import main
 from understudy.config.schema import override
+from understudy.data.stats import norm_heads
 from understudy.errors import ConfigError
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.common.fit_text_tokenizer import LEAST_IDS, fit_text_tokenizer
 from understudy.policies.pi05.config import Sizes
 from understudy.policies.pi05.text import PAD, TextTokenizer, clean
 from understudy.policies.registry import policy_type
-from understudy.train.data.run_data import compute_normalization, open_data
+from understudy.train.data.input_contract import head_statistics
+from understudy.train.data.run_data import choose_normalization, compute_normalization, open_data
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")
@@ -159,6 +161,22 @@ def test_chunks_are_those_of_weights_on_the_hub(data: Path, tmp_path: Path, monk
     base = override(tiny_config(data, tmp_path), data={"chunk_size": None})
     config = replace(base, policy=policy_type("pi05").settings(size="tiny", weights="me/weights"))
     assert {chunk.shape for chunk in read_chunks(config)} == {(5, 2)}
+
+
+def test_statistics_are_those_that_a_run_needs(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["--data.root", str(data), "--data.cache", str(tmp_path), "--data.delta-action-dims", "0"]
+    settings += ["--data.chunk-size", "3", "--data.val-fraction", "0.3", "--seed", "7"]
+    assert main(["statistics", *settings, "--policy.type", "flow", "--workers", "2", "--json"]) == 0
+    (figures,) = json.loads(capsys.readouterr().out).values()
+    assert figures["action"]["count"] > 0
+    assert len(figures["action"]["q99"]) == 2
+    monkeypatch.setattr(norm_heads, "summarize", lambda *_: pytest.fail("rows are read again"))
+    config = override(tiny_config(data, tmp_path / "run"), data={"delta_action_dims": (0,), "cache": str(tmp_path)})
+    opened = open_data(config.with_policy_defaults())
+    assert choose_normalization(config, opened, tmp_path)["heads"]
+    assert head_statistics(config, opened, tmp_path)
 
 
 def test_fit_overwrites_nothing(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

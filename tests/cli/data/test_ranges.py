@@ -17,6 +17,7 @@ from support.refusals import absent, warned
 from support.servers import RangeServer, folder
 from understudy import Catalog, EpisodeDataset
 from understudy.cli.main import main
+from understudy.data.selection import motion
 from understudy.data.selection.motion import IdleRule, non_idle_ranges
 
 DATA = os.environ.get("UNDERSTUDY_TEST_DATA")
@@ -92,6 +93,17 @@ def test_ranges_keeps_the_frames_of_the_rule(  # type: ignore[no-untyped-def]
     assert report is not None
     assert (report.matched, report.unmatched, report.unnamed, report.samples) == (4, (), 0, len(want))
     assert f"{len(want):,} of 142 frames kept" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rule", [[], ["--threshold", "0.5"]])
+def test_ranges_are_equal_for_any_number_of_processes(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: list[str]
+) -> None:
+    monkeypatch.setattr(motion, "PART_ROWS", 40)
+    for name, flags in (("one", []), ("two", ["--workers", "2", "--work", str(tmp_path / "work")])):
+        assert main(["ranges", str(root), "--output", str(tmp_path / name), "--warn-above", "1", *rule, *flags]) == 0
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    assert len(list((tmp_path / "work").glob("*.part"))) == (3 if rule else 6)  # shares of speeds need a pass before
 
 
 def test_ranges_names_episodes_by_id_if_they_share_texts(tmp_path: Path) -> None:

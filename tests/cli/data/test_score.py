@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from understudy.cli.data.edit import EditConfig, edit
 from understudy.cli.data.score import ScoreConfig, score
 from understudy.config.schema import override
 from understudy.errors import ConfigError, DatasetError
+from understudy.parts import Workers
 from understudy.policies.policy import load
 from understudy.policies.value.config import ValueSettings
 from understudy.train import run
@@ -158,28 +160,39 @@ def test_killed_score_continues_to_equal_bytes(scene: Path, tmp_path: Path) -> N
     for count in (1, 3):
         process = start(killed, 0.5)
         deadline = time.monotonic() + 300
-        while len(list(pieces.glob("0*.npy"))) < count:
+        while len(list(pieces.glob("*.part"))) < count:
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         assert not killed.exists()
-    kept = len(list(pieces.glob("0*.npy")))
+    kept = len(list(pieces.glob("*.part")))
     assert start(killed, 0).wait(300) == 0
     assert kept >= 3
     assert not pieces.exists()
     assert contents(killed) == contents(tmp_path / "whole/out")
 
 
-def test_kept_values_are_used_and_those_of_others_are_not(scene: Path, tmp_path: Path) -> None:
-    function = score_module.open_value_function(scene / "value", str(scene / "data"), "", "cpu")
-    (tmp_path / "pieces").mkdir()
-    values = function.compute(tmp_path / "pieces", "one", 1)
-    (piece,) = (tmp_path / "pieces").glob("0*.npy")
-    np.save(piece, values + 1)
-    np.testing.assert_array_equal(function.compute(tmp_path / "pieces", "one", 1), values + 1)
-    np.testing.assert_array_equal(function.compute(tmp_path / "pieces", "another", 1), values)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_values_are_equal_for_any_number_of_processes(
+    scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    opened = scene / "value", str(scene / "data"), "", "cpu"
+    function = score_module.open_value_function(*opened)
+    frames = len(function.dataset)
+    whole = score_module.compute_values(score_module.ComputeValues(opened, 1, "one", function), frames, Workers())
+    monkeypatch.setattr(score_module, "PIECE", 8)
+    work = score_module.ComputeValues(opened, 1, "one")
+    with Workers(workers, folder=tmp_path) as engine:
+        values = score_module.compute_values(work, frames, engine)
+    assert len(list(tmp_path.glob("*.part"))) == -(-frames // 8) > 2
+    np.testing.assert_allclose(values, whole, rtol=1e-5)  # batches of other sizes round otherwise
+    with Workers(folder=tmp_path) as engine:
+        kept = score_module.compute_values(work, frames, engine)
+        other = score_module.compute_values(replace(work, identity="another"), frames, engine)
+    assert values.tobytes() == kept.tobytes() == other.tobytes()
+    assert len(list(tmp_path.glob("*.part"))) == 2 * -(-frames // 8)
 
 
 def test_kept_values_belong_to_all_that_they_depend_on(
@@ -188,11 +201,11 @@ def test_kept_values_belong_to_all_that_they_depend_on(
     """A second call with another mapping, separator, task or policy computes anew; settings of advantages do not."""
     identities: list[str] = []
 
-    def compute(function: score_module.ValueFunction, folder: Path, identity: str, threads: int) -> np.ndarray:
-        identities.append(identity)
-        return np.zeros(len(function.dataset), np.float32)
+    def compute(work: score_module.ComputeValues, frames: int, workers: Workers) -> np.ndarray:
+        identities.append(work.identity)
+        return np.zeros(frames, np.float32)
 
-    monkeypatch.setattr(score_module.ValueFunction, "compute", compute)
+    monkeypatch.setattr(score_module, "compute_values", compute)
 
     def identity(run_root: Path, data: Path = scene / "data", **changes: Any) -> str:
         score(ScoreConfig(paths=(str(run_root), str(data), str(tmp_path / f"out{len(identities)}")), **changes))
@@ -249,9 +262,9 @@ def test_a_value_that_is_not_finite_names_the_episode(scene: Path, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_of_others_in_the_place_of_the_values_is_refused(scene: Path, tmp_path: Path) -> None:
+def test_files_of_others_in_the_place_of_the_values_stay(scene: Path, tmp_path: Path) -> None:
     (tmp_path / ".out.values").mkdir()
     (tmp_path / ".out.values/mine.txt").write_text("mine")
-    with refused("mine.txt", where=".out.values"):
-        score(ScoreConfig(paths=(str(scene / "value"), str(scene / "data"), str(tmp_path / "out"))))
+    score(ScoreConfig(paths=(str(scene / "value"), str(scene / "data"), str(tmp_path / "out"))))
+    assert [path.name for path in (tmp_path / ".out.values").iterdir()] == ["mine.txt"]
     assert (tmp_path / ".out.values/mine.txt").read_text() == "mine"

@@ -1,13 +1,19 @@
 """Summaries: a pool has the statistics of all its rows, in any order of the sources."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.datasets import Spec, write_dataset
 from support.refusals import refused
+from understudy.batch_keys import ACTION, STATE
+from understudy.data.dataset import EpisodeDataset
 from understudy.data.stats import summary
-from understudy.data.stats.summary import Summary, SummaryBuilder, pool, quantile_stride
+from understudy.data.stats.summary import DELTA, Summary, SummaryBuilder, pool, quantile_stride, summarize
+from understudy.parts import Workers
 
 
 def of(rows: np.ndarray, stride: int = 1, cuts: tuple[int, ...] = ()) -> Summary:
@@ -148,3 +154,31 @@ def test_summary_misuse_is_refused() -> None:
     a = drawn(1, [50])[0]
     with refused("strides", [1, 2], kind=ValueError):
         pool([of(a), of(a, 2)])
+
+
+def test_summaries_of_a_source_are_equal_for_any_number_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_dataset(tmp_path / "d", Spec("v2.1", lengths=(6, 9, 30, 5, 8), cameras=(), action_dim=3))
+    windows = {ACTION: [0.0, 0.1, 0.2]}
+    data, counts = EpisodeDataset(tmp_path / "d", windows, keys=[ACTION, STATE]), list[int]()
+
+    def summaries(workers: Workers | None = None) -> dict[str, Summary]:
+        return summarize(data, (0, 2), 3, {ACTION: 4, STATE: 1, DELTA: 5}, counts.append, workers)
+
+    whole = summaries()
+    monkeypatch.setattr(summary, "PART_FRAMES", 12)  # three parts
+    cut = summaries()
+    with Workers(2, folder=tmp_path / "work") as workers:
+        divided = summaries(workers)
+    assert len(list((tmp_path / "work").glob("*.part"))) == 3
+    assert counts == [58, 15, 30, 13, *counts[4:]]
+    assert sorted(counts[4:]) == [13, 15, 30]
+    with Workers(folder=tmp_path / "work") as workers:
+        continued = summaries(workers)
+    for key in (ACTION, STATE, DELTA):
+        assert bits(cut[key]) == bits(divided[key]) == bits(continued[key])
+        assert cut[key].rows.tobytes() == whole[key].rows.tobytes()
+        assert cut[key].count == whole[key].count
+        np.testing.assert_allclose(cut[key].std, whole[key].std, rtol=1e-12)
+        np.testing.assert_array_equal([cut[key].min, cut[key].max], [whole[key].min, whole[key].max])

@@ -24,7 +24,7 @@ def check_action_state(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     """Yield findings about action and state of the same joints; they need the same width."""
     if facts.pairs is None:
         for rule in RULES:
-            yield undecided(rule, 1, "pairs of action and state of one width", 0)
+            yield undecided(rule, 1, "pair of action and state of one width", 0)
         return
     yield from _copies(catalog, facts, facts.pairs)
     yield from _frozen(catalog, facts, facts.pairs)

@@ -97,6 +97,8 @@ class EditConfig(WorkersConfig):
     recommend: Annotated[int, Interval(ge=16, le=4096)] | None = None
     """Write nothing: encode samples of one dataset in several ways for a policy with images of this many pixels, and
     print size, quality and decoding cost of each way, with the recommended one."""
+    skip_bad: bool = False
+    """Leave out episodes that cannot be read or that end three processes; they are named, and the exit code is 1."""
     json: bool = False
     """Print the summary as one JSON object."""
 
@@ -148,16 +150,16 @@ def pair_problems(name: str, pairs: Sequence[str]) -> list[str]:
     return [f"{name}: {pair}: give KEY=VALUE" for pair in bad] + [f"{name}: {key}: is repeated" for key in repeated]
 
 
-def edit(config: EditConfig) -> None:
-    """Write the output and print a summary."""
+def edit(config: EditConfig) -> int:
+    """Write the output and print a summary; return 1 if episodes were left out as bad."""
     from understudy.data.format.catalog import Catalog
 
     if config.recommend is not None:
         measure_and_print(Catalog.open(config.paths[0]), config.recommend, config.json)
-        return
+        return 0
     out = Path(config.paths[-1])
     catalogs = [Catalog.open(path) for path in config.paths[:-1]]
-    write_and_print(make_plans(config, catalogs, out), out, config, config.json)
+    return write_and_print(make_plans(config, catalogs, out), out, config)
 
 
 def make_plans(config: EditConfig, catalogs: Sequence["Catalog"], out: Path) -> dict[str, "Plan"]:
@@ -194,6 +196,7 @@ def make_plans(config: EditConfig, catalogs: Sequence["Catalog"], out: Path) -> 
         task_of=_task_of(config, sources),
         columns=texts,
         encode=encode,
+        skip_bad=config.skip_bad,
     )
     parts = split_pieces(sources, pieces, config.split, config.seed) if config.split else {"": pieces}
     return {
@@ -319,6 +322,8 @@ class SegmentConfig(WorkersConfig):
     """Idle frames of a gap at least; the default is one second."""
     min_frames: Annotated[int, Ge(1)] = 1
     """Frames of a segment at least; shorter ones are left out."""
+    skip_bad: bool = False
+    """Leave out episodes that cannot be read or that end three processes; they are named, and the exit code is 1."""
     json: bool = False
     """Print the summary as one JSON object."""
 
@@ -336,13 +341,13 @@ class SegmentConfig(WorkersConfig):
         return errors
 
 
-def segment(config: SegmentConfig) -> None:
-    """Write the output and print a summary."""
+def segment(config: SegmentConfig) -> int:
+    """Write the output and print a summary; return 1 if segments were left out as bad."""
     from understudy.data.format.catalog import Catalog
 
     out = Path(config.paths[-1])
     plan = make_plan(config, Catalog.open(config.paths[0]), out)
-    write_and_print({"": plan}, out, config, config.json)
+    return write_and_print({"": plan}, out, config)
 
 
 def make_plan(config: SegmentConfig, catalog: "Catalog", out: Path) -> "Plan":
@@ -377,6 +382,7 @@ def make_plan(config: SegmentConfig, catalog: "Catalog", out: Path) -> "Plan":
         robot_type=catalog.robot_type,
         task_of=partial(_name_task, named),
         metadata=piece_metadata(sources, pieces, {}),
+        skip_bad=config.skip_bad,
     )
 
 
@@ -414,20 +420,20 @@ _LARGER = 2.0
 """Ratio of bytes from which a summary names `--crf`."""
 
 
-def write_and_print(plans: "Mapping[str, Plan]", out: Path, config: WorkersConfig, as_json: bool) -> None:
-    """Write datasets into the new folder `out`, and print a summary."""
+def write_and_print(plans: "Mapping[str, Plan]", out: Path, config: EditConfig | SegmentConfig) -> int:
+    """Write datasets into the new folder `out`, and print a summary; return 1 if something was left out as bad."""
     from understudy.edit.write_set import write_outputs
 
     plans = {name: replace(plan, files=state_contract(plan)) for name, plan in plans.items()}
     total = sum(plan.work for plan in plans.values())
-    with config.open_workers(total) as workers, Progress(total, "edit", "frame") as bar:
+    with config.open_workers(total, config.skip_bad) as workers, Progress(total, "edit", "frame") as bar:
         written = write_outputs(plans, out, ["understudy", *sys.argv[1:]], workers, bar.update)
-    facts = {name: describe(plans[name], output, out / name if name else out) for name, output in written.items()}
-    if as_json:
+    facts = {name: describe(output, out / name if name else out) for name, output in written.items()}
+    if config.json:
         print(json.dumps(facts[""] if list(facts) == [""] else facts, ensure_ascii=False))
-        return
-    for output_facts in facts.values():
-        print("\n".join(format_summary(output_facts)))
+    else:
+        print("\n".join(line for output_facts in facts.values() for line in format_summary(output_facts)))
+    return int(any(output.skipped for output in written.values()))
 
 
 def state_contract(plan: "Plan") -> dict[str, Any]:
@@ -519,11 +525,12 @@ def _describe_choice(choice: "Choice") -> dict[str, Any]:
     }
 
 
-def describe(plan: "Plan", written: "Written", root: Path) -> dict[str, Any]:
+def describe(written: "Written", root: Path) -> dict[str, Any]:
     """Return the facts of one output; cameras that were encoded again have quality and decode cost."""
     from understudy.data.format.catalog import Catalog
     from understudy.edit.recommend import measure_cost
 
+    plan = written.plan
     facts: dict[str, Any] = {
         "root": str(root),
         "episodes": written.episodes,
@@ -533,6 +540,7 @@ def describe(plan: "Plan", written: "Written", root: Path) -> dict[str, Any]:
         "undeclared_columns": written.undeclared,
         "skipped_features": {key: why for source in plan.sources for key, why in source.skipped_features.items()},
         "cameras": {},
+        "skipped": written.skipped,
     }
     after = Catalog.open(root)
     for key in plan.cameras:
@@ -575,6 +583,9 @@ def format_summary(facts: Mapping[str, Any]) -> list[str]:
         lines.append(f"  timestamps of {facts['timestamps_rewritten']:,} episodes differed from frame / fps; now equal")
     lines += [f"  column {name} is not declared in info.json: left out" for name in facts["undeclared_columns"]]
     lines += [f"  {key} {why}: left out" for key, why in facts["skipped_features"].items()]
+    if skipped := facts["skipped"]:
+        lines.append(f"  {plural(len(skipped), 'bad episode')} left out")
+        lines += [f"    episode {bad['episode']} of source {bad['source']}: {bad['reason']}" for bad in skipped]
     return lines
 
 

@@ -1,4 +1,4 @@
-"""`understudy fast fit` and `understudy tokenizer fit`: files that a training needs."""
+"""`understudy statistics`, `fast fit` and `tokenizer fit`: files that a training needs."""
 
 import json
 from collections.abc import Iterator
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from understudy.batch_keys import ACTION, HEAD, RESPONSE, STATE
 from understudy.config.declare import Interval
 from understudy.config.train import TrainConfig
+from understudy.config.workers import WorkersConfig
 from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports, require
+from understudy.plural import plural
 from understudy.policies.registry import PolicySettings, policy_type
 
 if TYPE_CHECKING:
@@ -51,6 +53,46 @@ def spread_rows(dataset: "EpisodeDataset", count: int, batch: int) -> Iterator[d
     rows = np.linspace(0, len(dataset) - 1, count).round().astype(np.int64)
     for begin in range(0, count, batch):
         yield dataset.row_batch(*dataset.locate(rows[begin : begin + batch]))
+
+
+@dataclass(frozen=True)
+class StatisticsConfig(TrainConfig, WorkersConfig):
+    """Compute the statistics of a run's data before it starts.
+
+    The start of the run finds them in the cache of the host (`data.cache`). Give the settings of the run. The
+    statistics are equal to the bit for any number of processes.
+    """
+
+    json: bool = False
+    """Print the statistics as one JSON object: norm head -> column -> figures."""
+
+    def problems(self) -> list[str]:
+        """List errors in the settings, one line each."""
+        return super().problems() + self.worker_problems()
+
+
+_COST = 400
+"""Frames whose statistics take the time of one frame of other work."""
+
+
+def prepare_statistics(config: StatisticsConfig) -> None:
+    """Compute the statistics that the start of a run needs, and print them."""
+    from understudy.storage.remote_options import RemoteOptions
+    from understudy.train.data.input_contract import head_statistics
+    from understudy.train.data.run_data import choose_normalization, open_data
+    from understudy.train.paths import with_local_files
+
+    run = with_local_files(config).with_policy_defaults()
+    data, cache = open_data(run), Path(RemoteOptions(cache=run.data.cache).folder)
+    with config.open_workers(sum(map(len, data.training)) // _COST) as workers:
+        choose_normalization(run, data, cache, workers)
+        statistics = head_statistics(run, data, cache, workers)
+    if config.json:
+        print(json.dumps(statistics, default=lambda value: value.tolist() if hasattr(value, "tolist") else vars(value)))
+        return
+    for head, of_head in statistics.items():
+        print(f"{head}: {plural(of_head[ACTION].count, 'frame')} of {', '.join(of_head)}")
+    print(f"in {cache / 'statistics'}")
 
 
 CHUNKS = 512

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from understudy.atomic import refuse_existing, write_text
 from understudy.config.declare import Ge, Gt, Interval, Positional
+from understudy.config.workers import WorkersConfig
 from understudy.errors import DatasetError
+from understudy.parts import Workers
 from understudy.progress import Progress
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ _VELOCITY = "action.joint_velocity"
 
 
 @dataclass(frozen=True)
-class RangesConfig:
+class RangesConfig(WorkersConfig):
     """Find the frames in which a robot moves, and write them as keep-ranges.
 
     By default only idle frames are left out: neither actions nor states, grippers included, change for more than a
@@ -77,7 +79,7 @@ class RangesConfig:
             errors.append(f"output: {folder} is no folder; create it first")
         if self.dims and not self.keys and self.preset != "droid":
             errors.append("dims: name their column with --keys")
-        return errors
+        return errors + self.worker_problems()
 
 
 def ranges(config: RangesConfig) -> None:
@@ -88,7 +90,8 @@ def ranges(config: RangesConfig) -> None:
     refuse_existing(config.output, "output", None)
     catalog = Catalog.open(config.path)
     names = _episode_names(catalog, config.name_by)
-    spans, facts = find_ranges(catalog, config)
+    with config.open_workers(0) as workers:
+        spans, facts = find_ranges(catalog, config, workers)
     _check_kept(facts, catalog.root)
     refuse_existing(config.output, "output", None)  # it may be new since then
     lines = [f"  {json.dumps(names[row], ensure_ascii=False)}: {json.dumps(pairs)}" for row, pairs in spans.items()]
@@ -112,7 +115,9 @@ def _check_kept(facts: dict[str, Any], where: str) -> None:
         raise DatasetError(message, where=where, fix="give a smaller --threshold, --min-moving or --cut-last")
 
 
-def find_ranges(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, list[tuple[int, int]]], dict[str, Any]]:
+def find_ranges(
+    catalog: "Catalog", config: RangesConfig, workers: Workers
+) -> tuple[dict[int, list[tuple[int, int]]], dict[str, Any]]:
     """Find the ranges to keep.
 
     Returns:
@@ -122,19 +127,18 @@ def find_ranges(catalog: "Catalog", config: RangesConfig) -> tuple[dict[int, lis
     Raises:
         DatasetError: A column does not exist, is not numeric or cannot be read.
     """
-    from understudy.data.selection.motion import episode_values, idle_frames, idle_ranges, non_idle_ranges
+    from understudy.data.selection.motion import FindRanges
 
     keys = keys_of(config, catalog)
-    rule, episodes = rule_of(config, catalog, keys), catalog.episodes
+    rule, episodes = rule_of(config, catalog, keys, workers), catalog.episodes
     spans: dict[int, list[tuple[int, int]]] = {}
     idle, paused, steps = 0, 0, 0
+    work = FindRanges(catalog, tuple(keys), config.dims, rule)
     with Progress(int((episodes.lengths > 0).sum()), "ranges", "episode") as bar:
-        for row, values in episode_values(catalog, keys, config.dims):
-            spans[row] = non_idle_ranges(values, rule)
-            paused += sum(stop - start for start, stop in idle_ranges(values, rule))
-            idle += int(idle_frames(values, rule)[1:].sum())
-            steps += len(values) - 1
-            bar.update()
+        for part in work.run(workers, lambda part: bar.update(len(part))):
+            for row, pairs, paused_frames, idle_frames in part:
+                spans[row] = pairs
+                paused, idle, steps = paused + paused_frames, idle + idle_frames, steps + int(episodes.lengths[row]) - 1
     spans = dict(sorted(spans.items()))
     lengths = [stop - start for pairs in spans.values() for start, stop in pairs]
     without = [int(episodes.ids[row]) for row, pairs in spans.items() if not pairs]
@@ -223,7 +227,7 @@ def _episode_names(catalog: "Catalog", name_by: str) -> dict[int, str]:
     return texts or ids
 
 
-def rule_of(config: RangesConfig, catalog: "Catalog", keys: list[str]) -> "IdleRule":
+def rule_of(config: RangesConfig, catalog: "Catalog", keys: list[str], workers: Workers | None = None) -> "IdleRule":
     """Rule of the preset with the given changes; reads the rows where thresholds are shares of speeds."""
     from understudy.data.selection.motion import IdleRule, motion_thresholds
 
@@ -233,7 +237,7 @@ def rule_of(config: RangesConfig, catalog: "Catalog", keys: list[str]) -> "IdleR
     options: dict[str, Any] = {name: getattr(config, name) for name in names}
     if not droid and config.threshold is None:
         share, difference = config.threshold_share, config.difference
-        thresholds = motion_thresholds(catalog, keys, config.dims, share=share, difference=difference)
+        thresholds = motion_thresholds(catalog, keys, config.dims, share=share, difference=difference, workers=workers)
         options["threshold"], options["rates"] = thresholds
     return replace(rule, **{name: value for name, value in options.items() if value is not None})
 

@@ -2,20 +2,21 @@
 
 import hashlib
 import json
-import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from understudy.atomic import BeingWritten, hold_folder
+from understudy.atomic import DRAFT_SUFFIX, BeingWritten, hold_folder
 from understudy.cli.data.edit import EditConfig, make_plans, output_problems
 from understudy.config.declare import Ge, Interval, Positional
 from understudy.config.workers import WorkersConfig
 from understudy.cores import available_cores
 from understudy.errors import DatasetError
+from understudy.parts import Workers
 from understudy.progress import Progress
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ DTYPES = {VALUE: "float32", ADVANTAGE: "float32", POSITIVE: "bool"}
 
 
 @dataclass(frozen=True)
-class ScoreConfig:
+class ScoreConfig(WorkersConfig):
     """Write a dataset with the value and the advantage of each frame, by the value function of a run.
 
     The output is LeRobot v3.0 with the episodes of DATA and three more columns: `value`, `advantage`, and
@@ -54,7 +55,7 @@ class ScoreConfig:
     device: str = "cpu"
     """Device of the arithmetic."""
     num_threads: Annotated[int, Ge(1)] | None = None
-    """Threads that compute values; the default is one per core."""
+    """Threads of a process that read frames; the default is one per core."""
     json: bool = False
     """Print the summary as one JSON object."""
 
@@ -62,20 +63,20 @@ class ScoreConfig:
         """List errors in the settings, one line each."""
         if len(self.paths) != 3:
             return ["paths: required, a run, a dataset and a new folder: understudy score RUN DATA OUT"]
-        return output_problems(self.paths[1:], "score RUN")
+        errors = output_problems(self.paths[1:], "score RUN") + self.worker_problems()
+        if self.ray and self.device != "cpu":
+            errors.append(f"device: {self.device}: tasks of a Ray cluster have one core each; give --device cpu")
+        return errors
 
 
 def score(config: ScoreConfig) -> None:
     """Compute the values, write the output and print a summary."""
-    import torch
-
     from understudy.data.format.catalog import Catalog
     from understudy.edit.write_set import check_output, write_outputs
-    from understudy.train.score import open_value_function
+    from understudy.train.score import ComputeValues, compute_values, open_value_function
 
-    torch.set_num_threads(1)  # the rounding of sums may depend on their number
     run, data, out = Path(config.paths[0]), config.paths[1], Path(config.paths[2])
-    threads = config.num_threads or available_cores()
+    threads = config.num_threads or max(1, available_cores() // (config.workers or 1))
     catalog = Catalog.open(data)
     plan = make_plans(EditConfig(paths=(data, str(out))), [catalog], out)[""]
     if taken := [key for key in DTYPES if key in plan.features]:
@@ -85,14 +86,17 @@ def score(config: ScoreConfig) -> None:
     if config.interventions and (feature is None or feature.is_text or tuple(feature.shape) != (1,)):
         problem = f"interventions is {config.interventions!r}, which is not a feature with one number per frame"
         raise DatasetError(problem, where=catalog.root, fix="name such a feature; `understudy check` lists them")
-    function = open_value_function(run, data, config.source, config.device)
+    opened = run, data, config.source, config.device
+    function = open_value_function(*opened)
     origin = describe(config, function, plan)
     pieces = out.with_name(f".{out.name}.values")
     pieces.mkdir(parents=True, exist_ok=True)
     try:
         with hold_folder(pieces):
             check_output(out, [catalog])  # another command may have written it since
-            values = function.compute(pieces, json.dumps(origin["values"], ensure_ascii=False), threads)
+            work = ComputeValues(opened, threads, json.dumps(origin["values"], ensure_ascii=False), function)
+            with Workers(config.workers or 1, config.ray, pieces) as workers:
+                values = compute_values(work, len(function.dataset), workers)
             columns, summary = score_episodes(config, function, values)
             scored = replace(
                 plan,
@@ -100,9 +104,12 @@ def score(config: ScoreConfig) -> None:
                 columns={key: partial(_column, columns[key]) for key in DTYPES},
                 origin={"score": origin | {"tasks": summary}},
             )
-            with WorkersConfig().open_workers(plan.work) as workers, Progress(plan.work, "write", "frame") as bar:
+            with config.open_workers(plan.work) as workers, Progress(plan.work, "write", "frame") as bar:
                 write_outputs({"": scored}, out, ["understudy", *sys.argv[1:]], workers, bar.update)
-            shutil.rmtree(pieces, ignore_errors=True)
+            for path in (*pieces.glob("*.part"), *pieces.glob(f".*{DRAFT_SUFFIX}")):
+                path.unlink()
+            with suppress(OSError):  # has other files
+                pieces.rmdir()
     except BeingWritten as error:
         fix = "wait for its end, or name another folder"
         raise DatasetError("another process is writing it", where=out, fix=fix) from error

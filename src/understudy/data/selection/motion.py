@@ -14,15 +14,18 @@ settings only frames in which nothing moves are removed. `IdleRule.droid()` is t
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from understudy.data.format.catalog import Catalog
+from understudy.data.format.catalog import Catalog, catalog_mark, marks
 from understudy.data.format.features import INDEX_KEYS
 from understudy.data.read.rows import Rows
 from understudy.errors import DatasetError
+from understudy.parts import Lost, Part, Workers, cut_parts
 
 MOTION_SHARE = 0.05
 """Share of a dimension's own speed from which on it moves."""
@@ -32,6 +35,8 @@ IDLE = "no dimension of actions and states changes by 5 % of its own speed"
 _RATE = re.compile(r"(^|[^a-z])(delta|deltas|rel|relative|vel|velocity|velocities|twist)([^a-z]|$)")
 _GRIPPER = re.compile(r"grip|finger|hand|jaw")
 
+PART_ROWS = 1_000_000
+"""Rows of a part of the work."""
 _PER_OCTAVE = 16  # bins of a histogram of changes, each 4 % wide
 _LOWEST, _HIGHEST = -64, 64  # exponents of two; changes outside are counted in the outermost bins
 
@@ -64,23 +69,53 @@ def numeric_keys(catalog: Catalog) -> list[str]:
     ]
 
 
-def episode_values(catalog: Catalog, keys: Sequence[str], dims: Sequence[int] = ()) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (table row, values (L, D)) of each episode with frames, file by file, so that each is read once.
+@dataclass(frozen=True)
+class EpisodeWork:
+    """Work on the numbers of episodes, by their table rows (`parts.Work`).
 
-    Args:
+    Attributes:
         catalog: the dataset.
         keys: numeric columns; their dimensions follow each other.
         dims: dimensions to take; empty: all.
-
-    Raises:
-        DatasetError: a column cannot be read.
     """
-    rows, lengths = Rows(catalog, keys, cache_bytes=0), catalog.episodes.lengths
-    for row in np.argsort(catalog.episodes.data_file, kind="stable").tolist():
-        length = int(lengths[row])
-        if length:
-            values = np.concatenate([rows.span(row, key, 0, length) for key in keys], axis=1)
-            yield row, values[:, list(dims)] if len(dims) else values
+
+    catalog: Catalog
+    keys: tuple[str, ...]
+    dims: tuple[int, ...]
+
+    def depends_on(self, part: Part) -> Any:
+        """Return the metadata, the settings, and the versions of the files."""
+        paths = sorted({self.catalog.data_path(row) for row in part})
+        return self._mark, marks(self.catalog, paths)
+
+    @cached_property
+    def _mark(self) -> str:
+        return f"{catalog_mark(self.catalog)} {[value for name, value in vars(self).items() if name != 'catalog']}"
+
+    def __call__(self, part: Part) -> Any:
+        """Return the result of some episodes."""
+        raise NotImplementedError
+
+    def values(self, part: Part) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (table row, values (L, D)) of each episode.
+
+        Raises:
+            DatasetError: a column cannot be read.
+        """
+        rows, lengths = Rows(self.catalog, self.keys, cache_bytes=0), self.catalog.episodes.lengths
+        for row in part:
+            values = np.concatenate([rows.span(row, key, 0, int(lengths[row])) for key in self.keys], axis=1)
+            yield row, values[:, list(self.dims)] if len(self.dims) else values
+
+    def run(self, workers: Workers, done: Callable[[Part], None] = lambda part: None) -> Iterator[Any]:
+        """Yield the results of all episodes with frames, file by file, so that each file is read once."""
+        lengths = self.catalog.episodes.lengths
+        order = np.argsort(self.catalog.episodes.data_file, kind="stable")
+        order = order[lengths[order] > 0]
+        for _, result in workers.run(self, cut_parts(order.tolist(), lengths[order].tolist(), PART_ROWS), done):
+            if isinstance(result, Lost):
+                raise result.error.replaced(where=self.catalog.root)
+            yield result
 
 
 def rate_dims(catalog: Catalog, keys: Sequence[str]) -> np.ndarray:
@@ -134,6 +169,10 @@ class SpeedHistogram:
             bins = np.floor((np.log2(moved) - _LOWEST) * _PER_OCTAVE).astype(np.int64)
             counts += np.bincount(bins.clip(0, len(counts) - 1), minlength=len(counts))
 
+    def merge(self, other: "SpeedHistogram") -> None:
+        """Add the counts of other changes."""
+        self._counts += other._counts
+
     def quantile(self, share: float) -> np.ndarray:
         """Quantile of each dimension (D,), at most 4.5 % too large; infinite for one that never changes."""
         total = self._counts.sum(axis=1)
@@ -143,7 +182,13 @@ class SpeedHistogram:
 
 
 def motion_thresholds(
-    catalog: Catalog, keys: Sequence[str], dims: Sequence[int] = (), *, share: float, difference: bool = True
+    catalog: Catalog,
+    keys: Sequence[str],
+    dims: Sequence[int] = (),
+    *,
+    share: float,
+    difference: bool = True,
+    workers: Workers | None = None,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the thresholds of changes and of rates (`moves`), each (D,), in the columns' units; reads all rows once.
 
@@ -153,12 +198,32 @@ def motion_thresholds(
         dims: dimensions of them; empty: all.
         share: share of the 99th percentile of a dimension's changes per frame, those of zero left out.
         difference: False: of the magnitudes of the values instead of their changes.
+        workers: processes that read the rows; None reads them in this one.
     """
-    speeds = Speeds(rate_dims(catalog, keys)[list(dims) if len(dims) else slice(None)])
-    for _, values in episode_values(catalog, keys, dims):
-        speeds.add(changes(values)[1:] if difference else values.astype(np.float64), values)
+    work = MeasureSpeeds(catalog, tuple(keys), tuple(dims), difference)
+    speeds = work.speeds()
+    for part in work.run(workers or Workers()):
+        speeds.merge(part)
     threshold, rates = speeds.thresholds(share)
     return tuple(threshold.tolist()), tuple(rates.tolist()) if difference and np.isfinite(rates).any() else ()
+
+
+@dataclass(frozen=True)
+class MeasureSpeeds(EpisodeWork):
+    """Speeds of episodes, by their changes or else by their magnitudes."""
+
+    difference: bool
+
+    def speeds(self) -> "Speeds":
+        """Return the speeds of no episode."""
+        return Speeds(rate_dims(self.catalog, self.keys)[list(self.dims) if len(self.dims) else slice(None)])
+
+    def __call__(self, part: Part) -> "Speeds":
+        """Return the speeds of some episodes."""
+        speeds = self.speeds()
+        for _, values in self.values(part):
+            speeds.add(changes(values)[1:] if self.difference else values.astype(np.float64), values)
+        return speeds
 
 
 class Speeds:
@@ -178,6 +243,11 @@ class Speeds:
             self._steps.add(steps)
         if self._is_rate.any() and len(values):
             self._values.add(values[:, self._is_rate].astype(np.float64))
+
+    def merge(self, other: "Speeds") -> None:
+        """Add the counts of other episodes."""
+        self._steps.merge(other._steps)
+        self._values.merge(other._values)
 
     def thresholds(self, share: float = MOTION_SHARE) -> tuple[np.ndarray, np.ndarray]:
         """Return `threshold` and `rates` of `moves`, each (D,)."""
@@ -215,6 +285,25 @@ class IdleRule:
     def droid(cls) -> "IdleRule":
         """Return openpi's rule and numbers."""
         return cls(threshold=1e-3, difference=True, min_idle=7, min_moving=16, cut_last=10, settled=False)
+
+
+@dataclass(frozen=True)
+class FindRanges(EpisodeWork):
+    """Table row, `non_idle_ranges`, frames in pauses and idle frames of each episode."""
+
+    rule: IdleRule
+
+    def __call__(self, part: Part) -> list[tuple[int, list[tuple[int, int]], int, int]]:
+        """Return the ranges of each episode."""
+        return [
+            (
+                row,
+                non_idle_ranges(values, self.rule),
+                sum(stop - start for start, stop in idle_ranges(values, self.rule)),
+                int(idle_frames(values, self.rule)[1:].sum()),
+            )
+            for row, values in self.values(part)
+        ]
 
 
 def idle_frames(values: np.ndarray, rule: IdleRule) -> np.ndarray:

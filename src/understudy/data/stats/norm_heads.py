@@ -42,6 +42,7 @@ from understudy.data.stats.summary import (
     vector_widths,
 )
 from understudy.errors import DatasetError
+from understudy.parts import Workers
 from understudy.progress import Progress
 
 FAR = 1e6
@@ -163,6 +164,7 @@ def compute_normalization(
     chunk: int,
     cache: Path | None = None,
     validation: Sequence[EpisodeDataset] = (),
+    workers: Workers | None = None,
 ) -> dict[str, Any]:
     """Compute a policy's normalization as plain lists for JSON.
 
@@ -176,7 +178,7 @@ def compute_normalization(
     Raises:
         DatasetError: also where recorded statistics lack figures that `mode` needs, or cannot be pooled for it.
     """
-    statistics = compute_statistics(members, chunk, cache, validation)
+    statistics = compute_statistics(members, chunk, cache, validation, workers)
     columns = [key for key in (ACTION, STATE) if any(key in of_head for of_head in statistics.values())]
     dims = {
         key: [len(statistics[head][key].mean) if key in statistics[head] else 0 for head in statistics]
@@ -201,7 +203,11 @@ def compute_normalization(
 
 
 def compute_statistics(
-    members: Sequence[Member], chunk: int, cache: Path | None = None, validation: Sequence[EpisodeDataset] = ()
+    members: Sequence[Member],
+    chunk: int,
+    cache: Path | None = None,
+    validation: Sequence[EpisodeDataset] = (),
+    workers: Workers | None = None,
 ) -> dict[str, dict[str, Statistics]]:
     """Compute the statistics of each head, sorted by name: `ACTION` (as learnt) and, if present, `STATE`.
 
@@ -210,6 +216,7 @@ def compute_statistics(
         chunk: frames of the action's window.
         cache: folder for the summaries of each source (see `load_or_compute`); None stores nothing.
         validation: validation parts, checked for errors only: one NaN there makes the whole loss NaN.
+        workers: processes that read the rows; None reads them in this one.
 
     Raises:
         DatasetError: a value is not finite or an outlier (`check_outliers`), sources of one head differ in width or
@@ -223,8 +230,8 @@ def compute_statistics(
     parts = [*validation, *(member.data for member in members if member.recorded is None)]
     with Progress(sum(map(count_frames, parts)), "statistics", "frame") as bar:
         strides = dict.fromkeys((ACTION, STATE), 0)
-        others = [(data, _summary(data, (), chunk, strides, cache, bar)) for data in validation]
-        pooled = {head: _pool_head(of_head, chunk, cache, bar) for head, of_head in heads.items()}
+        others = [(data, _summary(data, (), chunk, strides, cache, bar, workers)) for data in validation]
+        pooled = {head: _pool_head(of_head, chunk, cache, bar, workers) for head, of_head in heads.items()}
     for head, of_head in heads.items():
         for key, statistics in pooled[head].items():
             check_outliers(
@@ -268,7 +275,9 @@ def _check_pair(head: str, first: Member, other: Member) -> None:
         raise DatasetError(problem, fix="give both the same delta, or different control modes")
 
 
-def _pool_head(members: Sequence[Member], chunk: int, cache: Path | None, bar: Progress) -> dict[str, Statistics]:
+def _pool_head(
+    members: Sequence[Member], chunk: int, cache: Path | None, bar: Progress, workers: Workers | None
+) -> dict[str, Statistics]:
     """Statistics of one head by `ACTION` and `STATE`."""
     recorded = [member.recorded for member in members if member.recorded is not None]
     if len(recorded) == len(members) and all(_same(other_statistics, recorded[0]) for other_statistics in recorded):
@@ -282,7 +291,7 @@ def _pool_head(members: Sequence[Member], chunk: int, cache: Path | None, bar: P
         STATE: rows,
         DELTA: quantile_stride(sum(count_pairs(data, chunk) for data in reading), chunk),
     }
-    parts = [_summary(data, delta, chunk, strides, cache, bar) for data in reading]
+    parts = [_summary(data, delta, chunk, strides, cache, bar, workers) for data in reading]
     parts += [_summaries_from(m.data, m.recorded, delta, chunk) for m in members if m.recorded is not None]
     pooled = {
         key: pool([part[key] for part in parts])
@@ -304,11 +313,12 @@ def _summary(
     strides: Mapping[str, int],
     cache: Path | None,
     bar: Progress,
+    workers: Workers | None,
 ) -> dict[str, Summary]:
     """Summarise one source, and advance the bar by its frames even if they are not read."""
     begun = bar.n
     summaries = load_or_compute(
-        cache, data, delta, chunk, strides, partial(summarize, data, delta, chunk, strides, bar.update)
+        cache, data, delta, chunk, strides, partial(summarize, data, delta, chunk, strides, bar.update, workers)
     )
     bar.update(begun + count_frames(data) - bar.n)
     return summaries

@@ -63,11 +63,12 @@ class RowSample:
     Args:
         stride: 0 keeps no rows.
         limit: most rows to keep. Beyond it the stride doubles. None: no limit.
+        seen: rows before the first one that is added.
     """
 
-    def __init__(self, stride: int = 1, limit: int | None = None) -> None:
+    def __init__(self, stride: int = 1, limit: int | None = None, seen: int = 0) -> None:
         self.stride, self.limit = stride, limit
-        self._seen = self._size = 0
+        self._seen, self._size = seen, 0
         self._parts: list[np.ndarray] = []
 
     def __len__(self) -> int:

@@ -1,14 +1,15 @@
 """Summaries of columns that can be pooled over sources, in bounded memory.
 
 Moments are numpy's own over blocks of up to `ROWS` rows, merged by the parallel formula of Chan, Golub & LeVeque
-(1979). A column of one block has numpy's figures bit for bit; a pool has the variance of all its rows. Quantiles are
-computed from rows, never from quantiles. A pool of up to `ROWS` rows keeps all of them and is exact. In a larger pool
-each source keeps every stride-th row, together at least half of `ROWS` (a seventh for some window lengths, see
-`quantile_stride`). The 1 % quantile of such a pool is between the exact 0.98 % and 1.02 % quantiles: three standard
-errors of `ROWS` / 2 independent rows, and one row per source.
+(1979). Blocks begin anew with each part of a source, which has about `PART_FRAMES` frames. A column of one block has
+numpy's figures bit for bit; a pool has the variance of all its rows. Quantiles are computed from rows, never from
+quantiles. A pool of up to `ROWS` rows keeps all of them and is exact. In a larger pool each source keeps every
+stride-th row, together at least half of `ROWS` (a seventh for some window lengths, see `quantile_stride`). The 1 %
+quantile of such a pool is between the exact 0.98 % and 1.02 % quantiles: three standard errors of `ROWS` / 2
+independent rows, and one row per source.
 
 `summarize` makes one pass over the rows of a source: action, state, and action minus state. It reads the two columns
-only, file by file. Memory holds one file's columns and the sampled rows.
+only, file by file. Memory of each process holds one file's columns, a block of each column, and the sampled rows.
 
 `load_or_compute` keeps summaries on disk for the next run, under a hash of everything they depend on.
 
@@ -26,10 +27,11 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count
 from math import gcd
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -40,6 +42,7 @@ from understudy.data.format.recorded_stats import aggregate
 from understudy.data.read.rows import Rows
 from understudy.data.stats.running import RowSample, compute_moments
 from understudy.errors import DatasetError
+from understudy.parts import Lost, Part, Workers, cut_parts
 from understudy.storage.cache_budget import evict_files
 
 Mode = Literal["mean_std", "min_max", "quantile"]
@@ -87,6 +90,8 @@ def offset_and_spread(statistics: Statistics, mode: Mode = "mean_std") -> dict[s
 
 ROWS = 1 << 22
 """Rows of a pool up to which quantiles are exact, and rows of a block (4 bytes times this and the width in memory)."""
+PART_FRAMES = ROWS
+"""Frames of a part of the work."""
 
 FIGURES = ("mean", "std", "min", "max")
 
@@ -138,11 +143,12 @@ class SummaryBuilder:
     Args:
         total: number of rows to come.
         stride: see `Summary`.
+        before: number of rows before them in the source.
     """
 
-    def __init__(self, total: int, stride: int) -> None:
+    def __init__(self, total: int, stride: int, before: int = 0) -> None:
         self._total, self._count = total, 0
-        self._sample = RowSample(stride)
+        self._sample = RowSample(stride, seen=before)
         self._block: np.ndarray | None = None
         self._filled = 0
         self._parts: list[dict[str, np.ndarray]] = []
@@ -176,7 +182,7 @@ def pool(parts: Sequence[Summary]) -> Statistics:
     row count is unknown. All parts with rows must have one stride.
     """
     parts = sorted(parts, key=lambda part: (part.count, *(getattr(part, name).tobytes() for name in FIGURES)))
-    figures = _combine([{name: getattr(p, name) for name in FIGURES} | {"count": np.array([p.count])} for p in parts])
+    figures = _figures_of(parts)
     if len(parts) > 1 and not all(part.count for part in parts):
         figures |= {name: np.full_like(figures[name], np.nan) for name in ("mean", "std")}
     quantiles = np.full((2, parts[0].rows.shape[1]), np.nan)
@@ -187,6 +193,10 @@ def pool(parts: Sequence[Summary]) -> Statistics:
             x = np.concatenate([part.rows[:, dim].astype(np.float64) for part in parts])
             quantiles[:, dim] = np.quantile(x, [0.01, 0.99])
     return Statistics(sum(p.count for p in parts), *(figures[name] for name in FIGURES), *quantiles)
+
+
+def _figures_of(parts: Sequence[Summary]) -> dict[str, np.ndarray]:
+    return _combine([{name: getattr(p, name) for name in FIGURES} | {"count": np.array([p.count])} for p in parts])
 
 
 def _combine(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -228,19 +238,26 @@ def vector_widths(data: EpisodeDataset) -> dict[str, int]:
 
 def count_frames(data: EpisodeDataset) -> int:
     """Count the frames that are samples."""
-    return int((data.segments[:, 2] - data.segments[:, 1]).sum())
+    return int(_frames(data).sum())
+
+
+def _frames(data: EpisodeDataset) -> np.ndarray:
+    return np.asarray(data.segments[:, 2] - data.segments[:, 1])
 
 
 def count_pairs(data: EpisodeDataset, chunk: int) -> int:
     """Count the pairs (frame, step of its window of `chunk` frames) without padding."""
+    return int(_pairs(data, chunk).sum())
 
+
+def _pairs(data: EpisodeDataset, chunk: int) -> np.ndarray:
     def up_to(n: np.ndarray) -> np.ndarray:
         """Count pairs of the last n frames before a window's bound: sum over i = 1..n of min(i, chunk)."""
         short = np.minimum(n, chunk)
         return short * (short + 1) // 2 + (n - short) * chunk
 
     left = data.window_stops - data.segments[:, 1]
-    return int((up_to(left) - up_to(left - (data.segments[:, 2] - data.segments[:, 1]))).sum())
+    return np.asarray(up_to(left) - up_to(left - _frames(data)))
 
 
 def summarize(
@@ -249,6 +266,7 @@ def summarize(
     chunk: int,
     strides: Mapping[str, int],
     progress: Callable[[int], object],
+    workers: Workers | None = None,
 ) -> dict[str, Summary]:
     """Summarise `ACTION`, `STATE` (if present) and `DELTA` (if `delta` names dimensions, [len(delta)]).
 
@@ -258,29 +276,75 @@ def summarize(
         chunk: frames of the action's window from the present on.
         strides: stride of the sampled rows, by each of the three keys (see `Summary`).
         progress: receives the number of frames done since the last call.
+        workers: processes; None reads in this one.
 
     Raises:
         DatasetError: a file cannot be read, or a value of a sample is not finite; names the column, the episode and the
             dimension.
     """
-    keys = tuple(vector_widths(data))
-    totals = dict.fromkeys(keys, count_frames(data)) | ({DELTA: count_pairs(data, chunk)} if delta else {})
-    builders = {key: SummaryBuilder(total, strides[key]) for key, total in totals.items()}
-    rows = Rows(data.catalog, keys, LOADED_BYTES)
-    # Windows reach beyond the samples of a segment: those frames are targets or past states, and must be finite, too.
-    reached = {ACTION: (data.reach_of(ACTION)[0], chunk - 1), STATE: data.reach_of(STATE)}
-    for (episode, start, stop), bound in zip(data.segments.tolist(), data.window_stops.tolist()):
-        row, values = data.catalog.episodes.row_of(episode), {}
-        for key in keys:
-            first = max(0, start - reached[key][0])
-            table = rows.span(row, key, first, min(bound, stop + reached[key][1]))
-            _check_finite(key, table, f"{data.name}, episode {episode}")
-            values[key] = table[start - first :]
-            builders[key].add(values[key][: stop - start])
-        for differences in _differences(values, stop - start, delta, chunk) if delta else ():
-            builders[DELTA].add(differences)
-        progress(stop - start)
-    return {key: builder.summary() for key, builder in builders.items()}
+    frames = _frames(data)
+    spans = [((part[0], part[-1] + 1),) for part in cut_parts(range(len(frames)), frames.tolist(), PART_FRAMES)]
+    work = SummarizeSegments(data, delta, chunk, strides)
+
+    def done(part: Part) -> None:
+        progress(int(frames[slice(*part[0])].sum()))
+
+    parts = []
+    for _, summaries in (workers or Workers()).run(work, spans, done):
+        if isinstance(summaries, Lost):
+            raise summaries.error.replaced(where=data.name)
+        parts.append(summaries)
+    return {key: _join([part[key] for part in parts]) for key in parts[0]}
+
+
+def _join(parts: Sequence[Summary]) -> Summary:
+    """Join the summaries of consecutive rows with one stride."""
+    figures = _figures_of(parts)
+    mean, std, low, high = (figures[name] for name in FIGURES)
+    rows = parts[0].rows if len(parts) == 1 else np.concatenate([part.rows for part in parts])
+    return Summary(sum(part.count for part in parts), mean, std, low, high, rows, parts[0].stride)
+
+
+@dataclass(frozen=True)
+class SummarizeSegments:
+    """Summaries of segments [start, stop) of a source, as `summarize` makes them (`parts.Work`)."""
+
+    data: EpisodeDataset
+    delta: tuple[int, ...]
+    chunk: int
+    strides: Mapping[str, int]
+
+    def depends_on(self, part: Part) -> Any:
+        """Return a hash of the data, and the strides."""
+        return self._mark, sorted(self.strides.items())
+
+    @cached_property
+    def _mark(self) -> str:
+        return _hash_inputs(self.data, self.delta, self.chunk)
+
+    def __call__(self, part: Part) -> dict[str, Summary]:
+        """Return the summaries."""
+        data, span, chunk = self.data, slice(*part[0]), self.chunk
+        keys = tuple(vector_widths(data))
+        counts = dict.fromkeys(keys, _frames(data)) | ({DELTA: _pairs(data, chunk)} if self.delta else {})
+        builders = {
+            key: SummaryBuilder(int(of[span].sum()), self.strides[key], int(of[: span.start].sum()))
+            for key, of in counts.items()
+        }
+        rows = Rows(data.catalog, keys, LOADED_BYTES)
+        # Windows reach beyond the samples of a segment: those are targets or past states, and must be finite, too.
+        reached = {ACTION: (data.reach_of(ACTION)[0], chunk - 1), STATE: data.reach_of(STATE)}
+        for (episode, start, stop), bound in zip(data.segments[span].tolist(), data.window_stops[span].tolist()):
+            row, values = data.catalog.episodes.row_of(episode), {}
+            for key in keys:
+                first = max(0, start - reached[key][0])
+                table = rows.span(row, key, first, min(bound, stop + reached[key][1]))
+                _check_finite(key, table, f"{data.name}, episode {episode}")
+                values[key] = table[start - first :]
+                builders[key].add(values[key][: stop - start])
+            for differences in _differences(values, stop - start, self.delta, chunk) if self.delta else ():
+                builders[DELTA].add(differences)
+        return {key: builder.summary() for key, builder in builders.items()}
 
 
 def _differences(
@@ -311,7 +375,7 @@ def _check_finite(key: str, table: np.ndarray, where: str) -> None:
         )
 
 
-FORMAT = 1
+FORMAT = 2
 """Incremented whenever summaries of the same data would differ."""
 
 BUDGET = 4 << 30

@@ -37,6 +37,7 @@ from understudy.data.stats.norm_heads import compute_statistics
 from understudy.data.stats.summary import Statistics
 from understudy.errors import DatasetError, SourceError
 from understudy.load.instructions import split_task
+from understudy.parts import Workers
 from understudy.policies.policy_folder import digests
 from understudy.progress import Progress
 from understudy.train.data.run_data import RunData, dataset_fingerprint, head_members
@@ -63,7 +64,7 @@ def make_contract(config: TrainConfig, data: RunData, cache: Path | None = None)
         DatasetError: the statistics cannot be computed; external ones leave the ranges unknown. An image that cannot be
             read only leaves its camera's appearance unknown, with a warning.
     """
-    statistics = _statistics(config, data, cache)
+    statistics = head_statistics(config, data, cache)
     robots = {}
     cameras = sum(len(_cameras_of(data, number)) for number in range(len(data.heads)))
     images = min(IMAGES, max(LEAST_IMAGES, MOST_IMAGES // max(1, cameras)))
@@ -108,12 +109,15 @@ def _validation_figures(run: Path, step: int) -> dict[str, float]:
     return {text: record[name] for name, text in names.items() if isinstance(record.get(name), int | float)}
 
 
-def _statistics(config: TrainConfig, data: RunData, cache: Path | None) -> dict[str, dict[str, Statistics]]:
-    """Statistics of each head; a head with external statistics has none, since its rows need not be read."""
+def head_statistics(
+    config: TrainConfig, data: RunData, cache: Path | None, workers: Workers | None = None
+) -> dict[str, dict[str, Statistics]]:
+    """Return the statistics of each head; one with external statistics has none, since its rows need not be read."""
     members = head_members(data, with_delta=False)
     external = {member.head for member, path in zip(members, data.stats, strict=True) if path}
     computed = [member for member in members if member.head not in external]
-    return compute_statistics(computed, config.data.actions_per_chunk, cache) if computed else {}
+    chunk = config.data.actions_per_chunk
+    return compute_statistics(computed, chunk, cache, workers=workers) if computed else {}
 
 
 def _members(data: RunData, number: int) -> list[int]:

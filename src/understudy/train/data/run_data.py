@@ -35,6 +35,7 @@ from understudy.load.instructions import split_task
 from understudy.load.loader import Batch, Loader
 from understudy.load.mixed_batches import Mixture
 from understudy.order import Order
+from understudy.parts import Workers
 from understudy.policies.registry import check_start, policy_type
 from understudy.prompt_metadata import FORMAT, add_metadata
 from understudy.storage.remote_options import RemoteOptions
@@ -315,13 +316,16 @@ def head_members(data: RunData, with_delta: bool = True) -> list[Member]:
     ]
 
 
-def compute_normalization(data: RunData, mode: Mode, cache: Path | None = None) -> dict[str, Any]:
+def compute_normalization(
+    data: RunData, mode: Mode, cache: Path | None = None, workers: Workers | None = None
+) -> dict[str, Any]:
     """Compute offset and spread of the policy's inputs and outputs, per head, from the training episodes alone.
 
     Args:
         data: the data of the run.
         mode: the setting `data.normalize`.
         cache: folder of earlier results; None keeps nothing.
+        workers: processes that read the rows; None reads them in this one.
 
     Raises:
         DatasetError: a value, validation episodes included, is not finite (names episode and dimension), or sources of
@@ -340,10 +344,13 @@ def compute_normalization(data: RunData, mode: Mode, cache: Path | None = None) 
         replace(member, recorded=statistics) for member, statistics in zip(head_members(data), recorded, strict=True)
     ]
     chunk = data.training[0].reach_of(ACTION)[1] + 1
-    return normalize_heads(members, mode, chunk, cache, [other for other in data.validation if other is not None])
+    validation = [other for other in data.validation if other is not None]
+    return normalize_heads(members, mode, chunk, cache, validation, workers)
 
 
-def choose_normalization(config: TrainConfig, data: RunData, cache: Path | None = None) -> Mapping[str, Any]:
+def choose_normalization(
+    config: TrainConfig, data: RunData, cache: Path | None = None, workers: Workers | None = None
+) -> Mapping[str, Any]:
     """Return the normalization of a new run: that of the weights it starts from, or of its training episodes.
 
     The statistics of the data are computed in either case, because they find values that no run can use.
@@ -354,7 +361,7 @@ def choose_normalization(config: TrainConfig, data: RunData, cache: Path | None 
     """
     if config.policy.START_CHECK and not config.init_from:
         check_start(data.policy_config(config))
-    computed = compute_normalization(data, config.data.normalize or config.policy.NORMALIZE, cache)
+    computed = compute_normalization(data, config.data.normalize or config.policy.NORMALIZE, cache, workers)
     return config.policy.choose_normalization(computed)
 
 
