@@ -151,8 +151,8 @@ def push(config: PushConfig) -> None:
     Raises:
         ConfigError: the folder is none of these kinds, the kind of repository is another one, or the hub refuses.
     """
-    from understudy.contract.model_card import FILE, is_unchanged
     from understudy.hub import upload
+    from understudy.policies.model_card import FILE, is_unchanged
 
     folder, repository = Path(config.path).expanduser().resolve(), config.repository()
     assert repository is not None

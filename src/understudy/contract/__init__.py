@@ -9,5 +9,4 @@ observed      observations against a contract, over time
 in_motion     facts that two contracts leave open, and the power of the checks that decide them
 trace         answered observations on disk, and their diagnosis
 mismatch      `Mismatch`: one contradiction, and the kinds of remedies
-model_card    README.md of a policy folder
 """

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from understudy.records import Record
+
 SIDE = 16
 _LEAST_DEVIATION = 6.0  # gray levels: noise, compression and small changes of light
 _FEW_EPISODES = 3.0  # the largest usual misfit of n episodes counts 1 + 3 / n times
@@ -79,7 +81,7 @@ class CameraPrint:
         return {**cells, "usual": round(self.usual, 3), "most": round(self.most, 3)}
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> "CameraPrint":
+    def from_json(cls, stored: Record) -> "CameraPrint":
         """Read plain values that obey the schema of contracts."""
         mean, deviation = (np.array(stored[name], np.float32) for name in ("mean", "deviation"))
         return cls(mean, deviation, stored["usual"], stored["most"])

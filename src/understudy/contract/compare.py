@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 import numpy as np
 
-from understudy.contract.camera_print import CameraPrint, explain_look
+from understudy.contract.camera_print import explain_look
 from understudy.contract.facts import CameraFacts, Contract, Kind, RobotFacts, VectorFacts
 from understudy.contract.mismatch import REMEDIES, Mismatch
 from understudy.contract.numbers import explain_figures
@@ -79,7 +79,7 @@ def compare_robots(trained: RobotFacts, robot: RobotFacts, kind: Kind = "robot")
                 differing = list(_cut_statistics(mine, other))
             faults += differing
     if robot.cameras or kind != "robot":
-        faults += _cameras(trained.cameras, robot.cameras, kind)
+        faults += _cameras(trained, robot.cameras, kind)
     return faults + list(_instructions(trained, robot, kind))
 
 
@@ -97,10 +97,9 @@ def _rates(trained: RobotFacts, robot: RobotFacts) -> Iterator[Mismatch]:
 
 
 def _robots(trained: RobotFacts, robot: RobotFacts) -> list[Mismatch]:
-    types, modes = ((_plain(trained), _plain(other)) for trained, other in (
-        (trained.robot_type, robot.robot_type), (trained.control_mode, robot.control_mode)))  # fmt: skip
     fix = f"choose the policy of {robot.robot_type}, or correct the robot type"
-    return [*_differing("other robot", "", *types, fix), *_differing("control mode", "", *modes)]
+    modes = _differing("control mode", "", _plain(trained.control_mode), _plain(robot.control_mode))
+    return _differing("other robot", "", _plain(trained.robot_type), _plain(robot.robot_type), fix) + modes
 
 
 def _plain(text: str) -> str:
@@ -182,7 +181,8 @@ def _cut_statistics(trained: VectorFacts, data: VectorFacts) -> Iterator[Mismatc
         yield Mismatch("statistics cut", trained.key, f"constant figures of {names}", came, "store them in float64")
 
 
-def _cameras(trained: Mapping[str, CameraFacts], others: Mapping[str, CameraFacts], kind: Kind) -> Iterator[Mismatch]:
+def _cameras(robot: RobotFacts, others: Mapping[str, CameraFacts], kind: Kind) -> Iterator[Mismatch]:
+    trained, looks = robot.cameras, robot.looks
     pairs = {key: _partner(key, camera, others) for key, camera in trained.items()}
     spare = {key: camera for key, camera in others.items() if key not in pairs.values()}
     for key, camera in trained.items():
@@ -204,13 +204,9 @@ def _cameras(trained: Mapping[str, CameraFacts], others: Mapping[str, CameraFact
             fix = f"give the {camera.role} camera as {camera.key!r}"
             yield Mismatch(named, camera.key, f"the {camera.role} camera", f"the {other.role} camera", fix)
         yield from _images(camera, other, kind)
-        if other.look is not None and (unlike := explain_look(key, _looks(trained), other.look)) is not None:
+        if other.look is not None and (unlike := explain_look(key, looks, other.look)) is not None:
             named, came = unlike
             yield Mismatch(named, camera.key, "the images of training", came, REMEDIES[named])
-
-
-def _looks(cameras: Mapping[str, CameraFacts]) -> dict[str, CameraPrint]:
-    return {key: camera.look for key, camera in cameras.items() if camera.look is not None}
 
 
 def _partner(key: str, camera: CameraFacts, others: Mapping[str, CameraFacts]) -> str | None:

@@ -21,6 +21,7 @@ from understudy.atomic import write_text
 from understudy.contract.camera_print import CameraPrint
 from understudy.contract.mismatch import Mismatch
 from understudy.errors import ConfigError, DatasetError
+from understudy.records import Record
 
 FILE = "contract.json"
 VERSION = 2
@@ -29,7 +30,7 @@ _NAMELESS = '""'  # norm head in a place
 Kind = Literal["policy", "dataset", "robot", "environment"]
 """Whose contract it is; a server has that of its policy."""
 FIGURES = ("mean", "std", "min", "max", "q01", "q99")
-SCHEMA: Mapping[str, Any] = json.loads(Path(__file__).with_name("contract.schema.json").read_text(encoding="utf-8"))
+SCHEMA: Record = json.loads(Path(__file__).with_name("contract.schema.json").read_text(encoding="utf-8"))
 _TYPES = {"object": dict, "array": list, "string": str, "integer": int, "number": int | float, "null": NoneType}
 _RULES: Mapping[str, Callable[[Any, Any], object]] = {
     "type": lambda value, name: isinstance(value, _TYPES[name]) and not isinstance(value, bool),
@@ -47,7 +48,7 @@ _RULES: Mapping[str, Callable[[Any, Any], object]] = {
 """Keyword of contract.schema.json -> whether a value obeys it."""
 
 
-def check_plain(value: Any, rule: Mapping[str, Any] = SCHEMA, place: str = "the contract") -> None:
+def check_plain(value: Any, rule: Record = SCHEMA, place: str = "the contract") -> None:
     """Raise ValueError where plain values break a rule of contract.schema.json, for the first of them."""
     rule = SCHEMA["$defs"][rule["$ref"].rpartition("/")[2]] if "$ref" in rule else rule
     if "anyOf" in rule:
@@ -76,7 +77,7 @@ class Facts:
         return {f.name: _to_plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+    def from_json(cls, stored: Record) -> Self:
         """Read plain values that obey the schema. Raises ValueError for others."""
         hints = get_type_hints(cls)
         return cls(**{f.name: _from_plain(hints[f.name], stored[f.name]) for f in fields(cls)})  # type: ignore[arg-type]
@@ -174,7 +175,7 @@ class VectorFacts(Facts):
 
     @classmethod
     def from_figures(
-        cls, key: str, figures: Mapping[str, Any], width: int, source: str = "", mode: str = "", **facts: Any
+        cls, key: str, figures: Record, width: int, source: str = "", mode: str = "", **facts: Any
     ) -> "VectorFacts":
         """Make a vector of stored figures; those of another width are unknown.
 
@@ -326,6 +327,11 @@ class RobotFacts(Facts):
         recorded += [self.state.key] if self.state is not None else []
         return {"observation.state", "task", *self.cameras, *recorded}
 
+    @property
+    def looks(self) -> dict[str, CameraPrint]:
+        """Prints of the cameras whose images were read, by standard key."""
+        return {key: camera.look for key, camera in self.cameras.items() if camera.look is not None}
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         literal = {"tasks": list(self.tasks), "tasks_left_out": self.tasks_left_out}
@@ -371,7 +377,7 @@ class Contract:
     """
 
     robots: Mapping[str, RobotFacts]
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Record = field(default_factory=dict)
     kind: Kind = "policy"
     weights: str = ""
     faults: tuple[Mismatch, ...] = ()
@@ -383,7 +389,7 @@ class Contract:
         return {**about, "robots": robots, "faults": list(map(vars, self.faults)), "provenance": dict(self.provenance)}
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> "Contract":
+    def from_json(cls, stored: Record) -> "Contract":
         """Read plain values.
 
         Raises:
@@ -410,13 +416,13 @@ def _unknowns(value: Any, place: str = "") -> Iterator[str]:
         yield place
 
 
-def write_contract(path: Path, contract: Contract | Mapping[str, Any]) -> None:
+def write_contract(path: Path, contract: Contract | Record) -> None:
     """Write contract.json, a line for each vector of numbers."""
     plain = contract.to_json() if isinstance(contract, Contract) else contract
     write_text(path, _lines(plain) + "\n")
 
 
-def read_stated(stored: Mapping[str, Any], where: str) -> RobotFacts:
+def read_stated(stored: Record, where: str) -> RobotFacts:
     """Return the robot of the content of a dataset's meta/contract.json. Raises DatasetError for a damaged one."""
     try:
         return next(iter(Contract.from_json(stored).robots.values()))

@@ -50,7 +50,7 @@ def list_undecided(trained: RobotFacts, robot: RobotFacts) -> list[Undecided]:
         robot: facts of its robot, environment or dataset.
     """
     undecided: list[Undecided] = []
-    prints = {key: camera.look for key, camera in trained.cameras.items() if camera.look is not None}
+    prints = trained.looks
     for key, camera in trained.cameras.items():
         other = robot.cameras.get(key, robot.cameras.get(camera.key))
         shares = power(key, prints, LEAST_SEEN, _TRIALS) if key in prints else {}

@@ -55,10 +55,9 @@ class ObservationCheck:
 
     def __init__(self, contract: Contract, head: str) -> None:
         self._facts = contract.robots[head]
-        cameras = self._facts.cameras.items()
         states = {name: robot.state for name, robot in contract.robots.items() if name != head}
         self._others = {name: state for name, state in states.items() if state is not None}
-        prints = {key: camera.look for key, camera in cameras if camera.look is not None}
+        prints = self._facts.looks
         self._prints = {key: (print_, explanations(key, prints)) for key, print_ in prints.items()}
         self.reset()
 

@@ -17,6 +17,7 @@ from understudy.contract.facts import Contract, RobotFacts, VectorFacts
 from understudy.contract.mismatch import Mismatch
 from understudy.contract.numbers import log_likelihood
 from understudy.contract.observed import ObservationCheck
+from understudy.records import Record
 
 PHASES = ("approach", "closing", "closed", "opening", "after")
 _NEAR_S = 0.5  # seconds around a transition of the gripper that belong to it
@@ -77,7 +78,7 @@ class TraceWriter:
         plain = {name: None if value is None else np.asarray(value, float).tolist() for name, value in numbers.items()}
         self._write({"robot": robot, "step": step, "age_s": age_s, **about, **plain})
 
-    def _write(self, line: Mapping[str, Any]) -> None:
+    def _write(self, line: Record) -> None:
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
@@ -146,7 +147,7 @@ def diagnose(path: str | Path, policy: Contract | None = None) -> Diagnosis:
         for vector, values in ((facts.state, states), (facts.action, [actions for actions, _ in played])):
             if vector is not None and vector.width and any(vector.width != part.shape[-1] for part in values):
                 raise ValueError(f"{vector.key} of the contract has {vector.width} numbers, and the trace others")
-        looks = {key: camera.look for key, camera in facts.cameras.items() if camera.look is not None}
+        looks = facts.looks
         misfits = {key: np.array([row["misfits"].get(key, np.nan) for row in rows], float) for key in looks}
         ages = np.array([row["age_s"] for row in rows], float)
         steps = np.array([row["step"] for row in rows], int)
@@ -161,9 +162,7 @@ def diagnose(path: str | Path, policy: Contract | None = None) -> Diagnosis:
     return Diagnosis(facts, list(first.values()), errors, transitions, steps, likelihood, outside, usual, ages)
 
 
-def _mismatches(
-    episodes: Sequence[Sequence[Mapping[str, Any]]], facts: RobotFacts | None
-) -> Iterator[tuple[str, Mismatch]]:
+def _mismatches(episodes: Sequence[Sequence[Record]], facts: RobotFacts | None) -> Iterator[tuple[str, Mismatch]]:
     """Differences of observations from training, with their places: as they were written, or from other `facts`."""
     check = ObservationCheck(Contract({"": facts}), "") if facts is not None else None
     for rows in episodes:
@@ -176,10 +175,10 @@ def _mismatches(
                 yield f"{row['robot']}, step {row['step']}: ", mismatch
 
 
-def _episodes(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+def _episodes(rows: Sequence[Record]) -> list[list[Record]]:
     """Predictions of each episode: of one robot, with rising steps."""
-    episodes: list[list[Mapping[str, Any]]] = []
-    latest: dict[str, list[Mapping[str, Any]]] = {}
+    episodes: list[list[Record]] = []
+    latest: dict[str, list[Record]] = {}
     for row in rows:
         if row["robot"] not in latest or row["step"] <= latest[row["robot"]][-1]["step"]:
             episodes.append([])
@@ -188,7 +187,7 @@ def _episodes(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]
     return episodes
 
 
-def _executed(rows: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray | None]:
+def _executed(rows: Sequence[Record]) -> tuple[np.ndarray, np.ndarray | None]:
     """Predicted and recorded actions of each step, (steps, A): those of the newest chunk; of the last one all."""
     parts = {"actions": list[np.ndarray](), "recorded": list[np.ndarray]()}
     for row, following in zip(rows, [*rows[1:], None], strict=True):

@@ -21,6 +21,7 @@ inference            `load_policy`: a saved policy that acts on observations
 acting               its parts: passes for several robots, bounds, reactions to other inputs than those of training
 observation_history  past observations of an episode, as training read them
 policy_folder        a policy as a folder: weights, config, normalization, and files such as a tokenizer
+model_card           README.md of that folder
 folder_formats       a policy as a folder of another tool
 weight_files         tensors in safetensors files, read row by row, and networks without memory for large tensors
 """

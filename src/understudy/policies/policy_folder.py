@@ -1,6 +1,6 @@
 """A policy on disk: model.safetensors, config.json, normalisation.json and contract.json in one folder.
 
-A robot needs nothing else, and can read it without this package. README.md describes it (`contract/model_card.py`).
+A robot needs nothing else, and can read it without this package. README.md describes it (`model_card.py`).
 config.json has the type of the policy, its settings, the facts of its data, and under `metadata` the names of
 dimensions and cameras of each norm head. contract.json has the inputs of training (`contract/facts.py`).
 understudy.sha256 has the checksums of the files, which `load` compares (`checksums.py`).
@@ -31,12 +31,12 @@ from understudy import checksums
 from understudy.atomic import recover_folder, replace_folder, sync
 from understudy.batch_keys import ACTION, STATE
 from understudy.contract.facts import FILE, figures_digest, write_contract
-from understudy.contract.model_card import FILE as CARD
-from understudy.contract.model_card import is_unchanged, make_card
 from understudy.errors import ConfigError
 from understudy.hub.download import fetch_model
 from understudy.hub.ids import SCHEME, model_id
 from understudy.optional_packages import MissingExtraError
+from understudy.policies.model_card import FILE as CARD
+from understudy.policies.model_card import is_unchanged, make_card
 from understudy.policies.registry import CODE, code_of, policy_type, stored_type, type_functions
 from understudy.policies.weight_files import TensorReader, WeightFiles
 from understudy.records import Record

@@ -5,12 +5,11 @@ The last line of a card is a comment with the digest of the text above it.
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
 
 from understudy._version import __version__
 from understudy.contract.facts import RobotFacts, VectorFacts
 from understudy.contract.mismatch import printable
+from understudy.records import Record
 
 FILE = "README.md"
 _MARK = "<!-- model card of understudy, sha256 of the text above: "
@@ -23,7 +22,7 @@ def is_unchanged(content: bytes) -> bool:
     return bool(mark) and tail == f"{hashlib.sha256(head.encode()).hexdigest()} -->\n"
 
 
-def make_card(config: Mapping[str, Any], weights: int, contract: Mapping[str, Any] | None) -> str:
+def make_card(config: Record, weights: int, contract: Record | None) -> str:
     """Describe a policy: kind, origin, figures, inputs and outputs per robot, and how to load it.
 
     Args:
@@ -61,20 +60,20 @@ def make_card(config: Mapping[str, Any], weights: int, contract: Mapping[str, An
     return f"{text}{_MARK}{hashlib.sha256(text.encode()).hexdigest()} -->\n"
 
 
-def _origin(provenance: Mapping[str, Any]) -> str:
+def _origin(provenance: Record) -> str:
     if "run" not in provenance:
         return ""
     step = f" at step {provenance['step']}" if "step" in provenance else ""
     return f"From run {_code(provenance['run'])}{step}."
 
 
-def _call(contract: Mapping[str, Any] | None) -> str:
+def _call(contract: Record | None) -> str:
     first = next(iter((contract or {}).get("robots", {}).values()), None)
     chunk = f"[{first['chunk']}, {len(first['action']['names'])}]" if first else "[T, A]"
     return f"actions = policy.act(observation)  # float32 {chunk}, in the robot's units"
 
 
-def _robot(stored: Mapping[str, Any]) -> str:
+def _robot(stored: Record) -> str:
     facts = RobotFacts.from_json(stored)
     robot = ", ".join(_code(name) for name in (facts.robot_type, facts.control_mode) if name)
     lines = [
