@@ -57,19 +57,15 @@ def write_checksums(folder: Path, sha256: Callable[[Path], str] = file_sha256) -
     (folder / FILE).write_text("".join(lines), encoding="utf-8")
 
 
-def check_checksums(folder: Path, sha256: Callable[[Path], str] = file_sha256) -> None:
+def check_checksums(folder: Path) -> None:
     """Compare the files of a folder with their checksums; one without `understudy.sha256` is not compared.
-
-    Args:
-        folder: the folder.
-        sha256: SHA-256 of a file, of a caller that knows some already.
 
     Raises:
         ChecksumError: a file is missing or was changed. OSError: it cannot be read.
     """
     for name, expected in _read(folder / FILE).items():
         path = folder / name
-        if (actual := sha256(path) if path.is_file() else "") != expected:
+        if (actual := file_sha256(path) if path.is_file() else "") != expected:
             raise ChecksumError(path, expected, actual)
 
 

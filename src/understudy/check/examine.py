@@ -3,14 +3,13 @@
 import os
 import time
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from understudy.check.contents import describe_contents
-from understudy.check.findings import Finding, Place, Report, fill, merge_undecided, sort_findings
+from understudy.check.findings import Finding, Findings, Place, Report, fill, merge_undecided, sort_findings
 from understudy.check.image_facts import (
     SAMPLED_EPISODES,
     SAMPLED_FILES,
@@ -105,7 +104,7 @@ def examine(
     return facts
 
 
-def apply_rules(facts: Facts) -> Iterator[Finding]:
+def apply_rules(facts: Facts) -> Findings:
     """Yield the findings of all rules whose facts were read."""
     catalog, rows, images = facts.catalog, facts.rows, facts.images
     yield from check_places(catalog, facts.videos is not None)

@@ -5,7 +5,7 @@ a person should look at. A *note* is a fact about the dataset. *undecided* is a 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from typing import Any, Literal
@@ -174,6 +174,10 @@ class Finding:
     def __post_init__(self) -> None:
         if self.rule not in RULES:
             raise ValueError(f"rule is {self.rule!r}; give a key of RULES")
+
+
+Findings = Iterator[Finding]
+"""Findings of a rule, one after the other."""
 
 
 def is_few(odd: np.ndarray, share: float = 0.2) -> bool:

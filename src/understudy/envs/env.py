@@ -3,8 +3,6 @@
 Observations have the keys of a recorded dataset, and tasks are sentences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

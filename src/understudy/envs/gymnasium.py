@@ -4,8 +4,6 @@ The default keys are those of LeRobot's environments (`lerobot/envs/utils.py`, `
 `observation.image`, `pixels.NAME` is `observation.images.NAME`, `agent_pos` is `observation.state`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ turned by 180 degrees. The state is the position of the hand (3), its quaternion
 fingers (2). Actions are relative, and a gripper of -1 opens. The first 10 steps do nothing, since objects fall.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

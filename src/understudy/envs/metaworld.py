@@ -8,8 +8,6 @@ The goal marks of reach, push and pick-place are not rendered: they are sites, w
 numbers contain the goal.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from typing import Any

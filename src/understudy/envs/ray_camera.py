@@ -8,8 +8,6 @@ Before release 3.5 `mj_multiRay` misses parts of large boxes close to the camera
 box's corners without a margin. Build floors and table tops as planes, which are never culled.
 """
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

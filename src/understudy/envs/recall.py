@@ -8,8 +8,6 @@ not depend on the pad that was lit, until the hand moves: without memory, succes
 A chunk of up to `WAIT[0]` + 1 actions that was predicted while the pad was lit ends before the hand can move.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 

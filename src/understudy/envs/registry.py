@@ -1,7 +1,5 @@
 """Environments by name: `open_env("tabletop")`. Other packages add theirs by entry points of `GROUP`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module

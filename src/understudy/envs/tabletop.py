@@ -5,8 +5,6 @@ without contacts, which grasps a block by activating a weld. Grasp mechanics are
 see, to read and to move.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -74,13 +74,13 @@ def clips_cost(
     return shared_by * (1.0 + (starts * start_cost(gop) + again + pieces * halo) / frames)
 
 
-def lane_correlation(frames: int, clip: int, lanes: int, samples: float, model: Correlation | None = None) -> float:
+def lane_correlation(frames: int, clip: int, lanes: int, samples: float) -> float:
     """Sum of the correlations of a sample with the others of its clip, in a stretch of `samples` positions.
 
     The design effect of the stretch is about this more than that of independent clips. Lanes that hold parts of the
     same clip count as well.
     """
-    model = model or Correlation()
+    model = Correlation()
     if clip <= 1:
         return 0.0
     visits = samples / lanes

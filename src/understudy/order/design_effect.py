@@ -81,14 +81,14 @@ def design_effect(episode: np.ndarray, frame: np.ndarray, model: Correlation | N
     return 1.0 + 2.0 * (model.episode * same_episode + model.near * fading + independent * same_frame) / n
 
 
-def expected_uniform(lengths: np.ndarray, samples: int, model: Correlation | None = None) -> float:
+def expected_uniform(lengths: np.ndarray, samples: int) -> float:
     """Expected design effect of `samples` frames drawn without replacement: that of a perfect random shuffle.
 
     Args:
         lengths: int64 (episodes,), frames of each episode.
         samples: size of the window, at most `lengths.sum()`.
     """
-    model = model or Correlation()
+    model = Correlation()
     size = np.asarray(lengths, np.float64)
     total = float(size.sum())
     if not 1 <= samples <= total:

@@ -5,8 +5,6 @@ that changes under its reader raises an error and never yields a mix of two vers
 for remote files.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Callable

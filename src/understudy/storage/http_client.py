@@ -9,8 +9,6 @@ server that sends a byte now and then never exceeds it. A name look-up cannot be
 connections, TLS and proxies therefore run in their own thread.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

@@ -4,8 +4,6 @@ A lock belongs to an open file, so threads exclude each other as processes do. A
 that it inherits; otherwise the parent's locks would outlive the parent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

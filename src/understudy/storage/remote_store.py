@@ -7,8 +7,6 @@ https://, s3:// (by signed URLs) and the Hugging Face hub (at one commit) read t
 so the same checks apply. Their drivers handle access: s3fs signs URLs, huggingface_hub supplies the token.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

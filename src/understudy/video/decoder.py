@@ -13,8 +13,6 @@ The rules, all in integers:
 One frame costs a few microseconds of Python on top of the codec; everything heavier runs without the GIL.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import chain

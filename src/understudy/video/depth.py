@@ -5,8 +5,6 @@ or the distances of their codes. Another size takes the nearest pixel: row i of 
 columns likewise. A mean over the edge of an object would be the distance of nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -8,8 +8,6 @@ packets whose parameter sets differ from those of the index; `decoder.py` never 
 Many encoders repeat the sets of the index in front of key frames, which changes nothing.
 """
 
-from __future__ import annotations
-
 from understudy.video.index import PacketRun
 from understudy.video.native.loops import count_plain_packets
 

@@ -72,7 +72,7 @@ def test_dimensions_of_other_robots_do_not_guide() -> None:
     noise, chunk, own = torch.randn(2, 4, 3), torch.randn(2, 4, 3), torch.tensor([True, True, False])
 
     def guided(actions: torch.Tensor, dims: torch.Tensor | None) -> torch.Tensor:
-        return sample_guided(lambda x, _: x.roll(1, -1), noise, actions, 1, 3, dims=dims)[..., own]
+        return sample_guided(lambda x, _: x.roll(1, -1), noise, actions, 1, 3, steps=10, dims=dims)[..., own]
 
     other = torch.where(own, chunk, 9.0)
     assert torch.equal(guided(chunk, own), guided(other, own))

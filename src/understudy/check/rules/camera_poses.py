@@ -3,11 +3,9 @@
 The measure is the correlation of the fine structure of two images, as they are and after the best change of pose.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 
-from understudy.check.findings import LOOK, Finding, Place, undecided
+from understudy.check.findings import LOOK, Finding, Findings, Place, undecided
 from understudy.check.image_facts import Clip, ImageFacts
 from understudy.data.format.catalog import Catalog
 
@@ -23,7 +21,7 @@ _FAR = 4  # largest shift is the size divided by this
 _BOX = 12  # pixels of the means that are taken off
 
 
-def check_camera_poses(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
+def check_camera_poses(catalog: Catalog, facts: ImageFacts) -> Findings:
     """Yield findings about cameras with another pose, or one that changes."""
     for camera, clips in facts.clips.items():
         place = Place(camera=camera)
@@ -40,7 +38,7 @@ def check_camera_poses(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]
 
 def _moved(
     catalog: Catalog, camera: str, clips: list[Clip], pairs: list[tuple[np.ndarray, np.ndarray]], words: str
-) -> Iterator[Finding]:
+) -> Findings:
     alike = np.array([correlation(*pair) for pair in pairs])
     usual = float(np.quantile(alike, _MINORITY))
     if usual < _STATIC:

@@ -1,13 +1,12 @@
 """Rules that compare whole episodes: repeated ones, and a ranking of unusual ones."""
 
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from understudy.check.column_facts import Column, quaternions, wrapping
-from understudy.check.findings import LOOK, Finding, Place, Severity, drop, is_few, undecided
+from understudy.check.findings import LOOK, Finding, Findings, Place, Severity, drop, is_few, undecided
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.check.rules.values import FEW
 from understudy.data.format.catalog import Catalog
@@ -26,7 +25,7 @@ _LONG_REST = 1.5  # seconds
 _LEAST_FRAMES = 10  # of an episode whose motion is compared
 
 
-def check_episodes(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+def check_episodes(catalog: Catalog, facts: RowFacts) -> Findings:
     """Yield findings about repeated and about unusual episodes."""
     yield from _repeated(catalog, facts)
     yield from _nearly_repeated(catalog, facts)
@@ -44,7 +43,7 @@ def check_episodes(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
         yield Finding("episodes.outlier", severity, message, place, measured, usual, LOOK, abs(z))
 
 
-def _repeated(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+def _repeated(catalog: Catalog, facts: RowFacts) -> Findings:
     groups: dict[bytes, list[int]] = defaultdict(list)
     for row, digest in enumerate(facts.digest):
         if digest:
@@ -55,7 +54,7 @@ def _repeated(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
             yield Finding("episodes.duplicate", "warning", message, Place(tuple(ids)), len(ids), 1, drop(ids[1:]))
 
 
-def _nearly_repeated(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+def _nearly_repeated(catalog: Catalog, facts: RowFacts) -> Findings:
     """Episodes of one length whose first values, means and extremes are equal up to noise in all dimensions."""
     tables, moved = [], np.zeros(len(catalog.episodes), bool)
     for column in (facts.columns.get(key) for key in (ACTION, STATE)):
@@ -85,7 +84,7 @@ def _nearly_repeated(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
         yield Finding("episodes.duplicate", severity, message, place, len(near), 0, LOOK)
 
 
-def _idle_ends(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+def _idle_ends(catalog: Catalog, facts: RowFacts) -> Findings:
     """Episodes that rest at their end far longer than the others."""
     rows = np.flatnonzero(facts.is_read & (catalog.episodes.lengths >= _LEAST_FRAMES))
     if len(rows) <= FEW:

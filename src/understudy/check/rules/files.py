@@ -1,17 +1,26 @@
 """Rules of the data files and the places of episodes in them."""
 
-from collections.abc import Iterator
-
 import numpy as np
 
-from understudy.check.findings import EDIT, REWRITE, Finding, Place, Severity, correct, drop, list_ids, restore
+from understudy.check.findings import (
+    EDIT,
+    REWRITE,
+    Finding,
+    Findings,
+    Place,
+    Severity,
+    correct,
+    drop,
+    list_ids,
+    restore,
+)
 from understudy.check.row_facts import RowFacts
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.errors import DatasetError, SourceError
 from understudy.plural import plural
 
 
-def check_files(catalog: Catalog) -> Iterator[Finding]:
+def check_files(catalog: Catalog) -> Findings:
     """Yield findings about missing and orphan files, from folder listings."""
     try:
         gaps = catalog.missing_files()
@@ -27,7 +36,7 @@ def check_files(catalog: Catalog) -> Iterator[Finding]:
         yield from _orphans(catalog)
 
 
-def _orphans(catalog: Catalog) -> Iterator[Finding]:
+def _orphans(catalog: Catalog) -> Findings:
     """Files with the suffix of data or videos in the folders of the tables that no episode names."""
     table = catalog.episodes
     named: dict[str, set[str]] = {}
@@ -55,7 +64,7 @@ def _orphans(catalog: Catalog) -> Iterator[Finding]:
         yield Finding("files.orphan", "warning", message, Place(camera=camera, file=paths[0]), len(paths), 0, fix)
 
 
-def check_rows(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+def check_rows(catalog: Catalog, facts: RowFacts) -> Findings:
     """Yield findings about rows that disagree with the episode table."""
     yield from _unreadable(catalog, facts)
     lengths = catalog.episodes.lengths
@@ -83,14 +92,14 @@ def check_rows(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     yield from _index(catalog, facts)
 
 
-def _about(catalog: Catalog, is_odd: np.ndarray, rule: str, severity: Severity, message: str) -> Iterator[Finding]:
+def _about(catalog: Catalog, is_odd: np.ndarray, rule: str, severity: Severity, message: str) -> Findings:
     rows = np.flatnonzero(is_odd)
     if len(rows):
         place = Place.from_rows(catalog, rows, file=catalog.data_path(int(rows[0])))
         yield Finding(rule, severity, message, place, len(rows), 0, drop(place.episodes))
 
 
-def _unreadable(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+def _unreadable(catalog: Catalog, facts: RowFacts) -> Findings:
     table = catalog.episodes
     for file, column, error in facts.unreadable:
         rows = np.flatnonzero((table.data_file == file) & (table.lengths > 0))
@@ -117,7 +126,7 @@ def _unreadable(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
         yield Finding("files.columns", "note", message, measured=sorted(extra), fix=correct("features"))
 
 
-def _stored_ids(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+def _stored_ids(catalog: Catalog, facts: RowFacts) -> Findings:
     """Files of one episode whose column episode_index is another id: renumbered if the ids rise, else exchanged."""
     ids = catalog.episodes.ids
     rows = np.flatnonzero(facts.is_known(facts.stored_id))
@@ -133,7 +142,7 @@ def _stored_ids(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     yield Finding("rows.episode", "warning" if rises else "error", message, place, stored, listed, fix)
 
 
-def _frame_index(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+def _frame_index(catalog: Catalog, facts: RowFacts) -> Findings:
     falls = facts.is_read & ~facts.frames_rise
     yield from _about(catalog, falls, "rows.frame_index", "error", "frame_index does not rise: rows are out of order")
     gaps = facts.is_read & facts.frames_rise & ~facts.frames_count
@@ -141,7 +150,7 @@ def _frame_index(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
     yield from _about(catalog, gaps, "rows.frame_index", "warning", message)
 
 
-def _index(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+def _index(catalog: Catalog, facts: RowFacts) -> Findings:
     """`index` counts all frames. A subset of a dataset keeps the numbers of the whole, shifted by episode."""
     table = catalog.episodes
     has_index = facts.is_read & facts.is_known(facts.first_index)
@@ -192,7 +201,7 @@ def _rate_fix(catalog: Catalog, rate: float) -> str:
     return f"if the videos play at {rate:.4g} frames per second, {correct('fps', INFO)}; if not, {_CLOCK_FIX}"
 
 
-def check_clocks(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+def check_clocks(catalog: Catalog, facts: RowFacts) -> Findings:
     """Yield findings about timestamps, from their least, median and largest steps per episode."""
     first, least, middle, most, off = facts.time.T
     fps = float(catalog.fps)

@@ -4,11 +4,11 @@ Each compares an episode with the others of the camera. A wrist camera is blurre
 with few key frames flickers in all of them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
-from understudy.check.findings import LOOK, Finding, Place, is_few, undecided
+from understudy.check.findings import LOOK, Finding, Findings, Place, is_few, undecided
 from understudy.check.image_facts import Clip, ImageFacts
 from understudy.check.rules.images import place_clips, split_by
 from understudy.data.format.catalog import Catalog
@@ -30,7 +30,7 @@ _SCENES = 6  # sampled episodes whose colors are compared
 _LEAST_CHROMA = 4.0  # levels of 255
 
 
-def check_image_detail(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
+def check_image_detail(catalog: Catalog, facts: ImageFacts) -> Findings:
     """Yield findings about episodes whose images differ in rate, order, sharpness or color."""
     for camera, clips in facts.clips.items():
         if len(clips) < ENOUGH:
@@ -45,7 +45,7 @@ def check_image_detail(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]
 
 def _finding(
     catalog: Catalog, rule: str, clips: list[Clip], odd: np.ndarray, message: str, measured: float, usual: float
-) -> Iterator[Finding]:
+) -> Findings:
     """Warn of the clips in bool (n,), where they are a minority."""
     if is_few(odd, _MINORITY):
         yield Finding(rule, "warning", message, place_clips(catalog, clips, odd), measured, usual, LOOK)
@@ -69,7 +69,7 @@ def held(change: np.ndarray) -> int:
     return 1
 
 
-def _rates(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding]:
+def _rates(catalog: Catalog, camera: str, clips: list[Clip]) -> Findings:
     periods = np.array([held(clip.change) for clip in clips])
     fresh = np.array([_fresh(clip.change) for clip in clips])
     usual = float(np.median(fresh))
@@ -109,7 +109,7 @@ def torn(window: np.ndarray) -> float:
     return result
 
 
-def _torn(catalog: Catalog, clips: list[Clip]) -> Iterator[Finding]:
+def _torn(catalog: Catalog, clips: list[Clip]) -> Findings:
     excess = np.array([torn(clip.window) for clip in clips])
     odd = excess > max(_TORN, _MORE_TORN * _others(excess, 1 - _MINORITY))
     message = f"parts of images show another moment: changes there and back exceed the motion by {excess.max():.2f} "
@@ -117,7 +117,7 @@ def _torn(catalog: Catalog, clips: list[Clip]) -> Iterator[Finding]:
     yield from _finding(catalog, "images.torn", clips, odd, message, float(excess.max()), 0.0)
 
 
-def _blurred(catalog: Catalog, clips: list[Clip]) -> Iterator[Finding]:
+def _blurred(catalog: Catalog, clips: list[Clip]) -> Findings:
     detail = np.array([clip.sharpness for clip in clips])
     usual = _others(detail, _MINORITY)
     odd = detail < _BLURRED * usual
@@ -125,7 +125,7 @@ def _blurred(catalog: Catalog, clips: list[Clip]) -> Iterator[Finding]:
     yield from _finding(catalog, "images.sharpness", clips, odd, message, float(detail.min()), usual)
 
 
-def _colors(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding]:
+def _colors(catalog: Catalog, camera: str, clips: list[Clip]) -> Findings:
     """Shares of the channels, and the distance to gray. Both differ between scenes, so more clips are needed."""
     if len(clips) < _SCENES:
         yield undecided("images.color", _SCENES, "sampled episodes", len(clips), Place(camera=camera))
@@ -175,7 +175,7 @@ _CHANGES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
 }
 
 
-def check_changed_images(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
+def check_changed_images(catalog: Catalog, facts: ImageFacts) -> Findings:
     """Yield findings about episodes whose images differ from those of the others by one known change."""
     for camera, clips in facts.clips.items():
         if len(clips) >= _ENOUGH_CHANGED:
@@ -192,7 +192,7 @@ def _distance(images: np.ndarray, usual: np.ndarray) -> np.ndarray:
     return np.asarray(np.median(np.abs(images - usual).mean(axis=3).reshape(len(images), -1), axis=1))
 
 
-def _changed(catalog: Catalog, clips: list[Clip]) -> Iterator[Finding]:
+def _changed(catalog: Catalog, clips: list[Clip]) -> Findings:
     images = np.stack([np.median(clip.ends, axis=0) for clip in clips])  # (n, 24, 32, 3)
     usual = np.median(images, axis=0)
     distance = _distance(images, usual)
@@ -212,7 +212,7 @@ def _changed(catalog: Catalog, clips: list[Clip]) -> Iterator[Finding]:
             yield Finding(rule, "warning", message, place, measured, left, _FIX, measured)
 
 
-def _noisy(catalog: Catalog, clips: list[Clip]) -> Iterator[Finding]:
+def _noisy(catalog: Catalog, clips: list[Clip]) -> Findings:
     noise = np.array([clip.noise for clip in clips])
     usual = float(np.median(noise))
     odd = noise > max(_LEAST_NOISE, _NOISY * max(usual, _SILENT))
@@ -223,7 +223,7 @@ def _noisy(catalog: Catalog, clips: list[Clip]) -> Iterator[Finding]:
         yield Finding("images.noise", "warning", message, place, worst, usual, _FIX, worst)
 
 
-def _exchanged_colors(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding]:
+def _exchanged_colors(catalog: Catalog, camera: str, clips: list[Clip]) -> Findings:
     """More episodes than a minority, up to half of them, whose red and blue are those of the others exchanged.
 
     Either the images resemble each other after the exchange, or the scenes differ and are equally warm after it.

@@ -1,11 +1,10 @@
 """Rules of images: decodable, not black, not frozen, of the right camera, and cut where episodes begin."""
 
 from collections import defaultdict
-from collections.abc import Iterator
 
 import numpy as np
 
-from understudy.check.findings import LOOK, Finding, Place, drop, is_few, list_ids, restore, undecided
+from understudy.check.findings import LOOK, Finding, Findings, Place, drop, is_few, list_ids, restore, undecided
 from understudy.check.image_facts import CUT, Clip, Cut, DepthRange, ImageFacts
 from understudy.check.row_facts import ACTION, STATE, RowFacts, runs_of
 from understudy.data.format.catalog import Catalog
@@ -24,7 +23,7 @@ _CLEAR = 2.5  # ratio of the change at a cut to those next to it
 _STRANGE = 12.0  # robust z of the usual image of an episode
 
 
-def check_images(catalog: Catalog, rows: RowFacts, facts: ImageFacts) -> Iterator[Finding]:
+def check_images(catalog: Catalog, rows: RowFacts, facts: ImageFacts) -> Findings:
     """Yield findings about decoded images."""
     for camera, row, error in facts.broken:
         place = Place.from_rows(catalog, [row], camera=camera, file=_path(catalog, camera, row))
@@ -77,7 +76,7 @@ def _moves(rows: RowFacts, row: int) -> float:
     return motion
 
 
-def _black(catalog: Catalog, clips: list[Clip], dark: list[Clip]) -> Iterator[Finding]:
+def _black(catalog: Catalog, clips: list[Clip], dark: list[Clip]) -> Findings:
     if dark:
         level = max(float(clip.ends.mean()) for clip in dark)
         message = f"images are black: their mean is {level:.3g} of 255"
@@ -86,7 +85,7 @@ def _black(catalog: Catalog, clips: list[Clip], dark: list[Clip]) -> Iterator[Fi
         yield Finding("images.black", "warning", message, _place(catalog, dark), level, None, LOOK)
 
 
-def _frozen(catalog: Catalog, rows: RowFacts, clips: list[Clip]) -> Iterator[Finding]:
+def _frozen(catalog: Catalog, rows: RowFacts, clips: list[Clip]) -> Findings:
     """Episodes whose images do not change at all, although the robot moves and images of the others change."""
 
     def change(clip: Clip) -> float:
@@ -114,7 +113,7 @@ def _frozen(catalog: Catalog, rows: RowFacts, clips: list[Clip]) -> Iterator[Fin
         yield Finding("images.frozen", "warning", message, place, 0.0, usual, LOOK)
 
 
-def _repeated(catalog: Catalog, clips: list[Clip]) -> Iterator[Finding]:
+def _repeated(catalog: Catalog, clips: list[Clip]) -> Findings:
     """Images that repeat for many frames while the robot moves, in an episode whose images change otherwise."""
     for clip in clips:
         change = clip.change
@@ -159,7 +158,7 @@ def _speed(clip: Clip) -> np.ndarray | None:
     return np.concatenate([[0.0], np.sum(parts, axis=0)])
 
 
-def _duplicates(catalog: Catalog, rows: RowFacts, clips: list[Clip]) -> Iterator[Finding]:
+def _duplicates(catalog: Catalog, rows: RowFacts, clips: list[Clip]) -> Findings:
     """Episodes that show exactly the images of another one, with other rows."""
     groups: dict[bytes, list[Clip]] = defaultdict(list)
     for clip in clips:
@@ -179,7 +178,7 @@ def _usual(clips: list[Clip]) -> np.ndarray:
     return np.stack([clip.ends.mean(axis=0).ravel() for clip in clips])
 
 
-def _outliers(catalog: Catalog, clips: list[Clip]) -> Iterator[Finding]:
+def _outliers(catalog: Catalog, clips: list[Clip]) -> Findings:
     """Episodes whose mean image is far from those of all others."""
     if len(clips) < 6:
         return
@@ -203,7 +202,7 @@ def _recorded(catalog: Catalog, camera: str, name: str) -> np.ndarray:
         return np.zeros(0)
 
 
-def _statistics(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Finding]:
+def _statistics(catalog: Catalog, camera: str, clips: list[Clip]) -> Findings:
     """Recorded mean of the images against that of the sampled ones."""
     recorded = _recorded(catalog, camera, "mean")
     if len(recorded) != 3 or not np.isfinite(recorded).all() or (recorded > 1.5).any() or len(clips) < 4:
@@ -221,7 +220,7 @@ def _statistics(catalog: Catalog, camera: str, clips: list[Clip]) -> Iterator[Fi
         yield Finding("statistics.images", "warning", message, place, measured, expected, "compute them again")
 
 
-def _exchanged(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
+def _exchanged(catalog: Catalog, facts: ImageFacts) -> Findings:
     """Pairs of cameras whose images are exchanged in some episodes, up to half of them."""
     by_row = {camera: {clip.row: clip for clip in clips} for camera, clips in facts.clips.items()}
     cameras = list(by_row)
@@ -272,7 +271,7 @@ def _nearest(images: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndar
     return np.array([np.minimum(*pair).sum() for pair in pairs])
 
 
-def _boundaries(catalog: Catalog, camera: str, cuts: list[Cut]) -> Iterator[Finding]:
+def _boundaries(catalog: Catalog, camera: str, cuts: list[Cut]) -> Findings:
     """Cuts between episodes that lie some frames away from the place in the tables."""
     by_file: dict[int, list[tuple[int, Cut]]] = defaultdict(list)
     for cut in cuts:
@@ -300,7 +299,7 @@ def _boundaries(catalog: Catalog, camera: str, cuts: list[Cut]) -> Iterator[Find
 _SLACK = 1e-3  # of the range: values are rounded to the codes of a video
 
 
-def check_depth(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
+def check_depth(catalog: Catalog, facts: ImageFacts) -> Findings:
     """Yield findings about sampled depth images."""
     for camera, ranges in facts.depth.items():
         flat = [span for span in ranges if not span.most > span.least]
@@ -311,7 +310,7 @@ def check_depth(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
         yield from _depth_range(catalog, camera, [span for span in ranges if span not in flat])
 
 
-def _depth_range(catalog: Catalog, camera: str, ranges: list[DepthRange]) -> Iterator[Finding]:
+def _depth_range(catalog: Catalog, camera: str, ranges: list[DepthRange]) -> Findings:
     """Sampled values beyond the recorded minimum and maximum, as after a change of unit."""
     recorded_range = [_recorded(catalog, camera, name) for name in ("min", "max")]
     if not ranges or [part.size for part in recorded_range] != [1, 1] or not np.isfinite(recorded_range).all():

@@ -6,12 +6,11 @@ action and state from the images of the other episodes. Where it fails in one ep
 another episode.
 """
 
-from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
 
-from understudy.check.findings import LOOK, Finding, Place, Severity, is_few, undecided
+from understudy.check.findings import LOOK, Finding, Findings, Place, Severity, is_few, undecided
 from understudy.check.image_facts import WINDOW, Clip, ImageFacts
 from understudy.check.rules.images import place_clips
 from understudy.data.format.catalog import Catalog
@@ -38,7 +37,7 @@ _SCATTER = 1.5  # frames by which the delays of these may differ
 _KNOWN = 0.8  # share of the pairs of other episodes whose motion correlates less
 
 
-def check_motion(catalog: Catalog, facts: ImageFacts) -> Iterator[Finding]:
+def check_motion(catalog: Catalog, facts: ImageFacts) -> Findings:
     """Yield findings about episodes whose images and rows do not belong together."""
     for camera, clips in facts.clips.items():
         use = [clip for clip in clips if len(clip.window) >= _LEAST_FRAMES and _rows(clip) is not None]
@@ -192,7 +191,7 @@ class _Delays:
         self.alike = (np.abs(self.best - self.usual) <= _SCATTER) & (self.peak > _FAINT)
 
 
-def _delays(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarray) -> Iterator[Finding]:
+def _delays(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarray) -> Findings:
     """Clips whose rows follow the images by another delay than in the other clips."""
     delays = _Delays(motion, clips)
     needs = max(_LEAST_CLIPS - 1, int(np.ceil(_CLEAR * len(clips))))
@@ -216,7 +215,7 @@ def _delays(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarray
         yield undecided("images.shifted", len(clips), words, int((sharp | odd).sum()), Place(camera=camera))
 
 
-def _foreign(catalog: Catalog, clips: list[Clip], motion: np.ndarray, is_pulse: bool) -> Iterator[Finding]:
+def _foreign(catalog: Catalog, clips: list[Clip], motion: np.ndarray, is_pulse: bool) -> Findings:
     """Clips whose rows move with their images in reverse, or with those of another clip, and not with their own.
 
     The correlations of all other pairs show how alike the motion of different episodes is.
@@ -260,7 +259,7 @@ def _foreign(catalog: Catalog, clips: list[Clip], motion: np.ndarray, is_pulse: 
             yield Finding("images.shifted", "warning", message, place, alone, exchanged, LOOK)
 
 
-def _strangers(catalog: Catalog, clips: list[Clip], fits: np.ndarray, motion: np.ndarray) -> Iterator[Finding]:
+def _strangers(catalog: Catalog, clips: list[Clip], fits: np.ndarray, motion: np.ndarray) -> Findings:
     """Clips whose rows the images do not predict, where those of the other clips do.
 
     A prediction also fails in a scene unlike the others. The images are foreign only if their `motion` does not

@@ -1,10 +1,10 @@
 """Rules of sensors at their own rates: their files, clocks and values."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from understudy.check.findings import LOOK, Finding, Place, Severity, correct, restore
+from understudy.check.findings import LOOK, Finding, Findings, Place, Severity, correct, restore
 from understudy.check.sensor_facts import SensorFacts
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.sensors import SENSORS
@@ -18,7 +18,7 @@ _MOVES = 0.5  # share of still steps below which a dimension moves by itself
 _FEW = 10  # samples
 
 
-def check_sensors(catalog: Catalog, sensors: Sequence[SensorFacts]) -> Iterator[Finding]:
+def check_sensors(catalog: Catalog, sensors: Sequence[SensorFacts]) -> Findings:
     """Yield findings about all sensors."""
     for facts in sensors:
         yield from _check_files(catalog, facts)
@@ -33,7 +33,7 @@ def _about(
     return Finding(rule, severity, message, place, fix=fix)
 
 
-def _check_files(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
+def _check_files(catalog: Catalog, facts: SensorFacts) -> Findings:
     one_file = len(facts.files) == 1
     for row, path in enumerate(facts.files):
         if path in facts.broken:
@@ -52,7 +52,7 @@ def _check_files(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
         yield _about(catalog, facts, "sensors.episode", "warning", none, message, "restore the samples, or " + LOOK)
 
 
-def _check_clock(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
+def _check_clock(catalog: Catalog, facts: SensorFacts) -> Findings:
     falls = facts.rows_where(lambda samples: (samples.steps <= 0).any())
     if falls:
         worst = min(float(facts.episodes[row].steps.min()) for row in falls)
@@ -95,7 +95,7 @@ def _longest_step(facts: SensorFacts) -> float | None:
     return float(_GAP * middle if most <= _REGULAR * middle else _RARE_GAP * many)
 
 
-def _check_values(catalog: Catalog, facts: SensorFacts) -> Iterator[Finding]:
+def _check_values(catalog: Catalog, facts: SensorFacts) -> Findings:
     bad = facts.rows_where(lambda samples: samples.bad is not None)
     if bad:
         first = facts.episodes[bad[0]].bad

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from understudy.check.column_facts import Column
-from understudy.check.findings import LOOK, Finding, Severity, drop, is_few, undecided
+from understudy.check.findings import LOOK, Finding, Findings, Severity, drop, is_few, undecided
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.check.rules.values import FEW, is_gripper, is_input
 
@@ -27,7 +27,7 @@ _AS_WIDE = 1.8  # ratio of the range in an episode to the usual one
 _QUATERNION = re.compile(r"(^|[^a-z])(q[wxyz]|quat[a-z]*)([^a-z]|$)")
 
 
-def check_signals(facts: RowFacts) -> Iterator[Finding]:
+def check_signals(facts: RowFacts) -> Findings:
     """Yield findings about action and state."""
     for key in (ACTION, STATE):
         column = facts.columns.get(key)
@@ -69,7 +69,7 @@ def _few(odd: np.ndarray) -> np.ndarray:
     return odd & (odd.sum(axis=0) <= max(1, _MINORITY * len(odd)))
 
 
-def _noise(column: Column, rows: np.ndarray) -> Iterator[Finding]:
+def _noise(column: Column, rows: np.ndarray) -> Findings:
     """Noise raises second differences; coarse ticks raise the least change. Both against nearly all other episodes."""
     lengths = column.lengths[rows][:, None]
     grippers = np.array([is_gripper(column, dim) for dim in range(column.width)])
@@ -99,7 +99,7 @@ def _noise(column: Column, rows: np.ndarray) -> Iterator[Finding]:
         yield _finding("values.noise", column, odd, rows, message, float(tick[row, dim]), float(usual[dim]))
 
 
-def _zeros(column: Column, read: np.ndarray) -> Iterator[Finding]:
+def _zeros(column: Column, read: np.ndarray) -> Findings:
     """Rows of zeros that the values jump to or from."""
     if column.width < 2 or not len(column.steps):
         return
@@ -114,7 +114,7 @@ def _zeros(column: Column, read: np.ndarray) -> Iterator[Finding]:
         yield Finding("values.zeros", "warning", message, place, frames, 0, fix)
 
 
-def _norms(column: Column, rows: np.ndarray) -> Iterator[Finding]:
+def _norms(column: Column, rows: np.ndarray) -> Findings:
     """Four dimensions side by side of norm 1 in most episodes, or by their names, and of another norm in some."""
     square = column.square[rows]
     varies = column.high[rows].max(axis=0) > column.low[rows].min(axis=0)
@@ -134,7 +134,7 @@ def _norms(column: Column, rows: np.ndarray) -> Iterator[Finding]:
         start += 4 if named or others else 1
 
 
-def _inverted(column: Column, rows: np.ndarray) -> Iterator[Finding]:
+def _inverted(column: Column, rows: np.ndarray) -> Findings:
     """Grippers that begin and end at the other end of their range than in nearly all other episodes."""
     low, high = column.low[rows].min(axis=0), column.high[rows].max(axis=0)
     middle = (low + high) / 2
@@ -163,7 +163,7 @@ def _inverted(column: Column, rows: np.ndarray) -> Iterator[Finding]:
         yield _finding("values.sign", column, odd, rows, message, int(odd.any(axis=1).sum()), 0, severity)
 
 
-def _mirrored(column: Column, rows: np.ndarray) -> Iterator[Finding]:
+def _mirrored(column: Column, rows: np.ndarray) -> Findings:
     """Fingers of a hand that are mirrored at the middle of their range in an episode, several of them together."""
     low, high = column.low[rows].min(axis=0), column.high[rows].max(axis=0)
     unit = np.where(high > low, high - low, np.inf)
@@ -197,7 +197,7 @@ _SAME_RANGE = 1.5  # ratio to the usual range
 _FIX = "add the difference to this dimension, or leave the episode out with --data.exclude-episodes"
 
 
-def check_offsets(facts: RowFacts) -> Iterator[Finding]:
+def check_offsets(facts: RowFacts) -> Findings:
     """Yield findings about dimensions that are shifted in one episode."""
     named: set[tuple[int, int]] = set()
     for row, dim, shift in _between(facts):

@@ -3,14 +3,13 @@
 Tolerances are those of correct writers: float32 sums, means of parts, and statistics of a sample of the rows.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
 from understudy.check.column_facts import Column
-from understudy.check.findings import RECOMPUTE, Finding, Place
+from understudy.check.findings import RECOMPUTE, Finding, Findings, Place
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.recorded_stats import GLOBAL, PER_EPISODE
@@ -23,7 +22,7 @@ _MEAN, _STD, _RANGE = 0.02, 0.02, 0.002
 _QUANTILES = ("q01", "q10", "q50", "q90", "q99")
 
 
-def check_statistics(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
+def check_statistics(catalog: Catalog, facts: RowFacts) -> Findings:
     """Yield findings about the statistics recorded with the dataset."""
     path = PER_EPISODE if catalog.version == "v2.1" and not catalog.files.exists(GLOBAL) else GLOBAL
     try:
@@ -46,9 +45,7 @@ def check_statistics(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
         yield from _per_episode(catalog, facts, path if path == PER_EPISODE else "meta/episodes")
 
 
-def _column(
-    catalog: Catalog, facts: RowFacts, column: Column, entry: dict[str, np.ndarray], path: str
-) -> Iterator[Finding]:
+def _column(catalog: Catalog, facts: RowFacts, column: Column, entry: dict[str, np.ndarray], path: str) -> Findings:
     place = Place(column=column.key, file=path)
     recorded = {name: np.asarray(value, np.float64).reshape(-1) for name, value in entry.items() if name != "count"}
     wrong = {name: len(value) for name, value in recorded.items() if len(value) != column.width}
@@ -64,7 +61,7 @@ def _column(
         yield from _compare(column, recorded, place, summarize(column, read), complete)
 
 
-def _order(column: Column, recorded: dict[str, np.ndarray], place: Place) -> Iterator[Finding]:
+def _order(column: Column, recorded: dict[str, np.ndarray], place: Place) -> Findings:
     bad = [name for name, value in recorded.items() if not np.isfinite(value).all()]
     if bad:
         message = f"{bad[0]} holds values that are not finite"
@@ -88,7 +85,7 @@ def _order(column: Column, recorded: dict[str, np.ndarray], place: Place) -> Ite
 
 def _compare(
     column: Column, recorded: dict[str, np.ndarray], place: Place, true: dict[str, np.ndarray], complete: bool
-) -> Iterator[Finding]:
+) -> Findings:
     """Compare recorded figures with the `true` ones of the rows: of some of them only the range, which must hold it."""
     std = np.maximum(true["std"], 1e-6 + 1e-4 * np.abs(true["mean"]))
     span = np.maximum(true["max"] - true["min"], 1e-6 + 1e-4 * np.abs(true["max"]))
@@ -147,7 +144,7 @@ def summarize(column: Column, rows: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def _images(key: str, entry: dict[str, np.ndarray], path: str) -> Iterator[Finding]:
+def _images(key: str, entry: dict[str, np.ndarray], path: str) -> Findings:
     place = Place(camera=key, file=path)
     for name in ("mean", "max"):
         if name in entry and np.isfinite(entry[name]).all() and (entry[name] > 1.5).any():
@@ -160,7 +157,7 @@ def _images(key: str, entry: dict[str, np.ndarray], path: str) -> Iterator[Findi
         yield Finding("statistics.order", "warning", message, place, measured=bad, fix=RECOMPUTE)
 
 
-def _per_episode(catalog: Catalog, facts: RowFacts, path: str) -> Iterator[Finding]:
+def _per_episode(catalog: Catalog, facts: RowFacts, path: str) -> Findings:
     """Compare the records of each episode with its rows, for action and state."""
     keys = [key for key in (ACTION, STATE) if key in facts.columns]
     try:

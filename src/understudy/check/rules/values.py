@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from understudy.check.column_facts import TURNS, Column, is_sign_flip, quaternions, wrapping
-from understudy.check.findings import LOOK, Finding, Place, Severity, drop, is_few, undecided
+from understudy.check.findings import LOOK, Finding, Findings, Place, Severity, drop, is_few, undecided
 from understudy.check.row_facts import ACTION, STATE, RowFacts
 from understudy.plural import plural
 
@@ -33,7 +33,7 @@ def is_input(key: str) -> bool:
     return key.startswith(("action", "observation."))
 
 
-def check_values(facts: RowFacts) -> Iterator[Finding]:
+def check_values(facts: RowFacts) -> Findings:
     """Yield findings about the values of each numeric column."""
     for key, column in facts.columns.items():
         yield from _finite(column)
@@ -53,7 +53,7 @@ def check_values(facts: RowFacts) -> Iterator[Finding]:
             yield from _bounds(column, read)
 
 
-def _finite(column: Column) -> Iterator[Finding]:
+def _finite(column: Column) -> Findings:
     rows = np.flatnonzero(column.bad)
     if not len(rows):
         return
@@ -64,7 +64,7 @@ def _finite(column: Column) -> Iterator[Finding]:
     yield Finding("values.finite", severity, message, place, frames, 0, drop(place.episodes))
 
 
-def _outliers(column: Column, read: np.ndarray) -> Iterator[Finding]:
+def _outliers(column: Column, read: np.ndarray) -> Findings:
     """Values far outside the central 98 %, in standard deviations ("z") as after normalization."""
     q01, q50, q99 = np.quantile(column.sample, [0.01, 0.5, 0.99], axis=0)
     unit = np.maximum((q99 - q01) / 2, 1e-3 * np.maximum(np.maximum(np.abs(q01), np.abs(q99)), 1e-3))
@@ -102,7 +102,7 @@ def _outliers(column: Column, read: np.ndarray) -> Iterator[Finding]:
         yield Finding("values.outlier", severity, message, place, value, usual, fix, far)
 
 
-def _constant(column: Column, read: np.ndarray) -> Iterator[Finding]:
+def _constant(column: Column, read: np.ndarray) -> Findings:
     frames = int(column.lengths[read].sum())
     if frames < 2:
         return
@@ -116,7 +116,7 @@ def _constant(column: Column, read: np.ndarray) -> Iterator[Finding]:
         yield Finding("values.constant", severity, message, Place(column=column.key), still.tolist(), [], fix)
 
 
-def _dead(facts: RowFacts, column: Column, read: np.ndarray) -> Iterator[Finding]:
+def _dead(facts: RowFacts, column: Column, read: np.ndarray) -> Findings:
     """Dimensions that are exactly constant in a few episodes and move in almost all others."""
     lengths = column.lengths
     long_enough = read & (lengths >= max(10, 0.5 * float(np.median(lengths[read]))))
@@ -174,7 +174,7 @@ def is_gripper(column: Column, dim: int) -> bool:
     return bool(ends.mean() > 0.9 and (place < 0.1).mean() > 0.05 and (place > 0.9).mean() > 0.05)
 
 
-def _jumps(column: Column, read: np.ndarray) -> Iterator[Finding]:
+def _jumps(column: Column, read: np.ndarray) -> Findings:
     """Single steps far larger than all usual ones of the dimension and than their neighbors, in few episodes."""
     usual = np.quantile(column.steps, 0.99, axis=0) if len(column.steps) else np.zeros(column.width)
     typical = np.median(column.step[read], axis=0)
@@ -218,7 +218,7 @@ def _jumps(column: Column, read: np.ndarray) -> Iterator[Finding]:
             yield Finding("values.jump", "note", message, place, measured=len(places), expected=0, fix=fix)
 
 
-def _bounds(column: Column, read: np.ndarray) -> Iterator[Finding]:
+def _bounds(column: Column, read: np.ndarray) -> Findings:
     """Episodes that return to exactly their own extreme again and again, which other episodes exceed."""
     at_high = column.at_high >= column.at_low
     share = np.where(at_high, column.at_high, column.at_low) / np.maximum(column.lengths, 1)[:, None]
@@ -265,7 +265,7 @@ _AS_FAR = 0.7  # share of the distance of an exchanged dimension from its usual 
 _UNIT_FIX = "convert the values, or leave the episodes out with --data.exclude-episodes"
 
 
-def check_units(facts: RowFacts) -> Iterator[Finding]:
+def check_units(facts: RowFacts) -> Findings:
     """Yield findings about dimensions whose meaning differs between episodes."""
     for key, column in facts.columns.items():
         rows = np.flatnonzero(facts.summarized(column) & (column.lengths >= 5))
@@ -275,7 +275,7 @@ def check_units(facts: RowFacts) -> Iterator[Finding]:
     yield from _directions(facts)
 
 
-def _units(column: Column, rows: np.ndarray, partner: Column | None) -> Iterator[Finding]:
+def _units(column: Column, rows: np.ndarray, partner: Column | None) -> Findings:
     """Two groups of episodes whose magnitudes and ranges differ by one large factor, each group alike.
 
     A change of unit keeps the shape of the motion. A sensor's noise while an arm is not used, or a shock, has another
@@ -344,7 +344,7 @@ def _shared(partner: Column | None, low: np.ndarray, high: np.ndarray, dim: int)
     return of_high / of_low if of_low > 0 else float("inf") if of_high > 0 else 0.0
 
 
-def _exchanged(column: Column, rows: np.ndarray) -> Iterator[Finding]:
+def _exchanged(column: Column, rows: np.ndarray) -> Findings:
     """Two dimensions that have each other's values in a few episodes."""
     if column.width < 2 or len(rows) < FEW + 1:
         return
@@ -389,7 +389,7 @@ def _cycles(to: np.ndarray, fits: np.ndarray) -> Iterator[list[int]]:
             yield path
 
 
-def _directions(facts: RowFacts) -> Iterator[Finding]:
+def _directions(facts: RowFacts) -> Findings:
     """Dimensions of which action and state correlate in most episodes, and oppose each other in few."""
     state = facts.columns.get(STATE)
     if facts.pairs is None or state is None:

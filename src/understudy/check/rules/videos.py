@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from understudy.check.findings import EDIT, Finding, Place, Severity, correct, restore
+from understudy.check.findings import EDIT, Finding, Findings, Place, Severity, correct, restore
 from understudy.check.image_facts import VideoFacts, VideoFile, frame_times
 from understudy.check.rules.files import TOLERANCE, split_gross
 from understudy.data.format.catalog import INFO, Catalog
@@ -20,7 +20,7 @@ _DRIFT = 0.5  # frames by which a start time may be off before another frame is 
 _JUMP = 0.75  # frames by which the start of the next episode may be off its place
 
 
-def check_videos(catalog: Catalog, facts: VideoFacts) -> Iterator[Finding]:
+def check_videos(catalog: Catalog, facts: VideoFacts) -> Findings:
     """Yield findings about video files: unreadable ones, frame counts, encoding."""
     for camera, file, path, error in facts.unreadable:
         place = _place(catalog, camera, [file], path)
@@ -48,7 +48,7 @@ def _place(catalog: Catalog, camera: str, files: list[int], path: str) -> Place:
     return Place.from_rows(catalog, rows, camera=camera, file=path)
 
 
-def _surplus(catalog: Catalog, camera: str, surplus: list[tuple[VideoFile, int, Place]]) -> Iterator[Finding]:
+def _surplus(catalog: Catalog, camera: str, surplus: list[tuple[VideoFile, int, Place]]) -> Findings:
     """Videos with more frames than rows: the extra ones may be anywhere, unless recorded times place the episodes."""
     videos = catalog.videos(camera)
     for video, expected, place in surplus:
@@ -68,7 +68,7 @@ def _surplus(catalog: Catalog, camera: str, surplus: list[tuple[VideoFile, int, 
         yield Finding("videos.count", severity, message, place, count, expected, fix, score)
 
 
-def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Iterator[Finding]:
+def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Findings:
     files, feature = facts.files[camera], catalog.features[camera]
     if not files:
         return
@@ -105,7 +105,7 @@ def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Iterator[Find
         yield Finding("videos.encoding", "note", message, Place(camera=camera), dict(codecs))
 
 
-def check_places(catalog: Catalog, opens_videos: bool) -> Iterator[Finding]:
+def check_places(catalog: Catalog, opens_videos: bool) -> Findings:
     """Yield findings about recorded places of v3 episodes: rows of the dataset, and seconds of the videos.
 
     Args:
@@ -166,9 +166,7 @@ def _recorded(catalog: Catalog) -> dict[str, np.ndarray]:
     return {name: values[order] for name, values in columns.items()}
 
 
-def _starts(
-    catalog: Catalog, camera: str, begins: np.ndarray, ends: np.ndarray | None, opens_videos: bool
-) -> Iterator[Finding]:
+def _starts(catalog: Catalog, camera: str, begins: np.ndarray, ends: np.ndarray | None, opens_videos: bool) -> Findings:
     """Compare recorded seconds with the number of frames before each episode in its file."""
     videos, lengths, fps = catalog.videos(camera), catalog.episodes.lengths, float(catalog.fps)
     used = (videos.file >= 0) & (lengths > 0) & np.isfinite(begins)

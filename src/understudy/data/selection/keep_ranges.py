@@ -9,8 +9,6 @@ against texts that are such a path, like the `episode_id` of NVIDIA's conversion
 print it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

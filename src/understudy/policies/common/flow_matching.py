@@ -153,7 +153,7 @@ def check_delay(delay: int, horizon: int | None, count: int, max_delay: int) -> 
         )
 
 
-def sample_given(field: Field, noise: Tensor, chunk: Tensor, delay: int, steps: int = 10) -> Tensor:
+def sample_given(field: Field, noise: Tensor, chunk: Tensor, delay: int, steps: int) -> Tensor:
     """Sample actions behind given ones.
 
     Args:
@@ -182,16 +182,14 @@ def sample_guided(
     chunk: Tensor,
     delay: int,
     horizon: int,
-    steps: int = 10,
-    decay: str = "exp",
-    most: float = MAX_GUIDANCE,
+    steps: int,
     dims: Tensor | None = None,
 ) -> Tensor:
     """Sample actions guided towards those of the chunk at hand.
 
     With tau = 1 - time, the estimate of the chunk is A = x - time v(x). Its error e = w (chunk - A) changes v by
 
-        - min(most, (1 - tau) / tau * ((1 - tau)^2 + tau^2) / (1 - tau)^2) (dA / dx)^T e
+        - min(5, (1 - tau) / tau * ((1 - tau)^2 + tau^2) / (1 - tau)^2) (dA / dx)^T e
 
     Args:
         field: velocity; it must be differentiable.
@@ -200,23 +198,21 @@ def sample_guided(
         delay: actions with weight 1.
         horizon: actions with a weight, `delay` to T.
         steps: Euler steps.
-        decay: decay of the weights between `delay` and `horizon`, see `guidance_weights`.
-        most: largest factor.
         dims: bool, broadcastable to [B, T, dim], the robot's own dimensions, which alone are guided; None: all. The
             loss trains no others, so the estimate there is arbitrary, and its error would change the robot's own
             through the Jacobian.
     """
     _check(noise, delay, steps)
-    weights = guidance_weights(noise.shape[1], delay, horizon, decay).to(noise.device)[None, :, None]  # [1, T, 1]
+    weights = guidance_weights(noise.shape[1], delay, horizon).to(noise.device)[None, :, None]  # [1, T, 1]
     if dims is not None:
         weights = weights * dims
     chunk = torch.where(weights > 0, chunk, 0.0)
     x = noise
     for k in range(steps):
         tau = k / steps
-        factor = most
+        factor = MAX_GUIDANCE
         if tau > 0:
-            factor = min(most, (1 - tau) / tau * ((1 - tau) ** 2 + tau**2) / (1 - tau) ** 2)
+            factor = min(factor, (1 - tau) / tau * ((1 - tau) ** 2 + tau**2) / (1 - tau) ** 2)
         x = x - guided_velocity(field, x, 1 - tau, chunk, weights, factor, dims) / steps
     return x
 
@@ -234,26 +230,24 @@ def guided_velocity(
     return velocity.detach() - factor * (pull if dims is None else torch.where(dims, pull, 0.0))
 
 
-def guidance_weights(length: int, delay: int, horizon: int, decay: str = "exp") -> Tensor:
+def guidance_weights(length: int, delay: int, horizon: int) -> Tensor:
     """Compute the weight of each action, float32 [length]: 1 up to `delay`, falling to 0 at `horizon`.
+
+    With w = (horizon - i) / (horizon - delay + 1) it is w (e^w - 1) / (e - 1), as in the paper.
 
     Args:
         length: T.
         delay: actions with weight 1.
         horizon: first action with weight 0.
-        decay: `linear` is w = (horizon - i) / (horizon - delay + 1); `exp` is w (e^w - 1) / (e - 1), the paper's.
 
     Raises:
-        ValueError: `horizon` is not from `delay` to `length`, or there is no such decay.
+        ValueError: `horizon` is not from `delay` to `length`.
     """
     if not 0 <= delay <= horizon <= length:
         raise ValueError(f"delay={delay}, horizon={horizon}: must be 0 <= delay <= horizon <= {length}, the chunk")
-    if decay not in ("linear", "exp"):
-        raise ValueError(f"decay={decay!r}: must be 'linear' or 'exp'")
     place = torch.arange(length, dtype=torch.float64)
     ramp = ((horizon - place) / (horizon - delay + 1)).clamp(0, 1)
-    if decay == "exp":
-        ramp = ramp * torch.expm1(ramp) / (math.e - 1)
+    ramp = ramp * torch.expm1(ramp) / (math.e - 1)
     return torch.where(place < delay, 1.0, ramp).float()
 
 

@@ -98,12 +98,15 @@ def zero_init(layer: Linear) -> Linear:
     return layer
 
 
-def sinusoids(time: Tensor, dim: int, min_period: float = 4e-3, max_period: float = 4.0) -> Tensor:
-    """Compute sine-cosine features of times in [0, 1], with pi0's log-spaced periods. [...] -> float32 [..., dim]."""
+def sinusoids(time: Tensor, dim: int) -> Tensor:
+    """Compute sine-cosine features of times in [0, 1], with pi0's log-spaced periods 0.004 to 4.
+
+    [...] -> float32 [..., dim].
+    """
     if dim % 2:
         raise ValueError(f"dim={dim}: sine-cosine features come in pairs, use an even number")
     exponents = torch.linspace(0.0, 1.0, dim // 2, device=time.device)
-    angles = time.float()[..., None] * (2 * torch.pi / (min_period * (max_period / min_period) ** exponents))
+    angles = time.float()[..., None] * (2 * torch.pi / (4e-3 * 1000.0**exponents))
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 

@@ -53,7 +53,6 @@ class FirstWeights:
         self,
         needed: Shapes,
         path: str | Path = "",
-        fresh: Collection[str] = (),
         seed: int = 0,
         unread: Collection[str] = (),
     ) -> None:
@@ -62,13 +61,12 @@ class FirstWeights:
         Args:
             needed: shape of each parameter by name.
             path: released weights, safetensors or a JAX tree (`open_weights`); "": all weights are fresh.
-            fresh: patterns of parameters that start from fresh weights, whatever the file has.
             seed: seed of the fresh weights.
             unread: see `match`; a line of the log has the numbers of these tensors.
 
         Raises:
             WeightsError: the file is not one of this network; names each missing, unexpected and misshapen tensor.
-            FileNotFoundError: there is no such file. ValueError: it is damaged, or a pattern fits no parameter.
+            FileNotFoundError: there is no such file. ValueError: it is damaged.
         """
         self._shapes = {name: tuple(shape) for name, shape in needed.items()}
         self._seed = seed
@@ -77,7 +75,7 @@ class FirstWeights:
         self.match: Match | None = None
         self.dtypes: dict[str, torch.dtype] = {}
         if self.files is not None:
-            self.match = match(self.files.shapes, needed, path, fresh, NEW, unread)
+            self.match = match(self.files.shapes, needed, path, NEW, unread)
             if unread:
                 counts = Counter(pattern for pattern in self.match.ignored.values() if pattern in unread)
                 names = ", ".join(f"{pattern} ({count})" for pattern, count in counts.items())

@@ -79,12 +79,12 @@ class WeightsError(ValueError):
     def __init__(
         self,
         where: object,
-        missing: Sequence[str] = (),
-        extra: Mapping[str, str] | None = None,
-        shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] | None = None,
+        missing: Sequence[str],
+        extra: Mapping[str, str],
+        shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]],
         fix: str = "",
     ) -> None:
-        self.where, self.missing, self.extra, self.shapes = where, tuple(missing), dict(extra or {}), dict(shapes or {})
+        self.where, self.missing, self.extra, self.shapes = where, tuple(missing), dict(extra), dict(shapes)
         self.fix = fix
         lines = [f"  missing: {key}" for key in self.missing]
         lines += [f"  unexpected: {key}{f' ({why})' if why else ''}" for key, why in self.extra.items()]
@@ -102,8 +102,6 @@ class Match(NamedTuple):
 
     keys: dict[str, str]
     """Parameter -> key of the file."""
-    fresh: tuple[str, ...]
-    """Parameters that are not read."""
     ignored: dict[str, str]
     """Keys of the file that are not read -> why."""
 
@@ -187,7 +185,6 @@ def match(
     stored: Shapes,
     needed: Shapes,
     where: object = "weights",
-    fresh: Collection[str] = (),
     optional: tuple[str, ...] = (),
     unread: Collection[str] = (),
 ) -> Match:
@@ -197,18 +194,12 @@ def match(
         stored: shapes of the tensors of a file, by key.
         needed: shapes of the parameters, by name.
         where: the file, for errors.
-        fresh: patterns of parameters that are not read, though the file may have them in any shape.
         optional: first parts of the names of parameters that are fresh where the file lacks them.
         unread: patterns of canonical names that may have no parameter; the reason in `ignored` is the pattern.
 
     Raises:
         WeightsError: a missing key, one without a parameter, one of another shape, two keys of one parameter.
-        ValueError: a pattern of `fresh` fits no parameter.
     """
-    for pattern in fresh:
-        if not any(fnmatchcase(name, pattern) for name in needed):
-            raise ValueError(f"fresh: {pattern!r} fits no parameter, such as {next(iter(needed), 'none')}")
-    drawn = tuple(name for name in needed if any(fnmatchcase(name, pattern) for pattern in fresh))
     keys: dict[str, str] = {}
     ignored: dict[str, str] = {}
     extra: dict[str, str] = {}
@@ -217,8 +208,6 @@ def match(
         plain, name = canonical(key), own_name(key)
         if plain == HEAD and has_embedding:
             ignored[key] = "the embedding is there itself; a head next to it may be stale"
-        elif name in drawn:
-            ignored[key] = f"{name} starts from fresh weights"
         elif name is not None and name in needed:
             if name in keys:
                 extra[key] = f"a second tensor of {name}, next to {keys[name]}"
@@ -227,16 +216,15 @@ def match(
             ignored[key] = why
         else:
             extra[key] = _reason(plain, REFUSED)
-    drawn += tuple(name for name in needed if name.startswith(optional) and name not in keys and name not in drawn)
     shapes = {
         key: (tuple(stored[key]), tuple(needed[name]))
         for name, key in keys.items()
         if tuple(stored[key]) != tuple(needed[name])
     }
-    missing = [released_key(name) for name in needed if name not in keys and name not in drawn]
+    missing = [released_key(name) for name in needed if name not in keys and not name.startswith(optional)]
     if missing or extra or shapes:
         raise WeightsError(where, missing, extra, shapes, _family(stored, needed))
-    return Match(keys, drawn, ignored)
+    return Match(keys, ignored)
 
 
 def _reason(key: str, table: Sequence[tuple[str, str]]) -> str:

@@ -11,8 +11,6 @@ through /proc/self/mem, so a wrong address raises an error and does not crash. W
 compiled, the same loops run in Python: the same images, more slowly.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

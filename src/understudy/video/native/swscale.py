@@ -15,8 +15,6 @@ The bits of the result also depend on libswscale. For 8-bit 4:2:0 of even height
 they are the same in FFmpeg 7 and 8. For other formats they differ, and `reformat` warns about that once per format.
 """
 
-from __future__ import annotations
-
 import warnings
 import weakref
 from collections.abc import Sequence
