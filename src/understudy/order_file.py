@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,10 +72,14 @@ def _digest(*parts: Any) -> str:
     return digest.hexdigest()
 
 
-def lengths_digest(source: Any) -> str:
-    """Return the digest of the ids and lengths of all episodes of a dataset; "" without a catalog."""
-    episodes = getattr(getattr(source, "catalog", None), "episodes", None)
-    return "" if episodes is None else _digest(np.stack([episodes.ids, episodes.lengths]).data)
+def lengths_digest(source: Any, last: int | None = None) -> str:
+    """Return "LAST DIGEST" of a dataset's or catalog's episode ids and lengths up to an id; "" without a catalog."""
+    episodes = getattr(getattr(source, "catalog", source), "episodes", None)
+    if episodes is None:
+        return ""
+    last = int(episodes.ids[-1]) if last is None else last
+    count = np.searchsorted(episodes.ids, last, side="right")
+    return f"{last} {_digest(np.stack([episodes.ids[:count], episodes.lengths[:count]]).data)}"
 
 
 def find_segments(segments: np.ndarray, episode: np.ndarray, frame: np.ndarray) -> np.ndarray:
@@ -180,8 +185,10 @@ class OrderFile:
         Raises:
             DatasetError: names or episode lengths differ, or a row is not in its dataset.
         """
-        names, now = [source.name for source in sources], list(map(lengths_digest, sources))
+        names = [source.name for source in sources]
         before = [dataset["lengths"] for dataset in self.facts.get("datasets", ())] or [""] * len(self.names)
+        lasts = (int(digest.partition(" ")[0]) if digest else None for digest in before)
+        now = [lengths_digest(source, last) for source, last in zip_longest(sources, lasts)]
         others = any(a and b and a != b for a, b in zip(now, before)) or len(now) != len(before)
         if others or (names[1:] and not self.facts and names != list(self.names)):
             problem = f"is not of the episodes of {', '.join(names)}"

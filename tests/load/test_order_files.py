@@ -40,7 +40,7 @@ def written(path: Path, order: Order, data: list[EpisodeDataset], steps: int, fi
     """The order, written as a file and opened again."""
     spans = [Span(first, first * order.batch_size, order.batch_size, steps)]
     digests = {source.name: lengths_digest(source) for source in data}
-    write_order_file(path, rows_of(order.locate, spans), order_facts(order, spans, digests))
+    write_order_file(path, rows_of(order.locate, spans), order_facts(order.spec, spans, digests))
     return Order.from_file(path)
 
 

@@ -62,6 +62,7 @@ COMMANDS = {
     "check": Command("data.check:check", "contents and faults of a dataset", "PATH"),
     "view": Command("data.view:view", "look through episodes in a browser", "PATH"),
     "edit": Command("data.edit:edit", "select, merge, change or transcode datasets", "[PATH ...]"),
+    "publish": Command("data.publish:publish", "append the recordings of several writers", "PATH [PATH ...]"),
     "segment": Command("data.edit:segment", "cut episodes into segments", "[PATH ...]"),
     "ranges": Command("data.ranges:ranges", "find the frames in which a robot moves", "PATH"),
     "bench": Command("bench.bench:bench", "loading speed of a dataset, and of its codec", "PATH", launchable=True),

@@ -135,6 +135,7 @@ EXAMPLES = {
         "understudy edit data/table data/small --size 224 --codec libx264 --gop 2",
         "understudy edit data/table data/parts --split train=0.9 val=0.1",
     ),
+    "publish": ("understudy publish robots/arm-1 robots/arm-2 data/all",),
     "segment": (
         "understudy segment data/table data/moves --by pauses",
         "understudy segment data/table data/steps --subtasks steps.csv --task-from-text",

@@ -82,6 +82,16 @@ def same_task(piece: Piece, text: str) -> str:
 
 
 @dataclass(frozen=True)
+class Base:
+    """Counts of a dataset to whose end the output is appended, and its tasks. Files are numbered from 0 on disk."""
+
+    episodes: int = 0
+    frames: int = 0
+    files: int = 0
+    tasks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Plan:
     """A dataset to write. Picklable: its functions are module-level ones and partial calls of them.
 
@@ -98,6 +108,7 @@ class Plan:
         encode: cameras to encode completely.
         files: contents of further JSON files of the output by path.
         skip_bad: leave pieces that cannot be read out, in place of an error.
+        base: the dataset to whose end it is appended.
     """
 
     sources: tuple[Catalog, ...]
@@ -112,6 +123,7 @@ class Plan:
     encode: Mapping[str, Encoding] = field(default_factory=dict)
     files: Mapping[str, Any] = field(default_factory=dict)
     skip_bad: bool = False
+    base: Base = Base()
 
     @property
     def cameras(self) -> list[str]:

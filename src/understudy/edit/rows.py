@@ -191,7 +191,7 @@ def nested_types(plan: Plan) -> dict[str, pa.DataType]:
 def row_starts(plan: Plan) -> list[int]:
     """Return the index of the first row of each piece."""
     lengths = [piece.length for piece in plan.pieces]
-    return (np.cumsum(lengths) - lengths).tolist()
+    return (plan.base.frames + np.cumsum(lengths) - lengths).tolist()
 
 
 class RowWriter:
@@ -243,7 +243,7 @@ class RowWriter:
         return {
             "timestamp": (frames / self._plan.fps).astype(np.float32),
             "frame_index": frames,
-            "episode_index": np.full_like(frames, number),
+            "episode_index": np.full_like(frames, self._plan.base.episodes + number),
             "index": self.starts[number] + frames,
             "task_index": np.array([[self._tasks[task]] for task in tasks], np.int64),
         }

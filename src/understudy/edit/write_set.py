@@ -244,7 +244,7 @@ def _number_tasks(plan: Plan, used: Iterable[str]) -> dict[str, int]:
     """Number the task texts in use: in order of the sources and of their task lists, then new texts as they appear."""
     used = dict.fromkeys(used)
     listed = dict.fromkeys(text for source in plan.sources for text in source.tasks if text in used)
-    return {text: number for number, text in enumerate(listed | used)}
+    return {text: number for number, text in enumerate(dict.fromkeys(plan.base.tasks) | listed | used)}
 
 
 def _write_rows(
@@ -271,8 +271,9 @@ def _write_rows(
         table = []
         for piece, episode in zip(group, episodes):
             length = plan.pieces[piece].length
-            row = episode_columns(piece, episode.tasks, length, starts[piece]) | episode.columns
-            table.append(row | file_columns("data", number) | file_columns("meta/episodes", number))
+            row = episode_columns(plan.base.episodes + piece, episode.tasks, length, starts[piece]) | episode.columns
+            file = plan.base.files + number
+            table.append(row | file_columns("data", file) | file_columns("meta/episodes", file))
             clocks += not episode.has_clock
             for key in features:
                 part = statistics.get(key)
@@ -313,7 +314,7 @@ def _video_row(plan: Plan, camera: str, done: CameraVideos, piece: int) -> dict[
     first, length, prefix = done.first[piece], plan.pieces[piece].length, f"videos/{camera}"
     times = {f"{prefix}/from_timestamp": first / plan.fps, f"{prefix}/to_timestamp": (first + length) / plan.fps}
     figures = statistic_columns(plan.features[camera], done.figures[piece])
-    return file_columns(prefix, done.file[piece]) | times | figures
+    return file_columns(prefix, plan.base.files + done.file[piece]) | times | figures
 
 
 def metadata_array(name: str, values: Sequence[Any]) -> pa.Array:

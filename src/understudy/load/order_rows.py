@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from understudy._version import __version__
-from understudy.order import Order, rank_slice
+from understudy.order import rank_slice
+from understudy.order.spec import Spec
 from understudy.order_file import GROUP, Samples
 
 
@@ -45,12 +46,12 @@ def rows_of(locate: Callable[[np.ndarray], Any], spans: Iterable[Span], world_si
             yield Samples(step, position, np.tile(ranks, len(steps)), source, episode, frame, weight)
 
 
-def order_facts(order: Order, spans: Sequence[Span], digests: Mapping[str, str]) -> dict[str, Any]:
+def order_facts(spec: Spec, spans: Sequence[Span], digests: Mapping[str, str]) -> dict[str, Any]:
     """Return the facts of an order file: the order, and the digest of the episode lengths of each dataset, by name."""
     sizes = {span.batch for span in spans}
     return {
-        "order": order.to_json(),
-        "seed": order.seed,
+        "order": spec.to_json(),
+        "seed": spec.seed,
         "batch": sizes.pop() if len(sizes) == 1 else None,
         "start": spans[0].position,
         "datasets": [{"name": name, "lengths": digest} for name, digest in digests.items()],

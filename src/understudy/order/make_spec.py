@@ -273,7 +273,12 @@ def resolve_weights(
 
 
 def reweigh(
-    spec: Spec, position: int, weights: Mapping[str, float], add: Sequence[Frames], frames_in_flight: int | None
+    spec: Spec,
+    position: int,
+    weights: Mapping[str, float],
+    add: Sequence[Frames],
+    frames_in_flight: int | None,
+    mode: str = "clips",
 ) -> tuple[Spec, list[ResolvedSource]]:
     """Return the spec with the new entry, and the added sources. For the arguments see `Order.with_weights`.
 
@@ -292,13 +297,15 @@ def reweigh(
         raise ValueError(f"weights name no source: name at least one of {names}")
     values = check_weights([weights[name] for name in named], named)
     most = max(spec.round, 16 * spec.batch)
+    if add:  # a small source has 32 slots, so that its share is met within 2 %
+        most = max(most, min(round(32 * sum(values) / min(values)), 1 << 16))
     slots = choose_slots(values, spec.batch, most)
     if spec.version == EXACT_VERSION:
         slots = share_slots(values, -(-most // spec.batch) * spec.batch * UNIT)
     by_name = dict(zip(named, slots))
     entry = Entry(position, tuple(by_name.get(name, 0) for name in names))
     in_flight = default_in_flight(spec.batch) if frames_in_flight is None else frames_in_flight
-    request, total = OrderRequest("clips", spec.batch, in_flight), sum(slots)
+    request, total = OrderRequest(mode, spec.batch, in_flight), sum(slots)
     lanes = dict(zip(named, count_lanes(slots))) if spec.version == EXACT_VERSION else {}
     added = [resolve_source(check_source(new), by_name[new.name] / total, request, lanes.get(new.name)) for new in add]
     sources = (*spec.sources, *(part.spec for part in added))

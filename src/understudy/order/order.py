@@ -358,6 +358,7 @@ class Order:
         weights: Mapping[str, float],
         add: Sequence[Frames] = (),
         frames_in_flight: int | None = None,
+        mode: str = "clips",
     ) -> "Order":
         """This order up to `position`, and other shares from there on: a new schedule entry.
 
@@ -367,15 +368,15 @@ class Order:
         Args:
             position: of the change.
             weights: by name, of the sources that continue, and of those in `add`. A source not named leaves.
-            add: new sources, read in clips with their defaults.
-            frames_in_flight: for the new sources.
+            add: new sources, read with the defaults of `mode`.
+            frames_in_flight, mode: for the new sources.
 
         Raises:
             ValueError: `position` is not behind the last entry of the schedule, or a name is unknown.
         """
         if self.file is not None:
             raise ValueError(f"{self.file.path}: the shares of an order file are fixed")
-        spec, added = reweigh(self.spec, position, weights, add, frames_in_flight)
+        spec, added = reweigh(self.spec, position, weights, add, frames_in_flight, mode)
         reasons = [
             *self._reasons,
             *((),) * (len(self.layouts) - len(self._reasons)),

@@ -47,6 +47,7 @@ def _tables(result: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     return {
         "Sources": [["source", *next(iter(sources.values()))], *([name, *of.values()] for name, of in sources.items())],
         "Starts and shares": starts,
+        "Episodes appended": [["step", "source", "first", "last"], *result.get("updates", ())],
         "Tasks": [["task", "samples"], *([task, count] for task, count in result["tasks"].items() if task)],
         "Substituted samples": [list(entries[0]) if entries else [], *(list(entry.values()) for entry in entries)],
         "Skipped steps": [["step"], *([step] for step in result.get("skipped_steps", ()))],

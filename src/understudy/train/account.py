@@ -5,7 +5,7 @@ list. The journals of substitutions replace samples, and metrics.jsonl has the s
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +17,13 @@ from understudy.errors import ConfigError
 from understudy.load.bad_frames import Substitution, read_journal
 from understudy.load.order_rows import Span, rows_of
 from understudy.order import Order
+from understudy.order.spec import Entry, Spec
 from understudy.order_file import Samples
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data.frames_file import TRAINING, WEIGHT, read_frames
+from understudy.train.data.frames_file import TRAINING, WEIGHT
+from understudy.train.data.updates import current_spec, read_all_frames, recorded_sources
 from understudy.train.track import metrics_file
 
 
@@ -33,8 +35,10 @@ class Account:
     state: dict[str, Any]
     """State of the checkpoint."""
     order: Order
+    of: np.ndarray
+    """Number of the source to which each source of the order belongs: updates count as their sources."""
     frames: dict[str, np.ndarray]
-    """Columns of the frames (`read_frames`)."""
+    """Columns of the frames (`read_all_frames`)."""
     sources: dict[str, str]
     """Digest of the episode lengths of each source, by name."""
     spans: list[Span]
@@ -57,10 +61,14 @@ class Account:
         record = run.read_record()
         best = record["settings"]["checkpoint"]["keep_best"]
         state = checkpoint.read_state(find_checkpoint(run.checkpoints, step, best))
-        frames, sources = read_frames(run.frames, record.get("frames", ""))
-        trained = [frames["rows"][(frames["source"] == n) & (frames["part"] == TRAINING)] for n in range(len(sources))]
-        datasets = [SimpleNamespace(name=name, segments=rows) for name, rows in zip(sources, trained)]
-        order = Order.from_json(record["order"] | {"schedule": state["schedule"]}, datasets)
+        spec, updates = current_spec(record, state), state.get("updates", ())
+        entries = recorded_sources(record, updates)
+        frames, sources = read_all_frames(run, record, updates)
+        trained = [frames["rows"][(frames["source"] == n) & (frames["part"] == TRAINING)] for n in range(len(entries))]
+        datasets = [SimpleNamespace(name=e["name"], segments=rows) for e, rows in zip(entries, trained)]
+        order = Order.from_json(spec, datasets)
+        of = np.array([entry.get("of", number) for number, entry in enumerate(entries)])
+        frames["source"] = of[frames["source"]]
         starts, spans = state.get("starts"), []
         if not starts or starts[0]["step"]:
             raise ConfigError(f"{root}: has no account of its first steps, which an earlier version of understudy made")
@@ -75,12 +83,26 @@ class Account:
         steps = steps.reshape(-1, 2)
         if not np.array_equal(steps[:, 0], np.arange(1, state["step"] + 1)):
             raise ConfigError(f"{run.metrics}: has {len(steps)} of {state['step']} steps; restore the file")
-        return cls(run, state, order, frames, sources, spans, substitutes, steps[steps[:, 1] > 0, 0])
+        return cls(run, state, order, of, frames, sources, spans, substitutes, steps[steps[:, 1] > 0, 0])
+
+    @property
+    def spec(self) -> Spec:
+        """Spec of the order, in which updates are parts of their sources."""
+        spec = self.order.spec
+        schedule = [
+            Entry(entry.position, tuple(self.by_source(entry.slots).astype(int).tolist())) for entry in spec.schedule
+        ]
+        return replace(spec, sources=spec.sources[: len(self.sources)], schedule=tuple(schedule))
+
+    def by_source(self, shares: Sequence[float]) -> np.ndarray:
+        """Return the sums over each source and its updates."""
+        return np.bincount(self.of[: len(shares)], shares, len(self.sources))
 
     def samples(self, spans: Sequence[Span], world_size: int = 1) -> Iterator[Samples]:
         """Yield the samples of some steps, substitutes in their places; those of skipped steps weigh 0."""
         positions, frames = np.array([entry.position for entry in self.substitutes], np.int64), self.frames
         for block in rows_of(self.order.locate, spans, world_size):
+            block = block._replace(source=self.of[block.source])
             low, high = np.searchsorted(positions, [block.position[0], block.position[-1] + 1])
             for entry in self.substitutes[low:high]:
                 row = entry.position - block.position[0]

@@ -165,11 +165,13 @@ def audit_run(root: Path, step: int | str, without: Sequence[str]) -> tuple[dict
     steps = [number for number in list_steps(account.run.checkpoints) if number <= state["step"]]
     for start, samples in zip(state["starts"], delivered, strict=True):
         start["shares"] = (samples / max(1, samples.sum())).tolist()
-        start["weights"] = (np.array(start["weights"]) / sum(start["weights"])).tolist()
+        start["weights"] = (account.by_source(start["weights"]) / sum(start["weights"])).tolist()
     withdrawn, first = counts.marks["without"], result["without"]["first"]
     result["without"] |= {
         "unknown": unknown,
-        "in_statistics": bool(np.isin(episode[withdrawn], episodes[part == TRAINING]).any()),
+        "in_statistics": bool(
+            np.isin(episode[withdrawn], episodes[(part == TRAINING) & (frames["update"] == 0)]).any()
+        ),
         "checkpoints": [number for number in steps if first and number >= first["step"]],
     }
     return result | {
@@ -178,6 +180,11 @@ def audit_run(root: Path, step: int | str, without: Sequence[str]) -> tuple[dict
         "checkpoints": steps,
         "training": account.run.is_active(),
         "starts": state["starts"],
+        "updates": [
+            [update["step"], list(account.sources)[entry["of"]], entry["first"], entry["last"]]
+            for update in state.get("updates", ())
+            for entry in update["sources"]
+        ],
         "skipped_steps": account.skipped.tolist(),
         "substitutions": [vars(entry) for entry in account.substitutes],
         "init_from": state["settings"]["init_from"],

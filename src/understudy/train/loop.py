@@ -135,6 +135,7 @@ def _checkpoint_state(state: TrainState, loader: Loader, result: Record | None) 
         "position": loader.position,
         "schedule": [asdict(entry) for entry in loader.order.spec.schedule],
         "starts": state.starts,
+        "updates": state.updates,
         "seed": state.config.seed,
         "world": state.mesh.world_size,
         "batch": state.config.batch_size,

@@ -49,8 +49,8 @@ def check_resume(
     if now.steps < done and "steps" in changed:
         refused.append(f"steps: {then.steps} -> {now.steps}: {done} are done already")
     shares = [path for path in changed if fnmatchcase(path, "data.sources.*.weight")]
-    if shares and state is None:
-        refused.append(f"{shares[0]}: shares can change only after a checkpoint, and there is none")
+    for path in [*shares[:1], *(["data.update"] if now.data.update else [])] if state is None else ():
+        refused.append(f"{path}: the order can change only after a checkpoint, and there is none")
     if refused:
         head = f"{root}: a run cannot be resumed with these settings; start a new one with another --output-dir"
         raise ConfigError("\n".join([head, *(f"  {line}" for line in refused)]))

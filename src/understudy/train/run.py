@@ -38,11 +38,12 @@ from understudy.train.data.fingerprint import changed_kinds, describe_change
 from understudy.train.data.frames_file import frames_content
 from understudy.train.data.input_contract import with_provenance
 from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, make_loader, open_data
+from understudy.train.data.updates import changed_episodes, find_appended, recorded_sources, write_update
 from understudy.train.loop import gather_weights, library_versions, make_pending_validation, run_steps
 from understudy.train.paths import MOVED, resolve_paths, with_local_files, with_root
 from understudy.train.profiling.peak_check import PeakForecast
 from understudy.train.resume_check import check_resume
-from understudy.train.run_record import current_order, load_initial_weights, new_run_record, recorded_sources
+from understudy.train.run_record import current_order, load_initial_weights, new_run_record
 from understudy.train.startup_summary import describe_trainable, startup_summary
 from understudy.train.state import TrainState, init_train_state
 from understudy.train.track import metrics_file
@@ -67,6 +68,8 @@ def train(config: TrainConfig) -> int:
         RankError: another process failed or disappeared.
     """
     config = resolve_paths(with_local_files(without_credentials(config)).resolved())
+    if config.data.update:
+        raise ConfigError("data.update: a new run has all episodes; give it to `understudy resume`")
     check_action_steps(config)
     run = RunDir(Path(config.output_dir))
 
@@ -103,13 +106,14 @@ def resume(config: TrainConfig) -> int:
     Raises:
         ConfigError: these settings would make it a different run, or the dataset changed; lists each difference.
     """
-    config = resolve_paths(with_local_files(without_credentials(config)).with_policy_defaults())
+    asked = resolve_paths(with_local_files(without_credentials(config)).with_policy_defaults())
+    config = replace(asked, data=replace(asked.data, update=False))  # an update is of this resume alone
     run = RunDir(Path(config.output_dir))
     run.settings()  # raises where there is no run to lock
 
     def work(mesh: Mesh, stop: Stop) -> int:
+        then, data = _check_changes(run, asked, mesh)
         with mesh.together():
-            then, data = _check_changes(run, config, mesh)
             validation = open_validation(config, data)
             edited = dump_yaml(run.settings()) != dump_yaml(config)  # also the sequence of a mapping
             before = run.config.read_text(encoding="utf-8")
@@ -159,8 +163,10 @@ def open_checkpoint(
     torch.set_num_threads(config.torch_threads)
     with join_mesh(config) as mesh:
         with mesh.together():
-            record = run.read_record()
-            data = _open_same_data(run, record, config, mesh, "its checkpoints can be validated on that one only")
+            record, saved = run.read_record(), checkpoint.read_state(source)
+            data = _open_same_data(
+                run, record, saved, config, mesh, "its checkpoints can be validated on that one only"
+            )
             validation = read_validation_data(config, data)
         if validation is None:
             raise ConfigError(f"{root}: there are no validation episodes (data.val_fraction is 0)")
@@ -221,41 +227,62 @@ def _lock(run: RunDir, config: TrainConfig, mesh: Mesh) -> Iterator[None]:
 
 
 def _open_new_data(config: TrainConfig, mesh: Mesh) -> RunData:
-    """Open the data of a new run. Rank 0 alone checks for missing files; the others skip the same episodes."""
+    """Open the data of a new run."""
     with mesh.together():
         data = open_data(config, None, mesh.rank == 0)
-    skipped = mesh.first(lambda: data.skipped)
+    return _open_alike(config, data, mesh)
+
+
+def _open_alike(config: TrainConfig, data: RunData, mesh: Mesh) -> RunData:
+    """Open the episodes of rank 0 on all ranks: it alone checks for missing files, and a dataset may grow meanwhile."""
+    entries = mesh.first(data.entries)
     with mesh.together():
-        if skipped != data.skipped:
-            same = {name: {"skipped": ids} for name, ids in zip(data.names, skipped)}
-            data = open_data(config, same, False)
-    return data
+        return data if entries == data.entries() else open_data(config, entries, False)
 
 
 def _check_changes(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainConfig, RunData]:
     """Return the settings of the latest checkpoint, and the data; log the changes. Raises as `resume` does."""
-    record, latest = run.read_record(), checkpoint.find_latest(run.checkpoints)
-    saved = checkpoint.read_state(latest) if latest is not None else None
-    # config.yaml is not the reference: it may have been edited.
-    then = resolve_paths(run.located(read_settings((saved or record)["settings"], latest or run.order)))
-    present = {"world": mesh.world_size, "versions": library_versions()}
-    lines = check_resume(run.root, replace(then, output_dir=config.output_dir), config, saved, present)
-    data = _open_same_data(run, record, config, mesh, "start a new run with another --output-dir")
+    with mesh.together():
+        record, latest = run.read_record(), checkpoint.find_latest(run.checkpoints)
+        saved = checkpoint.read_state(latest) if latest is not None else None
+        # config.yaml is not the reference: it may have been edited.
+        then = resolve_paths(run.located(read_settings((saved or record)["settings"], latest or run.order)))
+        present = {"world": mesh.world_size, "versions": library_versions()}
+        lines = check_resume(run.root, replace(then, output_dir=config.output_dir), config, saved, present)
+        data = _open_same_data(run, record, saved, config, mesh, "start a new run with another --output-dir")
+    step = saved["step"] if saved else 0
+    appended = mesh.first(lambda: find_appended(config, data, step))
+    for entry in appended:
+        newer = f"{entry['name']}: episodes {entry['first']} to {entry['last']} were appended"
+        lines.append(
+            f"{newer} and are trained on from here on" if config.data.update else f"{newer}; --data.update takes them"
+        )
+    if config.data.update and appended:
+        with mesh.together():
+            data = open_data(config, [*data.entries(), *appended], mesh.rank == 0)
+        data = _open_alike(config, data, mesh)
     for line in lines if mesh.rank == 0 else ():
         logger.info("resume: %s", line)
     return then, data
 
 
-def _open_same_data(run: RunDir, record: Record, config: TrainConfig, mesh: Mesh, remedy: str) -> RunData:
-    """Open the data of `config`. Raises ConfigError if the dataset changed since the run started."""
+def _open_same_data(
+    run: RunDir, record: Record, saved: Record | None, config: TrainConfig, mesh: Mesh, remedy: str
+) -> RunData:
+    """Open the data of a checkpoint with the state `saved`. Raises ConfigError if its episodes changed."""
+    updates = (saved or {}).get("updates", ())
     try:
-        data = open_data(config, recorded_sources(record), mesh.rank == 0)
+        data = open_data(config, recorded_sources(record, updates), mesh.rank == 0)
     except DatasetError as error:
         is_gone = not all("://" in source.root or os.path.exists(source.root) for source in config.data.mixed())
         if is_gone and is_wrong_input(error):  # an outage of the hub, whose ids are not paths, keeps its exit code
             raise error.replaced(fix="; ".join(filter(None, [error.fix, MOVED]))) from error
         raise
-    before, now = record["dataset"], dataset_fingerprint(data)
+    before, now = dict(record["dataset"]), dataset_fingerprint(data)
+    files = dict(record["files"])
+    for update in updates:
+        before |= update["dataset"]
+        files |= update["files"]
     changes = [
         f"  {name}: {before.get(name)} -> {now.get(name)}"
         for name in {**before, **now}
@@ -263,9 +290,9 @@ def _open_same_data(run: RunDir, record: Record, config: TrainConfig, mesh: Mesh
     ]
     if changes:
         head = f"{run.root}: the dataset is not the one that the run was started on; {remedy}"
-        raise ConfigError("\n".join([head, *changes]))
+        raise ConfigError("\n".join([head, *changes, *changed_episodes(run, record, updates, data)]))
     if mesh.rank == 0:
-        _check_files(run, record["files"], data, config)
+        _check_files(run, files, data, config)
     return data
 
 
@@ -314,10 +341,9 @@ def _run(
         check_unchanged(data.policy_config(config), record.get("policy_files", {}))
         saved = checkpoint.read_state(latest) if latest is not None else None
         order = current_order(record, saved, then, config, data, where=run.order)
-        if mesh.rank == 0:
-            check_rollouts(config, record)
         weights = load_initial_weights(config, data, record) if latest is None else None
         dtypes = _frozen_dtypes(latest) if latest is not None else None
+    mesh.first(lambda: check_rollouts(config, record))
     with ExitStack() as stack:
         stack.enter_context(closing(PeakForecast(config, data, record["normalisation"], mesh)))
         state = init_train_state(config, data, record["normalisation"], mesh, weights, dtypes, check_files=True)
@@ -335,6 +361,7 @@ def _run(
             stack.enter_context(closing(rollouts))
         position, journal = saved["position"] if saved else 0, run.substitutions(mesh.rank)
         state.begin(saved, position, data.weights)
+        state.updates = mesh.first(lambda: write_update(run, record, data, order, saved or {}, config))
         mesh.first(lambda: truncate_journals(run.root, position))
         with make_loader(config, data, order, mesh, position, state.prepare, journal) as loader:
             saver.prune()

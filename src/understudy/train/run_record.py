@@ -1,8 +1,8 @@
 """Decisions that hold for a whole run (order.json), and the current order on resume.
 
-The order is fixed when the run starts. Only the shares of the sources may change later, from a position on. Each change
-adds an entry to the schedule of the order, which later checkpoints contain. A checkpoint and order.json together
-therefore define every sample up to that checkpoint.
+The order is fixed when the run starts. Later only the shares of the sources may change, and episodes may be added, from
+a position on. Each change adds an entry to the schedule of the order, which later checkpoints contain. A checkpoint and
+order.json together therefore define every sample up to that checkpoint.
 """
 
 import json
@@ -22,6 +22,7 @@ from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.export import read_initial_policy
 from understudy.train.data.input_contract import make_contract, named_heads
 from understudy.train.data.run_data import RunData, choose_normalization, dataset_fingerprint, file_digests, make_order
+from understudy.train.data.updates import current_spec
 
 
 def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:
@@ -50,24 +51,9 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
         ),
         "policy_files": digests(network),
         "init": initial.digest if initial else None,
-        "sources": [
-            {
-                "name": name,
-                "head": data.heads[head],
-                "cameras": [camera for camera in data.cameras if camera not in part.missing_cameras],
-                "skipped": list(skipped),
-            }
-            for name, head, part, skipped in zip(
-                data.names, data.head_of_source.tolist(), data.training, data.skipped, strict=True
-            )
-        ],
+        "sources": data.entries(),
         "settings": plain(config),
     }
-
-
-def recorded_sources(record: Record) -> dict[str, dict[str, Any]]:
-    """Return the entry of each source in order.json, by name."""
-    return {source["name"]: source for source in record.get("sources", ())}
 
 
 def _check_same_meaning(path: str, theirs: Record, ours: Record) -> None:
@@ -103,7 +89,7 @@ def current_order(
     data: RunData,
     where: object,
 ) -> Order:
-    """Return the order of the checkpoint, with new shares from its position on where weights changed.
+    """Return the order of the checkpoint, from its position on with new weights and with the update of `data`, if any.
 
     Args:
         record: order.json.
@@ -116,14 +102,16 @@ def current_order(
     Raises:
         ConfigError: the order cannot be read, or the sources do not have the frames that it was made for.
     """
-    spec = record["order"]
-    if saved is not None and saved.get("schedule"):
-        spec = {**spec, "schedule": saved["schedule"]}
     try:
-        order = Order.from_json(spec, data.training).with_batch_size(config.batch_size)
+        spec = current_spec(record, saved or {})
+        names = [source["name"] for source in spec["sources"]]
+        order = Order.from_json(spec, data.training[: len(names)]).with_batch_size(config.batch_size)
         before, now = ([source.weight for source in settings.data.sources] for settings in (then, config))
-        if saved is not None and before != now:
-            order = order.with_weights(saved["position"], dict(zip(data.names, data.weights)))
+        added = data.training[len(names) :]
+        if saved is not None and (before != now or added):
+            weights = dict(zip((*names, *data.names[len(names) :]), data.weights))
+            in_flight = config.data.frames_in_flight
+            order = order.with_weights(saved["position"], weights, added, in_flight, config.data.shuffle)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{where}: {error}") from error
     return order

@@ -88,6 +88,8 @@ class TrainState:
     """Optimizer steps done."""
     starts: list[dict[str, Any]] = field(default_factory=list)
     """Steps from which processes of this run trained: step, position, batch, world, weights of the sources."""
+    updates: Sequence[Record] = ()
+    """Updates of the data (`train/data/updates.py`)."""
     checked: bool = False
     """Whether this process has checked a step for parameters that the loss does not reach."""
     part_counts: PartCounts | None = None

@@ -189,7 +189,7 @@ def test_skip_leaves_out_broken_episodes(copy: Make) -> None:
     assert note.endswith("skipped 2 5 7 8")
     again = open_data(
         replace(tiny_config(root, root), data=replace(DataConfig(root=str(root)), on_bad_episode="skip", chunk_size=3)),
-        {name: {"skipped": [2, 5, 7, 8]} for name in data.names},
+        [{"skipped": [2, 5, 7, 8]}],
         True,
     )
     assert again.skipped == data.skipped

@@ -4,6 +4,7 @@ record     `understudy record`
 importing  `understudy import`
 edit       `understudy edit` and `understudy segment`
 score      `understudy score`
+publish    `understudy publish`
 check      `understudy check`
 view       `understudy view`
 ranges     `understudy ranges`

@@ -259,7 +259,7 @@ def export(config: ExportConfig) -> None:
     if Path(paths[0], "order.json").is_file():
         account = Account.open(Path(paths[0]), config.checkpoint)
         spans = account.cut(first, first + config.steps if config.steps else account.state["step"])
-        order, blocks = account.order, account.samples(spans, ranks)
+        spec, blocks = account.spec, account.samples(spans, ranks)
         digests = account.sources
     else:
         datasets = [EpisodeDataset(path, name=path if paths[1:] else None) for path in paths]
@@ -277,7 +277,7 @@ def export(config: ExportConfig) -> None:
             raise ConfigError(str(error)) from error
         steps = config.steps or -(-sum(map(len, datasets)) // config.batch_size)
         spans = [Span(first, first * config.batch_size, config.batch_size, steps)]
-        blocks = rows_of(order.locate, spans, ranks)
+        spec, blocks = order.spec, rows_of(order.locate, spans, ranks)
         digests = {source.name: lengths_digest(source) for source in datasets}
     total = sum(span.steps * span.batch for span in spans)
     if not total or ranks > min(span.batch for span in spans):
@@ -291,5 +291,5 @@ def export(config: ExportConfig) -> None:
                 yield block
                 progress.update(len(block.step))
 
-        write_order_file(out, counted(), order_facts(order, spans, digests))
+        write_order_file(out, counted(), order_facts(spec, spans, digests))
     print(f"{out}: {total:,} samples, from position {spans[0].position}")

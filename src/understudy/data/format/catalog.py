@@ -105,7 +105,8 @@ class Catalog:
         if isinstance(root, Catalog):
             return root
         files, info = _read_info(root, remote)
-        version = _override(files, info, video_path, data_path, version)
+        before = files.version(INFO)
+        asked, version = version, _override(files, info, video_path, data_path, version)
         layout, where = layouts.LAYOUTS[version], files.where(INFO)
         features = parse_features(info.get("features"), where)
         skipped = {key: feature.unreadable for key, feature in features.items() if feature.unreadable}
@@ -130,7 +131,9 @@ class Catalog:
         robot = _robot_type(info, oddities)
         _check_totals(info, episodes, len(by_index), oddities)
         oddities += _feature_notes(features)
-        sensors = read_sensors(files, {*features, *skipped})
+        sensors, notes = read_sensors(files, {*features, *skipped}), tuple(oddities)
+        if files.version(INFO) != before:  # another version was published meanwhile: tables of both would not fit
+            return cls.open(root, remote, video_path=video_path, data_path=data_path, version=asked)
         return cls(
             files,
             version,
@@ -140,7 +143,7 @@ class Catalog:
             tasks,
             episodes,
             info,
-            tuple(oddities),
+            notes,
             skipped,
             tuple(lacking),
             sensors=sensors,

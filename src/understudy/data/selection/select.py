@@ -252,11 +252,14 @@ class SelectedFrames:
     keep_report: KeepReport | None = None
 
 
-def split_episodes(ids: np.ndarray | Iterable[int], fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def split_episodes(
+    ids: np.ndarray | Iterable[int], fraction: float, seed: int = 0, *, appended: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Split episode ids into (training, validation), int64, ascending.
 
     An episode goes to validation when a hash of (seed, id) is below `fraction`, so new episodes move none of the old
-    ones. Each side has at least one episode (the lowest and the highest hash). Fraction 0 gives no validation.
+    ones. Each side has at least one episode (the lowest and the highest hash), unless the episodes are `appended` to
+    split ones. Fraction 0 gives no validation.
 
     Raises:
         DatasetError: fraction outside [0, 1), or fewer than two episodes to split.
@@ -266,12 +269,13 @@ def split_episodes(ids: np.ndarray | Iterable[int], fraction: float, seed: int =
         raise DatasetError(f"the validation fraction is {fraction!r}", fix="give a number from 0 to below 1")
     if fraction == 0:
         return ids, ids[:0]
-    if len(ids) < 2:
+    if len(ids) < 2 and not appended:
         raise DatasetError(f"{len(ids)} episode cannot be split", fix="record more episodes, or set the fraction to 0")
     hashes = np.asarray([_hash(seed, int(i)) for i in ids])
     validation = hashes < fraction
-    validation[hashes.argmin()] = True
-    validation[hashes.argmax()] = False
+    if not appended:
+        validation[hashes.argmin()] = True
+        validation[hashes.argmax()] = False
     return ids[~validation], ids[validation]
 
 

@@ -244,7 +244,7 @@ class EpisodeSampler(Sampler[int]):
 
         spans = [Span(0, self._order.start, self._batch, steps)]
         names = {self._source.name: lengths_digest(self._source)}
-        write_order_file(path, rows_of(locate, spans), order_facts(self._order, spans, names) | {"order": None})
+        write_order_file(path, rows_of(locate, spans), order_facts(self._order.spec, spans, names) | {"order": None})
 
     def _position(self) -> int:
         """End of the last global batch of which this rank's share was yielded."""

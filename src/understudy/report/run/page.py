@@ -212,7 +212,7 @@ def _first_batch(config: Any, record: Mapping[str, Any]) -> Blocks:
     """Render the first samples of step 0, or the reason why they are unavailable."""
     from understudy.errors import DatasetError
     from understudy.train.data.run_data import first_batch
-    from understudy.train.run_record import recorded_sources
+    from understudy.train.data.updates import recorded_sources
 
     try:
         batch, cameras = first_batch(config, recorded_sources(record), record.get("order"))

@@ -71,8 +71,8 @@ def _open(
 ) -> "tuple[ValidationData | None, Predict | None, list[str]]":
     """Open the validation frames and the policy of the checkpoint of `step`, or the latest one; notes name failures."""
     from understudy.train.data.run_data import open_data
+    from understudy.train.data.updates import recorded_sources
     from understudy.train.run import open_checkpoint
-    from understudy.train.run_record import recorded_sources
     from understudy.train.validation.open_loop import EpisodeActions
     from understudy.train.validation.validation_loss import read_validation_data
 

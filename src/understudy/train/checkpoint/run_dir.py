@@ -3,6 +3,7 @@
 config.yaml     every setting, resolved
 order.json      decisions for the whole run: order, dataset fingerprint, normalization, policy, settings
 frames.parquet  the frames of the order, and those reserved for validation (`train/data/frames_file.py`)
+frames-0f….parquet  those of an update of the data (`train/data/updates.py`)
 metrics.jsonl   figures of the run, one JSON object a line (`train/track/metrics_file.py`)
 substitutions-0.jsonl  samples that rank 0 replaced because they could not be read, if any
 checkpoints/    step-00001000/ … (`checkpoint.py`)
@@ -38,9 +39,9 @@ from understudy.policies.registry import CODE, code_of, pin_missing
 from understudy.train.checkpoint import checksums
 from understudy.train.paths import find_moved
 
-FORMAT = 3
+FORMAT = 4
 """Version of a run directory; another one is refused. Format 1 had no version, and a single process; format 2 had a
-contract without normalization, and other digests of returns and metadata."""
+contract without normalization, and other digests of returns and metadata; format 3 did not hold its episodes."""
 
 LOCK = ".lock"
 """Name of the file that a training process keeps locked."""

@@ -4,5 +4,6 @@ run_data               all sources, the order over them, their loader and prompt
 sources                one source, split into training and validation episodes
 input_contract         the inputs of the robots of a run, measured on its training frames
 frames_file            frames.parquet: training and validation frames, for an account without the data
+updates                episodes that were appended to the datasets, trained on from a checkpoint on
 fingerprint            digests of a dataset's files, compared on resume
 """

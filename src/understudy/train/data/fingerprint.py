@@ -24,7 +24,7 @@ import numpy as np
 
 from understudy.atomic import write_text
 from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.episode_table import FileTable
+from understudy.data.format.episode_table import FileTable, describe_ids
 from understudy.data.format.sensors import SENSORS
 from understudy.data.read.sensors import sensor_files
 from understudy.errors import DatasetError, MissingFileError, SourceError
@@ -56,12 +56,14 @@ def digest_files(
     catalog, episodes = parts[0].catalog, parts[0].catalog.episodes
     rows = episodes.rows_of(np.unique(np.concatenate([part.segments[:, 0] for part in parts])))
     files = catalog.files
-    digests = _kind(files, episodes.data, episodes.data_file[rows], ROWS, cache, _footer, _rows)
+    ids = episodes.ids[rows]
+    digests = _kind(files, episodes.data, ids, episodes.data_file[rows], ROWS, cache, _footer, _rows)
     for camera in cameras:
         if camera in episodes.videos:
             videos = episodes.videos[camera]
             name = f"{VIDEOS} of {camera}"
-            digests |= _kind(files, videos.files, videos.file[rows], name, cache, _ends, _videos, f"{CONTENTS} {name}")
+            whole = f"{CONTENTS} {name}"
+            digests |= _kind(files, videos.files, ids, videos.file[rows], name, cache, _ends, _videos, whole)
     for key in parts[0].keys:
         if key in catalog.sensors:
             paths = [SENSORS, *sensor_files(catalog, catalog.sensors[key])]
@@ -91,6 +93,7 @@ def describe_change(before: list[str], now: list[str]) -> str:
 def _kind(
     files: Files,
     table: FileTable,
+    ids: np.ndarray,
     used: np.ndarray,
     name: str,
     cache: Path | None,
@@ -109,6 +112,7 @@ def _kind(
     parts = []
     for group in np.array_split(np.arange(len(many)), min(PARTS, max(1, len(many)))):
         more = f" and the {len(group) - 1} after it" if len(group) > 1 else ""
+        more += f" (episodes {describe_ids(ids[np.isin(used, np.array(many)[group])])})"
         digest = _digest("\n".join(digests[i] for i in group).encode())
         parts += [f"{table.path(many[i])}{more} {digest}" for i in group[:1]]
     return {f"{SOME} {name}": some, whole or name: parts}

@@ -1,8 +1,10 @@
 """frames.parquet of a run: its training and validation frames, so that an account of the run needs no dataset.
 
 A row is a run of frames of an episode of a source. `part` is `TRAINING` (in the sequence of the order, frames with
-copies several times), `VALIDATION`, or `WEIGHT`: from this frame on `weight` is the factor of the loss. `task` is the
-text of the episode's task; several are joined.
+copies several times), `VALIDATION`, or `WEIGHT`: from this frame on `weight` is the factor of the loss. `EPISODE` is a
+whole episode of the dataset, selected or not. `task` is the text of the episode's task; several are joined.
+
+An update of a run's data has a file of its own, whose sources continue the numbers.
 """
 
 import io
@@ -17,30 +19,36 @@ from understudy.checksums import file_sha256
 from understudy.data.selection.select import EPISODE_STRIDE
 from understudy.errors import ConfigError
 from understudy.order_file import lengths_digest
-from understudy.train.data.run_data import RunData
+from understudy.train.data.run_data import RunData, episodes_within
 
-TRAINING, VALIDATION, WEIGHT = range(3)
+TRAINING, VALIDATION, WEIGHT, EPISODE = range(4)
 
 
-def frames_content(data: RunData) -> bytes:
-    """Return the content of the file for a run's data."""
+def frames_content(data: RunData, first: int = 0) -> bytes:
+    """Return the content of the file for the sources of a run's data from number `first` on."""
     tables = []
-    for number, (training, validation) in enumerate(zip(data.training, data.validation, strict=True)):
-        reserved = validation.segments if validation else np.empty((0, 3), int)
-        parts: list[tuple[np.ndarray, Any]] = [(training.epoch_segments, 1.0), (reserved, 1.0)]
+    for number, training in enumerate(data.training[first:], first):
+        weights: tuple[np.ndarray, Any] = (np.empty((0, 3), np.int64), 1.0)
         if training.frame_weights is not None:
             starts, factors = training.frame_weights.loss_runs
-            parts.append((np.stack([starts // EPISODE_STRIDE, *[starts % EPISODE_STRIDE] * 2], axis=1), factors))
+            weights = np.stack([starts // EPISODE_STRIDE, *[starts % EPISODE_STRIDE] * 2], axis=1), factors
+        ids, lengths = episodes_within(training.catalog, data.spans[number])
+        whole = np.stack([ids, 0 * ids, lengths], axis=1)
+        apart = whole[:0] if (reserved := data.apart[number]) is None else reserved.segments
+        parts = [(training.epoch_segments, 1.0), (apart, 1.0), weights, (whole, 1.0)]
         episodes, texts = training.catalog.episodes, np.array([*training.catalog.tasks, ""], object)
         for part, (rows, weight) in enumerate(parts):
             ids, inverse = np.unique(rows[:, 0], return_inverse=True)
-            tasks = [" | ".join(texts[episodes.tasks_of(row)]) for row in episodes.rows_of(ids).tolist()]
+            tasks = [""] * len(ids)
+            if part < EPISODE:
+                tasks = [" | ".join(texts[episodes.tasks_of(row)]) for row in episodes.rows_of(ids).tolist()]
             columns = dict(zip(("episode", "start", "stop"), np.ascontiguousarray(rows.T)))
             columns |= {"source": np.full(len(rows), number), "part": np.full(len(rows), part)}
             columns["weight"] = np.broadcast_to(weight, len(rows)).astype(np.float32)
             columns["task"] = pa.array(tasks, pa.string()).take(pa.array(inverse)).dictionary_encode()
             tables.append(pa.table(columns))
-    digests = {name: lengths_digest(part) for name, part in zip(data.names, data.training, strict=True)}
+    facts = zip(data.of, data.training, data.spans, strict=True)  # updates come last
+    digests = {data.names[owner]: lengths_digest(training, last) for owner, training, (_, last) in facts}
     content = io.BytesIO()
     pq.write_table(pa.concat_tables(tables).replace_schema_metadata(digests), content, compression="zstd")
     return content.getvalue()

@@ -17,7 +17,7 @@ import numpy as np
 
 from understudy.batch_keys import ACTION, HOST_KEYS, PROMPT_METADATA, STATE
 from understudy.bytesize import parse_bytes
-from understudy.config.data import NONE, DataConfig
+from understudy.config.data import NONE, DataConfig, SourceConfig
 from understudy.config.train import TrainConfig
 from understudy.cores import MOST_LOADER_THREADS, fair_threads
 from understudy.data.dataset import EpisodeDataset
@@ -38,6 +38,7 @@ from understudy.order import Order
 from understudy.parts import Workers
 from understudy.policies.registry import check_start, policy_type
 from understudy.prompt_metadata import FORMAT, add_metadata
+from understudy.records import Record
 from understudy.storage.remote_options import RemoteOptions
 from understudy.train.augment_batch import apply_augmentation
 from understudy.train.data.fingerprint import digest_files
@@ -63,8 +64,9 @@ class RunData:
     names: tuple[str, ...]
     """Unique names of the sources."""
     training: tuple[EpisodeDataset, ...]
-    validation: tuple[EpisodeDataset | None, ...]
-    """None for a source without validation episodes."""
+    apart: tuple[EpisodeDataset | None, ...]
+    """Episodes that the split takes from training, None without any. Those of updates are not validated on, either, so
+    that figures of a run compare."""
     heads: tuple[str, ...]
     """Names of the norm heads, sorted."""
     head_of_source: np.ndarray
@@ -87,6 +89,38 @@ class RunData:
     """Ids of the skipped bad episodes."""
     prompt_metadata: tuple[str, ...] = ()
     """Names of the metadata in prompts, in their sequence there."""
+    of: tuple[int, ...] = ()
+    """Number of the source that each source is an update of: episodes that were appended to it. Its own if of none.
+    Updates come last."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """First and last episode id of each source's part of its dataset."""
+
+    @property
+    def validation(self) -> tuple[EpisodeDataset | None, ...]:
+        """None for a source without validation episodes, and for an update."""
+        return tuple(part if owner == number else None for number, (owner, part) in enumerate(zip(self.of, self.apart)))
+
+    @property
+    def sources(self) -> int:
+        """Sources that are no updates."""
+        return sum(owner == number for number, owner in enumerate(self.of))
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return the entry of each source in order.json, or in the updates of a checkpoint (`RecordedSources`)."""
+        facts = zip(self.names, self.head_of_source.tolist(), self.training, self.skipped, self.spans, self.of)
+        return [
+            {
+                "name": name,
+                "head": self.heads[head],
+                "cameras": [camera for camera in self.cameras if camera not in part.missing_cameras],
+                "skipped": list(skipped),
+                "first": first,
+                "last": last,
+                "tasks": len(part.catalog.tasks),
+            }
+            | ({"of": owner} if owner != number else {})
+            for number, (name, head, part, skipped, (first, last), owner) in enumerate(facts)
+        ]
 
     def order(self, config: TrainConfig) -> Order:
         """Make the order of a new run, for any memory (`make_loader.make_order` chooses one for it)."""
@@ -160,23 +194,21 @@ def _width(dataset: EpisodeDataset, key: str) -> int:
 def open_data(config: TrainConfig, recorded: RecordedSources | None = None, check_files: bool = True) -> RunData:
     """Open the sources of `config`: windows of `data.chunk_size` actions, whole episodes for validation.
 
-    A split depends on the episode ids of its source alone. Runs with different seeds are therefore validated on the
-    same episodes, and added episodes move none of the old ones.
-
     Args:
         config: the settings.
-        recorded: entries of the sources in order.json when a run is resumed: its skipped episodes are skipped again.
+        recorded: entries of the sources when a run is resumed: the same episodes are used, and skipped, again.
         check_files: whether to look for missing files. One process of a run does it for all.
 
     Raises:
         DatasetError: sources cannot be read, or lack something that a policy needs; lists all of them.
     """
-    data, names, configs = config.data, config.data.names(), config.data.mixed()
-    wrong = dict[str, DatasetError]()
-    entries = [None if recorded is None else recorded.get(name, {}) for name in names]
-    opened = _open_sources(data, entries, wrong)
-    sources = [source for source in opened if source is not None]
-    if not sources:
+    data, names, configs, wrong = config.data, config.data.names(), config.data.mixed(), dict[str, DatasetError]()
+    entries: Sequence[Record | None] = recorded or [None] * len(names)
+    added = (recorded or ())[len(names) :]
+    of = (*range(len(names)), *(entry["of"] for entry in added))
+    names, configs = (*names, *(entry["name"] for entry in added)), tuple(configs[number] for number in of)
+    opened = _open_sources(data, names, configs, entries, wrong)
+    if not (sources := [source for source in opened if source is not None]):
         raise _join_errors(wrong, len(names))
     try:
         cameras = _cameras(data.cameras, sources)
@@ -196,18 +228,17 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
     _check_states(names, opened, wrong)
     if wrong:
         raise _join_errors(wrong, len(names))
-    training, validation = tuple(part.training for part in splits), tuple(part.validation for part in splits)
-    check_disjoint(names, training, validation)
+    training, apart = tuple(part.training for part in splits), tuple(part.validation for part in splits)
+    check_disjoint(names, training, apart)
     _check_together(data, training)
-    head_names = [source.head(name) for name, source in zip(names, sources)]
-    heads = tuple(sorted(set(head_names)))
+    heads = tuple(sorted(set(head_names := [source.head(names[owner]) for owner, source in zip(of, sources)])))
     return RunData(
         names=names,
         training=training,
-        validation=validation,
+        apart=apart,
         heads=heads,
         head_of_source=np.array([heads.index(head) for head in head_names], np.int64),
-        weights=tuple(float(source.weight or _pass_length(part)) for source, part in zip(configs, training)),
+        weights=_weights(configs, training, of),
         cameras=cameras,
         image_sizes=image_sizes,
         size=size,
@@ -216,25 +247,43 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
         notes=tuple(part.notes for part in splits),
         skipped=tuple(part.skipped for part in splits),
         prompt_metadata=tuple(data.prompt_metadata),
+        of=of,
+        spans=tuple(part.span for part in splits),
+    )
+
+
+def _weights(
+    configs: Sequence[SourceConfig], training: Sequence[EpisodeDataset], of: Sequence[int]
+) -> tuple[float, ...]:
+    """Weight of each source; updates have shares of the weight that is set for their source."""
+    passes = np.array([_pass_length(part) for part in training])
+    shares = passes / np.bincount(of, passes)[list(of)]
+    return tuple(
+        float(source.weight * share if source.weight else frames)
+        for source, share, frames in zip(configs, shares.tolist(), passes.tolist())
     )
 
 
 def _open_sources(
-    data: DataConfig, entries: Sequence[Mapping[str, Any] | None], wrong: dict[str, DatasetError]
+    data: DataConfig,
+    names: Sequence[str],
+    configs: Sequence[SourceConfig],
+    entries: Sequence[Record | None],
+    wrong: dict[str, DatasetError],
 ) -> list[Source | None]:
-    """Open each source, and each dataset once; an error goes into `wrong`. entries: of the sources in order.json."""
+    """Open each source, and each dataset once; an error goes into `wrong`. entries: see `RecordedSources`."""
     remote = RemoteOptions(cache=data.cache, cache_bytes=parse_bytes(data.cache_size))
     catalogs: dict[tuple[str, ...], Catalog] = {}  # several sources may be parts of one dataset
 
     def open_one(number: int) -> Source:
-        source = data.mixed()[number]
+        source = configs[number]
         layout = {"video_path": source.video_path, "data_path": source.data_path, "version": source.version}
         place = source.root, *layout.values()
         if place not in catalogs:
             catalogs[place] = Catalog.open(source.root, remote, **{name: text or None for name, text in layout.items()})
         return open_source(source, catalogs[place], data.cameras, entries[number])
 
-    return _for_each_source(data.names(), open_one, wrong)
+    return _for_each_source(names, open_one, wrong)
 
 
 def _check_states(names: Sequence[str], opened: Sequence[Source | None], wrong: dict[str, DatasetError]) -> None:
@@ -350,7 +399,7 @@ def compute_normalization(
 
 def choose_normalization(
     config: TrainConfig, data: RunData, cache: Path | None = None, workers: Workers | None = None
-) -> Mapping[str, Any]:
+) -> Record:
     """Return the normalization of a new run: that of the weights it starts from, or of its training episodes.
 
     The statistics of the data are computed in either case, because they find values that no run can use.
@@ -372,33 +421,32 @@ VALIDATION_EPISODES = "held-out episodes"
 def dataset_fingerprint(data: RunData) -> dict[str, Any]:
     """Return the properties that identify the datasets of a run, by name, for messages about changes.
 
-    No data or video file is read; `file_digests` looks at those. With several sources each name starts with the name
-    of its source.
+    No data or video file is read; `file_digests` looks at those. With several sources, and for updates, each name
+    starts with the name of its source.
     """
-    if len(data.names) == 1:
-        return _fingerprint(data.training[0], data.validation[0])
     properties: dict[str, Any] = {}
     for number, name in enumerate(data.names):
-        of_source = _fingerprint(data.training[number], data.validation[number])
-        of_source["norm head"] = data.heads[data.head_of_source[number]]
-        properties |= {f"{name}: {key}": value for key, value in of_source.items()}
+        of_source = _fingerprint(data.training[number], data.validation[number], data.spans[number])
+        if data.sources > 1 or number:
+            of_source["norm head"] = data.heads[data.head_of_source[number]]
+            of_source = {f"{name}: {key}": value for key, value in of_source.items()}
+        properties |= of_source
     return properties
 
 
-def _fingerprint(training: EpisodeDataset, validation: EpisodeDataset | None) -> dict[str, Any]:
+def _fingerprint(training: EpisodeDataset, validation: EpisodeDataset | None, span: tuple[int, int]) -> dict[str, Any]:
     catalog = training.catalog
     features = {key: [feature.dtype, list(feature.shape)] for key, feature in catalog.features.items()}
-    recorded = [f for f in ("meta/stats.json", "meta/episodes_stats.jsonl") if catalog.files.exists(f)]
+    ids, lengths = episodes_within(catalog, span)
     weighted = {name: part.frame_weights for name, part in (("training", training), ("validation", validation)) if part}
     return {
         "format": catalog.version,
         "fps": catalog.fps,
-        "episodes": len(catalog.episodes),
-        "frames": int(catalog.episodes.frames),
-        "lengths of the episodes": _digest(np.stack([catalog.episodes.ids, catalog.episodes.lengths]).tobytes()),
+        "episodes": len(ids),
+        "frames": int(lengths.sum()),
+        "lengths of the episodes": _digest(np.stack([ids, lengths]).tobytes()),
         "tasks": _digest(repr(catalog.tasks).encode()),
         "features": _digest(repr(sorted(features.items())).encode()),
-        "recorded statistics": _digest(*(catalog.files.read(f) for f in recorded)),
         VALIDATION_EPISODES: _digest(validation.segments.tobytes() if validation is not None else b""),
         **({"returns": training.returns.digest} if training.returns is not None else {}),
         **({"prompt metadata": training.prompts.digest} if training.prompts.names else {}),
@@ -413,13 +461,22 @@ def _fingerprint(training: EpisodeDataset, validation: EpisodeDataset | None) ->
 def file_digests(data: RunData, cache: Path | None = None) -> dict[str, list[str] | None]:
     """Return digests of a run's data and video files, by kind (`fingerprint.py`); earlier results are in `cache`."""
     digests: dict[str, list[str] | None] = {}
-    for name, training, validation in zip(data.names, data.training, data.validation, strict=True):
+    for number, (name, training) in enumerate(zip(data.names, data.training, strict=True)):
+        validation = data.validation[number]
         parts = [part for part in (training, validation) if part is not None]
         of_source = digest_files(
             parts, [camera for camera in data.cameras if camera not in training.missing_cameras], cache
         )
-        digests |= {f"{name}: {kind}" if len(data.names) > 1 else kind: digest for kind, digest in of_source.items()}
+        prefix = f"{name}: " if data.sources > 1 or number else ""
+        digests |= {prefix + kind: digest for kind, digest in of_source.items()}
     return digests
+
+
+def episodes_within(catalog: Catalog, span: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return ids and lengths of the episodes from the first to the last id of `span`."""
+    ids = catalog.episodes.ids
+    rows = slice(*np.searchsorted(ids, [span[0], span[1] + 1]).tolist())
+    return ids[rows], catalog.episodes.lengths[rows]
 
 
 def _digest(*parts: bytes) -> str:
@@ -427,7 +484,7 @@ def _digest(*parts: bytes) -> str:
 
 
 def first_batch(
-    config: TrainConfig, recorded: RecordedSources | None = None, order: Mapping[str, Any] | None = None
+    config: TrainConfig, recorded: RecordedSources | None = None, order: Record | None = None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Load the batch of step 0, augmented as for the policy, and the names of its cameras; for the report.
 

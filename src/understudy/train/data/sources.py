@@ -22,6 +22,7 @@ from understudy.data.selection.where import matching_rows
 from understudy.data.stats.norm_heads import head_name
 from understudy.errors import DatasetError
 from understudy.policies.observation_history import seen_times
+from understudy.records import Record
 from understudy.video.color import ImageSize, Resize
 
 
@@ -42,12 +43,16 @@ class Source:
         return head_name(self.config.robot_type or self.catalog.robot_type, self.config.control_mode, name)
 
 
-RecordedSources = Mapping[str, Mapping[str, Any]]
-"""Entry of each source in order.json when a run is resumed, by name."""
+RecordedSources = Sequence[Record]
+"""Entry of each source in order.json when a run is resumed, then those of its updates.
+
+An entry has its episode ids from `first` to `last`, and the number of its `tasks`, so that appended ones are no part of
+it. An update of a source has the number of that source as `of`, and its bad episodes are unknown until it is opened.
+"""
 
 
 def open_source(
-    config: SourceConfig, catalog: Catalog, cameras: Sequence[str] = (), recorded: Mapping[str, Any] | None = None
+    config: SourceConfig, catalog: Catalog, cameras: Sequence[str] = (), recorded: Record | None = None
 ) -> Source:
     """Open a source; only its metadata is read.
 
@@ -62,6 +67,7 @@ def open_source(
     """
     _raise_first(_lost_cameras(config, catalog, cameras, recorded), catalog)
     names = {ACTION: config.action} | ({STATE: config.state} if config.state else {}) | config.cameras
+    catalog = replace(catalog, tasks=catalog.tasks[: (recorded or {}).get("tasks")])
     # Keys that keep their names are listed, too: another standard key may be mapped to the same one.
     stored = catalog.features
     catalog = rename_keys(catalog, {key: name for key, name in names.items() if key != name or name in stored})
@@ -117,9 +123,7 @@ def _mistakes(config: SourceConfig, catalog: Catalog) -> Mistakes:
         yield problem, "set `state` to its key"
 
 
-def _lost_cameras(
-    config: SourceConfig, catalog: Catalog, cameras: Sequence[str], recorded: Mapping[str, Any] | None
-) -> Mistakes:
+def _lost_cameras(config: SourceConfig, catalog: Catalog, cameras: Sequence[str], recorded: Record | None) -> Mistakes:
     """Declared cameras without any video file, unless they are left out by name."""
 
     def used(camera: str) -> bool:
@@ -148,6 +152,8 @@ class SourceSplit:
     """Notes on the selection."""
     skipped: tuple[int, ...]
     """Ids of the skipped incomplete episodes."""
+    span: tuple[int, int]
+    """First and last id of the source's part of the dataset."""
 
 
 def split_source(
@@ -156,7 +162,7 @@ def split_source(
     config: TrainConfig,
     cameras: Sequence[str],
     sizes: Mapping[str, tuple[int, int]],
-    recorded: Mapping[str, Any] | None = None,
+    recorded: Record | None = None,
     check_files: bool = True,
 ) -> SourceSplit:
     """Split a source into a training and a validation part.
@@ -185,11 +191,12 @@ def split_source(
     }
     selection = _select(settings)
     usable = EpisodeDataset(catalog, select=selection, **options)
-    ids = distinct(usable.segments[:, 0])
-    skipped, notes = skip_incomplete(
-        settings, catalog, ids, own_cameras, source.keys, config.data, recorded, check_files
-    )
-    trained, validated = _split_episodes(config, source, ids, np.array(skipped, np.int64))
+    held, ids = recorded or {}, distinct(usable.segments[:, 0])
+    span, appended = (held.get("first", 0), held.get("last", int(catalog.episodes.ids[-1]))), "of" in held
+    ids = ids[(ids >= span[0]) & (ids <= span[1])]
+    before = None if appended and "skipped" not in held else recorded
+    skipped, notes = skip_incomplete(settings, catalog, ids, own_cameras, source.keys, config.data, before, check_files)
+    trained, validated = _split_episodes(config, source, ids, np.array(skipped, np.int64), appended)
     if config.data.prompt_metadata:  # of each source the metadata that it has
         present = prompt_names(catalog)
         options["prompt_metadata"] = [field for field in config.data.prompt_metadata if field in present]
@@ -208,7 +215,7 @@ def split_source(
         validation = EpisodeDataset(catalog, select=replace(selection, episodes=validated), **options)
     depth = [key for key in catalog.camera_keys if catalog.features[key].is_depth]
     left_out = [f"{catalog.root}: {key} is depth, which policies do not take: left out" for key in depth]
-    return SourceSplit(training, validation, (*usable.notes, *left_out, *notes, *_outcomes(training)), skipped)
+    return SourceSplit(training, validation, (*usable.notes, *left_out, *notes, *_outcomes(training)), skipped, span)
 
 
 def _outcomes(training: EpisodeDataset) -> list[str]:
@@ -266,22 +273,31 @@ def _windows(config: TrainConfig, source: Source, cameras: Sequence[str]) -> dic
 
 
 def _split_episodes(
-    config: TrainConfig, source: Source, ids: np.ndarray, skipped: np.ndarray
+    config: TrainConfig, source: Source, ids: np.ndarray, skipped: np.ndarray, appended: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Split the selected episodes without the skipped ones: ids to train on, and to validate on."""
     settings, where, ids = source.config, source.catalog.root, difference(ids, skipped)
     if settings.val_episodes:
         validated = difference(np.array(settings.val_episodes, np.int64), skipped)
         trained = difference(ids, validated)
-        if len(trained) == 0:
+        if len(trained) == 0 and not appended:
             fix = "leave some to train on"
             raise DatasetError("val_episodes contains all episodes that are used", where=where, fix=fix)
         return trained, validated
     try:
-        return split_episodes(ids, config.data.val_fraction if settings.val_fraction is None else settings.val_fraction)
+        fraction = config.data.val_fraction if settings.val_fraction is None else settings.val_fraction
+        return split_episodes(ids, fraction, appended=appended)
     except DatasetError as error:
         fix = "set val_fraction to 0 (--data.val-fraction 0, or in its source), or use more episodes"
         raise DatasetError(error.what, where=where, fix=fix) from error
+
+
+def appended_episodes(config: TrainConfig, settings: SourceConfig, catalog: Catalog, first: int) -> np.ndarray:
+    """Return the selected episodes of a source to train on, from an id on."""
+    if catalog.episodes.ids[-1] < first:
+        return catalog.episodes.ids[:0]
+    ids = distinct(EpisodeDataset(catalog, select=_select(settings)).segments[:, 0])
+    return _split_episodes(config, Source(settings, catalog, (), ()), ids[ids >= first], ids[:0], True)[0]
 
 
 def check_disjoint(
@@ -361,7 +377,7 @@ def skip_incomplete(
     cameras: Sequence[str],
     keys: Sequence[str],
     data: DataConfig,
-    recorded: Mapping[str, Any] | None,
+    recorded: Record | None,
     check_files: bool,
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the ids of the bad episodes that a run skips, ascending, and notes about them.

@@ -1,0 +1,180 @@
+"""Datasets of several writers as one, to which each publication appends their new episodes.
+
+    OUT -> .OUT.versions/000002        the dataset: a link, whose replacement is the publication
+    .OUT.versions/000002/              its folder: own meta files, and links to `files`
+    .OUT.versions/files/               files with rows, videos and the episode table, which never change
+
+So every reader finds the earlier version or the new one, also after a kill at any instant, and one that has the earlier
+version open finds all its files. Episodes keep their numbers and files. meta/published.json has the digest of each
+writer's published lengths, and the metadata `writer` of an episode the name of its writer.
+"""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from understudy.atomic import sync
+from understudy.data.format.catalog import Catalog
+from understudy.data.format.features import DEFAULTS
+from understudy.data.format.meta_files import read_json
+from understudy.data.format.recorded_stats import aggregate
+from understudy.data.stats.running import NAMES
+from understudy.data.write.dataset_files import FILES_PER_CHUNK, replace_json, statistic_value
+from understudy.edit.annotations import piece_metadata
+from understudy.edit.features import common_features, common_rate, common_robot, edit_features
+from understudy.edit.plan import Base, Piece, Plan
+from understudy.edit.write_set import write_set
+from understudy.errors import DatasetError
+from understudy.order_file import lengths_digest
+from understudy.parts import Workers
+
+LEDGER = "meta/published.json"
+"""File with the digests of the writers, relative to the root."""
+_PLACE = re.compile(r"chunk-(\d+)/file-(\d+)")
+
+
+def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> dict[str, int]:
+    """Append the new episodes of writers to the dataset at `out`, and return their number by writer.
+
+    Without new episodes nothing changes.
+
+    Args:
+        roots: datasets of the writers, whose folders have different names. One that is recorded now has the episodes
+            that are saved.
+        out: the dataset; nothing, or one of earlier publications.
+        workers: processes; None writes in this one.
+
+    Raises:
+        DatasetError: `out` is of another origin, a writer changed published episodes, or features differ.
+    """
+    store = out.parent / f".{out.name}.versions"
+    names = [os.path.basename(os.path.abspath(root)) for root in roots]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DatasetError(
+            f"two writers are named {twice[0]!r}", fix="rename the folder of one: it is known by its name"
+        )
+    if os.path.lexists(out) and not (out.is_symlink() and Path(os.readlink(out)).parent.name == store.name):
+        raise DatasetError("was not published", where=out, fix="name a new folder")
+    (store / "files").mkdir(parents=True, exist_ok=True)
+    with _locked(store):
+        old = Catalog.open(out) if out.is_symlink() else None
+        published = read_json(old.files, LEDGER) if old else {}
+        writers, pieces, added = list(map(Catalog.open, roots)), [], {}
+        for number, (name, writer) in enumerate(zip(names, writers), 1 if old else 0):
+            new = writer.episodes.ids >= _first_new(writer, published.get(name, ""))
+            rows = np.flatnonzero(new & (writer.episodes.lengths > 0)).tolist()
+            pieces += [Piece(number, row, 0, int(writer.episodes.lengths[row])) for row in rows]
+            added[name], published[name] = len(rows), lengths_digest(writer)
+        if pieces:
+            plan = _plan(old, writers, pieces, [name for name, count in added.items() for _ in range(count)])
+            _add_version(plan, old, published, store, out, workers or Workers())
+        return added
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait for other publications."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _first_new(writer: Catalog, published: str) -> int:
+    """First id of a writer that is not published. Raises DatasetError where published episodes changed."""
+    last = int(published.partition(" ")[0] or -1)
+    if published and lengths_digest(writer, last) != published:
+        problem = f"its episodes up to {last} are published, and were removed, renumbered or changed"
+        raise DatasetError(problem, where=writer.root, fix="restore them, or record into a folder of another name")
+    return last + 1
+
+
+def _plan(old: Catalog | None, writers: list[Catalog], pieces: list[Piece], names: list[str]) -> Plan:
+    sources, base = edit_features([old, *writers] if old else writers, {}, (), {}), Base()
+    if old:
+        tables = [old.episodes.data, *(videos.files for videos in old.episodes.videos.values())]
+        last = max(int((table.chunk * FILES_PER_CHUNK + table.number).max()) for table in tables)
+        base = Base(old.num_episodes, old.num_frames, last + 1, old.tasks)
+    return Plan(
+        sources=sources,
+        pieces=tuple(pieces),
+        features=common_features(sources),
+        fps=common_rate(sources),
+        robot_type=common_robot(sources, ""),
+        metadata=piece_metadata(sources, pieces, {}) | {"writer": names},
+        base=base,
+    )
+
+
+def _add_version(
+    plan: Plan,
+    old: Catalog | None,
+    published: dict[str, str],
+    store: Path,
+    out: Path,
+    workers: Workers,
+) -> None:
+    """Write the new episodes and the version with them, and publish it."""
+    before = os.path.basename(os.readlink(out)) if old else "000000"
+    version, draft, files = store / f"{int(before) + 1:06d}", store / "draft", store / "files"
+    link = store / "link"
+    link.unlink(missing_ok=True)
+    for folder in store.iterdir():  # remains of a kill, and versions that no reader opens any more
+        if folder.name not in (before, files.name):
+            shutil.rmtree(folder)
+    write_set(plan, draft, workers, version.name)
+    tables = [path for kind in ("data", "meta/episodes") for path in (store / before / kind).glob("*/*")]
+    linked = {path.relative_to(store / before) for path in tables}
+    for path in [path for path in draft.rglob("*") if _PLACE.search(str(path)) and path.is_file()]:
+        match = _PLACE.search(str(path))
+        assert match
+        chunk, file = divmod(int(match[1]) * FILES_PER_CHUNK + int(match[2]) + plan.base.files, FILES_PER_CHUNK)
+        place = Path(_PLACE.sub(f"chunk-{chunk:03d}/file-{file:03d}", str(path.relative_to(draft))))
+        (files / place).parent.mkdir(parents=True, exist_ok=True)
+        sync(path)
+        os.replace(path, files / place)
+        sync((files / place).parent)
+        linked |= {place} if place.parts[0] != "videos" else set()
+    for place in linked:
+        (version / place).parent.mkdir(parents=True, exist_ok=True)
+        os.symlink(os.path.relpath(files / place, (version / place).parent), version / place)
+    if (files / "videos").exists():
+        os.symlink("../files/videos", version / "videos")
+    _write_meta(plan, old, published, draft, version)
+    for top, _, names in os.walk(version):
+        for name in (*names, ""):
+            sync(Path(top, name))
+    os.symlink(f"{store.name}/{version.name}", link)
+    os.replace(link, out)
+    sync(out.parent)
+    shutil.rmtree(draft)
+
+
+def _write_meta(plan: Plan, old: Catalog | None, published: dict[str, str], draft: Path, version: Path) -> None:
+    """Write the meta files that each version has for itself."""
+    shutil.copyfile(draft / "meta/tasks.parquet", version / "meta/tasks.parquet")
+    info, stats = (json.loads((draft / f"meta/{name}.json").read_bytes()) for name in ("info", "stats"))
+    if old:
+        info = {**old.info, "total_tasks": info["total_tasks"]}
+        info |= {
+            "total_episodes": plan.base.episodes + len(plan.pieces),
+            "total_frames": plan.base.frames + plan.frames,
+        }
+        info["splits"] = {"train": f"0:{info['total_episodes']}"}
+        features = {**plan.features, **DEFAULTS}
+        for key, entry in stats.items():
+            new = {name: np.asarray(value) for name, value in entry.items()}
+            merged = aggregate([old.stats[key], new])
+            stats[key] = {n: statistic_value(features[key], n, merged[n]) for n in NAMES if n in merged}
+    replace_json(version / "meta/info.json", info)
+    replace_json(version / "meta/stats.json", stats)
+    replace_json(version / LEDGER, published)

@@ -1,0 +1,111 @@
+"""Updates of a run's data: episodes that were appended to its datasets, trained on from a checkpoint on.
+
+The checkpoints after an update have it in `updates` of their state:
+
+    step, position  of the checkpoint that was resumed
+    sources         entries of new sources (`RecordedSources`), each a range of episode ids of an earlier one
+    order           their specs, which continue the sources of the order
+    dataset, files  fingerprints, as in order.json
+    frames          digest of their file of frames, frames-DIGEST.parquet (`frames_file.py`)
+
+A checkpoint before an update does not know it. So a run that is killed before the next checkpoint, or is resumed from
+an earlier one, has the earlier data.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.atomic import write_bytes
+from understudy.config.train import TrainConfig
+from understudy.data.format.episode_table import describe_ids
+from understudy.order import Order
+from understudy.records import Record
+from understudy.storage.remote_options import RemoteOptions
+from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.data.frames_file import EPISODE, frames_content, read_frames
+from understudy.train.data.run_data import RunData, dataset_fingerprint, episodes_within, file_digests
+from understudy.train.data.sources import appended_episodes
+
+
+def recorded_sources(record: Record, updates: Sequence[Record] = ()) -> list[dict[str, Any]]:
+    """Return the entries of the sources of a run: those of order.json, then those of updates."""
+    return [*record.get("sources", ()), *(source for update in updates for source in update["sources"])]
+
+
+def current_spec(record: Record, state: Record) -> dict[str, Any]:
+    """Return the spec of a run's order at a checkpoint with this state; {}: at the start."""
+    spec, updates = record["order"], state.get("updates", ())
+    sources = [*spec["sources"], *(source for update in updates for source in update["order"])]
+    return {**spec, "sources": sources, "schedule": state.get("schedule") or spec["schedule"]}
+
+
+def update_frames(run: RunDir, update: Record) -> Path:
+    """Path of the frames of an update."""
+    return run.root / f"frames-{update['frames'][:16]}.parquet"
+
+
+def find_appended(config: TrainConfig, data: RunData, step: int) -> list[dict[str, Any]]:
+    """Return the entries of the sources with appended episodes to train on."""
+    entries = []
+    for number, source in enumerate(config.data.mixed()):
+        first = 1 + max(last for (_, last), owner in zip(data.spans, data.of) if owner == number)
+        catalog = data.training[number].catalog
+        if len(appended_episodes(config, source, catalog, first)):
+            name, last = f"{data.names[number]}@{step}", int(catalog.episodes.ids[-1])
+            entries.append({"name": name, "of": number, "first": first, "last": last})
+    return entries
+
+
+def write_update(
+    run: RunDir, record: Record, data: RunData, order: Order, saved: Record, config: TrainConfig
+) -> list[Record]:
+    """Return the updates of the checkpoint with the state `saved`, and that of `data` and `order`, if there is one.
+
+    The frames of a new update are written.
+    """
+    updates = list(saved.get("updates", ()))
+    if (first := len(recorded_sources(record, updates))) == len(data.names):
+        return updates
+    content, cache = frames_content(data, first), Path(RemoteOptions(cache=config.data.cache).folder)
+    update: dict[str, Any] = {"step": saved["step"], "position": saved["position"], "sources": data.entries()[first:]}
+    update["order"] = [asdict(source) for source in order.spec.sources[first:]]
+    for name, facts in (("dataset", dataset_fingerprint(data)), ("files", file_digests(data, cache))):
+        update[name] = {k: v for k, v in facts.items() if k.startswith(tuple(f"{of}: " for of in data.names[first:]))}
+    update["frames"] = hashlib.sha256(content).hexdigest()
+    write_bytes(update_frames(run, update), content)
+    return [*updates, update]
+
+
+def read_all_frames(
+    run: RunDir, record: Record, updates: Sequence[Record]
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Read the frames of a run and of updates: columns, also `update` (0 of the start), and the latest digests.
+
+    Raises:
+        ConfigError: a file is missing, or was changed.
+    """
+    files = [(run.frames, record.get("frames", "")), *((update_frames(run, of), of["frames"]) for of in updates)]
+    tables, digests = zip(*(read_frames(*file) for file in files))
+    frames = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+    frames["update"] = np.repeat(np.arange(len(tables)), [len(table["rows"]) for table in tables])
+    return frames, digests[-1]
+
+
+def changed_episodes(run: RunDir, record: Record, updates: Sequence[Record], data: RunData) -> list[str]:
+    """Name the episodes of a run that its datasets do not have, or have otherwise."""
+    frames, lines = read_all_frames(run, record, updates)[0], []
+    for number, (training, span) in enumerate(zip(data.training, data.spans)):
+        rows = frames["rows"][(frames["part"] == EPISODE) & (frames["source"] == number)]
+        before, now = (
+            dict(zip(*map(np.ndarray.tolist, pair)))
+            for pair in (rows[:, ::2].T, episodes_within(training.catalog, span))
+        )
+        if changed := sorted(e for e in before | now if before.get(e) != now.get(e)):
+            ids = describe_ids(np.array(changed))
+            lines.append(f"  {data.names[number]}: episodes {ids} were removed, renumbered or changed in length")
+    return lines

@@ -1,0 +1,206 @@
+"""Several writers, one dataset: every reader has the earlier version or the new one, whatever is killed."""
+
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import understudy as us
+from support import recording
+from support.refusals import refused
+from support.servers import RangeServer
+from understudy.cli.main import main
+from understudy.edit.publish import publish
+
+NAMES = ("arm-1", "arm-2")
+
+
+def record(root: Path, episodes: range) -> Path:
+    with recording.open_writer(root, resume=True) as writer:
+        recording.record(writer, episodes)
+    return root
+
+
+def content(root: Path) -> list[tuple[Any, ...]]:
+    """Every frame: its numbers, task, state and grey levels, as our reader gives them."""
+    data = us.EpisodeDataset(root)
+    return [
+        (
+            *(int(item[key]) for key in ("episode_index", "frame_index", "index")),
+            item["task"],
+            item["observation.state"].tolist(),
+            *(round(float(item[f"observation.images.{camera}"].float().mean()) / 4) for camera in ("top", "wrist")),
+        )
+        for item in data.__getitems__(range(len(data)))
+    ]
+
+
+def expected(parts: list[tuple[int, range]]) -> list[tuple[int, str, list[float]]]:
+    """Episode, task and state of every frame, of (writer, its episodes) in the order of publication."""
+    episodes = [episode for _, of in parts for episode in of]
+    return [
+        (number, recording.task(episode), recording.state(episode, frame).tolist())
+        for number, episode in enumerate(episodes)
+        for frame in range(recording.length(episode))
+    ]
+
+
+def whole(root: Path) -> int:
+    """Episodes of a sound version: files and tables, with no row of another version, as a reader of all files sees."""
+    catalog = us.Catalog.open(root)
+    assert catalog.report() == []
+    tables = [pq.read_table(path) for path in sorted(root.glob("data/*/*.parquet"))]
+    rows = [index for table in tables for index in table["index"].to_pylist()]
+    assert rows == list(range(catalog.num_frames))
+    listed = [
+        e
+        for path in sorted(root.glob("meta/episodes/*/*.parquet"))
+        for e in pq.read_table(path)["episode_index"].to_pylist()
+    ]
+    assert listed == list(range(catalog.num_episodes))
+    assert catalog.info["total_frames"] == catalog.num_frames
+    return catalog.num_episodes
+
+
+FIRST, SECOND = [(0, range(3)), (1, range(2))], [(0, range(3, 4)), (1, range(2, 4))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`one` has the first publication of two writers, which have recorded more since; `two` has both."""
+    root = tmp_path_factory.mktemp("published")
+    writers = [record(root / name, of) for name, (_, of) in zip(NAMES, FIRST)]
+    publish([str(path) for path in writers], root / "one/out")
+    for path, (_, of) in zip(writers, SECOND):
+        record(path, of)
+    shutil.copytree(root / "one", root / "two", symlinks=True)
+    assert publish([str(path) for path in writers], root / "two/out") == {"arm-1": 1, "arm-2": 2}
+    return root
+
+
+def test_publications_append_and_keep_every_earlier_file(folder: Path) -> None:
+    before, after = folder / "one/out", folder / "two/out"
+    assert [(e, task, state) for e, _, _, task, state, *_ in content(after)] == expected([*FIRST, *SECOND])
+    assert content(after)[: len(content(before))] == content(before)
+    assert (whole(before), whole(after)) == (5, 8)
+    for path in before.rglob("*"):
+        if path.is_file() and ("chunk-" in str(path)):
+            assert (after / path.relative_to(before)).read_bytes() == path.read_bytes()
+    writers = us.Catalog.open(after).episode_metadata()["writer"]
+    assert [writers[episode] for episode in range(8)] == [NAMES[n] for n, of in [*FIRST, *SECOND] for _ in of]
+    stats = us.Catalog.open(after).stats
+    rows = [state for *_, state, _, _ in content(after)]
+    assert stats["observation.state"]["count"].tolist() == [len(rows)]
+    assert stats["observation.state"]["mean"].tolist() == pytest.approx([sum(axis) / len(rows) for axis in zip(*rows)])
+    assert stats["episode_index"]["max"].tolist() == [7]
+
+
+def test_without_new_episodes_nothing_changes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    link = os.readlink(folder / "two/out")
+    assert main(["publish", *(str(folder / name) for name in NAMES), str(folder / "two/out")]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{name}: 0 new episodes" for name in NAMES]
+    assert os.readlink(folder / "two/out") == link
+
+
+def test_changed_writers_and_foreign_folders_are_refused(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(folder / "two", tmp_path, symlinks=True, dirs_exist_ok=True)
+    record(tmp_path / "arm-1", range(2))  # another recording of the same name
+    with refused("published", where="arm-1", fix="name"):
+        publish([str(tmp_path / "arm-1")], out)
+    with refused("arm-1", fix="rename"):
+        publish([str(folder / "arm-1"), str(tmp_path / "arm-1")], out)
+    with refused("published", where="arm-1", fix="folder"):
+        publish([str(folder / "arm-2")], tmp_path / "arm-1")
+    assert whole(out) == 8
+
+
+class _Snapshots:
+    """Copies of a folder before each file operation of a call."""
+
+    def __init__(self, folder: Path, copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self._busy = 0, False
+        for owner, name in [
+            (os, "replace"),
+            (os, "symlink"),
+            (os, "fsync"),
+            (os, "mkdir"),
+            (os, "unlink"),
+            (os, "rmdir"),
+        ]:
+            plain = getattr(owner, name)
+
+            def operation(*args: Any, _plain: Any = plain, **options: Any) -> Any:
+                if not self._busy:
+                    self._busy = True
+                    shutil.copytree(folder, copies / f"{self.count:03d}", symlinks=True)
+                    self.count, self._busy = self.count + 1, False
+                return _plain(*args, **options)
+
+            monkeypatch.setattr(os, name, operation)
+
+
+def test_kill_at_every_file_operation_leaves_the_old_or_the_new(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder / "one", tmp_path / "p", symlinks=True)
+    writers = [str(folder / name) for name in NAMES]
+    with monkeypatch.context() as patch:
+        snapshots = _Snapshots(tmp_path / "p", tmp_path / "killed", patch)
+        publish(writers, tmp_path / "p/out")
+    found = [whole(copy / "out") for copy in sorted((tmp_path / "killed").iterdir())]
+    assert found == sorted(found)
+    assert set(found) == {5, 8}
+    assert len(found) == snapshots.count > 40
+    for number in (*range(0, len(found), 9), found.index(8) - 1):
+        copy = tmp_path / f"killed/{number:03d}"
+        publish(writers, copy / "out")
+        assert content(copy / "out") == content(folder / "two/out"), number
+        assert whole(copy / "out") == 8
+
+
+def test_open_readers_go_on(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "one", tmp_path / "p", symlinks=True)
+    before = content(folder / "one/out")
+    with RangeServer(tmp_path / "p") as server:
+        here, there = us.EpisodeDataset(tmp_path / "p/out"), us.EpisodeDataset(f"{server.url}/out")
+        first = [int(data[0]["index"]) for data in (here, there)]
+        publish([str(folder / name) for name in NAMES], tmp_path / "p/out")
+        for data in (here, there):
+            states = [data[i]["observation.state"].tolist() for i in range(len(data))]
+            assert states == [state for *_, state, _, _ in before]
+            assert all(data[i]["observation.images.top"].shape == (3, 32, 32) for i in range(len(data)))
+        assert first == [0, 0]
+
+
+def test_a_reader_that_opens_during_a_publication_has_one_version(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder / "one", tmp_path / "p", symlinks=True)
+    plain = us.Catalog.open.__func__.__globals__["layouts"].read_tasks  # type: ignore[attr-defined]
+    waiting = [True]
+
+    def read_tasks(*arguments: Any) -> Any:
+        tasks = plain(*arguments)
+        if waiting.pop() if waiting else False:
+            publish([str(folder / name) for name in NAMES], tmp_path / "p/out")
+        return tasks
+
+    monkeypatch.setattr("understudy.data.format.layouts.read_tasks", read_tasks)
+    catalog = us.Catalog.open(tmp_path / "p/out")
+    assert (catalog.num_episodes, catalog.info["total_episodes"]) == (8, 8)
+    assert not catalog.oddities
+
+
+def test_publications_wait_for_each_other(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "one", tmp_path / "p", symlinks=True)
+    calls = [threading.Thread(target=publish, args=([str(folder / name)], tmp_path / "p/out")) for name in NAMES]
+    for call in calls:
+        call.start()
+    for call in calls:
+        call.join()
+    assert whole(tmp_path / "p/out") == 8

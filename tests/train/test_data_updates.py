@@ -1,0 +1,275 @@
+"""Data that grow: a run holds its episodes, and `--data.update` adds appended ones from a checkpoint on."""
+
+import json
+import os
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from support.audited import recorded, send, trained
+from support.datasets import Spec, edit_column, write_dataset
+from support.ranks import in_ranks
+from support.refusals import refused
+from support.runs import final_tensors, same_run, series, tiny_config
+from understudy import Loader, Order
+from understudy.cli.main import main
+from understudy.config.train import TrainConfig
+from understudy.data.selection.select import split_episodes
+from understudy.errors import ConfigError
+from understudy.train import run
+from understudy.train.account import Account
+from understudy.train.audit import audit_run
+from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.run_dir import RunDir
+
+LENGTHS = (9, 7, 11, 8, 6, 10, 9, 7, 8, 12, 10, 7, 9, 8, 6, 11, 5, 9, 7, 8)
+OLD, MORE, ALL = 10, 16, 20
+SECOND = slice(OLD, MORE)
+
+
+def write(root: Path, episodes: int) -> Path:
+    """The first episodes, in files of two: more episodes change tables and add files. They replace earlier ones."""
+    shutil.rmtree(root, ignore_errors=True)
+    write_dataset(root, Spec(lengths=LENGTHS[:episodes], gop=4))
+    return root
+
+
+def settings(root: Path, out: Path, **changes: Any) -> TrainConfig:
+    return tiny_config(root, out, **{"val": {"every": 12}, "checkpoint": {"keep_last": 9}, **changes})
+
+
+def resumed(out: Path, session: int, update: bool, at: dict[int, Callable[[], object]] | None = None) -> int:
+    config = RunDir(out).settings()
+    with recorded(out, session, at or {}):
+        return run.resume(replace(config, data=replace(config.data, update=update)))
+
+
+def copied(source: Path, out: Path) -> Path:
+    shutil.copytree(source, out)
+    shutil.copytree(source.with_name(source.name + ".samples"), out.with_name(out.name + ".samples"))
+    return out
+
+
+def used(out: Path, until: int = 12) -> set[int]:
+    return {episode for _, episode, _ in trained(out, until)[0]}
+
+
+def new_training(first: int, last: int) -> set[int]:
+    return set(split_episodes(range(first, last), 0.3, appended=True)[0].tolist())
+
+
+class Died(BaseException):
+    """The end of a process, at any point."""
+
+
+def die() -> None:
+    raise Died
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`held` never saw a longer dataset; `begun` was stopped at step 4; `grown` took the new episodes there."""
+    root = tmp_path_factory.mktemp("updates")
+    with recorded(root / "held", 0, {}):
+        assert run.train(settings(write(root / "data", OLD), root / "held")) == run.DONE
+    with recorded(root / "begun", 0, {4: send(signal.SIGTERM)}):
+        assert run.train(settings(root / "data", root / "begun")) == run.STOPPED
+    write(root / "data", MORE)
+    copied(root / "begun", root / "grown")
+    assert resumed(root / "grown", 1, True) == run.DONE
+    return root
+
+
+def test_run_holds_its_episodes_while_the_dataset_grows(folder: Path, tmp_path: Path) -> None:
+    out = copied(folder / "begun", tmp_path / "r")
+    assert resumed(out, 1, False) == run.DONE
+    same_run(folder / "held", out)
+    assert main(["validate", str(out)]) == 0
+
+
+def test_update_adds_episodes_and_leaves_the_past(folder: Path) -> None:
+    held, grown = (Account.open(folder / name, "latest") for name in ("held", "grown"))
+    assert [(of.step, of.position) for of in grown.spans] == [(0, 0), (4, 16)]
+    before = np.arange(16)
+    assert np.array_equal(held.order.locate(before), grown.order.locate(before))
+    assert series(folder / "held")[:4] == series(folder / "grown")[:4]
+    assert used(folder / "grown", 4) <= set(range(OLD))
+    ahead = grown.order.locate(np.arange(16, 5000))[1]
+    reserved = set(range(OLD, MORE)) - new_training(OLD, MORE)
+    assert reserved
+    old = held.frames["rows"][held.frames["part"] == 0, 0]
+    assert set(ahead.tolist()) == {*old.tolist(), *new_training(OLD, MORE)}
+    facts = [json.loads((folder / name / "policy/normalisation.json").read_text()) for name in ("held", "grown")]
+    assert facts[0] == facts[1]
+    assert not RunDir(folder / "grown").settings().data.update
+    groups = [[(of["source"], of["task"]) for of in series(folder / n, "val")[-1]["groups"]] for n in ("held", "grown")]
+    assert groups[0] == groups[1]
+
+
+def test_every_part_is_exact_once_per_own_epoch(folder: Path) -> None:
+    """The running epoch of the old frames continues to its end; shares are those of the frames."""
+    order = Account.open(folder / "grown", "latest").order
+    positions = np.arange(16 + 40 * sum(LENGTHS))
+    source, epoch = order.epochs(positions)
+    located = np.stack(order.locate(positions), axis=1)
+    for number, spec in enumerate(order.spec.sources):
+        last = int(epoch[source == number].max())
+        for e in range(last):
+            rows = located[(source == number) & (epoch == e)]
+            assert len(rows) == len(np.unique(rows, axis=0)) == spec.frames
+    frames = np.array([spec.frames for spec in order.spec.sources])
+    slots = np.array(order.spec.schedule[-1].slots)
+    assert slots / slots.sum() == pytest.approx(frames / frames.sum(), rel=0.02)
+
+
+def test_account_and_order_file_say_the_truth(folder: Path, tmp_path: Path) -> None:
+    out = folder / "grown"
+    record = Counter({(0, e, f): n for (_, e, f), n in trained(out, 12)[0].items()})
+    result, counts = audit_run(out, "latest", [str(min(used(out) - set(range(OLD))))])
+    table = {
+        (e, f): n
+        for block in counts.frames()
+        for e, f, n in zip(block["episode"].tolist(), block["frame"].tolist(), block["samples"].tolist())
+        if n
+    }
+    assert table == {(e, f): n for (_, e, f), n in record.items()}
+    assert list(result["sources"]) == ["data"]
+    assert result["updates"] == [[4, "data", OLD, MORE - 1]]
+    assert result["validation"]["samples"] == 0
+    assert result["validation"]["episodes"] + result["sources"]["data"]["episodes"] == MORE
+    assert result["without"]["first"]["step"] > 4
+    assert not result["without"]["in_statistics"]
+    assert audit_run(out, 4, ())[0]["updates"] == []
+    assert main(["order", "export", str(out), str(tmp_path / "o.parquet")]) == 0
+    rows = pq.read_table(tmp_path / "o.parquet").to_pylist()
+    assert Counter((0, row["episode"], row["frame"]) for row in rows) == record
+    with Loader(write(tmp_path / "data", ALL), order=Order.from_file(tmp_path / "o.parquet")) as loader:
+        played = [pair for b in loader for pair in zip(b["episode_index"].tolist(), b["frame_index"].tolist())]
+    assert played == [(row["episode"], row["frame"]) for row in rows]
+
+
+def test_death_before_the_next_checkpoint_undoes_the_update(folder: Path, tmp_path: Path) -> None:
+    out = copied(folder / "begun", tmp_path / "r")
+    with pytest.raises(Died):
+        resumed(out, 1, True, {6: die})
+    again = copied(out, tmp_path / "again")
+    assert resumed(out, 2, False) == run.DONE
+    same_run(folder / "held", out)
+    assert used(out) <= set(range(OLD))
+    with pytest.raises(Died):
+        resumed(again, 2, True, {10: die})  # behind the checkpoint of step 8
+    assert resumed(again, 3, False) == run.DONE
+    same_run(folder / "grown", again)
+
+
+def test_two_updates_and_a_rewind(folder: Path, tmp_path: Path) -> None:
+    out = copied(folder / "begun", tmp_path / "r")
+    root = folder / "data"
+    try:
+        assert resumed(out, 1, True, {7: send(signal.SIGTERM)}) == run.STOPPED
+        write(root, ALL)
+        assert resumed(out, 2, True) == run.DONE
+        account = Account.open(out, "latest")
+        assert [source.name for source in account.order.spec.sources] == ["data", "data@4", "data@7"]
+        ahead = set(account.order.locate(np.arange(28, 9000))[1].tolist())
+        assert ahead >= new_training(OLD, MORE) | new_training(MORE, ALL)
+        assert audit_run(out, "latest", ())[0]["samples"] == 48
+        for step in checkpoint.list_steps(out / "checkpoints"):
+            if step > 4:
+                shutil.rmtree(out / f"checkpoints/step-{step:08d}")
+        assert resumed(out, 3, False) == run.DONE
+        assert final_tensors(out).keys() == final_tensors(folder / "held").keys()
+        same_run(folder / "held", out)
+    finally:
+        write(root, MORE)
+
+
+def on_ranks(out: Path, session: int) -> int:
+    return resumed(out, session, True)
+
+
+def test_update_on_two_ranks_is_the_same(folder: Path, tmp_path: Path) -> None:
+    out = copied(folder / "begun", tmp_path / "r")
+    assert in_ranks(2, on_ranks, out, 1) == [run.DONE] * 2
+    assert trained(out, 12) == trained(folder / "grown", 12)
+    assert Account.open(out, "latest").order.spec == Account.open(folder / "grown", "latest").order.spec
+
+
+def test_changed_episodes_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    out = copied(folder / "grown", tmp_path / "r")
+    config = replace(RunDir(out).settings(), steps=14)
+    root = tmp_path / "data"
+
+    def at(spec: Spec) -> TrainConfig:
+        shutil.rmtree(root, ignore_errors=True)
+        write_dataset(root, spec)
+        return replace(config, data=replace(config.data, root=str(root), update=True))
+
+    ids = tuple(range(ALL))
+    with refused("11", kind=ConfigError):
+        run.resume(at(Spec(lengths=LENGTHS[:11] + LENGTHS[12:], ids=ids[:11] + ids[12:], gop=4)))
+    with refused("3", kind=ConfigError):
+        run.resume(at(Spec(lengths=(*LENGTHS[:3], 9, *LENGTHS[4:]), gop=4)))
+    changed = at(Spec(lengths=LENGTHS, gop=4))
+    path = sorted(root.glob("data/chunk-*/*.parquet"))[6]
+    edit_column(path, "action", lambda rows: [row * 1000 + 7 for row in rows])
+    with refused("13", kind=ConfigError):
+        run.resume(changed)
+    new = settings(root, tmp_path / "new")
+    with refused("data.update", kind=ConfigError):
+        run.train(replace(new, data=replace(new.data, update=True)))
+
+
+def test_open_loader_continues_while_the_dataset_grows(tmp_path: Path) -> None:
+    """Tables and totals are rewritten in place, and files are added, as LeRobot's recorder does."""
+    batches = []
+    for grows in (False, True):
+        with Loader(write(tmp_path / "data", OLD), batch_size=8, num_threads=1) as loader:
+            head = [next(loader)["index"].tolist() for _ in range(3)]
+            if grows:
+                write(tmp_path / "data", MORE)
+            batches.append([*head, *(next(loader)["index"].tolist() for _ in range(20))])
+    assert batches[0] == batches[1]
+
+
+@pytest.mark.long
+def test_death_at_file_operations_around_an_update(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the first checkpoint behind the update: the run has the update and its frames, or neither."""
+    done = [0]
+
+    def until(number: int) -> Account:
+        def fatal(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def operation(*arguments: Any, **options: Any) -> Any:
+                if done[0] >= number:
+                    raise Died
+                done[0] += 1
+                return plain(*arguments, **options)
+
+            return operation
+
+        out = copied(folder / "begun", tmp_path / str(number))
+        done[0] = 0
+        with monkeypatch.context() as patch:
+            for name in ("replace", "rename", "fsync", "mkdir"):
+                patch.setattr(os, name, fatal(getattr(os, name)))
+            with suppress(Died, Exception):
+                resumed(out, 1, True, {5: send(signal.SIGTERM)})
+        return Account.open(out, "latest")
+
+    assert until(10**6).state["step"] == 5
+    accounts = [until(number) for number in np.linspace(0, done[0], 14).astype(int).tolist()]
+    steps = [account.state["step"] for account in accounts]
+    assert steps == sorted(steps)
+    assert set(steps) == {4, 5}
+    assert [len(account.of) for account in accounts] == [1 if step == 4 else 2 for step in steps]
