@@ -150,7 +150,6 @@ def test_every_command_names_the_missing_extra(missing: str) -> None:
 def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     asked = {
-        "report": [["bench", str(data), "--figure", out + ".png"]],
         "demo": [["demo", "--output-dir", out], ["record", "--output-dir", out]],
         "sim": [["record", "--output-dir", out, "--env", "metaworld"]],
         "serve": [["serve", str(data)]],
@@ -169,7 +168,7 @@ def test_options_name_the_missing_extra_before_any_work(data: Path, tmp_path: Pa
 
 
 @pytest.mark.long
-def test_run_without_matplotlib_has_its_report(data: Path, tmp_path: Path) -> None:
+def test_run_without_other_extras_has_its_report(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     small = "--steps 2 --batch-size 2 --data.chunk-size 2 --policy.width 8 --policy.layers 1"
     call = ["train", "--data.root", str(data), "--output-dir", str(out), *small.split()]

@@ -12,7 +12,6 @@ from understudy.errors import UnderstudyError
 
 EXTRAS = {
     "train": ("pydantic", "annotated_types", "yaml", "tqdm"),
-    "report": ("matplotlib",),
     "remote": ("requests", "urllib3"),
     "hub": ("huggingface_hub",),
     "s3": ("s3fs",),
@@ -31,8 +30,7 @@ EXTRAS = {
 }
 """Extra -> modules that it installs, without those of the extras that it includes."""
 INCLUDES = {
-    "report": ("train",),
-    "demo": ("report",),
+    "demo": ("train",),
     "sim": ("demo",),
     "gymnasium": ("train",),
     "libero": ("train",),

@@ -251,7 +251,6 @@ def test_profile_refuses_a_flag_without_effect(
     [
         ["check", "{}", "--depth", "rows", "--page", "page.html"],
         ["check", "{}", "--depth", "rows", "--skip-bad", "bad.json"],
-        ["bench", "{}", "--figure", "figure.png"],
     ],
     ids=lambda command: " ".join(command[:1] + command[-2:-1]),
 )
@@ -262,7 +261,6 @@ def test_outputs_are_replaced_only_on_request(
     for name, text in {
         "page.html": render_page("", "", []),
         "bad.json": '{"bad_episodes": []}',
-        "figure.png": "Matplotlib",
     }.items():
         Path(name).write_text(text)
     before = {path.name: path.read_text() for path in Path().iterdir()}
@@ -270,12 +268,11 @@ def test_outputs_are_replaced_only_on_request(
     assert run(*words) == main.WRONG_INPUT
     assert "--overwrite" in capsys.readouterr().err
     assert {path.name: path.read_text() for path in Path().iterdir()} == before
-    if words[0] == "check":
-        assert run(*words, "--overwrite") == 0
-        assert Path(words[-1]).read_text() != before[words[-1]]
-        Path(words[-1]).write_text("mine")
-        assert run(*words, "--overwrite") == main.WRONG_INPUT
-        assert Path(words[-1]).read_text() == "mine"
+    assert run(*words, "--overwrite") == 0
+    assert Path(words[-1]).read_text() != before[words[-1]]
+    Path(words[-1]).write_text("mine")
+    assert run(*words, "--overwrite") == main.WRONG_INPUT
+    assert Path(words[-1]).read_text() == "mine"
 
 
 def test_train_suggests_resume_for_a_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ COMMANDS = {
         "replay:replay", "a recorded episode through the server, and open-loop validation", "RUN", extra="serve"
     ),
     "contract": Command("contract:contract", "a contract, or the contradictions between two", "PATH [PATH]"),
-    "why": Command("why:why", "why a policy does not grasp, of a trace", "[POLICY] TRACE", extra="report"),
+    "why": Command("why:why", "why a policy does not grasp, of a trace", "[POLICY] TRACE"),
     "report": Command("runs:report", "a run's report.html again, or several runs side by side", "RUN [RUN ...]"),
     "score": Command("data.score:score", "values and advantages of a dataset's frames", "RUN DATA OUT"),
     "import": Command(

@@ -14,16 +14,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, Annotated
 
 from understudy.config.data import DataConfig
 from understudy.config.declare import Ge, Interval
 from understudy.config.schema import dump_yaml, override
 from understudy.config.train import CheckpointConfig, LogConfig, TrainConfig, ValConfig
 from understudy.errors import ConfigError
-
-if TYPE_CHECKING:
-    from understudy.config.train import TrainConfig
 
 MARK = ".understudy-demo"
 
@@ -44,7 +41,7 @@ class DemoConfig:
     """Episodes to roll out, and as many again with another block named."""
 
 
-def training(config: DemoConfig) -> "TrainConfig":
+def training(config: DemoConfig) -> TrainConfig:
     """Settings of the demonstration's run: defaults, except for its length and folder."""
     out, every = Path(config.output_dir), config.steps // 10
     return TrainConfig(
@@ -158,7 +155,7 @@ def _finish(process: "subprocess.Popen[bytes]") -> None:
         raise SystemExit(code)
 
 
-def write_settings(config: "TrainConfig", out: Path) -> Path:
+def write_settings(config: TrainConfig, out: Path) -> Path:
     """Write the settings to a file for `understudy train FILE`; returns its path."""
     path = out / f"{Path(config.output_dir).name}.yaml"
     path.write_text(dump_yaml(config))

@@ -9,5 +9,4 @@ audit_page      the account of `audit`, as a page and as text
 why             the page of `why`: why a policy does not grasp
 step_profile    the page of `profile`, and its part of a report
 view            a page to look through episodes, with its server
-figures         the figures of `bench`
 """

@@ -129,12 +129,3 @@ def test_startup_summary_notes_a_warmup_longer_than_the_run(
     schedule = replace(settings.schedule, warmup_steps=warmup)
     assert run.train(replace(settings, output_dir=str(tmp_path / "r"), schedule=schedule)) == run.DONE
     assert ("schedule.warmup" in capsys.readouterr().err) == (warmup >= 4)
-
-
-def test_bench_figure_overwrites_no_other_file(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "mine.png").write_bytes(b"a photograph")
-    assert main(["bench", RunDir(trained).settings().data.root, "--figure", str(tmp_path / "mine.png")]) == 2
-    assert "mine.png" in capsys.readouterr().err
-    assert (tmp_path / "mine.png").read_bytes() == b"a photograph"

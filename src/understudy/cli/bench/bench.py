@@ -8,15 +8,11 @@ loaders as well.
 import json
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from understudy.atomic import refuse_existing
 from understudy.bytesize import parse_bytes
 from understudy.config.declare import Gt, Interval, Positional
 from understudy.config.limits import LOADER_THREADS, too_many
-from understudy.errors import ConfigError
-from understudy.optional_packages import require
 from understudy.process_rank import find_rank
 from understudy.progress import Progress
 
@@ -32,7 +28,7 @@ class BenchConfig:
     """Measure shuffled loading: one frame of each camera and a chunk of actions per sample.
 
     With `--launch N`, or under torchrun, N processes share each batch. The command then prints samples and frames per
-    second of all together and of each, without limits and figure.
+    second of all together and of each, without limits.
     """
 
     path: Positional[str] = ""
@@ -54,21 +50,14 @@ class BenchConfig:
     """Number of rounds; medians are printed."""
     json: bool = False
     """Print one JSON object."""
-    figure: str | None = None
-    """Figure to write (.png, .svg, .pdf); the default is NAME-bench.png in the current folder, none with --json."""
-    overwrite: bool = False
-    """Replace an earlier figure of understudy at that place."""
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        from understudy.report.figures import check_figure_path
-
         errors = [] if self.path else ["path: required, the folder or URL of a dataset: understudy bench PATH"]
         try:
             parse_bytes(self.memory)
         except ValueError as error:
             errors.append(str(error))
-        errors += check_figure_path(self.figure)
         return errors + too_many("num_threads", self.num_threads, LOADER_THREADS)
 
     def setting(self) -> "Setting":
@@ -80,31 +69,17 @@ class BenchConfig:
 
 
 def bench(config: BenchConfig) -> None:
-    """Measure, print the table, draw the figure."""
+    """Measure, and print the table."""
     if (process := find_rank()).world_size > 1:
         from understudy.cli.bench.ranks import format_ranks, measure_ranks
 
-        if config.figure:
-            raise ConfigError("figure: of one process; leave it out, or leave out --launch")
         together = measure_ranks(config.setting(), config.rounds, config.seconds)
         if process.rank == 0:
             print(json.dumps(together, ensure_ascii=False) if config.json else format_ranks(together))
         return
 
-    target = config.figure if config.figure or config.json else f"{Path(config.path).name or 'dataset'}-bench.png"
-    if target:
-        refuse_existing(target, "figure", config.overwrite)
-        require("report")  # before the measurement, not after it
     report = measure(config)
-    if target:
-        from understudy.report.figures import draw_bench
-
-        draw_bench(report, target)
-    if config.json:
-        print(json.dumps(report, ensure_ascii=False))
-        return
-    print(format_figures(report))
-    print(f"\nfigure: {target}")
+    print(json.dumps(report, ensure_ascii=False) if config.json else format_figures(report))
 
 
 def measure(config: BenchConfig) -> dict[str, Any]:
