@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterator, MutableMapping
 from urllib.parse import unquote
 
+from understudy.dataset_address import split_view
+
 VARIABLE = "UNDERSTUDY_ADDRESSES"
 """Environment variable with full addresses, separated by white space. Their datasets are opened with these secrets."""
 CREDENTIALS_HINT = f"~/.netrc, the full address in {VARIABLE} or as --data.root; a run's folder keeps no credentials"
@@ -67,7 +69,7 @@ def _strip_url(url: str) -> str:
 def remember_credentials(address: str, names: MutableMapping[str, str], replace: bool = True) -> str:
     """Return `strip_credentials(address)` and remember the full address for `restore_credentials`.
 
-    Text that is no URL is returned unchanged.
+    Text that is no URL is returned unchanged, and a view (`dataset_address.py`) stays.
 
     Args:
         address: The full address.
@@ -77,10 +79,11 @@ def remember_credentials(address: str, names: MutableMapping[str, str], replace:
     """
     if "://" not in address:
         return address
+    address, view = split_view(address)
     name = _unique_name(address, names)
     if name != address and (replace or name.rstrip("/") not in full_addresses):
         full_addresses[name.rstrip("/")] = address
-    return name
+    return name + view
 
 
 def _unique_name(address: str, names: MutableMapping[str, str]) -> str:

@@ -92,7 +92,7 @@ def test_commands_of_a_page_are_read(page: str, tmp_path: Path, monkeypatch: pyt
 
 def test_datasets_page_shows_every_setting_of_edit_that_changes_data() -> None:
     assert len(commands("datasets")) >= 20
-    assert {words[1] for words in commands("datasets")} == {"edit", "segment", "train"}
+    assert {words[1] for words in commands("datasets")} == {"edit", "segment", "select", "train"}
 
 
 def test_launching_page_lists_the_launched_commands() -> None:

@@ -36,6 +36,7 @@ from understudy.check.sensor_facts import SensorFacts, read_sensor_facts
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.data.format.standard_keys import rename_keys
 from understudy.data.selection.motion import named_motion
+from understudy.data.selection.select import difference, open_episodes
 from understudy.errors import DatasetError, SourceError
 from understudy.parts import Workers
 from understudy.progress import Progress
@@ -140,7 +141,7 @@ def check_dataset(
     """Check a dataset by all rules of `findings.RULES`.
 
     Args:
-        root: path, URL or hub id, or an open catalog.
+        root: path, URL or hub id, or an open catalog. Of a view, findings about other episodes alone are left out.
         depth: files to read (`Depth`).
         action: key of the action; by default `action`, else the first of `ROLES`.
         state: key of the state; by default `observation.state`, else the first of `ROLES`.
@@ -162,11 +163,14 @@ def check_dataset(
         except DatasetError as error:
             return _unreadable(str(root), error, begin)
         # Metadata is checked under its own keys, all else under the standard ones.
+        others = set(difference(stored.episodes.ids, open_episodes(stored).episodes.ids).tolist())  # not in the view
+        stored = replace(stored, view=None)
         findings = [*check_metadata(stored), *check_files(stored)]
         catalog, names = _with_roles(stored, action, state)
         facts = examine(catalog, depth, show_progress, workers)
         findings += apply_rules(facts)
         metadata = _read_metadata(stored, findings)
+        findings = [f for f in findings if not f.place.episodes or not others.issuperset(f.place.episodes)]
         contents = describe_contents(stored, metadata, facts.rows, facts.videos, names)
     decided = sort_findings(finding for finding in findings if finding.severity != "undecided")
     return Report(

@@ -24,6 +24,7 @@ RULES = {
     "metadata.names": "a feature has one name per dimension, without repeats",
     "metadata.features": "info.json declares the five index columns",
     "metadata.oddity": "metadata needs no guess to be read",
+    "metadata.views": "views can be read, and select episodes of this dataset",
     "metadata.training": "a training with default settings accepts the features",
     "files.missing": "each named data and video file exists and is no git LFS pointer",
     "files.orphan": "each data and video file is named by the tables",

@@ -50,6 +50,10 @@ EXAMPLES = {
         "understudy import bags/0001.mcap --propose > cups.yaml",
         "understudy import bags data/cups --mapping cups.yaml --skip-bad",
     ),
+    "select": (
+        "understudy select data/table red --where '\"red\" in task' --val-fraction 0.2",
+        "understudy select data/table",
+    ),
     "train": (
         "understudy train --data.root data/table --output-dir runs/table",
         "understudy train settings.yaml --steps 5000 --optim.lr 3e-4",

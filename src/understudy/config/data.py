@@ -5,7 +5,7 @@ policy's standard keys.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
@@ -24,6 +24,7 @@ from understudy.config.on_resume import (
     OnResume,
 )
 from understudy.credentials import strip_credentials
+from understudy.dataset_address import split_view
 
 NONE = "none"
 """Value of `cameras` for a policy without cameras."""
@@ -31,12 +32,12 @@ STANDARD_ACTION, STANDARD_STATE = "action", "observation.state"
 
 
 @dataclass(frozen=True)
-class DatasetConfig:
-    """One dataset, and a selection of its frames."""
+class NamedData:
+    """Place and keys of a dataset."""
 
     root: Annotated[str, SAME_DATA] = ""
-    """Folder or URL of a LeRobot dataset (v2.0, v2.1, v3.x). Required, unless a settings file has `data.sources` (a
-    mixture)."""
+    """Folder or URL of a LeRobot dataset (v2.0, v2.1, v3.x), or a view of it: PATH#NAME (docs/datasets.md). Required,
+    unless a settings file has `data.sources` (a mixture)."""
     robot_type: Annotated[str, NORM_HEAD] = ""
     """Robot of the recordings; the default is the one in info.json."""
     control_mode: Annotated[str, NORM_HEAD] = ""
@@ -48,6 +49,12 @@ class DatasetConfig:
     state: str = STANDARD_STATE
     """Key of the state in this dataset, or several columns as in `action`. With an empty one, or in a dataset without
     `observation.state`, the policy gets no state."""
+
+
+@dataclass(frozen=True)
+class SelectionConfig:
+    """Selection of a dataset's frames, and their weights; `understudy select` saves one as a view."""
+
     episodes: tuple[Natural, ...] = ()
     """Ids of the episodes to use; the default is all."""
     exclude_episodes: tuple[int, ...] = ()
@@ -77,6 +84,20 @@ class DatasetConfig:
     ] = "both"
     """Use of the frame weights. `order`: a frame of weight 2 comes twice in an epoch. `loss`: its loss counts twice.
     `both`: it comes as often as its weight rounded, and its loss has the rest as a factor, for any weights."""
+
+    def problems(self) -> Iterable[str]:
+        """Yield broken rules between fields, one line each."""
+        for name in ("episodes", "val_episodes"):
+            if both := sorted(set(getattr(self, name)) & set(self.exclude_episodes)):
+                yield f"exclude_episodes: {both[0]}: is also in `{name}`"
+        if self.episodes and (unknown := sorted(set(self.val_episodes) - set(self.episodes))):
+            yield f"val_episodes: {unknown[0]}: is not in `episodes`"
+
+
+@dataclass(frozen=True)
+class DatasetConfig(SelectionConfig, NamedData):
+    """One dataset, and a selection of its frames."""
+
     response: str = ""
     """Text that the policy learns to answer with before it acts: a text column (a subtask), `COLUMN:STYLE` of a
     language column, or `task`. In a mixture, the other sources have none. Only with `policy.response_tokens`."""
@@ -96,11 +117,7 @@ class DatasetConfig:
 
     def problems(self) -> Iterator[str]:
         """Yield broken rules between fields, one line each."""
-        for name in ("episodes", "val_episodes"):
-            if both := sorted(set(getattr(self, name)) & set(self.exclude_episodes)):
-                yield f"exclude_episodes: {both[0]}: is also in `{name}`"
-        if self.episodes and (unknown := sorted(set(self.val_episodes) - set(self.episodes))):
-            yield f"val_episodes: {unknown[0]}: is not in `episodes`"
+        yield from super().problems()
         if not self.action:
             yield "action: required: the key of the actions"
         if self.delta_action_dims and not self.state:
@@ -199,7 +216,8 @@ class DataConfig(DatasetConfig):
         taken = {source.name for source in self.mixed()}
         names: list[str] = []
         for source in self.mixed():
-            root = strip_credentials(source.root) if "://" in source.root else os.path.abspath(source.root)
+            address = split_view(source.root)[0]
+            root = strip_credentials(address) if "://" in address else os.path.abspath(address)
             name = folder = source.name or root.rstrip("/").rpartition("/")[2] or root
             number = 1
             while not source.name and name in taken:
@@ -210,9 +228,11 @@ class DataConfig(DatasetConfig):
         return tuple(names)
 
     def has_validation(self) -> bool:
-        """Return whether any source has validation episodes."""
+        """Return whether any source has validation episodes, or a view that may have some."""
         return any(
-            source.val_episodes or (self.val_fraction if source.val_fraction is None else source.val_fraction)
+            source.val_episodes
+            or split_view(source.root)[1]
+            or (self.val_fraction if source.val_fraction is None else source.val_fraction)
             for source in self.mixed()
         )
 

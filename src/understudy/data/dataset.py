@@ -105,6 +105,7 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     Args:
         root: path, fsspec URL, hub id OWNER/NAME where no such folder exists ("lerobot/pusht"), or an open `Catalog`.
+            `PATH#NAME` or `PATH#NAME@VERSION` is a view of it (docs/datasets.md), and the selection is one of the view.
         delta_timestamps: key -> seconds around the frame, multiples of 1/fps within `tolerance_s`. A window that leaves
             its episode repeats the first or last frame, and `<key>_is_pad` (bool, T) is True there. Windows still see
             dropped frames and frames outside `keep_ranges` (but see `Selection.keep_rule`). Times of a sensor
@@ -211,6 +212,9 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         times = [window * float(self.fps) for window in self.sensor_offsets.values()]
         windows = [*self.offsets.values(), *(np.array([np.floor(t.min()), np.ceil(t.max())]) for t in times)]
         selected = selection.apply(self.catalog, reach(windows))
+        self.view = self.catalog.view
+        """View of the address, None for none. Its selection is part of this one, and `catalog` has all episodes."""
+        selection, self.catalog = selection.spell_out(self.catalog)
         self.frame_weights: FrameWeights | None = None
         """Weights of the selected frames, if they have any."""
         if selection.frame_weights is not None:

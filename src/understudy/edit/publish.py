@@ -68,6 +68,8 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
         published = read_json(old.files, LEDGER) if old else {}
         writers, pieces, added = list(map(Catalog.open, roots)), [], {}
         for number, (name, writer) in enumerate(zip(names, writers), 1 if old else 0):
+            if writer.view is not None:
+                raise DatasetError(f"{writer.view} is a view", where=writer.root, fix="publish the whole dataset")
             new = writer.episodes.ids >= _first_new(writer, published.get(name, ""))
             rows = np.flatnonzero(new & (writer.episodes.lengths > 0)).tolist()
             pieces += [Piece(number, row, 0, int(writer.episodes.lengths[row])) for row in rows]

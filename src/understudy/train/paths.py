@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from understudy.config.data import DataConfig, SourceConfig
 from understudy.config.train import TrainConfig
+from understudy.dataset_address import split_view
 from understudy.errors import ConfigError
 from understudy.hub.download import hub_errors
 from understudy.hub.ids import model_id
@@ -57,7 +58,7 @@ def find_moved(config: TrainConfig, root: Path, output_dir: str) -> TrainConfig:
 
 
 def with_root(config: TrainConfig, root: str) -> TrainConfig:
-    """Return settings whose only dataset is at `root`; empty: the settings themselves.
+    """Return settings whose only dataset is at `root`, with its view; empty: the settings themselves.
 
     Raises:
         ConfigError: the settings have several datasets.
@@ -67,6 +68,8 @@ def with_root(config: TrainConfig, root: str) -> TrainConfig:
     if config.data.sources:
         problem = f"data.root: {root}: the run has {len(config.data.sources)} sources"
         raise ConfigError(f"{problem}; set data.sources.N.root in {config.output_dir}/config.yaml")
+    address, view = split_view(root)
+    root = address + (view or split_view(config.data.root)[1])
     return resolve_paths(replace(config, data=replace(config.data, root=root)))
 
 
@@ -74,8 +77,9 @@ def _with_paths(config: TrainConfig, place: Callable[[str], str]) -> TrainConfig
     """Return settings in which `place` has replaced each path."""
 
     def moved(source: Source) -> Source:
-        paths: dict[str, Any] = {n: place(path) for n in PATHS if (path := getattr(source, n)) and "://" not in path}
-        return replace(source, **paths)
+        paths = {n: split_view(path) for n in PATHS if (path := getattr(source, n)) and "://" not in path}
+        present: dict[str, Any] = {n: place(address) + view for n, (address, view) in paths.items()}
+        return replace(source, **present)
 
     return replace(config, data=replace(moved(config.data), sources=tuple(map(moved, config.data.sources))))
 

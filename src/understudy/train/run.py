@@ -19,6 +19,7 @@ from understudy.atomic import write_text
 from understudy.config.schema import dump_yaml, plain, without_credentials
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.credentials import CREDENTIALS_HINT, has_credentials
+from understudy.dataset_address import split_view
 from understudy.distributed.compile import is_compile_error
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.distributed.signals import Stop, Stopped, stop_signals
@@ -81,7 +82,8 @@ def train(config: TrainConfig) -> int:
             fitted = replace(config, policy=config.policy.fitted(data.image_sizes))
             validation = open_validation(fitted, data)
         mesh.first(lambda: run.begin(fitted, new_run_record(fitted, data, mesh), frames_content(data)))
-        for address in dict.fromkeys(source.root for source in config.data.mixed()) if mesh.rank == 0 else ():
+        roots = [split_view(source.root)[0] for source in config.data.mixed()]
+        for address in dict.fromkeys(roots) if mesh.rank == 0 else ():
             if has_credentials(address):
                 logger.warning("%s: to resume, give its credentials again: %s", address, CREDENTIALS_HINT)
         try:
@@ -274,7 +276,8 @@ def _open_same_data(
     try:
         data = open_data(config, recorded_sources(record, updates), mesh.rank == 0)
     except DatasetError as error:
-        is_gone = not all("://" in source.root or os.path.exists(source.root) for source in config.data.mixed())
+        roots = [split_view(source.root)[0] for source in config.data.mixed()]
+        is_gone = not all("://" in root or os.path.exists(root) for root in roots)
         if is_gone and is_wrong_input(error):  # an outage of the hub, whose ids are not paths, keeps its exit code
             raise error.replaced(fix="; ".join(filter(None, [error.fix, MOVED]))) from error
         raise

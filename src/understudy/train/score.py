@@ -18,7 +18,7 @@ from understudy.batch_keys import HEAD, STATE, TASK
 from understudy.checksums import file_sha256
 from understudy.config.data import SourceConfig
 from understudy.data.dataset import EpisodeDataset
-from understudy.data.format.catalog import Catalog
+from understudy.data.selection.select import open_episodes
 from understudy.errors import ConfigError
 from understudy.load.instructions import draw_instructions
 from understudy.load.validation_data import prefetch_chunks, sample_identity
@@ -151,7 +151,7 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
     whole = SourceConfig(root=data, name=name, on_bad_episode="error", val_fraction=0.0, **mapping)
     config = replace(settings, data=replace(settings.data, sources=(whole,)))
     cameras = policy.config.cameras
-    opened = open_source(whole, Catalog.open(data), cameras)
+    opened = open_source(whole, open_episodes(data), cameras)
     sizes = dict.fromkeys(cameras, policy.config.image_size)
     head = opened.head(name)
     if len(policy.norm_heads) > 1 and head not in policy.norm_heads:

@@ -10,6 +10,9 @@ from understudy.check.findings import EDIT, REWRITE, Finding, Place, correct, dr
 from understudy.check.row_facts import RowFacts
 from understudy.data.format.catalog import INFO, Catalog
 from understudy.data.format.features import INDEX_KEYS
+from understudy.data.format.views import list_views, view_path
+from understudy.data.selection.select import Selection
+from understudy.errors import DatasetError, SourceError
 from understudy.plural import plural
 
 _COVERED = ("info.json: total_", "info.json: splits", "episode ids have gaps", "tasks: ")
@@ -21,6 +24,7 @@ def check_metadata(catalog: Catalog) -> Iterator[Finding]:
     yield from _totals(catalog)
     yield from _features(catalog)
     yield from _training(catalog)
+    yield from _views(catalog)
     table = catalog.episodes
     if int(table.ids[0]) != 0 or int(table.ids[-1]) != len(table) - 1:
         gaps = sorted(set(range(int(table.ids[-1]) + 1)) - set(table.ids.tolist())) if table.ids[-1] < 1 << 22 else []
@@ -38,6 +42,16 @@ def check_metadata(catalog: Catalog) -> Iterator[Finding]:
         covered = line.startswith(_COVERED) or line in left_out or "have no frame" in line or "task texts" in line
         if not covered and "from_timestamp of" not in line:
             yield Finding("metadata.oddity", "warning", line, Place(file=INFO), fix=correct("the entry"))
+
+
+def _views(catalog: Catalog) -> Iterator[Finding]:
+    for name in list_views(catalog.files):
+        try:
+            Selection().apply(catalog.with_view(f"#{name}"))
+        except SourceError:
+            raise
+        except DatasetError as error:
+            yield Finding("metadata.views", "warning", error.what, Place(file=view_path(name)), fix=error.fix)
 
 
 def _totals(catalog: Catalog) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from understudy._version import __version__
 from understudy.bytesize import parse_bytes
 from understudy.cores import MOST_LOADER_THREADS, available_cores
 from understudy.data.dataset import EpisodeDataset
+from understudy.data.format.catalog import Catalog
 from understudy.errors import ConfigError, DatasetError
 from understudy.load.choose_order import choose_order
 from understudy.load.loader import Loader
@@ -84,8 +85,8 @@ class Setting:
         Raises:
             DatasetError: Unknown camera.
         """
-        whole = EpisodeDataset(self.path)
-        catalog = whole.catalog
+        catalog = Catalog.open(self.path)
+        whole = EpisodeDataset(catalog)
         names = catalog.camera_keys
         cameras = names if self.cameras is None else self.cameras
         for camera in cameras:

@@ -7,7 +7,7 @@ score      `understudy score`
 publish    `understudy publish`
 check      `understudy check`
 view       `understudy view`
-ranges     `understudy ranges`
+ranges     `understudy ranges` and `understudy select`
 order      `understudy order explain` and `understudy order export`
 prepare    `understudy fast fit` and `understudy tokenizer fit`
 """

@@ -153,9 +153,10 @@ def pair_problems(name: str, pairs: Sequence[str]) -> list[str]:
 def edit(config: EditConfig) -> int:
     """Write the output and print a summary; return 1 if episodes were left out as bad."""
     from understudy.data.format.catalog import Catalog
+    from understudy.data.selection.select import open_episodes
 
     if config.recommend is not None:
-        measure_and_print(Catalog.open(config.paths[0]), config.recommend, config.json)
+        measure_and_print(open_episodes(config.paths[0]), config.recommend, config.json)
         return 0
     out = Path(config.paths[-1])
     catalogs = [Catalog.open(path) for path in config.paths[:-1]]
@@ -343,10 +344,10 @@ class SegmentConfig(WorkersConfig):
 
 def segment(config: SegmentConfig) -> int:
     """Write the output and print a summary; return 1 if segments were left out as bad."""
-    from understudy.data.format.catalog import Catalog
+    from understudy.data.selection.select import open_episodes
 
     out = Path(config.paths[-1])
-    plan = make_plan(config, Catalog.open(config.paths[0]), out)
+    plan = make_plan(config, open_episodes(config.paths[0]), out)
     return write_and_print({"": plan}, out, config)
 
 

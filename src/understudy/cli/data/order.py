@@ -126,14 +126,13 @@ def read_tables(config: ExplainConfig) -> list[Table]:
         lengths = droid_like(config.episodes)
         return [Table("synthetic, like DROID", lengths, config.gop or 2, config.reach, 30.0, 1)]
     from understudy.data.dataset import EpisodeDataset
-    from understudy.data.format.catalog import Catalog
 
     tables = []
     for path in config.paths:
-        catalog = Catalog.open(path)
-        lengths = catalog.episodes.lengths
-        gop = config.gop or EpisodeDataset(catalog).gop
-        lengths, cameras = lengths[lengths > 0], max(1, len(catalog.camera_keys))
+        dataset = EpisodeDataset(path)
+        catalog, segments = dataset.catalog, dataset.epoch_segments
+        gop = config.gop or dataset.gop
+        lengths, cameras = segments[:, 2] - segments[:, 1], max(1, len(catalog.camera_keys))
         tables.append(Table(path, lengths, gop, config.reach, float(catalog.fps), cameras))
     return tables
 

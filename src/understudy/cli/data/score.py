@@ -71,13 +71,13 @@ class ScoreConfig(WorkersConfig):
 
 def score(config: ScoreConfig) -> None:
     """Compute the values, write the output and print a summary."""
-    from understudy.data.format.catalog import Catalog
+    from understudy.data.selection.select import open_episodes
     from understudy.edit.write_set import check_output, write_outputs
     from understudy.train.score import ComputeValues, compute_values, open_value_function
 
     run, data, out = Path(config.paths[0]), config.paths[1], Path(config.paths[2])
     threads = config.num_threads or max(1, available_cores() // (config.workers or 1))
-    catalog = Catalog.open(data)
+    catalog = open_episodes(data)
     plan = make_plans(EditConfig(paths=(data, str(out))), [catalog], out)[""]
     if taken := [key for key in DTYPES if key in plan.features]:
         fix = f"write a dataset without them first: understudy edit SRC OUT --drop-features {' '.join(taken)}"

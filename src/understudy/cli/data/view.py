@@ -101,13 +101,13 @@ def _record(config: ViewConfig) -> None:
     """Write a recording of rerun."""
     import numpy as np
 
-    from understudy.data.format.catalog import Catalog
+    from understudy.data.selection.select import open_episodes
     from understudy.report.view.rerun_log import check_recording, write_recording
 
     require("rerun")
     path = Path(config.rerun)
     check_recording(path)
-    catalog = Catalog.open(config.path)
+    catalog = open_episodes(config.path)
     rows = np.sort(catalog.episodes.rows_of(config.episodes))
     with Progress(int(catalog.episodes.lengths[rows].sum()), "rerun", "frame") as progress:
         write_recording(catalog, rows.tolist(), path, progress.update)
@@ -117,10 +117,10 @@ def _record(config: ViewConfig) -> None:
 def _dataset_viewer(config: ViewConfig) -> "Viewer":
     import numpy as np
 
-    from understudy.data.format.catalog import Catalog
+    from understudy.data.selection.select import open_episodes
     from understudy.report.view.viewer import Source, Viewer
 
-    catalog = Catalog.open(config.path)
+    catalog = open_episodes(config.path)
     rows = np.sort(catalog.episodes.rows_of(config.episodes)) if config.episodes else None
     return Viewer([Source(catalog.name, catalog, rows, config.keep_ranges or None, config.findings)], catalog.name)
 

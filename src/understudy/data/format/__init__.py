@@ -7,5 +7,6 @@ episode_table     lengths, data files and video files of every episode; shared m
 layouts           tables of episodes and tasks in the layouts of v2.0 to v3.1
 meta_files        JSON files of `meta/`, checked value by value, and the path templates of info.json
 recorded_stats    statistics recorded with a dataset
+views             named selections, stored with a dataset
 standard_keys     a dataset under standard key names
 """

@@ -30,6 +30,8 @@ from understudy.data.format.features import INDEX_KEYS, Feature, join_stats, par
 from understudy.data.format.meta_files import check_template, read_json
 from understudy.data.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy.data.format.sensors import Sensor, read_sensors
+from understudy.data.format.views import View, read_view
+from understudy.dataset_address import split_view
 from understudy.errors import DatasetError
 from understudy.hub.ids import model_id, near_path
 from understudy.plural import plural
@@ -61,6 +63,7 @@ class Catalog:
         episodes: the episode table, keyed by episode id.
         info: content of meta/info.json.
         oddities: irregularities of the metadata and how each was read, one line each.
+        view: the view of the address, which `Selection.apply` adds to a selection; the episodes are those of all.
     """
 
     files: Files
@@ -77,6 +80,7 @@ class Catalog:
     stored_names: Mapping[str, str] = field(default_factory=dict)
     joined: Mapping[str, tuple[Feature, ...]] = field(default_factory=dict)
     sensors: Mapping[str, Sensor] = field(default_factory=dict)
+    view: View | None = None
 
     @classmethod
     def open(
@@ -92,7 +96,8 @@ class Catalog:
 
         Args:
             root: a path, a fsspec URL (`https://`, `s3://`, `hf://datasets/OWNER/NAME`, ...), or the hub id
-                OWNER/NAME where neither the folder OWNER/NAME nor OWNER exists. An open catalog is returned as it is.
+                OWNER/NAME where neither the folder OWNER/NAME nor OWNER exists. `#NAME` or `#NAME@VERSION` after it
+                is a view (`views.py`). An open catalog is returned as it is.
             remote: how to read a dataset on another machine (credentials, cache folder, deadlines).
             video_path: path template to use instead of that in info.json, as in
                 "video/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4".
@@ -104,6 +109,8 @@ class Catalog:
         """
         if isinstance(root, Catalog):
             return root
+        address, view = split_view(os.fspath(root))
+        root = address if view else root
         files, info = _read_info(root, remote)
         before = files.version(INFO)
         asked, version = version, _override(files, info, video_path, data_path, version)
@@ -147,7 +154,11 @@ class Catalog:
             skipped,
             tuple(lacking),
             sensors=sensors,
-        )
+        ).with_view(view)
+
+    def with_view(self, address: str) -> "Catalog":
+        """Return the catalog with the view `#NAME` or `#NAME@VERSION`, "" for none. Raises as `read_view` does."""
+        return replace(self, view=read_view(self.files, address[1:], self.episodes) if address else None)
 
     @property
     def root(self) -> str:

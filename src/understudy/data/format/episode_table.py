@@ -16,7 +16,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
@@ -180,6 +180,20 @@ class EpisodeTable:
     def tasks_of(self, row: int) -> np.ndarray:
         """Task indices of a row, int32; -1 for a text that is not in the task list."""
         return self.task_indices[int(self.task_offsets[row]) : int(self.task_offsets[row + 1])]
+
+    def take(self, rows: np.ndarray) -> EpisodeTable:
+        """Return the table of one or more of its rows, given in ascending order."""
+        tasks = [self.tasks_of(row) for row in rows.tolist()]
+        videos = {key: replace(table, **_take(table, rows)) for key, table in self.videos.items()}
+        offsets, parts = np.cumsum([0, *map(len, tasks)]), _take(self, rows)
+        return replace(self, **parts, videos=videos, task_offsets=offsets, task_indices=np.concatenate(tasks))
+
+
+_BY_EPISODE = ("ids", "lengths", "index_from", "data_file", "data_row", "file", "first", "first_by_time")
+
+
+def _take(table: object, rows: np.ndarray) -> dict[str, Any]:
+    return {name: column[rows] for name in _BY_EPISODE if (column := getattr(table, name, None)) is not None}
 
 
 def describe_ids(ids: np.ndarray) -> str:

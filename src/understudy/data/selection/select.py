@@ -171,8 +171,23 @@ class Selection:
     frame_weights: str | os.PathLike[str] | None = None
     frame_weights_in: WeightsIn = "both"
 
+    def spell_out(self, catalog: Catalog) -> tuple[Selection, Catalog]:
+        """Return this selection together with that of the catalog's view, and the catalog without the view.
+
+        Raises:
+            DatasetError: the two contradict each other (`View.combine`).
+        """
+        if catalog.view is None:
+            return self, catalog
+        beside = {**vars(self)}
+        for name in ("episodes", "exclude_episodes"):
+            beside[name] = beside[name] if beside[name] is None else _ids(beside[name], name).tolist()
+        return Selection(**catalog.view.combine(beside)), replace(catalog, view=None)
+
     def apply(self, catalog: Catalog, reach: tuple[int, int] = (0, 0)) -> SelectedFrames:
         """Select frames of a dataset, without regard to `frame_weights` (see `weigh_frames`).
+
+        A view of the catalog selects, too.
 
         Args:
             catalog: the dataset.
@@ -182,6 +197,11 @@ class Selection:
             DatasetError: an unknown episode, an unusable condition, a malformed file of ranges, or an empty selection
                 (names the cause).
         """
+        if catalog.view is not None:
+            selection, whole = self.spell_out(catalog)
+            selected = selection.apply(whole, reach)
+            view = catalog.view.describe(len(distinct(selected.segments[:, 0])), len(catalog.episodes))
+            return replace(selected, notes=(f"{catalog.root}{view}", *selected.notes))
         rows, notes = self._select_rows(catalog)
         for name in ("drop_n_first_frames", "drop_n_last_frames"):
             count = getattr(self, name)
@@ -232,6 +252,15 @@ class Selection:
             problem += f", keep_ranges by the rule {self.keep_rule!r} with windows reaching {reach[0]} back and "
             problem += f"{reach[1]} ahead"
         return DatasetError(problem, where=root, fix="drop fewer frames, or use shorter windows or keep_rule='start'")
+
+
+def open_episodes(root: str | Catalog) -> Catalog:
+    """Open a dataset; of a view, only those episodes of which it selects frames."""
+    catalog = Catalog.open(root)
+    if catalog.view is None:
+        return catalog
+    rows = catalog.episodes.rows_of(distinct(Selection().apply(catalog).segments[:, 0]))
+    return replace(catalog, episodes=catalog.episodes.take(rows), view=None)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from understudy.data.stats.norm_heads import Member
 from understudy.data.stats.norm_heads import compute_normalization as normalize_heads
 from understudy.data.stats.stats_files import read_stats_file
 from understudy.data.stats.summary import Mode, Statistics
+from understudy.dataset_address import split_view
 from understudy.distributed.mesh import Mesh
 from understudy.errors import ConfigError, DatasetError, SourceError
 from understudy.load.choose_order import choose_order
@@ -51,6 +52,7 @@ from understudy.train.data.sources import (
     open_source,
     recorded_sizes,
     split_source,
+    with_view,
 )
 from understudy.train.precision import compute_dtype
 
@@ -117,6 +119,7 @@ class RunData:
                 "first": first,
                 "last": last,
                 "tasks": len(part.catalog.tasks),
+                "view": part.view.record if part.view else "",
             }
             | ({"of": owner} if owner != number else {})
             for number, (name, head, part, skipped, (first, last), owner) in enumerate(facts)
@@ -278,10 +281,13 @@ def _open_sources(
     def open_one(number: int) -> Source:
         source = configs[number]
         layout = {"video_path": source.video_path, "data_path": source.data_path, "version": source.version}
-        place = source.root, *layout.values()
+        address, view = split_view(source.root)
+        place = address, *layout.values()
         if place not in catalogs:
-            catalogs[place] = Catalog.open(source.root, remote, **{name: text or None for name, text in layout.items()})
-        return open_source(source, catalogs[place], data.cameras, entries[number])
+            catalogs[place] = Catalog.open(address, remote, **{name: text or None for name, text in layout.items()})
+        if not data.sources and data.val_fraction != DataConfig.val_fraction:
+            source = replace(source, val_fraction=data.val_fraction)  # a setting beside the view, not the default
+        return open_source(source, with_view(catalogs[place], view, entries[number]), data.cameras, entries[number])
 
     return _for_each_source(names, open_one, wrong)
 

@@ -15,6 +15,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.episode_table import MissingFiles, describe_ids
 from understudy.data.format.standard_keys import rename_keys
+from understudy.data.format.views import View
 from understudy.data.read.returns import ReturnTarget
 from understudy.data.read.texts import prompt_names
 from understudy.data.selection.select import Selection, common, difference, distinct, split_episodes
@@ -31,12 +32,14 @@ class Source:
     """A dataset that a policy can be trained on."""
 
     config: SourceConfig
+    """Its settings, together with those of the view."""
     catalog: Catalog
     """In standard keys."""
     keys: tuple[str, ...]
     """`action`, and `observation.state` where it has one."""
     cameras: tuple[str, ...]
     """Standard keys of its cameras."""
+    view: View | None = None
 
     def head(self, name: str) -> str:
         """Return the norm head of this source, whose name is `name`."""
@@ -66,6 +69,10 @@ def open_source(
         DatasetError: keys, episodes, dimensions or videos are missing, or an action or state is not a vector.
     """
     _raise_first(_lost_cameras(config, catalog, cameras, recorded), catalog)
+    if (view := catalog.view) is not None:
+        config = spell_out(config, view)
+        _raise_first(((f"with the view {view}, {line}", "") for line in config.problems()), catalog)
+        catalog = replace(catalog, view=None)
     names = {ACTION: config.action} | ({STATE: config.state} if config.state else {}) | config.cameras
     catalog = replace(catalog, tasks=catalog.tasks[: (recorded or {}).get("tasks")])
     # Keys that keep their names are listed, too: another standard key may be mapped to the same one.
@@ -81,7 +88,34 @@ def open_source(
     catalog = replace(catalog, features=features)
     _raise_first(_mistakes(config, catalog), catalog)
     keys = tuple(key for key in (ACTION, STATE) if key in features)
-    return Source(config, catalog, keys, tuple(config.cameras) or tuple(_color_cameras(catalog)))
+    return Source(config, catalog, keys, tuple(config.cameras) or tuple(_color_cameras(catalog)), view)
+
+
+def spell_out(config: SourceConfig, view: View | None) -> SourceConfig:
+    """Return settings together with those of a view. Raises DatasetError where they contradict each other."""
+    return config if view is None else SourceConfig(**view.combine(vars(config)))
+
+
+def with_view(catalog: Catalog, view: str, recorded: Mapping[str, Any] | None) -> Catalog:
+    """Return a catalog with the view `#NAME` or `#NAME@VERSION` of an address.
+
+    Args:
+        catalog: the dataset.
+        view: of the settings, "" for none.
+        recorded: see `open_source`; a resumed run keeps the version that it was started with.
+
+    Raises:
+        DatasetError: there is no such view, it changed, or the run has another.
+    """
+    started = (recorded or {}).get("view")
+    if started and started.startswith(f"{view[1:]}@"):
+        view = f"#{started.split()[0]}"
+    catalog = catalog.with_view(view)
+    now = catalog.view.record if catalog.view else ""
+    if started is not None and started != now:
+        problem = f"the run was started with the view {started or 'none'}, and this is {now or 'none'}"
+        raise DatasetError(problem, where=catalog.root, fix="name that one after `#`, or restore its file")
+    return catalog
 
 
 Mistakes = Iterator[tuple[str, str]]
@@ -213,16 +247,19 @@ def split_source(
     validation = None
     if len(validated):
         validation = EpisodeDataset(catalog, select=replace(selection, episodes=validated), **options)
+    training.view = source.view
+    return SourceSplit(training, validation, (*usable.notes, *notes, *_more_notes(training, len(ids))), skipped, span)
+
+
+def _more_notes(training: EpisodeDataset, selected: int) -> list[str]:
+    """Return notes on the view, which selects a number of episodes, on depth, and on episodes that train no return."""
+    catalog, view = training.catalog, training.view
+    notes = [catalog.root + view.describe(selected, len(catalog.episodes))] if view else []
     depth = [key for key in catalog.camera_keys if catalog.features[key].is_depth]
-    left_out = [f"{catalog.root}: {key} is depth, which policies do not take: left out" for key in depth]
-    return SourceSplit(training, validation, (*usable.notes, *left_out, *notes, *_outcomes(training)), skipped, span)
-
-
-def _outcomes(training: EpisodeDataset) -> list[str]:
-    """Return a note on the episodes that train no return, if there are any."""
+    notes += [f"{catalog.root}: {key} is depth, which policies do not take: left out" for key in depth]
     unknown = training.returns.unknown if training.returns is not None else 0
     episodes = len(distinct(training.segments[:, 0]))
-    return [f"{unknown:,} of {episodes:,} training episodes have no known outcome"] if unknown else []
+    return notes + [f"{unknown:,} of {episodes:,} training episodes have no known outcome"] * (unknown > 0)
 
 
 def _select(settings: SourceConfig) -> Selection:

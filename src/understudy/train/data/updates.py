@@ -29,7 +29,7 @@ from understudy.storage.remote_options import RemoteOptions
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.frames_file import EPISODE, frames_content, read_frames
 from understudy.train.data.run_data import RunData, dataset_fingerprint, episodes_within, file_digests
-from understudy.train.data.sources import appended_episodes
+from understudy.train.data.sources import appended_episodes, spell_out
 
 
 def recorded_sources(record: Record, updates: Sequence[Record] = ()) -> list[dict[str, Any]]:
@@ -54,10 +54,11 @@ def find_appended(config: TrainConfig, data: RunData, step: int) -> list[dict[st
     entries = []
     for number, source in enumerate(config.data.mixed()):
         first = 1 + max(last for (_, last), owner in zip(data.spans, data.of) if owner == number)
-        catalog = data.training[number].catalog
-        if len(appended_episodes(config, source, catalog, first)):
+        catalog, view = data.training[number].catalog, data.training[number].view
+        if len(appended_episodes(config, spell_out(source, view), catalog, first)):
             name, last = f"{data.names[number]}@{step}", int(catalog.episodes.ids[-1])
-            entries.append({"name": name, "of": number, "first": first, "last": last})
+            record = view.record if view else ""
+            entries.append({"name": name, "of": number, "first": first, "last": last, "view": record})
     return entries
 
 

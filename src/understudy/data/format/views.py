@@ -1,0 +1,188 @@
+"""Views: named selections of a dataset, stored in it as `meta/views/NAME.json`, a list of versions that only grows.
+
+    select    settings in the words of a run's `data`: where, episodes, keep_ranges, val_fraction and others
+    made_on   number of the dataset's episodes at that time, and a digest of their ids and lengths
+    selected  episodes and frames that it selected then
+    digest    SHA-256 of all of the above
+
+Files that it uses are copies in `meta/views/files`, named by their SHA-256. A dataset may grow: the episodes of that
+time come first, as they were. Otherwise ids may name other episodes, and the view is refused.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.atomic import hold_folder, write_bytes, write_text
+from understudy.data.format.episode_table import EpisodeTable
+from understudy.data.format.meta_files import read_json
+from understudy.dataset_address import NAME
+from understudy.errors import DatasetError
+from understudy.storage.dataset_root import Files, as_dataset_error
+from understudy.storage.remote_options import RemoteOptions
+
+FOLDER = "meta/views"
+SETTINGS = (
+    *("where", "episodes", "exclude_episodes", "val_episodes", "val_fraction", "drop_n_first_frames"),
+    *("drop_n_last_frames", "keep_ranges", "keep_rule", "frame_weights", "frame_weights_in"),
+)
+"""Names of the settings that a view may have: those of `data` in a run that select."""
+_COPY = re.compile(r"[0-9a-f]{64}\.(json|parquet)")
+_SAVE = "restore it, or save the view again: understudy select PATH NAME"
+
+
+@dataclass(frozen=True)
+class View:
+    """A version of a view."""
+
+    name: str
+    version: int
+    digest: str
+    select: Mapping[str, Any]
+    """Settings that are not the default, with paths of its files on this machine."""
+    made_on: Mapping[str, Any]
+    selected: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version}"
+
+    @property
+    def record(self) -> str:
+        """`NAME@VERSION DIGEST`, for the record of a run."""
+        return f"{self} {self.digest}"
+
+    def combine(self, beside: Mapping[str, Any]) -> dict[str, Any]:
+        """Return settings that select the frames of the view that the settings `beside` it select, too.
+
+        Settings of the view that `beside` does not name are left out.
+
+        Raises:
+            DatasetError: both have another value of a setting that has no intersection, or no episode is in both.
+        """
+        merged = dict(beside)
+        for name in self.select.keys() & beside.keys():
+            value, other = self.select[name], beside[name]
+            if other in (None, value, "", (), "window", "both"):  # the defaults
+                merged[name] = value
+            elif name == "exclude_episodes":
+                merged[name] = tuple(sorted({*value, *other}))
+            elif name == "where":
+                merged[name] = f"({value}) and ({other})"
+            elif name.startswith("drop_n_"):
+                merged[name] = max(value, other)
+            elif name == "episodes" and (common := {*value} & {*other}):
+                merged[name] = tuple(sorted(common))
+            else:
+                problem = f"{name} is {str(other)[:80]} beside the view {self}, which has {str(value)[:80]}"
+                raise DatasetError(problem, fix="leave the setting out, or save another view")
+        if left := {*(merged.get("episodes") or ())} - {*(merged.get("exclude_episodes") or ())}:
+            merged["episodes"] = tuple(sorted(left))
+        return merged
+
+    def describe(self, episodes: int, of: int) -> str:
+        """Describe the view in one line: `episodes` that it selects `of` those that the dataset has now."""
+        then = f"{self.selected['episodes']:,} of {self.made_on['episodes']:,} when it was made"
+        return f"#{self} ({self.digest[:12]}): selects {episodes:,} of {of:,} episodes, {then}"
+
+
+def view_path(name: str) -> str:
+    """Path of the versions of a view in its dataset."""
+    return f"{FOLDER}/{name}.json"
+
+
+def list_views(files: Files) -> list[str]:
+    """Return the names of all views, sorted; [] where folders cannot be listed."""
+    return [entry[:-5] for entry, _ in files.entries(FOLDER) or () if re.fullmatch(rf"{NAME}\.json", entry)]
+
+
+def read_view(files: Files, address: str, episodes: EpisodeTable) -> View:
+    """Read the view `NAME` or `NAME@VERSION` of a dataset with these episodes.
+
+    Raises:
+        DatasetError: there is no such view, it or a file of it changed, or its episodes are not those of the time.
+    """
+    name, _, version = address.partition("@")
+    where = files.where(view_path(name))
+    with as_dataset_error(where, "is no view", _SAVE):
+        versions = _versions(files, name)
+        number = int(version or len(versions))
+        if not 0 < number <= len(versions):
+            fix = f"there are {', '.join(list_views(files)) or 'none'}, with {len(versions)} versions of {name}"
+            raise DatasetError(f"there is no view {address!r}", where=files.root, fix=fix)
+        content = dict(versions[number - 1])
+        digest, made_on = content.pop("digest"), content["made_on"]
+        if digest != _digest(content) or not content["select"].keys() <= set(SETTINGS):
+            raise DatasetError(f"version {number} has another digest, or unknown settings", where=where, fix=_SAVE)
+        if made_on != _facts(episodes, made_on["episodes"]):
+            problem = f"the view was made on {made_on['episodes']} episodes, which are not the first ones here"
+            raise DatasetError(problem, where=where, fix=_SAVE)
+        select = {key: tuple(value) if isinstance(value, list) else value for key, value in content["select"].items()}
+        select |= {key: _fetch(files, str(value)) for key, value in select.items() if _COPY.fullmatch(str(value))}
+        return View(name, number, digest, select, made_on, content["selected"])
+
+
+def save_view(files: Files, name: str, select: Mapping[str, Any], episodes: EpisodeTable, selected: Any) -> View:
+    """Save settings as the next version of a view; where they and the facts are those of its latest, return that one.
+
+    Raises:
+        DatasetError: the dataset is on another machine, or `name` is no name of a view.
+    """
+    if not files.is_local or not re.fullmatch(NAME, name):
+        fix = "give a name of letters, digits, - and _, which begins with a letter, and a folder on this machine"
+        raise DatasetError(f"no view can be saved as {name!r}", where=files.root, fix=fix)
+    folder, settings = Path(files.where(FOLDER)), dict(select)
+    (folder / "files").mkdir(parents=True, exist_ok=True)
+    for key, value in select.items():
+        if key == "keep_ranges" or str(value).endswith(".parquet"):
+            data = Path(value).read_bytes()
+            settings[key] = hashlib.sha256(data).hexdigest() + (".json" if key == "keep_ranges" else ".parquet")
+            write_bytes(folder / "files" / settings[key], data)
+    made_on = _facts(episodes, len(episodes))
+    content = {"select": settings, "made_on": made_on, "selected": selected}
+    content["digest"] = _digest(content)
+    with hold_folder(folder):
+        versions = _versions(files, name)
+        if not versions or versions[-1]["digest"] != content["digest"]:
+            text = json.dumps({"versions": [*versions, content]}, indent=1)
+            write_text(Path(files.where(view_path(name))), text + "\n")
+    return read_view(files, name, episodes)
+
+
+def _versions(files: Files, name: str) -> list[dict[str, Any]]:
+    """Return the content of all versions of a view; [] where there is none."""
+    versions: list[dict[str, Any]] = []
+    return read_json(files, view_path(name))["versions"] if files.exists(view_path(name)) else versions
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _facts(episodes: EpisodeTable, first: int) -> dict[str, Any]:
+    """Number and digest of the first episodes."""
+    table = np.stack([episodes.ids[:first], episodes.lengths[:first]]).astype("<i8")
+    return {"episodes": table.shape[1], "digest": hashlib.sha256(table.tobytes()).hexdigest()}
+
+
+def _fetch(files: Files, name: str) -> str:
+    """Return the path on this machine of a file of `meta/views/files`.
+
+    Raises:
+        DatasetError: it is missing, or its content is not that of its name.
+    """
+    path = f"{FOLDER}/files/{name}"
+    data, where = files.read(path), files.where(path)
+    if not name.startswith(hashlib.sha256(data).hexdigest()):
+        raise DatasetError("its content is not that of its name", where=where, fix=_SAVE)
+    if files.is_local:
+        return where
+    place = Path((files.options or RemoteOptions()).folder, "views", name)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(place, data, durable=False)
+    return str(place)
