@@ -35,6 +35,7 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the files; a table of two rows counts as large."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setattr(mapped_tables, "MIN_ROWS", 2)
+    monkeypatch.setattr(mapped_tables, "_LARGE", 0)
     return tmp_path / "xdg" / "understudy" / "tables"
 
 
@@ -241,3 +242,118 @@ def test_pickle_for_a_child_process_refers_to_the_file(root: Path, tables: Path)
     assert np.array_equal(again.segments, data.segments)
     same_table(again.catalog.episodes, data.catalog.episodes)
     assert torch.equal(again[5]["action"], data[5]["action"])
+
+
+def double(array: np.ndarray, factor: int = 2) -> np.ndarray:
+    return array * factor
+
+
+def test_derived_tables_follow_their_inputs(tables: Path) -> None:
+    made: list[int] = []
+
+    def derived(array: np.ndarray, factor: int = 2) -> np.ndarray:
+        def make() -> np.ndarray:
+            made.append(factor)
+            return double(array, factor)
+
+        result = mapped_tables.share(make, array, factor)
+        assert result.tolist() == (array * factor).tolist()
+        return result
+
+    numbers = np.arange(9)
+    first = derived(numbers)
+    assert derived(numbers.copy()) is not first
+    assert made == [2], "equal content is the same input"
+    derived(numbers, 3)
+    derived(numbers + 1)
+    derived(numbers.astype(np.int32))
+    assert made == [2, 3, 2, 2]
+    second = derived(first)
+    assert derived(derived(numbers)).tolist() == second.tolist()
+    assert len(made) == 5, "a mapped input is known by its place"
+    derived(first[1:])
+    derived(first[::2])
+    derived(second)
+    assert len(made) == 8, "another place is another input"
+    with pytest.raises(TypeError):
+        mapped_tables.share(lambda: 0, numbers, object())
+
+
+def test_small_and_quick_results_have_no_file(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped_tables, "_LARGE", 1000)
+    monkeypatch.setattr(mapped_tables, "_SLOW", 100.0)
+    assert mapped_tables.share(lambda: 7, np.arange(9)) == 7
+    assert list(tables.iterdir()) == []
+    monkeypatch.setattr(mapped_tables, "_SLOW", -1.0)
+    assert mapped_tables.share(lambda: 7, np.arange(9)) == 7
+    assert len(files(tables)) == 1
+
+
+def test_large_file_is_compared_with_its_checksums_once(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped_tables, "_CHECKED_ONCE", 1000)
+    summed: list[int] = []
+    checksum = mapped_tables.zlib.crc32
+
+    def crc32(data: Any) -> int:
+        summed.append(memoryview(data).nbytes)
+        return checksum(data)
+
+    monkeypatch.setattr(mapped_tables.zlib, "crc32", crc32)
+
+    def read() -> tuple[bool, bool]:
+        """Whether the table was made, and whether its content was compared."""
+        made = []
+
+        def make() -> tuple[np.ndarray, bool]:
+            made.append(1)
+            return np.arange(1000), True
+
+        summed.clear()
+        assert mapped_tables.once_per_host("cd" * 20, make).tolist() == list(range(1000))
+        return bool(made), 8000 in summed
+
+    assert read() == (True, True)
+    assert read() == (False, False)
+    (path,) = map(tables.joinpath, files(tables))
+    times = path.stat()
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + 1))  # as after any change
+    assert read() == (False, True)
+    assert read() == (False, False)
+    whole = bytearray(path.read_bytes())
+    whole[-100] ^= 1
+    path.write_bytes(whole)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + 2))
+    assert read() == (True, True)
+    with monkeypatch.context() as other:
+        other.setattr(mapped_tables, "_boot", lambda: "after another start of the host")
+        assert read() == (False, True)
+        other.setattr(mapped_tables, "_boot", lambda: "")
+        assert read() == read() == (False, True)
+
+
+def test_eight_starts_at_once_make_one_table(root: Path, tables: Path, tmp_path: Path) -> None:
+    write, journal = mapped_tables._write, tmp_path / "made"
+    ready, go = os.pipe()
+    children = []
+    for _ in range(8):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                mapped_tables._write = lambda path, table: (  # type: ignore[assignment]
+                    os.write(os.open(journal, os.O_CREAT | os.O_APPEND | os.O_WRONLY), f"{path.name}\n".encode()),
+                    write(path, table),
+                )
+                os.close(go)
+                os.read(ready, 1)  # until the parent has started all
+                data = EpisodeDataset(root, keys=["action"], exclude_episodes=[1])
+                assert data.locate([6])[0].tolist() == [2]
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(child)
+    os.close(ready)
+    os.close(go)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 8
+    made = journal.read_text().split()
+    assert len(made) == len(set(made)) == len(files(tables)) > 2

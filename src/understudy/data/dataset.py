@@ -8,14 +8,15 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import Any, Literal, Unpack
+from functools import cached_property, partial
+from typing import Any, Literal, TypeVar, Unpack
 
 import numpy as np
 import torch
 
 from understudy.batch_keys import LOSS_WEIGHT
 from understudy.data.format.catalog import Catalog
+from understudy.data.format.episode_table import EpisodeTable
 from understudy.data.format.features import INDEX_KEYS
 from understudy.data.format.standard_keys import rename_keys
 from understudy.data.read.image_column import ImageColumns
@@ -25,11 +26,14 @@ from understudy.data.read.sensors import Sensors
 from understudy.data.read.texts import EpisodePrompts, Responses
 from understudy.data.read.video_frames import VideoFrames
 from understudy.data.selection.frame_weights import FrameWeights, weigh_frames
-from understudy.data.selection.select import SegmentTable, Selection, SelectionOptions, as_integers, distinct
+from understudy.data.selection.select import SegmentTable, Selection, SelectionOptions, as_integers
 from understudy.data.time_windows import TOLERANCE_S, frame_offsets, reach, window
 from understudy.errors import DatasetError, SourceError
 from understudy.storage.dataset_root import with_location
+from understudy.storage.mapped_tables import share
 from understudy.video.depth import RGB, Pixels
+
+T = TypeVar("T")
 
 
 def choose_keys(catalog: Catalog, keys: Sequence[str] | None, missing_cameras: Collection[str]) -> tuple[str, ...]:
@@ -92,7 +96,15 @@ def check_columns(catalog: Catalog, keys: Sequence[str], episode: int) -> None:
             raise DatasetError(f"keys names {key!r}", where=catalog.root, fix=f"the keys are {valid_keys}")
 
 
+_NONE = np.empty(0, np.int64)
 _MAX_TRIES = 64  # videos to open in search of a readable one
+
+
+def _rows_of_videos(table: EpisodeTable, file: np.ndarray, episodes: np.ndarray) -> np.ndarray:
+    """Table rows of the first episodes of the first videos of a camera, ascending."""
+    rows = table.rows_of(episodes)
+    rows = rows[file[rows] >= 0]
+    return np.sort(rows[np.unique(file[rows], return_index=True)[1]])[:_MAX_TRIES]
 
 
 class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
@@ -176,11 +188,9 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         undeclared = [k for k in self._columns if k not in self.catalog.features and k not in INDEX_KEYS]
         check_columns(self.catalog, undeclared, int(self.segments[0, 0]))
         self._responses = Responses(self.catalog, response)
-        episodes = distinct(self.segments[:, 0])
-        self.prompts = EpisodePrompts(self.catalog, prompt_metadata, episodes)
+        self.prompts = EpisodePrompts(self.catalog, prompt_metadata, self.episodes if prompt_metadata else _NONE)
         """Metadata of the episodes and frames for prompts."""
-        rows = self.catalog.episodes.rows_of(episodes)
-        self.returns = None if returns is None else Returns(self.catalog, returns, rows)
+        self.returns = None if returns is None else Returns(self.catalog, returns, self.table_rows)
         """Returns of the frames of the selected episodes; None: they are not delivered."""
         columns = [k for k in (*self._columns, *self._responses.columns) if k not in INDEX_KEYS]
         self._sensors = Sensors(self.catalog, self._sensor_keys, self.sensor_offsets)
@@ -260,7 +270,21 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
     @property
     def num_episodes(self) -> int:
         """Episodes with a sample in the selection."""
-        return len(distinct(self.segments[:, 0]))
+        return len(self.episodes)
+
+    @property
+    def episodes(self) -> np.ndarray:
+        """int64 (E,): ids of the episodes with a sample in the selection, ascending."""
+        return self._table.episodes
+
+    @property
+    def table_rows(self) -> np.ndarray:
+        """int64 (E,): rows of `episodes` in the catalog's table."""
+        return self.catalog.episodes.rows_of(self.episodes)
+
+    def share(self, make: Callable[[], T], *inputs: Any) -> T:
+        """Return `make()`, once per host for large inputs (see `mapped_tables.share`)."""
+        return share(make, *inputs, cache=self.catalog.files.cache)
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -290,16 +314,13 @@ class EpisodeDataset(torch.utils.data.Dataset[dict[str, Any]]):
         Raises:
             DatasetError: no video of a camera can be opened.
         """
-        rows = self.catalog.episodes.rows_of(distinct(self.segments[:, 0]))
-        return max([1, *(self._measure_gop(camera, rows) for camera in self.video_keys)])
+        return max([1, *(self._measure_gop(camera) for camera in self.video_keys)])
 
-    def _measure_gop(self, camera: str, rows: np.ndarray) -> int:
-        file = self.catalog.videos(camera).file[rows]
-        firsts = rows[np.unique(file, return_index=True)[1]]
+    def _measure_gop(self, camera: str) -> int:
+        file, table = self.catalog.videos(camera).file, self.catalog.episodes
+        find = partial(_rows_of_videos, table, file, self.episodes)
         error: DatasetError | None = None
-        for row in np.sort(firsts)[:_MAX_TRIES].tolist():
-            if self.catalog.videos(camera).file[row] < 0:
-                continue
+        for row in self.share(find, table.ids, file, self.episodes).tolist():
             try:
                 return int(self.video_frames.reader(camera, row).gop)
             except SourceError:

@@ -20,10 +20,12 @@ consumer keeps, other than the current one, come on top.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from understudy.data.dataset import EpisodeDataset
+from understudy.data.format.episode_table import EpisodeTable
 from understudy.data.format.features import INDEX_KEYS
 from understudy.load.images.clip_reader import DecodePolicy
 from understudy.load.images.decoded_cache import IDLE_CURSORS, decoded_bytes
@@ -102,7 +104,7 @@ def read_facts(
     Raises:
         DatasetError: a video cannot be opened.
     """
-    segment = dataset.segments[dataset.segments[:, 2] > dataset.segments[:, 1]][:1]
+    segment = dataset.segments[:1]
     rows, frames = dataset.frames_to_decode(segment[:, 0], segment[:, 1])
     held, decoder, sample, resized, window, cost, pixels = [], [], 0, False, 0, 0.0, 0
     for camera, numbers in frames.items():
@@ -122,9 +124,10 @@ def read_facts(
         height, width = image_size or size
         sample += dataset.windows.get(camera, 1) * height * width * 3
     segments = getattr(dataset, "epoch_segments", dataset.segments)
+    is_whole = segments is dataset.segments
     return SourceFacts(
         name=dataset.name,
-        frames=int((segments[:, 2] - segments[:, 1]).sum()),
+        frames=len(dataset) if is_whole else int((segments[:, 2] - segments[:, 1]).sum()),
         gop=dataset.gop,
         reach=dataset.reach,
         window=window,
@@ -156,14 +159,21 @@ def resized(facts: SourceFacts, side: int) -> SourceFacts:
 def _column_bytes(dataset: EpisodeDataset) -> tuple[int, ...]:
     """Bytes of the columns of each data file of selected episodes."""
     episodes, features = dataset.catalog.episodes, dataset.catalog.features
-    files = np.unique(episodes.data_file[episodes.rows_of(np.unique(dataset.segments[:, 0]))])
+    count = partial(_rows_of_files, episodes, dataset.episodes)
+    files = dataset.share(count, episodes.ids, episodes.data_file, episodes.lengths, dataset.episodes)
     row = 36  # of the index: four int64 and a time
     for key in set(dataset.keys) - set(INDEX_KEYS):
         feature = features.get(key)
         if feature is not None and not feature.is_camera and not feature.is_text:
             row += int(np.prod(feature.shape, dtype=np.int64)) * np.dtype(feature.dtype).itemsize
-    counts = np.bincount(episodes.data_file, episodes.lengths, len(files) and int(files.max()) + 1)
-    return tuple(int(counts[file]) * row for file in files.tolist())
+    return tuple(count * row for count in files.tolist())
+
+
+def _rows_of_files(table: EpisodeTable, episodes: np.ndarray) -> np.ndarray:
+    """Rows of each data file of these episodes, int64 (F,)."""
+    is_used = np.zeros(len(table.data), bool)
+    is_used[table.data_file[table.rows_of(episodes)]] = True
+    return np.bincount(table.data_file, table.lengths, len(is_used)).astype(np.int64)[is_used]
 
 
 @dataclass(frozen=True)

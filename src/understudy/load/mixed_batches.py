@@ -244,7 +244,7 @@ def image_shapes(
 def _shapes(
     dataset: EpisodeDataset, cameras: list[str], image_size: tuple[int, int] | None, colors: str
 ) -> dict[str, tuple[int, ...]]:
-    segment = dataset.segments[dataset.segments[:, 2] > dataset.segments[:, 1]][:1]
+    segment = dataset.segments[:1]
     rows, _ = dataset.frames_to_decode(segment[:, 0], segment[:, 1])
     shapes = {}
     for camera in cameras:

@@ -18,7 +18,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -141,18 +142,16 @@ class ValidationData:
         numbers = np.array([number for _, number in present])
         datasets = tuple(part for number in numbers if (part := data.validation[number]) is not None)
         keys = np.array([source_key(name) if mixed else 0 for name, _ in present], np.int64)
-        rows = np.concatenate([part.segments for part in datasets])
-        of_segment = np.repeat(np.arange(len(datasets)), [len(part.segments) for part in datasets])
-        tasks = np.concatenate([_first_tasks(part) for part in datasets])
-        stratum = np.unique(np.stack([of_segment, tasks], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-        segment, frame = sample_frames(rows, stratum, keys[of_segment], limit)
-        source = of_segment[segment]
+        tables = [(part.segments, part.catalog.episodes) for part in datasets]
+        inputs = [(segments, table.ids, table.task_offsets, table.task_indices) for segments, table in tables]
+        make = partial(_sample_sources, datasets, keys, limit)
+        source, episode, frame, total = datasets[0].share(make, *chain(*inputs), keys, limit)
         of_source = np.bincount(source, minlength=len(datasets))
         weight = np.ones(len(source)) if any(part.frame_weights for part in datasets) else None
         for number, part in enumerate(datasets):
             if part.frame_weights is not None and weight is not None:
                 of_part = source == number
-                weight[of_part] = part.frame_weights.weights(rows[segment[of_part], 0], frame[of_part])
+                weight[of_part] = part.frame_weights.weights(episode[of_part], frame[of_part])
         return cls(
             names=tuple(name for name, _ in present),
             datasets=datasets,
@@ -162,10 +161,10 @@ class ValidationData:
             head_of=data.head_of_source[numbers],
             keys=keys,
             source=source,
-            episode=rows[segment, 0],
+            episode=episode,
             frame=frame,
             place=np.arange(len(source)) - np.repeat(np.cumsum(of_source) - of_source, of_source),
-            total=int(frame_counts(rows).sum()),
+            total=total,
             # All sources together determine the widths of a batch, in the sequence of the run.
             mixture=Mixture.from_datasets(data.training),
             cameras=data.cameras,
@@ -295,6 +294,18 @@ def _first_tasks(data: EpisodeDataset) -> np.ndarray:
     first_tasks = np.full(len(row), -1, np.int64)
     first_tasks[end > begin] = table.task_indices[begin[end > begin]]
     return first_tasks
+
+
+def _sample_sources(
+    datasets: Sequence[EpisodeDataset], keys: np.ndarray, limit: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """Source, episode and frame of each validation sample, int64 (N,), and the number of all frames."""
+    rows = np.concatenate([part.segments for part in datasets])
+    of_segment = np.repeat(np.arange(len(datasets)), [len(part.segments) for part in datasets])
+    tasks = np.concatenate([_first_tasks(part) for part in datasets])
+    stratum = np.unique(np.stack([of_segment, tasks], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+    segment, frame = sample_frames(rows, stratum, keys[of_segment], limit)
+    return of_segment[segment], rows[segment, 0], frame, int(frame_counts(rows).sum())
 
 
 def share_chunks(chunks: int, rank: int, world_size: int) -> tuple[list[int], int]:

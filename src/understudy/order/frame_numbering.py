@@ -18,7 +18,9 @@ A guide holds one int32 per stretch of 2^shift numbers: the row in which the str
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -133,13 +135,28 @@ class Layout:
         return episode, np.where(before, frame - (last - first) * self.stretch, frame)
 
 
-def make_layout(segments: Ints, stretch: int = 0) -> Layout:
+Share = Callable[..., Any]
+"""Returns `make()` for (make, *inputs), which it may keep for other processes."""
+
+
+def at_once(make: Callable[[], Any], *_: Any) -> Any:
+    """Return `make()`."""
+    return make()
+
+
+def make_layout(segments: Ints, stretch: int = 0, share: Share = at_once) -> Layout:
     """Layout of `segments` (checked by `check_segments`); `stretch` = S cuts clips at key frames, 0 is plain."""
+    frames, rows, rests = share(partial(_make_finders, segments, stretch), segments, stretch)
+    return Layout(segments, frames, stretch, rows, rests)
+
+
+def _make_finders(segments: Ints, stretch: int) -> tuple[int, Finder, Finder]:
+    """Frames of the layout, and its finders."""
     starts, stops = segments[:, 1], segments[:, 2]
     ends = stops - starts
     np.cumsum(ends, out=ends)
     if not stretch:
-        return Layout(segments, int(ends[-1]), 0, make_finder(ends), make_finder(ends[:0]))
+        return int(ends[-1]), make_finder(ends), make_finder(ends[:0])
     frames = int(ends[-1])
     # In place, three columns at most: with millions of segments the temporaries would be most of the memory.
     wholes = stops // stretch
@@ -151,7 +168,7 @@ def make_layout(segments: Ints, stretch: int = 0) -> Layout:
     np.multiply(wholes, stretch, out=scratch)
     ends -= scratch
     del scratch
-    return Layout(segments, frames, stretch, make_finder(wholes), make_finder(ends))
+    return frames, make_finder(wholes), make_finder(ends)
 
 
 def check_segments(segments: object, name: str) -> tuple[Ints, int]:

@@ -5,6 +5,7 @@ Other weights of the sources from a position on: a new entry of the schedule.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import index
 from os import PathLike
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from understudy.order.defaults import ClipChoice, choose_clips, choose_slots, default_in_flight
-from understudy.order.frame_numbering import Layout, check_segments, fingerprint, make_layout
+from understudy.order.frame_numbering import Layout, Share, at_once, check_segments, fingerprint, make_layout
 from understudy.order.random import ORDER_VERSION
 from understudy.order.shared_slots import count_lanes
 from understudy.order.shares import check_weights, share_errors, share_slots
@@ -33,7 +34,8 @@ class Frames(Protocol):
     """A source of frames: all that the order may know of a dataset.
 
     Where frames come several times in an epoch, the source also has `epoch_segments`, used instead of `segments`: rows
-    of the same form, of which later ones repeat frames of earlier ones.
+    of the same form, of which later ones repeat frames of earlier ones. A source that has `share` keeps tables of the
+    order for the other processes of its host.
     """
 
     @property
@@ -141,6 +143,7 @@ class CheckedSource:
     fingerprint: str
     gop: int
     reach: tuple[int, int]
+    share: Share = at_once
 
 
 def check_source(source: Frames) -> CheckedSource:
@@ -149,11 +152,28 @@ def check_source(source: Frames) -> CheckedSource:
     Raises:
         ValueError: see `check_segments`; a GOP below 1, or a negative reach.
     """
-    rows, frames = check_segments(epoch_segments(source), source.name)
+    rows, frames, digest = measure_source(source)
     gop, reach = int(source.gop), (int(source.reach[0]), int(source.reach[1]))
     if gop < 1 or min(reach) < 0:
         raise ValueError(f"source {source.name!r}: gop {gop} must be at least 1, reach {reach} not negative")
-    return CheckedSource(source.name, rows, frames, fingerprint(rows), gop, reach)
+    return CheckedSource(source.name, rows, frames, digest, gop, reach, getattr(source, "share", at_once))
+
+
+def measure_source(source: Frames) -> tuple[np.ndarray, int, str]:
+    """Rows [episode, start, stop) of a source, int64 (K, 3), their number of frames, and their fingerprint.
+
+    Raises:
+        ValueError: see `check_segments`.
+    """
+    rows = epoch_segments(source)
+    if not hasattr(source, "share"):
+        rows, frames = check_segments(rows, source.name)
+        return rows, frames, fingerprint(rows)
+    return rows, *source.share(partial(_measure, rows, source.name), rows)
+
+
+def _measure(rows: np.ndarray, name: str) -> tuple[int, str]:
+    return check_segments(rows, name)[1], fingerprint(rows)
 
 
 @dataclass(frozen=True)
@@ -167,7 +187,7 @@ class ResolvedSource:
     @property
     def layout(self) -> Layout:
         """Layout of its segments."""
-        return source_layout(self.spec, self.source.rows)
+        return source_layout(self.spec, self.source.rows, self.source.share)
 
 
 def resolve_order(
@@ -239,14 +259,14 @@ def resolve_source(
     return ResolvedSource(source, spec, choice.reasons)
 
 
-def source_layout(spec: SourceSpec, rows: np.ndarray) -> Layout:
+def source_layout(spec: SourceSpec, rows: np.ndarray, share: Share = at_once) -> Layout:
     """Layout of a source's segments."""
-    return make_layout(rows, spec.clip if spec.cut == "keyframe" else 0)
+    return make_layout(rows, spec.clip if spec.cut == "keyframe" else 0, share)
 
 
 def _pass_length(source: Frames) -> float:
     """Samples of one pass: an epoch of fractional frame weights has several."""
-    frames = check_segments(epoch_segments(source), source.name)[1]
+    frames = measure_source(source)[1]
     weighted = getattr(source, "frame_weights", None)
     return frames / weighted.facts.passes if weighted is not None else float(frames)
 

@@ -20,8 +20,7 @@ from understudy.order.frame_numbering import (
     LARGEST,
     Ints,
     Layout,
-    check_segments,
-    fingerprint,
+    at_once,
     make_layout,
 )
 from understudy.order.make_spec import (
@@ -31,7 +30,7 @@ from understudy.order.make_spec import (
     as_int,
     as_list,
     check_source,
-    epoch_segments,
+    measure_source,
     resolve_order,
     resolve_weights,
     reweigh,
@@ -143,14 +142,15 @@ class Order:
         if len(sources) != len(saved.sources):
             names = ", ".join(source.name for source in saved.sources)
             raise ValueError(f"the saved order has {len(saved.sources)} sources ({names}), {len(sources)} were given")
-        checked = [check_segments(epoch_segments(source), source.name) for source in sources]
+        measured = [measure_source(source) for source in sources]
         now = tuple(
-            replace(source, data=fingerprint(rows), segments=len(rows), frames=frames)
-            for source, (rows, frames) in zip(saved.sources, checked)
+            replace(source, data=digest, segments=len(rows), frames=frames)
+            for source, (rows, frames, digest) in zip(saved.sources, measured)
         )
         if differences := compare(saved, replace(saved, sources=now)):
             raise ValueError("the data is not that of the order:\n" + "\n".join(map(str, differences)))
-        layouts = [source_layout(source, rows) for source, (rows, _) in zip(saved.sources, checked)]
+        shares = [getattr(source, "share", at_once) for source in sources]
+        layouts = [source_layout(spec, rows, share) for spec, (rows, *_), share in zip(saved.sources, measured, shares)]
         return cls(saved, layouts)
 
     @classmethod
@@ -199,8 +199,8 @@ class Order:
         self.file.check_datasets(sources)
         layouts = []
         for saved, source in zip(self.spec.sources, sources):
-            rows, _ = check_segments(epoch_segments(source), source.name)
-            layouts.append(source_layout(saved, rows) if fingerprint(rows) == saved.data else make_layout(rows))
+            rows, _, digest = measure_source(source)
+            layouts.append(source_layout(saved, rows) if digest == saved.data else make_layout(rows))
         order = Order(self.spec, layouts, file=self.file)
         order.stop = self.stop
         return order

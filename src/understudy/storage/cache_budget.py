@@ -259,7 +259,7 @@ def evict_files(folder: Path, max_bytes: int, keep: Path) -> None:
                 if time.time() - stat.st_mtime > _STALE:
                     os.unlink(entry.path)
             else:
-                files.append((stat.st_mtime_ns, stat.st_size, entry.path))
+                files.append((max(stat.st_atime_ns, stat.st_mtime_ns), stat.st_size, entry.path))
     total = sum(size for _, size, _ in files)
     for _, size, path in sorted(files):
         if total <= max_bytes:

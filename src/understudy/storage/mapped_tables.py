@@ -4,6 +4,9 @@ Eight ranks that read a dataset of ten million episodes then share one table. A 
 arrays follow it in memory that is mapped, with checksums. It is replaced in one step and never modified; its name is
 the hash of its inputs. It is read only if this user alone can have written it. Each process keeps its own copy of a
 small table, and of every table if no local folder can hold the files (not writable, full, or on a network file system).
+
+Tables follow from each other (`share`). A mapped file among the inputs is a part of the key by its name, which is the
+hash of all its own inputs. So a key costs nothing, and a new first table leads to new names of all others.
 """
 
 from __future__ import annotations
@@ -17,15 +20,19 @@ import mmap
 import os
 import pickle
 import tempfile
+import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache as remember
+from functools import partial
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
+from understudy._version import __version__
 from understudy.atomic import replace_file
 from understudy.errors import DatasetError
 from understudy.storage import locks
@@ -38,6 +45,9 @@ BUDGET = 16 << 30
 
 _MAGIC = b"understudy table 2\n"
 _ALIGNED = 64
+_LARGE = 1 << 20  # bytes of a result that has a file
+_SLOW = 0.02  # or seconds to make it
+_CHECKED_ONCE = 1 << 24  # bytes from which a file is compared with its checksums once until the host restarts
 _WAIT = 600.0  # seconds to wait for the process that makes a table; then this process makes its own
 _NETWORK = ("nfs", "cifs", "smb", "afs", "9p", "lustre", "gpfs", "beegfs", "ceph", "gluster", "fuse")
 
@@ -77,18 +87,63 @@ def once_per_host(key: str, make: Callable[[], tuple[T, bool]], cache: str = "")
         return table
 
 
+def share(make: Callable[[], T], *inputs: Any, cache: str = "") -> T:
+    """Return `make()`, from a file of this host if an input is a large array and the result large or slow to make.
+
+    Args:
+        make: A function without state, or a `partial` of one; its name is part of the key.
+        inputs: Everything that the result depends on: arrays, None, numbers and texts.
+        cache: See `once_per_host`.
+    """
+    is_large = any(isinstance(part, np.ndarray) and part.ndim and len(part) >= MIN_ROWS for part in inputs)
+    if not is_large or _table_folder(cache) is None:
+        return make()
+    function = make.func if isinstance(make, partial) else make
+    parts = [code_version(), function.__module__, function.__qualname__, *map(_mark, inputs)]
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def make_measured() -> tuple[T, bool]:
+        buffers: list[pickle.PickleBuffer] = []
+        begun = time.thread_time()
+        table = make()
+        seconds = time.thread_time() - begun
+        size = len(pickle.dumps(table, protocol=5, buffer_callback=buffers.append))
+        return table, seconds > _SLOW or size + sum(buffer.raw().nbytes for buffer in buffers) >= _LARGE
+
+    return once_per_host(key, make_measured, cache)
+
+
 def share_arrays(arrays: Arrays, cache: str = "") -> Arrays:
-    """Return the same arrays, mapped if they are large; the file's name is the hash of their content."""
-    if max((len(array) for array in arrays.values()), default=0) < MIN_ROWS:
+    """Return the same arrays, mapped if they are large."""
+    if all(_mapped_place(array) for array in arrays.values()):
         return arrays
-    digest = hashlib.blake2b(digest_size=20)
-    for name, array in sorted(arrays.items()):
-        digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-        digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
-    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    shared = once_per_host(digest.hexdigest(), lambda: (contiguous, True), cache)
-    same = shared.keys() == arrays.keys() and all(np.array_equal(shared[name], array) for name, array in arrays.items())
-    return shared if same else arrays
+    names = sorted(arrays)
+    return share(partial(_contiguous, arrays), *names, *(arrays[name] for name in names), cache=cache)
+
+
+def _contiguous(arrays: Arrays) -> Arrays:
+    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+
+
+@remember
+def code_version() -> list[Any]:
+    """Version, and size and time of each source file: all code that makes tables."""
+    root = Path(__file__).parents[1]
+    files = [(str(path.relative_to(root)), path.stat()) for path in sorted(root.rglob("*.py"))]
+    return [__version__, np.__version__, *((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)]
+
+
+def _mark(part: Any) -> tuple[Any, ...]:
+    """Identity of an input: of a mapped array its place in its file, of another one a hash of its content."""
+    if not isinstance(part, np.ndarray):
+        if part is None or isinstance(part, (bool, int, float, str)):
+            return type(part).__name__, part
+        raise TypeError(f"an input is {type(part).__name__}: give arrays, numbers and texts")
+    if (place := _mapped_place(part)) is not None:
+        return Path(place[0]).name, place[1], part.dtype.str, part.shape, part.strides
+    content = np.ascontiguousarray(part)
+    digest = hashlib.blake2b(content.data.cast("B") if content.size else b"", digest_size=20)
+    return digest.hexdigest(), part.dtype.str, part.shape
 
 
 def _table_folder(cache: str) -> Path | None:
@@ -154,7 +209,9 @@ def _write(path: Path, table: object) -> None:
 def _open(path: Path) -> tuple[Any] | None:
     """Map the table of a file; None if it is missing, damaged or another user's."""
     try:
-        whole = _map(path)
+        (whole, stat), lock = _map(path), Path(f"{path}.lock")
+        mark = f"{_boot()} {stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns}"
+        is_checked = len(whole) >= _CHECKED_ONCE and bool(_boot()) and lock.exists() and lock.read_text() == mark
         begin = len(_MAGIC) + 32
         size, checksum = (int(text) for text in bytes(whole[len(_MAGIC) : begin]).split())
         head = bytes(whole[begin : begin + size])
@@ -163,12 +220,14 @@ def _open(path: Path) -> tuple[Any] | None:
         place, parts = _align(begin + size), []
         for size, checksum in json.loads(head):
             parts.append(whole[place : place + size])
-            if zlib.crc32(parts[-1].data) != checksum:
+            if not is_checked and zlib.crc32(parts[-1].data) != checksum:
                 return None
             place = _align(place + size)
         if place != len(whole):
             return None
-        os.utime(path)  # marks it as used
+        if not is_checked and len(whole) >= _CHECKED_ONCE:
+            lock.write_text(mark)
+        os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns))  # the time of access: it is in use
         return (pickle.loads(parts[0].data, buffers=parts[1:]),)
     except (OSError, ValueError, TypeError, AttributeError, ImportError, pickle.UnpicklingError):
         return None
@@ -178,12 +237,24 @@ def _align(place: int) -> int:
     return -(-place // _ALIGNED) * _ALIGNED
 
 
-def _map(path: Path) -> np.memmap[Any, Any]:
+@remember
+def _boot() -> str:
+    """Identity of the host's last start; "" if it is not known."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
+class _Mapped(np.memmap[Any, Any]):
+    """A file of tables."""
+
+
+def _map(path: Path) -> tuple[_Mapped, os.stat_result]:
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
         if stat.st_uid != os.geteuid() or stat.st_mode & 0o022:
             raise OSError("another user can have written it")
-        return np.memmap(file, np.uint8, "r")
+        return _Mapped(file, np.uint8, "r"), stat
 
 
 # Pickles for a child process on this host hold the file and the position of a mapped array instead of a copy.
@@ -216,14 +287,19 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, item: Any) -> tuple[Any, ...] | None:
         if type(item) is not np.ndarray or not item.flags.c_contiguous or not item.size:
             return None
-        whole = next((base for base in _bases(item) if isinstance(base.base, mmap.mmap)), None)
-        if not isinstance(whole, np.memmap) or whole.filename is None:
+        if (place := _mapped_place(item)) is None:
             return None
-        offset = item.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-        path = str(whole.filename)
         with contextlib.suppress(OSError):
-            return path, _identity(path), offset, item.dtype.str, item.shape
+            return place[0], _identity(place[0]), place[1], item.dtype.str, item.shape
         return None  # the file was removed meanwhile
+
+
+def _mapped_place(array: np.ndarray) -> tuple[str, int] | None:
+    """File of a mapped array, and the offset of its first element; None for another array."""
+    whole = next((base for base in _bases(array) if isinstance(base.base, mmap.mmap)), None)
+    if not isinstance(whole, _Mapped):
+        return None
+    return str(whole.filename), array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
 
 
 def _bases(array: np.ndarray) -> Iterator[np.ndarray]:
@@ -247,7 +323,7 @@ class _Unpickler(pickle.Unpickler):
         path, identity, offset, kind, shape = place
         try:
             if path not in self._maps:
-                self._maps[path] = _map(Path(path))
+                self._maps[path] = _map(Path(path))[0]
                 if _identity(path) != tuple(identity):
                     raise OSError("it was replaced by another file")
         except OSError as error:

@@ -218,14 +218,14 @@ def _size(size: tuple[int, int]) -> str:
 def _format_amount(part: EpisodeDataset | None) -> str:
     if part is None:
         return "nothing"
-    episodes = len(np.unique(part.segments[:, 0]))
+    episodes = part.num_episodes
     return f"{len(part):,} frame{'s' if len(part) > 1 else ''} of {episodes:,} episode{'s' if episodes > 1 else ''}"
 
 
 def _longest_episode(part: EpisodeDataset) -> int:
     """Frames of its longest episode; segments may be the first frames of chunks alone."""
     table = part.catalog.episodes
-    return int(table.lengths[table.rows_of(part.segments[:, 0])].max())
+    return int(table.lengths[table.rows_of(part.episodes)].max())
 
 
 def _count_tasks(part: EpisodeDataset) -> int:

@@ -18,8 +18,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -251,7 +250,7 @@ def load_episode_table(
         return [(path, files.version(path)) for path in meta_files()]
 
     before = versions()
-    inputs = [_code_version(), files.root, before, info, depends_on]
+    inputs = [mapped_tables.code_version(), files.root, before, info, depends_on]
     key = hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
 
     def make() -> tuple[tuple[dict[str, Any], list[str]], bool]:
@@ -264,13 +263,6 @@ def load_episode_table(
     parts, notes = mapped_tables.once_per_host(key, make, files.cache)
     oddities += notes
     return EpisodeTable(**parts)
-
-
-def _code_version() -> list[tuple[str, int, int]]:
-    """Size and time of each source file that parses metadata."""
-    sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(mapped_tables.__file__)]
-    there = [(path.name, path.stat()) for path in sources]
-    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in there]
 
 
 _REMOTE_CHECKS = 8  # files of a remote camera whose existence is checked
@@ -312,8 +304,8 @@ def find_missing(files: Files, table: EpisodeTable, cameras: Iterable[str]) -> l
     kinds += [(key, table.videos[key].files, table.videos[key].file) for key in cameras if key in table.videos]
     listing = _Listing(files)
     for kind, places, file_of in kinds:
-        used = np.flatnonzero((table.lengths > 0) & (file_of >= 0))  # an episode without frames needs no file
-        needed = np.unique(file_of[used])
+        find = partial(_needed_files, table.lengths, file_of)
+        needed, unnamed = mapped_tables.share(find, table.lengths, file_of, cache=files.cache)
         paths: dict[int, str] = {}
         for file in needed.tolist():
             path = listing.find(places, file)
@@ -324,19 +316,24 @@ def find_missing(files: Files, table: EpisodeTable, cameras: Iterable[str]) -> l
         for why, numbers in bad.items():
             if not numbers:
                 continue
-            rows = used[np.isin(file_of[used], numbers)]
+            rows = np.flatnonzero((table.lengths > 0) & np.isin(file_of, numbers))
             line = f"{kind}: {len(numbers)} of {len(needed)} files {why}: "
             line += ", ".join(places.path(number) for number in numbers[:_LISTED])
             line += f" and {len(numbers) - _LISTED} more" * (len(numbers) > _LISTED)
             line += f" (episode{'s' * (len(rows) > 1)} {describe_ids(table.ids[rows])})"
             line += f": run `git lfs pull` in {files.root}" * (why == _LFS)
             missing.append(MissingFiles(kind, line, rows))
-        unnamed = np.flatnonzero((table.lengths > 0) & (file_of < 0))
         if len(unnamed):
             line = f"{kind}: {plural(len(unnamed), 'episode names', 'episodes name')} no video, first "
             line += str(int(table.ids[unnamed[0]]))
             missing.append(MissingFiles(kind, line, unnamed))
     return missing
+
+
+def _needed_files(lengths: np.ndarray, file_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Files of episodes with frames, and rows of those that name none; an episode without frames needs no file."""
+    some = lengths > 0
+    return np.flatnonzero(np.bincount(file_of[some & (file_of >= 0)])), np.flatnonzero(some & (file_of < 0))
 
 
 def has_any_file(files: Files, videos: Videos) -> bool:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Literal, TypedDict
 
 import numpy as np
@@ -21,12 +22,15 @@ from understudy.data.selection.keep_ranges import KeepRanges, KeepReport, apply_
 from understudy.data.selection.where import matching_rows
 from understudy.errors import DatasetError
 from understudy.storage.dataset_root import Files
-from understudy.storage.mapped_tables import SharedState, share_arrays
+from understudy.storage.mapped_tables import SharedState, share, share_arrays
 
 
 def distinct(values: np.ndarray) -> np.ndarray:
-    """Return the distinct values, ascending, as `np.unique` does."""
-    ordered = np.sort(np.asarray(values), axis=None)
+    """Return the distinct values, ascending, as `np.unique` does; the array itself if they are that already."""
+    values = np.asarray(values)
+    if values.ndim == 1 and bool((values[1:] > values[:-1]).all()):
+        return values
+    ordered = np.sort(values, axis=None)
     return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
 
 
@@ -39,6 +43,8 @@ def common(values: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Return the distinct values that are in both, ascending."""
     return np.intersect1d(distinct(values), distinct(others), assume_unique=True)
 
+
+_AT_ONCE = 1 << 16  # ids that are hashed together
 
 EPISODE_STRIDE = np.int64(1) << 32
 """Packs (episode, frame) into one integer: both are below 2**31."""
@@ -58,18 +64,26 @@ class SegmentTable(SharedState):
 
     segments: np.ndarray
     stops: np.ndarray
-    _begins: np.ndarray
-    _ends: np.ndarray
 
     def __init__(self, segments: np.ndarray, stops: np.ndarray, files: Files) -> None:
-        tables = {
-            "segments": segments,
-            "stops": stops,
-            "_begins": segments[:, 0] * EPISODE_STRIDE + segments[:, 1],
-            "_ends": np.cumsum(segments[:, 2] - segments[:, 1]),
-        }
-        self.__dict__.update(share_arrays(tables, files.cache))
-        self._root = files.root
+        self.__dict__.update(share_arrays({"segments": segments, "stops": stops}, files.cache))
+        self._root, self._cache = files.root, files.cache
+
+    @cached_property
+    def episodes(self) -> np.ndarray:
+        """int64 (E,), ids of the episodes, ascending."""
+        return self._derive(_distinct_episodes)
+
+    @cached_property
+    def _begins(self) -> np.ndarray:
+        return self._derive(_pack_begins)
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return self._derive(_running_frames)
+
+    def _derive(self, function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        return share(partial(function, self.segments), self.segments, cache=self._cache)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -109,6 +123,18 @@ class SegmentTable(SharedState):
             problem = f"frame {int(frames[bad])} of episode {int(episodes[bad])} is not selected"
             raise DatasetError(problem, where=self._root, fix=f"selected of that episode: {selected}")
         return segment
+
+
+def _distinct_episodes(segments: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(distinct(segments[:, 0]))
+
+
+def _pack_begins(segments: np.ndarray) -> np.ndarray:
+    return np.asarray(segments[:, 0] * EPISODE_STRIDE + segments[:, 1])
+
+
+def _running_frames(segments: np.ndarray) -> np.ndarray:
+    return np.cumsum(segments[:, 2] - segments[:, 1])
 
 
 def as_integers(numbers: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
@@ -181,7 +207,8 @@ class Selection:
             return self, catalog
         beside = {**vars(self)}
         for name in ("episodes", "exclude_episodes"):
-            beside[name] = beside[name] if beside[name] is None else _ids(beside[name], name).tolist()
+            ids = _ids(beside[name], name)
+            beside[name] = ids if ids is None else ids.tolist()
         return Selection(**catalog.view.combine(beside)), replace(catalog, view=None)
 
     def apply(self, catalog: Catalog, reach: tuple[int, int] = (0, 0)) -> SelectedFrames:
@@ -202,13 +229,22 @@ class Selection:
             selected = selection.apply(whole, reach)
             view = catalog.view.describe(len(distinct(selected.segments[:, 0])), len(catalog.episodes))
             return replace(selected, notes=(f"{catalog.root}{view}", *selected.notes))
-        rows, notes = self._select_rows(catalog)
         for name in ("drop_n_first_frames", "drop_n_last_frames"):
             count = getattr(self, name)
             if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
                 raise DatasetError(f"{name} is {count!r}", fix="give an integer, 0 or more")
         if self.keep_rule not in ("window", "start"):
             raise DatasetError(f"keep_rule is {self.keep_rule!r}", fix="give 'window' or 'start'")
+        chosen, excluded = _ids(self.episodes, "episodes"), _ids(self.exclude_episodes, "exclude_episodes")
+        selection, table = replace(self, episodes=chosen, exclude_episodes=excluded), catalog.episodes
+        make = partial(selection._apply, catalog, reach)
+        if self.where is not None or self.keep_ranges is not None:  # these have further inputs
+            return make()
+        drops = int(self.drop_n_first_frames), int(self.drop_n_last_frames)
+        return share(make, table.ids, table.lengths, chosen, excluded, *drops, cache=catalog.files.cache)
+
+    def _apply(self, catalog: Catalog, reach: tuple[int, int]) -> SelectedFrames:
+        rows, notes = self._select_rows(catalog)
         lengths = catalog.episodes.lengths
         row, start, stop, report = rows, np.zeros(len(rows), np.int64), lengths[rows], None
         if self.keep_ranges is not None:
@@ -230,10 +266,10 @@ class Selection:
     def _select_rows(self, catalog: Catalog) -> tuple[np.ndarray, tuple[str, ...]]:
         """Table rows of the episodes, int64 (n,), ascending, and a note on the condition."""
         table = catalog.episodes
-        rows = np.arange(len(table)) if self.episodes is None else table.rows_of(_ids(self.episodes, "episodes"))
+        rows = np.arange(len(table)) if self.episodes is None else table.rows_of(self.episodes)
         rows = distinct(rows)
         if self.exclude_episodes is not None:
-            rows = difference(rows, table.rows_of(_ids(self.exclude_episodes, "exclude_episodes")))
+            rows = difference(rows, table.rows_of(self.exclude_episodes))
         if len(rows) == 0:
             fix = f"there are {describe_ids(table.ids)}"
             raise DatasetError("the selection holds no episode", where=catalog.root, fix=fix)
@@ -300,7 +336,7 @@ def split_episodes(
         return ids, ids[:0]
     if len(ids) < 2 and not appended:
         raise DatasetError(f"{len(ids)} episode cannot be split", fix="record more episodes, or set the fraction to 0")
-    hashes = np.asarray([_hash(seed, int(i)) for i in ids])
+    hashes = _hashes(seed, ids)
     validation = hashes < fraction
     if not appended:
         validation[hashes.argmin()] = True
@@ -308,15 +344,22 @@ def split_episodes(
     return ids[~validation], ids[validation]
 
 
-def _hash(seed: int, episode: int) -> float:
-    digest = hashlib.blake2b(f"understudy split {seed} {episode}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") / 2**64
+def _hashes(seed: int, ids: np.ndarray) -> np.ndarray:
+    """Hash of each id, float64 (n,) from 0 to 1."""
+    hashes, text = np.empty(len(ids)), b"understudy split %d %%d" % seed
+    for start in range(0, len(ids), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        digests = [hashlib.blake2b(text % episode, digest_size=8).digest() for episode in ids[part].tolist()]
+        hashes[part] = np.frombuffer(b"".join(digests), "<u8") / 2.0**64
+    return hashes
 
 
-def _ids(episodes: Iterable[int], name: str) -> np.ndarray:
+def _ids(episodes: Iterable[int] | None, name: str) -> np.ndarray | None:
+    if episodes is None:
+        return None
     if isinstance(episodes, (str, bytes)) or not isinstance(episodes, Iterable):
         raise DatasetError(f"{name} is {episodes!r}", fix=f"give episode ids, as in {name}=[0, 1]")
     ids = np.asarray(list(episodes) if not isinstance(episodes, np.ndarray) else episodes)
     if ids.size and ids.dtype.kind not in "iu":
         raise DatasetError(f"{name} holds {ids.reshape(-1)[0]!r}", fix="give integer episode ids")
-    return ids.astype(np.int64).reshape(-1)
+    return ids.astype(np.int64, copy=False).reshape(-1)

@@ -39,12 +39,10 @@ def decoded_bytes(dataset: EpisodeDataset, image_size: tuple[int, int] | None = 
     Raises:
         DatasetError: a video cannot be opened.
     """
-    episodes = dataset.catalog.episodes
-    rows = episodes.rows_of(np.unique(dataset.segments[:, 0]))
-    total = 0
+    rows, total = dataset.table_rows, 0
     for camera in dataset.video_keys:
         reader = dataset.video_frames.reader(camera, int(rows[0]))
-        total += int(episodes.lengths[rows].sum()) * _image_bytes(dataset, camera, reader, image_size)
+        total += int(dataset.catalog.episodes.lengths[rows].sum()) * _image_bytes(dataset, camera, reader, image_size)
     return total
 
 

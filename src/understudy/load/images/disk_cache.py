@@ -327,7 +327,7 @@ def _open(path: str, flags: int) -> Iterator[int]:
 
 
 def _selected_rows(dataset: EpisodeDataset) -> np.ndarray:
-    return dataset.catalog.episodes.rows_of(np.unique(dataset.segments[:, 0]))
+    return dataset.table_rows
 
 
 def _name_set(dataset: EpisodeDataset, image_size: tuple[int, int] | None, needed: int) -> str:

@@ -27,6 +27,7 @@ from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.episode_table import FileTable, describe_ids
 from understudy.data.format.sensors import SENSORS
 from understudy.data.read.sensors import sensor_files
+from understudy.data.selection.select import distinct
 from understudy.errors import DatasetError, MissingFileError, SourceError
 from understudy.storage.dataset_root import Files
 
@@ -54,7 +55,7 @@ def digest_files(
         cache: folder of earlier results; None keeps nothing.
     """
     catalog, episodes = parts[0].catalog, parts[0].catalog.episodes
-    rows = episodes.rows_of(np.unique(np.concatenate([part.segments[:, 0] for part in parts])))
+    rows = episodes.rows_of(distinct(np.concatenate([part.episodes for part in parts])))
     files = catalog.files
     ids = episodes.ids[rows]
     digests = _kind(files, episodes.data, ids, episodes.data_file[rows], ROWS, cache, _footer, _rows)
@@ -101,7 +102,7 @@ def _kind(
     everything: Callable[[Files, Sequence[str], Path | None], list[str]],
     whole: str = "",
 ) -> dict[str, list[str] | None]:
-    numbers = np.unique(used[used >= 0])
+    numbers = np.flatnonzero(np.bincount(used[used >= 0]))
     few = _spread(numbers, SAMPLE)
     digests = _each([table.find(files, number) for number in few], lambda path: ends(files, path))
     some = [f"{table.path(number)} {digest}" for number, digest in zip(few, digests)]

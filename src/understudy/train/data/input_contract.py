@@ -32,7 +32,6 @@ from understudy.credentials import redact
 from understudy.data.dataset import EpisodeDataset
 from understudy.data.format.catalog import Catalog
 from understudy.data.format.meta_files import read_json
-from understudy.data.selection.select import distinct
 from understudy.data.stats.norm_heads import compute_statistics
 from understudy.data.stats.summary import Statistics
 from understudy.errors import DatasetError, SourceError
@@ -170,7 +169,7 @@ def _robot(
         cameras=cameras,
         tasks=tuple(tasks[: RobotFacts.MOST_TASKS]),
         tasks_left_out=max(0, len(tasks) - RobotFacts.MOST_TASKS),
-        episodes=sum(len(distinct(data.training[n].segments[:, 0])) for n in members),
+        episodes=sum(data.training[n].num_episodes for n in members),
         prompt=getattr(config.policy, "prompt", ""),
         tokenizer=digests(config.policy).get(text, ""),
     )

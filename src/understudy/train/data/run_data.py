@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import nlargest
 from pathlib import Path
 from typing import Any, TypeVar
@@ -444,16 +445,18 @@ def _fingerprint(training: EpisodeDataset, validation: EpisodeDataset | None, sp
     catalog = training.catalog
     features = {key: [feature.dtype, list(feature.shape)] for key, feature in catalog.features.items()}
     ids, lengths = episodes_within(catalog, span)
+    of_lengths = training.share(partial(_digest_lengths, ids, lengths), ids, lengths)
+    held_out = validation.share(partial(_digest, validation.segments), validation.segments) if validation else _digest()
     weighted = {name: part.frame_weights for name, part in (("training", training), ("validation", validation)) if part}
     return {
         "format": catalog.version,
         "fps": catalog.fps,
         "episodes": len(ids),
         "frames": int(lengths.sum()),
-        "lengths of the episodes": _digest(np.stack([ids, lengths]).tobytes()),
+        "lengths of the episodes": of_lengths,
         "tasks": _digest(repr(catalog.tasks).encode()),
         "features": _digest(repr(sorted(features.items())).encode()),
-        VALIDATION_EPISODES: _digest(validation.segments.tobytes() if validation is not None else b""),
+        VALIDATION_EPISODES: held_out,
         **({"returns": training.returns.digest} if training.returns is not None else {}),
         **({"prompt metadata": training.prompts.digest} if training.prompts.names else {}),
         **{
@@ -485,8 +488,15 @@ def episodes_within(catalog: Catalog, span: tuple[int, int]) -> tuple[np.ndarray
     return ids[rows], catalog.episodes.lengths[rows]
 
 
-def _digest(*parts: bytes) -> str:
-    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+def _digest_lengths(ids: np.ndarray, lengths: np.ndarray) -> str:
+    return _digest(np.stack([ids, lengths]))
+
+
+def _digest(*parts: bytes | np.ndarray) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(np.ascontiguousarray(part).data if isinstance(part, np.ndarray) else part)
+    return digest.hexdigest()[:16]
 
 
 def first_batch(

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,13 @@ from understudy.data.format.standard_keys import rename_keys
 from understudy.data.format.views import View
 from understudy.data.read.returns import ReturnTarget
 from understudy.data.read.texts import prompt_names
-from understudy.data.selection.select import Selection, common, difference, distinct, split_episodes
+from understudy.data.selection.select import Selection, common, difference, split_episodes
 from understudy.data.selection.where import matching_rows
 from understudy.data.stats.norm_heads import head_name
 from understudy.errors import DatasetError
 from understudy.policies.observation_history import seen_times
 from understudy.records import Record
+from understudy.storage.mapped_tables import share
 from understudy.video.color import ImageSize, Resize
 
 
@@ -143,7 +145,7 @@ def _mistakes(config: SourceConfig, catalog: Catalog) -> Mistakes:
     ids = catalog.episodes.ids
     uses = {"use": config.episodes, "exclude": config.exclude_episodes, "validate on": config.val_episodes}
     for purpose, chosen in uses.items():
-        if len(unknown := difference(np.array(chosen, np.int64), ids)):
+        if chosen and len(unknown := difference(np.array(chosen, np.int64), ids)):
             yield f"there is no episode {unknown[0]} to {purpose}", f"there are {describe_ids(ids)}, see `check`"
     if not config.delta_action_dims:
         return
@@ -225,9 +227,9 @@ def split_source(
     }
     selection = _select(settings)
     usable = EpisodeDataset(catalog, select=selection, **options)
-    held, ids = recorded or {}, distinct(usable.segments[:, 0])
+    held, ids = recorded or {}, usable.episodes
     span, appended = (held.get("first", 0), held.get("last", int(catalog.episodes.ids[-1]))), "of" in held
-    ids = ids[(ids >= span[0]) & (ids <= span[1])]
+    ids = ids[slice(*np.searchsorted(ids, [span[0], span[1] + 1]).tolist())]
     before = None if appended and "skipped" not in held else recorded
     skipped, notes = skip_incomplete(settings, catalog, ids, own_cameras, source.keys, config.data, before, check_files)
     trained, validated = _split_episodes(config, source, ids, np.array(skipped, np.int64), appended)
@@ -258,8 +260,7 @@ def _more_notes(training: EpisodeDataset, selected: int) -> list[str]:
     depth = [key for key in catalog.camera_keys if catalog.features[key].is_depth]
     notes += [f"{catalog.root}: {key} is depth, which policies do not take: left out" for key in depth]
     unknown = training.returns.unknown if training.returns is not None else 0
-    episodes = len(distinct(training.segments[:, 0]))
-    return notes + [f"{unknown:,} of {episodes:,} training episodes have no known outcome"] * (unknown > 0)
+    return notes + [f"{unknown:,} of {training.num_episodes:,} training episodes have no known outcome"] * (unknown > 0)
 
 
 def _select(settings: SourceConfig) -> Selection:
@@ -313,7 +314,8 @@ def _split_episodes(
     config: TrainConfig, source: Source, ids: np.ndarray, skipped: np.ndarray, appended: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Split the selected episodes without the skipped ones: ids to train on, and to validate on."""
-    settings, where, ids = source.config, source.catalog.root, difference(ids, skipped)
+    settings, where = source.config, source.catalog.root
+    ids = difference(ids, skipped) if len(skipped) else ids
     if settings.val_episodes:
         validated = difference(np.array(settings.val_episodes, np.int64), skipped)
         trained = difference(ids, validated)
@@ -321,9 +323,10 @@ def _split_episodes(
             fix = "leave some to train on"
             raise DatasetError("val_episodes contains all episodes that are used", where=where, fix=fix)
         return trained, validated
+    fraction = config.data.val_fraction if settings.val_fraction is None else settings.val_fraction
     try:
-        fraction = config.data.val_fraction if settings.val_fraction is None else settings.val_fraction
-        return split_episodes(ids, fraction, appended=appended)
+        make = partial(split_episodes, ids, fraction, appended=appended)
+        return share(make, ids, fraction, appended, cache=source.catalog.files.cache)
     except DatasetError as error:
         fix = "set val_fraction to 0 (--data.val-fraction 0, or in its source), or use more episodes"
         raise DatasetError(error.what, where=where, fix=fix) from error
@@ -333,8 +336,10 @@ def appended_episodes(config: TrainConfig, settings: SourceConfig, catalog: Cata
     """Return the selected episodes of a source to train on, from an id on."""
     if catalog.episodes.ids[-1] < first:
         return catalog.episodes.ids[:0]
-    ids = distinct(EpisodeDataset(catalog, select=_select(settings)).segments[:, 0])
-    return _split_episodes(config, Source(settings, catalog, (), ()), ids[ids >= first], ids[:0], True)[0]
+    ids = EpisodeDataset(catalog, select=_select(settings)).episodes
+    return _split_episodes(
+        config, Source(settings, catalog, (), ()), ids[np.searchsorted(ids, first) :], ids[:0], True
+    )[0]
 
 
 def check_disjoint(
@@ -347,9 +352,11 @@ def check_disjoint(
         sharing.setdefault(root if "://" in root else os.path.realpath(root), []).append(number)
 
     def episodes(part: EpisodeDataset | None) -> np.ndarray:
-        return part.segments[:, 0] if part is not None else np.empty(0, np.int64)
+        return part.episodes if part is not None else np.empty(0, np.int64)
 
     for numbers in sharing.values():  # of one dataset
+        if len(numbers) == 1:  # its parts are disjoint
+            continue
         trained, validated = (np.concatenate([episodes(of[n]) for n in numbers]) for of in (training, validation))
         if len(both := common(trained, validated)):
             i, j = (next(n for n in numbers if both[0] in episodes(of[n])) for of in (validation, training))
