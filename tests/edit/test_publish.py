@@ -106,6 +106,13 @@ def test_without_new_episodes_nothing_changes(folder: Path, capsys: pytest.Captu
     assert os.readlink(folder / "two/out") == link
 
 
+def test_a_view_of_a_writer_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / NAMES[0], tmp_path / "w")
+    assert main(["select", str(tmp_path / "w"), "v", "--episodes", "0"]) == 0
+    with refused("v@1", where="w", fix="whole"):
+        publish([f"{tmp_path / 'w'}#v"], tmp_path / "out")
+
+
 def test_changed_writers_and_foreign_folders_are_refused(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(folder / "two", tmp_path, symlinks=True, dirs_exist_ok=True)
@@ -181,6 +188,7 @@ def test_a_reader_that_opens_during_a_publication_has_one_version(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(folder / "one", tmp_path / "p", symlinks=True)
+    assert main(["select", str(tmp_path / "p/out"), "v", "--episodes", "0", "1"]) == 0
     plain = us.Catalog.open.__func__.__globals__["layouts"].read_tasks  # type: ignore[attr-defined]
     waiting = [True]
 
@@ -191,8 +199,9 @@ def test_a_reader_that_opens_during_a_publication_has_one_version(
         return tasks
 
     monkeypatch.setattr("understudy.data.format.layouts.read_tasks", read_tasks)
-    catalog = us.Catalog.open(tmp_path / "p/out")
+    catalog = us.Catalog.open(f"{tmp_path / 'p/out'}#v")
     assert (catalog.num_episodes, catalog.info["total_episodes"]) == (8, 8)
+    assert str(catalog.view) == "v@1"
     assert not catalog.oddities
 
 

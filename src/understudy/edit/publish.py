@@ -2,7 +2,7 @@
 
     OUT -> .OUT.versions/000002        the dataset: a link, whose replacement is the publication
     .OUT.versions/000002/              its folder: own meta files, and links to `files`
-    .OUT.versions/files/               files with rows, videos and the episode table, which never change
+    .OUT.versions/files/               files with rows, videos and the episode table, which never change; and views
 
 So every reader finds the earlier version or the new one, also after a kill at any instant, and one that has the earlier
 version open finds all its files. Episodes keep their numbers and files. meta/published.json has the digest of each
@@ -25,6 +25,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import DEFAULTS
 from understudy.data.format.meta_files import read_json
 from understudy.data.format.recorded_stats import aggregate
+from understudy.data.format.views import FOLDER as VIEWS
 from understudy.data.stats.running import NAMES
 from understudy.data.write.dataset_files import FILES_PER_CHUNK, replace_json, statistic_value
 from understudy.edit.annotations import piece_metadata
@@ -152,6 +153,8 @@ def _add_version(
     if (files / "videos").exists():
         os.symlink("../files/videos", version / "videos")
     _write_meta(plan, old, published, draft, version)
+    (files / "views").mkdir(exist_ok=True)
+    os.symlink("../../files/views", version / VIEWS)
     for top, _, names in os.walk(version):
         for name in (*names, ""):
             sync(Path(top, name))

@@ -140,7 +140,7 @@ class Catalog:
         oddities += _feature_notes(features)
         sensors, notes = read_sensors(files, {*features, *skipped}), tuple(oddities)
         if files.version(INFO) != before:  # another version was published meanwhile: tables of both would not fit
-            return cls.open(root, remote, video_path=video_path, data_path=data_path, version=asked)
+            return cls.open(f"{root}{view}", remote, video_path=video_path, data_path=data_path, version=asked)
         return cls(
             files,
             version,
