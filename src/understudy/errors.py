@@ -1,10 +1,10 @@
 """Errors that users see. `UnderstudyError` is the base of all of them."""
 
 import sys
-from collections.abc import Mapping
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from understudy.credentials import redact
+from understudy.records import Record
 
 
 class UnderstudyError(Exception):
@@ -121,5 +121,5 @@ def summarize(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}{'…' * (len(text) > 200)}" if text else type(error).__name__
 
 
-def _rebuild(kind: type[_Error], fields: Mapping[str, Any]) -> _Error:
+def _rebuild(kind: type[_Error], fields: Record) -> _Error:
     return kind(**fields)

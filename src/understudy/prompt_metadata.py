@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from understudy.batch_keys import PROMPT_METADATA
+from understudy.records import Record
 
 FORMAT = "{task}, {name}: {value}"
 """Name of this format in a policy folder."""
 
 
-def metadata_lines(values: Mapping[str, Any], names: Iterable[str]) -> str:
+def metadata_lines(values: Record, names: Iterable[str]) -> str:
     """Return the fields of an episode, one per line, in the sequence of `names`.
 
     Args:
@@ -61,7 +62,7 @@ def drop_fields(lines: str, dropped: Iterable[str]) -> str:
     return "\n".join(line for line in lines.splitlines() if line.partition(":")[0] not in gone)
 
 
-def observed_metadata(observation: Mapping[str, Any], facts: Mapping[str, Any], rows: int) -> dict[str, list[str]]:
+def observed_metadata(observation: Mapping[str, Any], facts: Record, rows: int) -> dict[str, list[str]]:
     """Return {"prompt_metadata": fields of a robot's observations}; {} for a policy without metadata in its prompts.
 
     Args:

@@ -131,9 +131,7 @@ class ReadVideos:
         return self.catalog.root, marks(self.catalog, map(self.path, part))
 
 
-def read_videos(
-    catalog: Catalog, limit: int | None, workers: Workers, progress: Callable[[int], None] = lambda files: None
-) -> VideoFacts:
+def read_videos(catalog: Catalog, limit: int | None, workers: Workers, progress: Callable[[int], None]) -> VideoFacts:
     """Open the videos of all cameras, at most `limit` per camera, spread evenly."""
     facts, absent, work = VideoFacts(), rows_without_files(catalog), ReadVideos(catalog)
     items = [
@@ -346,7 +344,7 @@ def read_images(
     videos: VideoFacts,
     limit: int | None,
     workers: Workers,
-    progress: Callable[[int], None] = lambda episodes: None,
+    progress: Callable[[int], None],
 ) -> ImageFacts:
     """Decode images of at most `limit` episodes per camera, spread evenly; None decodes all images.
 

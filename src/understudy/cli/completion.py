@@ -113,7 +113,7 @@ def _choices(before: list[str], current: str) -> list[str]:
     return next((list(help.choices(field.kind)) for field in next(help.groups(cls)).settings if field.positional), [])
 
 
-def flags_of(cls: type, policy: str = "") -> Iterator[tuple[str, help.Setting, str]]:
+def flags_of(cls: type, policy: str) -> Iterator[tuple[str, help.Setting, str]]:
     """Yield each flag of a settings class, its setting and the first sentence of its meaning.
 
     Args:

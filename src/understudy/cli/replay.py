@@ -7,7 +7,7 @@ and states to a server on loopback, as a robot would. Equal actions show that bo
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,6 +16,7 @@ from understudy.batch_keys import ACTION, PROMPT_METADATA, STATE, TASK
 from understudy.config.declare import Ge, Positional
 from understudy.config.serve import ServeConfig
 from understudy.errors import ConfigError
+from understudy.records import Batch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -203,7 +204,7 @@ def _open_loop(
         yield int(validation.frame[number]), (int(identity[0]), actions.float().cpu().numpy(), task)
 
 
-def _observation(batch: Mapping[str, Any], robot: "RobotPolicy") -> dict[str, Any]:
+def _observation(batch: Batch, robot: "RobotPolicy") -> dict[str, Any]:
     """Return the present of a sample as a robot sends it: recorded images [H, W, 3], the state, prompt metadata."""
     from understudy.prompt_metadata import label
 

@@ -53,7 +53,7 @@ def compare_contracts(first: Contract, second: Contract, head: str = "") -> list
     return faults
 
 
-def pair_robots(policy: Contract, other: Contract, head: str = "") -> list[tuple[RobotFacts | None, RobotFacts]]:
+def pair_robots(policy: Contract, other: Contract, head: str) -> list[tuple[RobotFacts | None, RobotFacts]]:
     """Return the policy's robot of each robot of another contract: by head, the only one, or by type; None without."""
     alone = next(iter(policy.robots.values())) if len(policy.robots) == 1 else None
     types = {facts.robot_type: facts for facts in policy.robots.values() if facts.robot_type}

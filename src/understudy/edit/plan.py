@@ -23,6 +23,7 @@ from understudy.data.selection.motion import FindRanges, IdleRule
 from understudy.data.selection.select import Selection
 from understudy.errors import DatasetError, SourceError
 from understudy.parts import Lost, Part, Workers
+from understudy.records import Record
 
 
 @dataclass(frozen=True)
@@ -118,10 +119,10 @@ class Plan:
     robot_type: str | None
     task_of: Callable[[Piece, str], str] = same_task
     columns: Mapping[str, TextColumn | NumberColumn] = field(default_factory=dict)
-    origin: Mapping[str, Any] = field(default_factory=dict)
+    origin: Record = field(default_factory=dict)
     metadata: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     encode: Mapping[str, Encoding] = field(default_factory=dict)
-    files: Mapping[str, Any] = field(default_factory=dict)
+    files: Record = field(default_factory=dict)
     skip_bad: bool = False
     base: Base = Base()
 
@@ -469,7 +470,7 @@ def cut_at_pauses(catalog: Catalog, source: int, keys: Sequence[str], rule: Idle
     return sorted(pieces, key=lambda piece: (piece.row, piece.start))
 
 
-def match_all(catalog: Catalog, entries: Mapping[str, Any], path: str) -> list[tuple[str, int]]:
+def match_all(catalog: Catalog, entries: Record, path: str) -> list[tuple[str, int]]:
     """Return (key, table row) of each entry of a file, by row; keys are the same as in keep-ranges.
 
     Raises:

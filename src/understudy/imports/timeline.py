@@ -50,9 +50,7 @@ class Timeline:
     findings: list[RecordingError] = field(default_factory=list)
 
 
-def make_timeline(
-    layout: Layout, times: Mapping[str, Times], gaps: str, spans: Sequence[tuple[int, int]] = ((-EVER, EVER),)
-) -> Timeline:
+def make_timeline(layout: Layout, times: Mapping[str, Times], gaps: str, spans: Sequence[tuple[int, int]]) -> Timeline:
     """Place frames on the clocks of a recording.
 
     Args:

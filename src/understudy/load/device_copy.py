@@ -18,7 +18,7 @@ class DeviceCopy:
         ValueError: a CUDA device where there is none.
     """
 
-    def __init__(self, device: torch.device, host_keys: Collection[str] = ()) -> None:
+    def __init__(self, device: torch.device, host_keys: Collection[str]) -> None:
         """Prepare the copies; values under `host_keys` stay on the host."""
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device {str(device)!r}: torch finds no CUDA device here; leave it out, or give 'cpu'")

@@ -34,7 +34,7 @@ def start_cost(gop: int) -> float:
     return (before + _START) / _in_row(gop)
 
 
-def uniform_cost(gop: int, halo: int = 0) -> float:
+def uniform_cost(gop: int, halo: int) -> float:
     """Cost of a sample at a random place, whose windows extend `halo` frames."""
     return 1.0 + halo + (start_cost(gop) if gop > 1 else 0.0)
 

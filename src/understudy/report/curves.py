@@ -103,7 +103,7 @@ def histogram(label: str, values: np.ndarray, unit: str, counted: str, bins: int
 
 
 def record_line(
-    name: str, records: Records, key: str, color: int | str = 0, *, smooth: bool = False, **style: Any
+    name: str, records: Records, key: str, color: int | str, *, smooth: bool = False, **style: Any
 ) -> Block:
     """Make a line of one figure of records of `metrics.jsonl` over their steps, thinned."""
     pairs = [(record["step"], record[key]) for record in records if record.get(key) is not None]
@@ -121,7 +121,7 @@ def thinned_line(
     return line(name, curve["step"], curve["value"], color, **band, **style)
 
 
-def bucketed_line(name: str, values: np.ndarray, fps: float, color: int | str = 0, **style: Any) -> Block:
+def bucketed_line(name: str, values: np.ndarray, fps: float, color: int | str, **style: Any) -> Block:
     """Make a line of values (frames,) over the time in s; above `FRAMES`, it has the range of each bucket of frames."""
     bucket = -(-max(1, len(values)) // FRAMES)
     low, high = ranges(values[:, None], bucket)

@@ -225,7 +225,7 @@ def prepare_env(data: DataConfig, frozen: Record, play: Play, contract: Contract
 
 
 def compare_env(
-    contract: Contract | None, head: str, adapter: EnvAdapter, world: Env, play: Play, trace: Path | None = None
+    contract: Contract | None, head: str, adapter: EnvAdapter, world: Env, play: Play, trace: Path | None
 ) -> TraceWriter | None:
     """Warn of contradictions between a policy's contract and its environment, or refuse them.
 

@@ -18,6 +18,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from understudy.credentials import CREDENTIALS_HINT, strip_credentials
 from understudy.errors import DatasetError, MissingFileError, SourceError, hub_remedy, is_offline, summarize
+from understudy.records import Record
 from understudy.storage.byte_source import CHANGED, RESTART
 from understudy.storage.http_client import Address, HttpClient, HttpStatusError, RangeResponse, call_with_timeout
 from understudy.storage.remote_options import RetryPolicy, TransientError
@@ -357,7 +358,7 @@ class S3Backend(WebBackend):
 
     hides = True
 
-    def __init__(self, root: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, root: str, options: Record) -> None:
         self._root, self._options = root, dict(options)
         if not options.get("anon"):  # older signatures are refused for encrypted files and in newer regions
             signed = {"signature_version": "s3v4", **options.get("config_kwargs", {})}
@@ -396,7 +397,7 @@ class HubBackend(WebBackend):
         commit: The commit to read; "" resolves the revision of the address.
     """
 
-    def __init__(self, root: str, options: Mapping[str, Any], commit: str = "") -> None:
+    def __init__(self, root: str, options: Record, commit: str) -> None:
         self._fs, base = open_fs(root, dict(options))
         self._lock = threading.Lock()  # listing is not thread-safe
         try:
@@ -451,7 +452,7 @@ class HubBackend(WebBackend):
         return Stat(size_of(info), f"commit {self.pin}")
 
 
-def web_store(root: str, options: Mapping[str, Any], pin: str = "") -> WebStore | None:
+def web_store(root: str, options: Record, pin: str = "") -> WebStore | None:
     """Return the store of an http, s3 or hf URL; None for other protocols."""
     protocol = root.partition("://")[0]
     if protocol in ("http", "https"):

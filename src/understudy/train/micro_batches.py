@@ -111,7 +111,7 @@ def even_spans(samples: int, count: int) -> list[Span]:
 def fill_spans(
     samples: int,
     tokens: Sequence[int] | None,
-    max_num_tokens: int | None = None,
+    max_num_tokens: int | None,
     max_samples: int | None = None,
     positions: Tensor | None = None,
 ) -> list[Span]:

@@ -5,20 +5,17 @@ flag. Each setting declares its consequence (`config/on_resume.py`). The lines a
 starts.
 """
 
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
 
 from understudy.config.on_resume import ROUNDING, Fixed, marker
 from understudy.config.schema import differences
 from understudy.config.train import TrainConfig
 from understudy.errors import ConfigError
 from understudy.optim.lr_schedule import lr_factor
+from understudy.records import Record
 
 
-def check_resume(
-    root: object, then: TrainConfig, now: TrainConfig, state: Mapping[str, Any] | None, present: Mapping[str, Any]
-) -> list[str]:
+def check_resume(root: object, then: TrainConfig, now: TrainConfig, state: Record | None, present: Record) -> list[str]:
     """Return one line per change and its consequence; no line if nothing changed.
 
     Args:

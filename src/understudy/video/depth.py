@@ -70,9 +70,7 @@ class DepthConverter:
         size: (height, width) of the output; None: as decoded.
     """
 
-    def __init__(
-        self, dtype: str, convert: Callable[[np.ndarray], np.ndarray], size: tuple[int, int] | None = None
-    ) -> None:
+    def __init__(self, dtype: str, convert: Callable[[np.ndarray], np.ndarray], size: tuple[int, int] | None) -> None:
         self.size, self._dtype, self._convert = size, np.dtype(dtype), convert
 
     def write(self, frame: av.VideoFrame, out: np.ndarray) -> None:

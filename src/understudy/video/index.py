@@ -169,7 +169,7 @@ class Gops:
         end = ends[np.searchsorted(ends, np.arange(len(positions)))]
         return np.minimum(positions[end] + reorder, last).tolist()
 
-    def align_stop(self, positions: np.ndarray, stop: int, limit: int, base: int = 0) -> int:
+    def align_stop(self, positions: np.ndarray, stop: int, limit: int, base: int) -> int:
         """Extend a run of `positions` to the next key frame, unless that is `limit` frames away or more.
 
         The next run then begins there without decoding a frame in vain.

@@ -133,7 +133,7 @@ _RUN_LENGTH = 8  # frames decoded before the first is converted
 class PyavReader(VideoReader):
     """Images through bare PyAV decoders; see `VideoReader`."""
 
-    def __init__(self, source: ByteSource, pixels: Pixels = RGB) -> None:
+    def __init__(self, source: ByteSource, pixels: Pixels) -> None:
         self._source, self._pixels = source, pixels
         self._open(source.where)
         index = self._packets.index

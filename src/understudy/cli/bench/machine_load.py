@@ -6,12 +6,13 @@ use the cores is too low, and a loader may then seem to exceed it. CPU time per 
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from understudy.cores import available_cores
+from understudy.records import Record
 
 MOST = 0.1
 """Largest share of the cores that other processes may use in a quotable measurement."""
@@ -42,7 +43,7 @@ class Others:
         return {"load": self._load, "others": self._theirs / self._seconds if self._seconds else None}
 
 
-def doubt(report: Mapping[str, Any]) -> str:
+def doubt(report: Record) -> str:
     """Explain why the ratios of a measurement must not be quoted; "" if they may be."""
     conditions = report["conditions"]
     load, others, core_count = conditions["load"], conditions["others"], conditions["cores"]

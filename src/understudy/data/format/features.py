@@ -25,13 +25,14 @@ from typing import Any
 import numpy as np
 
 from understudy.errors import DatasetError
+from understudy.records import Record
 from understudy.video.depth import RGB, DepthCodes, Pixels
 
 _SCALE = ("depth_min", "depth_max", "shift", "use_log")
 _COLOR_FORMATS = re.compile(r"(yuvj?4\d\dp|nv12|gray|rgb24|bgr24|gbrp)")
 
 
-def _codes(info: Mapping[str, Any]) -> DepthCodes | None:
+def _codes(info: Record) -> DepthCodes | None:
     """Scale of quantized depth; None where info.json names none of it."""
     scale = {name: info.get(f"video.{name}") for name in _SCALE}
     if all(value is None for value in scale.values()):
@@ -83,7 +84,7 @@ class Feature:
     dtype: str
     shape: tuple[int, ...]
     names: Any = None
-    info: Mapping[str, Any] = field(default_factory=dict)
+    info: Record = field(default_factory=dict)
     is_vector: bool = False
     depth_unit: str = ""
 

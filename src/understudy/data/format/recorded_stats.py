@@ -5,13 +5,13 @@ Read on first access, since v2.1's records can be larger than all other metadata
 
 import io
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from understudy.data.format.meta_files import read_json
 from understudy.errors import DatasetError
+from understudy.records import Record
 from understudy.storage.dataset_root import Files
 
 Stats = dict[str, dict[str, np.ndarray]]
@@ -34,7 +34,7 @@ def read_stats(files: Files) -> Stats:
     return {}
 
 
-def parse_stats(entries: Mapping[str, Any], where: str) -> Stats:
+def parse_stats(entries: Record, where: str) -> Stats:
     """Parse the content of stats.json; `where` names it in errors. Raises DatasetError."""
     return {key: _arrays(entry, where, key) for key, entry in entries.items()}
 

@@ -184,11 +184,11 @@ class SpeedHistogram:
 def motion_thresholds(
     catalog: Catalog,
     keys: Sequence[str],
-    dims: Sequence[int] = (),
+    dims: Sequence[int],
     *,
     share: float,
-    difference: bool = True,
-    workers: Workers | None = None,
+    difference: bool,
+    workers: Workers | None,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the thresholds of changes and of rates (`moves`), each (D,), in the columns' units; reads all rows once.
 

@@ -11,7 +11,6 @@ parsed as Python's syntax and interpreted here; nothing of it is executed.
 
 import ast
 import operator
-from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from understudy.data.format.catalog import Catalog
 from understudy.errors import DatasetError
+from understudy.records import Record
 
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 _ORDERINGS = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
@@ -54,7 +54,7 @@ class Where:
         self.names: list[str] = []
         self._check(self._tree)
 
-    def holds(self, values: Mapping[str, Any], where: str) -> bool:
+    def holds(self, values: Record, where: str) -> bool:
         """Return whether the condition holds for an episode.
 
         Args:
@@ -105,7 +105,7 @@ class Where:
         number = isinstance(node.operand, ast.Constant) and type(node.operand.value) in (int, float)
         return isinstance(node.op, ast.Not) or (isinstance(node.op, ast.USub) and number)
 
-    def _value(self, node: ast.AST, values: Mapping[str, Any], where: str) -> Any:
+    def _value(self, node: ast.AST, values: Record, where: str) -> Any:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name) and node.id.lower() in _WORDS:
@@ -118,7 +118,7 @@ class Where:
             return -self._value(node.operand, values, where)
         return self._truth(node, values, where)
 
-    def _truth(self, node: ast.AST, values: Mapping[str, Any], where: str) -> bool:
+    def _truth(self, node: ast.AST, values: Record, where: str) -> bool:
         if isinstance(node, ast.BoolOp):
             parts = (self._truth(part, values, where) for part in node.values)
             return all(parts) if isinstance(node.op, ast.And) else any(parts)

@@ -24,6 +24,7 @@ from understudy.atomic import DRAFT_SUFFIX, replace_file, sync, write_text
 from understudy.data.format.features import Feature
 from understudy.data.stats.running import NAMES, ImageStatistics, RunningStatistics
 from understudy.errors import DatasetError
+from understudy.records import Record
 from understudy.video.encode import codec_name, concat_videos
 
 FILES_PER_CHUNK = 1000
@@ -47,7 +48,7 @@ def file_columns(prefix: str, number: int) -> dict[str, int]:
     return {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": file}
 
 
-def replace_json(path: Path, value: Mapping[str, Any]) -> None:
+def replace_json(path: Path, value: Record) -> None:
     """Replace a JSON file atomically."""
     write_text(path, json.dumps(value, indent=4, ensure_ascii=False), durable=False)
 
@@ -249,7 +250,7 @@ def feature_entries(features: Mapping[str, Feature], fps: int, codec: str, gop: 
 
 
 def info_json(
-    entries: Mapping[str, Any],
+    entries: Record,
     *,
     fps: int,
     robot_type: str | None,

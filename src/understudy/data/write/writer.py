@@ -68,6 +68,7 @@ from understudy.data.write.dataset_files import (
     video_keys,
 )
 from understudy.errors import DatasetError
+from understudy.records import Record
 from understudy.storage.dataset_root import Files
 from understudy.video.encode import VideoEncoder, check_size, codec_name
 from understudy.video.reader import VideoReader, open_video
@@ -75,7 +76,7 @@ from understudy.video.reader import VideoReader, open_video
 _BATCH = 16  # images in memory
 
 
-def check_features(features: Mapping[str, Mapping[str, Any]], codec: str = "libsvtav1") -> dict[str, Feature]:
+def check_features(features: Mapping[str, Record], codec: str = "libsvtav1") -> dict[str, Feature]:
     """Return the features to record, followed by the five default columns; `codec` encodes the videos.
 
     Raises:
@@ -115,7 +116,7 @@ def check_features(features: Mapping[str, Mapping[str, Any]], codec: str = "libs
     return checked | DEFAULTS
 
 
-def check_frame(values: Mapping[str, Any], features: Mapping[str, Feature], allow_nan: bool) -> dict[str, Any]:
+def check_frame(values: Record, features: Mapping[str, Feature], allow_nan: bool) -> dict[str, Any]:
     """Convert the values of one frame to their features' dtypes; images stay uint8 (H, W, 3) arrays.
 
     Lists and plain numbers are taken as arrays. Floats are rounded to the feature's precision. Integers are taken where
@@ -199,7 +200,7 @@ class EpisodeWriter:
         root: str | os.PathLike[str],
         *,
         fps: int,
-        features: Mapping[str, Mapping[str, Any]],
+        features: Mapping[str, Record],
         robot_type: str | None = None,
         codec: str = "libsvtav1",
         gop: int = 2,
@@ -240,7 +241,7 @@ class EpisodeWriter:
 
     # -- one frame, one episode -------------------------------------------------------------------------------------
 
-    def add_frame(self, values: Mapping[str, Any], task: str) -> None:
+    def add_frame(self, values: Record, task: str) -> None:
         """Add a frame to the current episode. Index, timestamp and task columns are filled in.
 
         Args:
@@ -458,7 +459,7 @@ class EpisodeWriter:
             # Pack the open group now: joined videos need the same encoder settings, and ours may differ.
             self._group = pack(self.root, self.features, self._group, self.fps)
 
-    def _check_settings(self, info: Mapping[str, Any]) -> None:
+    def _check_settings(self, info: Record) -> None:
         """Refuse a recording with other settings."""
         shapes, expected = (
             {

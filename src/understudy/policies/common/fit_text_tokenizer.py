@@ -17,7 +17,7 @@ LEAST_IDS = 4 + 1 + 256
 """Ids that every model has: control tokens, the line end and the bytes."""
 
 
-def fit_text_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> bytes:
+def fit_text_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
     """Fit a sentencepiece model; equal sets of texts give equal bytes with the same release of sentencepiece.
 
     Args:

@@ -150,7 +150,7 @@ class Mlp(nn.Module):
 class VisionLayer(nn.Module):
     """Pre-norm transformer layer; with `temporal` it also attends over the frames of videos."""
 
-    def __init__(self, sizes: VisionSizes, temporal: bool = False) -> None:
+    def __init__(self, sizes: VisionSizes, temporal: bool) -> None:
         """Build the layer; `temporal` adds no weights."""
         super().__init__()
         self.temporal = temporal

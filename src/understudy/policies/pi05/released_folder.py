@@ -38,7 +38,7 @@ from understudy.records import Record
 PARTS = ("vision", "vlm", "expert")
 
 
-def complete_dimensions(shapes: Shapes, stated: Record, where: object = "weights") -> dict[str, Any]:
+def complete_dimensions(shapes: Shapes, stated: Record, where: object) -> dict[str, Any]:
     """Return the dimensions that `stated` has, and for the others those of the tensors.
 
     Args:

@@ -242,7 +242,7 @@ class TextTokenizer:
         return list(self.model.encode(text, add_bos=bos, add_eos=eos))
 
 
-def find_tokenizer(tokenizer: str, weights: str = "") -> Path | None:
+def find_tokenizer(tokenizer: str, weights: str) -> Path | None:
     """Return the path of the sentencepiece model: `tokenizer`, else the one in the folder of the weights, else None."""
     if tokenizer:
         return Path(tokenizer)
@@ -256,7 +256,7 @@ def clean(task: str) -> str:
     return task.strip().replace("_", " ").replace("\n", " ")
 
 
-def state_prompt(task: str, bins: Sequence[int], response: bool = False, message: bool = False) -> str:
+def state_prompt(task: str, bins: Sequence[int], response: bool, message: bool) -> str:
     """Return the prompt of the format `state` or `message` for a task and the numbers of a state."""
     if message:
         return f"User: {task}, State: {' '.join(map(str, bins))};\n"

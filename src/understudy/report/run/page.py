@@ -5,7 +5,7 @@ active, stopped or complete run.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.records import Records
+from understudy.records import Batch, Record, Records
 from understudy.report.curves import chart, line, record_line
 from understudy.report.page import (
     Block,
@@ -136,7 +136,7 @@ def _latest_state(run: RunDir) -> dict[str, Any]:
     return {}
 
 
-def _success_figures(rollouts: Records, results: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _success_figures(rollouts: Records, results: Sequence[Record]) -> list[tuple[str, str]]:
     """Success of the latest rollouts during training and of each result, with its interval."""
     rates = []
     if rollouts:
@@ -208,7 +208,7 @@ def _speed_charts(train: Records, speed: Records) -> Block | None:
 # -- first batch ------------------------------------------------------------------------------------------------------
 
 
-def _first_batch(config: Any, record: Mapping[str, Any]) -> Blocks:
+def _first_batch(config: Any, record: Record) -> Blocks:
     """Render the first samples of step 0, or the reason why they are unavailable."""
     from understudy.errors import DatasetError
     from understudy.train.data.run_data import first_batch
@@ -222,7 +222,7 @@ def _first_batch(config: Any, record: Mapping[str, Any]) -> Blocks:
     return [text(_sizes(config, batch, cameras)), grid(samples, "samples")]
 
 
-def _sample(batch: Mapping[str, Any], index: int, cameras: Sequence[str]) -> Block:
+def _sample(batch: Batch, index: int, cameras: Sequence[str]) -> Block:
     """Render a sample: first and last frame of two cameras, instruction and action chunk."""
     images = []
     for camera in cameras[:2]:
@@ -250,7 +250,7 @@ def _sample(batch: Mapping[str, Any], index: int, cameras: Sequence[str]) -> Blo
     return card(batch["task"][index] or "(no text)", grid(images, "row"), drawn, note=place)
 
 
-def _sizes(config: Any, batch: Mapping[str, Any], cameras: Sequence[str]) -> str:
+def _sizes(config: Any, batch: Batch, cameras: Sequence[str]) -> str:
     """Describe the size of the images of each camera, and the size in the network."""
     network = "{}x{}".format(*config.policy.network_size)
     sizes = {camera: "{}x{}".format(*batch[camera].shape[-2:]) for camera in cameras}

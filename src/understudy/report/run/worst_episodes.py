@@ -4,15 +4,15 @@ The losses are those that the run kept (`train/validation/episode_sums.py`). Ima
 dataset, predicted actions a checkpoint, too. Where one of these is missing, the section gives the reason in its place.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from understudy.batch_keys import ACTION
 from understudy.errors import DatasetError, UnderstudyError, is_out_of_memory, summarize
-from understudy.records import Records
+from understudy.records import Record, Records
 from understudy.report.curves import bucketed_line, chart, line
 from understudy.report.page import Block, Blocks, card, film, fold, grid, text
 from understudy.report.view.episodes import Columns
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from understudy.data.format.catalog import Catalog
     from understudy.load.validation_data import ValidationData
 
-Predict = Callable[[int, int, int], Mapping[str, Any]]
+Predict = Callable[[int, int, int], Record]
 
 FRAMES = 8
 """Frames of a strip."""
@@ -181,9 +181,7 @@ class _Cards:
         ]
 
 
-def _joint_chart(
-    name: str, joint: int, recorded: np.ndarray, predicted: Mapping[str, Any] | None, fps: float
-) -> Block | None:
+def _joint_chart(name: str, joint: int, recorded: np.ndarray, predicted: Record | None, fps: float) -> Block | None:
     lines = [bucketed_line("recorded", recorded[:, joint], fps, 0)]
     if predicted is not None:
         label = f"predicted, MAE {predicted['mae'][joint]:.3g}"
@@ -192,7 +190,7 @@ def _joint_chart(
     return chart(name, "time, s", f"{name} (robot's units)", lines, zero=False, height=180)
 
 
-def _horizon_errors(recorded: np.ndarray, predicted: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+def _horizon_errors(recorded: np.ndarray, predicted: Record) -> tuple[np.ndarray, np.ndarray]:
     """Offsets int64 (N,) in a chunk, and absolute errors (N,) there, as shares of a joint's range in the episode."""
     extent = np.ptp(recorded, axis=0)
     errors = np.abs(np.asarray(predicted["actions"]) - recorded)[:, extent > 0] / extent[extent > 0]

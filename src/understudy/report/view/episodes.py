@@ -17,6 +17,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.format.features import INDEX_KEYS, Feature
 from understudy.data.read.rows import Rows
 from understudy.errors import DatasetError
+from understudy.records import Record
 from understudy.report.curves import numbers, ranges
 
 BUCKETS = 2000
@@ -93,7 +94,7 @@ class Columns:
                 errors[key] = str(error)
         return (readable, errors) if readable else ({}, {"": str(first)})
 
-    def curves(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def curves(self, values: Record) -> list[dict[str, Any]]:
         """Return the curves of an episode's columns, as JSON holds them.
 
         Args:
@@ -152,7 +153,7 @@ def lane(name: str, kind: str, entries: Sequence[Sequence[Any]]) -> dict[str, An
     return {"name": name, "kind": kind, "entries": [list(entry) for entry in entries[:LONGEST]]}
 
 
-def text_lanes(catalog: Catalog, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+def text_lanes(catalog: Catalog, values: Record) -> list[dict[str, Any]]:
     """Return a lane of the task, and one of each column of texts or records.
 
     Args:
@@ -248,7 +249,7 @@ class Findings:
         findings = (self._by_episode or {}).get(episode, [])
         return {"known": self.known, "episode": findings[:MOST], "general": self._general[:MOST]}
 
-    def _take(self, findings: Sequence[Mapping[str, Any]]) -> None:
+    def _take(self, findings: Sequence[Record]) -> None:
         by_episode: dict[int, list[dict[str, Any]]] = defaultdict(list)
         general = []
         for finding in findings:
@@ -264,7 +265,7 @@ class Findings:
         self._by_episode, self._general = by_episode, general
 
 
-def _read(path: str, catalog: Catalog) -> list[Mapping[str, Any]]:
+def _read(path: str, catalog: Catalog) -> list[Record]:
     try:
         content = json.loads(Path(path).read_bytes())
     except OSError as error:

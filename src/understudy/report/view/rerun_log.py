@@ -1,8 +1,8 @@
 """Episodes as a recording of rerun (extra `rerun`): images, curves and texts over the frames and the seconds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from understudy.atomic import replace_file
 from understudy.data.format.catalog import Catalog
 from understudy.errors import ConfigError
 from understudy.optional_packages import optional_imports
+from understudy.records import Record
 from understudy.report.view.episodes import Columns, text_lanes
 from understudy.report.view.sheets import Sheets
 
@@ -99,7 +100,7 @@ def _write_episode(
     stream.reset_time()
 
 
-def _write_texts(stream: "rerun.RecordingStream", base: str, lanes: Sequence[Mapping[str, Any]], fps: float) -> None:
+def _write_texts(stream: "rerun.RecordingStream", base: str, lanes: Sequence[Record], fps: float) -> None:
     import rerun
 
     for lane in lanes:

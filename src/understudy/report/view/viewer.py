@@ -21,6 +21,7 @@ from understudy.data.format.catalog import Catalog
 from understudy.data.selection.keep_ranges import KeepRanges
 from understudy.data.selection.select import Selection
 from understudy.errors import ConfigError, DatasetError
+from understudy.records import Record
 from understudy.report.curves import numbers
 from understudy.report.page import COLORS, STATIC, render_file
 from understudy.report.view.episodes import BLOCK, Columns, Findings, lane, text_lanes
@@ -182,7 +183,7 @@ class Viewer:
         self,
         sources: Sequence[Source],
         title: str,
-        predict: Callable[[int, int, int], Mapping[str, Any]] | None = None,
+        predict: Callable[[int, int, int], Record] | None = None,
     ) -> None:
         self.title, self._predict = title, predict
         self._sources, self.list = sources, EpisodeList(sources)

@@ -121,7 +121,7 @@ def _path_errors() -> Iterator[None]:
         raise ConfigError(f"output_dir: {error}") from error
 
 
-def policy_weights(checkpoint: Path, dtype: str = "fp32") -> "dict[str, Tensor]":
+def policy_weights(checkpoint: Path, dtype: str) -> "dict[str, Tensor]":
     """Read the policy's state dict from a checkpoint: the moving average where the run keeps one, else the weights.
 
     Low-rank adapters are merged, at the scale of the checkpoint's settings.
