@@ -2,15 +2,17 @@
 
 import contextlib
 import itertools
+import multiprocessing
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from support.datasets import Spec, write_dataset
+from support.datasets import Spec, identity, write_dataset
 from support.refusals import refused
 from support.servers import Asked, RangeServer, change_retry_policy, folder
 from understudy.data.dataset import EpisodeDataset
@@ -81,6 +83,79 @@ def test_prefetch_fetches_each_byte_once(root: Path, tmp_path: Path) -> None:
             assert server.sent <= sum(map(len, folder(root).values()))
         assert any(asked.status == 304 for asked in server.log)
     assert not names()
+
+
+def test_processes_of_a_host_fetch_each_byte_of_an_epoch_once(tmp_path: Path) -> None:
+    cameras = tuple(f"observation.images.{name}" for name in ("left", "right", "wrist"))
+    write_dataset(tmp_path / "d", Spec(lengths=(60, 45, 70, 35), gop=6, per_video_file=2, cameras=cameras))
+    forked = multiprocessing.get_context("fork")
+    with RangeServer(folder(tmp_path / "d", "/set"), latency=0.002) as server:
+        all_have_read = forked.Barrier(3)
+
+        def read(rank: int) -> None:
+            remote = RemoteOptions(cache=str(tmp_path / "cache"), retry=RetryPolicy(initial_backoff=0.001))
+            data = EpisodeDataset(Catalog.open(f"{server.url}/set", remote))
+            order = Order.from_datasets([data], batch_size=6, seed=1, frames_in_flight=60)
+            with Loader([data], order=order, rank=rank, world_size=3, num_threads=1, memory="3MB") as there:
+                frames = [frame for batch in itertools.islice(there, 35) for frame in batch["index"].tolist()]
+                all_have_read.wait(
+                    240
+                )  # closing it gives up spans of the next epoch, which others may need in this one
+            assert len(set(frames)) == 70
+
+        ranks = [forked.Process(target=read, args=(rank,)) for rank in range(3)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(240)
+        assert [process.exitcode for process in ranks] == [0, 0, 0]
+        assert isinstance(server.files, dict)
+        sizes = {path: len(data) for path, data in server.files.items()}
+        sent = Counter[str]()
+        for asked in server.log:
+            sent[asked.path] += asked.sent
+        assert {path: sent[path] for path, size in sizes.items() if sent[path] > size} == {}
+        videos = [path for path in sizes if path.endswith("mp4")]
+        assert len(videos) == 5
+        assert sum(sent[path] for path in videos) > 0.99 * sum(sizes[path] for path in videos), "all is needed"
+
+
+def test_videos_are_opened_beside_each_other(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(5,) * 6))
+    with RangeServer(folder(tmp_path / "d", "/set")) as server:
+        data = opened(server, tmp_path / "cache")
+        asked_for, all_six = set[str](), threading.Event()
+
+        def hold(number: int, asked: Asked) -> str:
+            asked_for.add(asked.path)
+            if len(asked_for) == 6:
+                all_six.set()
+            return "" if all_six.wait(20) else "500"
+
+        server.fault = hold
+        for row in range(6):
+            data.video_frames.prefetch(TOP, row, 0, 4)  # returns at once
+        assert all_six.wait(240)
+        images = data.batch(np.arange(6), np.zeros(6, np.int64))[TOP]
+        assert [identity(pixels[1].numpy())[1] for pixels in images] == list(range(6))
+        paths = [asked.path for asked in server.log if asked.path.endswith("mp4") and asked.first == 0]
+        assert sorted(paths) == sorted(set(paths)), "no file is opened twice"
+        data.catalog.files.close()
+
+
+def test_close_ends_the_opening_of_videos(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(5,) * 6))
+    with RangeServer(folder(tmp_path / "d", "/set"), stall=100.0) as server:
+        data = opened(server, tmp_path / "cache", RetryPolicy(deadline=200.0, stall=100.0))
+        server.fault = lambda n, asked: "silence"
+        asked = len(server.log)
+        for row in range(6):
+            data.video_frames.prefetch(TOP, row, 0, 4)
+        until = time.monotonic() + 240
+        while len(server.log) < asked + 6 and time.monotonic() < until:
+            time.sleep(0.002)
+        data.catalog.files.close()
+        assert "understudy-fetch" not in names()
 
 
 def test_prefetch_begins_behind_the_first_batch(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from support.refusals import warned
 from support.servers import RangeServer, change_retry_policy
 from understudy.errors import DatasetError
+from understudy.storage import locks
 from understudy.storage.cache_budget import Span, Spans
 from understudy.storage.dataset_root import Files
 from understudy.storage.remote_options import RemoteOptions, RetryPolicy, default_cache_folder
@@ -173,6 +174,22 @@ def test_entry_lists_its_folder_only_after_claims_of_others(
     assert mine.claim(140_000, 5_000, 1 << 20) == ([], False)
 
 
+def test_span_is_renamed_while_nobody_lists_its_folder(
+    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listing of thousands of names during a rename may have neither name: its bytes would be fetched twice."""
+    source, held = reader(server, tmp_path), []
+    plain = os.rename
+
+    def rename(old: str, new: str) -> None:
+        held.append([path for path in tmp_path.glob("v1/locks/*") if locks.acquire(str(path)) is None])
+        plain(old, new)
+
+    monkeypatch.setattr(os, "rename", rename)
+    source.read(100_000, 5_000)
+    assert [len(paths) for paths in held] == [1]
+
+
 def test_cache_is_shared_by_processes(server: RangeServer, tmp_path: Path) -> None:
     places = [(i * 20_000, 25_000) for i in range(15)]
 
@@ -293,7 +310,7 @@ def test_prefetch_hides_latency_and_leaves_no_thread(server: RangeServer, tmp_pa
     counted = threading.Event()  # an early idle thread would take the next job
     server.fault = lambda n, asked: "" if counted.wait(60) else "500"
     source.prefetch(spans)
-    assert len(threads()) == 8
+    assert len(threads()) == len(spans), "as many at once as the default allows"
     counted.set()
     for offset, size in spans.tolist():
         assert source.read(offset, size) == DATA[offset : offset + size]

@@ -4,7 +4,7 @@
                               <start>-<end>.claim       a span being fetched; locked while its owner lives; the bytes
                                                         are written here before the rename to a span
               v1/known/<hash>                           last known version of a file (`remote_source.py`)
-              v1/locks/<xx>                             held while spans are claimed, never during a transfer;
+              v1/locks/<xx>                             held while spans are claimed or renamed, not during transfers;
                                                         holds the name of the last claimant
               v1/used                                   upper bound of the bytes in all spans; locked while it changes
 
@@ -133,10 +133,17 @@ class Entry:
         memory = bytearray(size)
         return bytes(memory) if self.fill(offset, memoryview(memory)) else None
 
+    def covers(self, offset: int, size: int) -> bool:
+        """Return whether this process knows bytes [offset, offset + size) to be cached, damaged or not."""
+        return self._cover(offset, offset + size) is not None
+
+    def _cover(self, start: int, end: int) -> list[tuple[Span, int, int]] | None:
+        with self._changed:
+            return cover(self._spans.overlapping(start, end), start, end)
+
     def fill(self, offset: int, memory: memoryview) -> bool:
         """Fill `memory` with the bytes from `offset` on; return False if some are not cached."""
-        with self._changed:
-            pieces = cover(self._spans.overlapping(offset, offset + len(memory)), offset, offset + len(memory))
+        pieces = self._cover(offset, offset + len(memory))
         return pieces is not None and all(
             self._read_span(span, start, memory[start - offset : end - offset]) for span, start, end in pieces
         )
@@ -275,7 +282,8 @@ class Entry:
             view = memoryview(data)
             while view:
                 view = view[os.write(claim.lock, view) :]
-            os.rename(claim.path, os.path.join(self._folder, span.name))
+            with locks.hold(self._stripe, wait=1.0):  # a listing meanwhile might have neither of the two names
+                os.rename(claim.path, os.path.join(self._folder, span.name))
         except OSError as error:  # a full disk only makes reading slower
             self._cache.budget.release(len(data))
             if not isinstance(error, FileNotFoundError):

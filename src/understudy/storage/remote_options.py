@@ -118,14 +118,14 @@ class RemoteOptions:
         cache: Folder on a local disk, shared by all processes of this host; "" is the user's cache folder.
         cache_bytes: Most bytes that the cache holds.
         retry: Deadlines, and pauses between attempts.
-        num_threads: Number of spans that are prefetched at the same time.
+        num_threads: Number of spans that are prefetched, and of files that are opened ahead, at the same time.
     """
 
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold credentials
     cache: str = ""
     cache_bytes: int = 64 << 30
     retry: RetryPolicy = field(default_factory=RetryPolicy)
-    num_threads: int = 8
+    num_threads: int = 24
 
     def __post_init__(self) -> None:
         for name, least in (("cache_bytes", 0), ("num_threads", 1)):

@@ -27,7 +27,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from understudy.atomic import write_text
-from understudy.cancel import Cancelled
+from understudy.cancel import Cancelled, cancel_when
 from understudy.errors import DatasetError, SourceError
 from understudy.storage import locks
 from understudy.storage.byte_source import CHANGED, RESTART, ByteSource
@@ -83,6 +83,7 @@ class Fetcher:
             self._started = [*(other for other in self._started if other.is_alive()), thread]
 
     def _run(self, stop: threading.Event) -> None:
+        cancel_when(stop.is_set)
         try:
             while not stop.is_set():
                 with self._wake:
@@ -126,6 +127,7 @@ class Fetcher:
 
 T = TypeVar("T")
 _MAX_TRANSFER = 8 << 20  # bytes
+_MAX_PREFETCH = 1 << 20  # bytes of a transfer of which there are many at once
 _NEVER = threading.Event()  # `stop` of reads; only prefetches can be stopped
 _CLOSED, _CLOSE_LATER = "the reader that needed it has gone", "close after reading"
 _MAX_SIZES = {".json": 1 << 30, ".jsonl": 1 << 36, ".parquet": 1 << 38, "": 1 << 42}  # plausible bytes, by suffix
@@ -164,7 +166,7 @@ class RemoteFiles:
     def stat(self, path: str) -> Stat:
         """Return the version of a file when this process first requested it; raises DatasetError.
 
-        One process of the host fetches its first bytes as well; the others only ask whether it has changed.
+        One process of the host fetches its first bytes as well. The others ask beside each other whether it changed.
         """
         with self._lock:
             stat = self._stats.get(path)
@@ -173,9 +175,11 @@ class RemoteFiles:
         name = self.store.name(path)
         note = os.path.join(self.cache.folder, "known", hashlib.sha256(name.encode()).hexdigest())
         with contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError):  # not writable: each process requests it for itself
-                stack.enter_context(locks.hold(f"{note}.lock", wait=self.options.retry.deadline))
             known_stat = _read_note(note)
+            if known_stat is None:
+                with contextlib.suppress(OSError):  # not writable: each process requests it for itself
+                    stack.enter_context(locks.hold(f"{note}.lock", wait=self.options.retry.deadline))
+                known_stat = _read_note(note)
             stat, head = self.call(lambda p: self.store.stat(path, known_stat, p, _NEVER), path, _NEVER)
             largest = _MAX_SIZES.get(os.path.splitext(path)[1], _MAX_SIZES[""])
             if not 0 <= stat.size <= largest:
@@ -315,7 +319,7 @@ class RemoteSource(ByteSource):
         self, remote: RemoteFiles, entry: Entry, offset: int, size: int, pin: bool, stop: threading.Event
     ) -> None:
         """Fetch a span into the cache, as far as its budget allows, and pin it there if `pin`."""
-        if entry.read(offset, size) is None:
+        if not entry.covers(offset, size):
             retry = remote.options.retry
             shorter = replace(retry, deadline=retry.deadline / 4)  # a read that needs the span has the full deadline
             self._fetch_unclaimed(remote, entry, offset, size, shorter, stop, None, pin)
@@ -427,8 +431,8 @@ def _reopen(root: RemoteRoot, path: str, tag: str) -> RemoteSource:
 
 
 def _split(begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Split [begin, end) into transfers (offset, size)."""
-    return ((start, min(_MAX_TRANSFER, end - start)) for start in range(begin, end, _MAX_TRANSFER))
+    """Split [begin, end) into prefetched transfers (offset, size)."""
+    return ((start, min(_MAX_PREFETCH, end - start)) for start in range(begin, end, _MAX_PREFETCH))
 
 
 def _gaps(offset: int, size: int, pieces: dict[int, bytes]) -> list[tuple[int, int]]:

@@ -23,6 +23,7 @@ CODEC_NAMES |= {"mp4v": "mpeg4", "libxvid": "mpeg4", "vp09": "vp9", "libvpx-vp9"
 """Encoder or tag -> FFmpeg's name of the codec."""
 OPEN_FILES = 32
 """Most open videos; a live decoder costs 2 to 5 MB."""
+_OPENING = 64  # locks of files that are being opened
 
 
 class _Open:
@@ -62,6 +63,7 @@ class VideoFrames(ProcessLocal):
         self._cache: LRUCache[tuple[str, int, int], np.ndarray] = LRUCache(self.cache_bytes, lambda image: image.nbytes)
         self._by_time: dict[tuple[str, int], bool] = {}  # file -> whether recorded times give the episodes' starts
         self._lock = threading.Lock()  # guards the tables; decoding happens outside it
+        self._opening = [threading.Lock() for _ in range(_OPENING)]  # a file is opened by one thread
         self._pid = os.getpid()
 
     def take(self, camera: str, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
@@ -128,12 +130,23 @@ class VideoFrames(ProcessLocal):
     def prefetch(self, camera: str, row: int, first: int, last: int) -> None:
         """Start to fetch frames `first` to `last` of an episode (table row) of a remote dataset.
 
-        Returns at once where the video is open. Opening it may raise DatasetError.
+        Returns at once. A video is opened beside others, since that waits for the server more than once.
         """
-        if self.catalog.files.is_local:
+        files = self.catalog.files
+        if files.is_local:
             return
-        start = int(self.first_frame(camera, np.asarray([row]))[0])
-        self.reader(camera, row).prefetch(start + first, start + last)
+
+        def request(_: object = None) -> None:
+            start = int(self.first_frame(camera, np.asarray([row]))[0])
+            self.reader(camera, row).prefetch(start + first, start + last)
+
+        self._check_process()
+        with self._lock:
+            is_open = (camera, int(self.catalog.videos(camera).file[row])) in self.readers
+        if is_open:
+            request()
+        else:
+            files.remote_files.fetcher.submit([request])
 
     def _read(self, camera: str, file: int, rows: np.ndarray, positions: np.ndarray) -> np.ndarray | list[np.ndarray]:
         """Frames by ascending number (n,), each (H, W, C) of the camera's dtype."""
@@ -160,9 +173,14 @@ class VideoFrames(ProcessLocal):
     def _open(self, camera: str, file: int, rows: np.ndarray) -> _Open:
         with self._lock:
             opened = self.readers.get((camera, file))
-        if opened is not None:
-            return opened
-        row = int(rows[0])
+        if opened is None:
+            with self._opening[hash((camera, file)) % len(self._opening)]:
+                with self._lock:
+                    opened = self.readers.get((camera, file))  # another thread has opened it meanwhile
+                opened = opened or self._open_again(camera, file, int(rows[0]))
+        return opened
+
+    def _open_again(self, camera: str, file: int, row: int) -> _Open:
         files = self.catalog.files
         path = self.catalog.video_path(camera, row)
         where = self.where(camera, row)
@@ -185,7 +203,7 @@ class VideoFrames(ProcessLocal):
         self._check_count(camera, file, reader, where)
         self._note_differences(camera, reader, where)
         with self._lock:
-            opened = self.readers.get((camera, file)) or _Open(reader)  # another thread may have been faster
+            opened = _Open(reader)
             spare = self.readers.put((camera, file), opened)
         for unused in spare:
             unused.close()

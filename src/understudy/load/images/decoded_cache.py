@@ -212,7 +212,8 @@ class DecodedImages(VideoFrames):
 
     def prefetch(self, camera: str, row: int, first: int, last: int) -> None:
         """See `VideoFrames.prefetch`; decoded frames need no bytes."""
-        if not self.catalog.files.is_local and not self._episode(camera, row).decoded()[first : last + 1].all():
+        episode = self._episodes.get((camera, row))
+        if episode is None or not episode.decoded()[first : last + 1].all():
             super().prefetch(camera, row, first, last)
 
     def _episode(self, camera: str, row: int) -> _Episode:
